@@ -43,7 +43,9 @@ from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.mail import MailFault
 from holdfast.providers.storage.local import LocalStore
-from holdfast.reports.report import Report
+from holdfast.reports.feed import ReportFeed
+from holdfast.reports.report import Report, ReportsAfter
+from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings, load_settings
 from holdfast.supervision.control.messages import MemberView
 
@@ -186,6 +188,17 @@ class FakeOperatorWrites:
 
 
 @dataclass
+class FakeReportRows:
+    """A table of reports without any."""
+
+    async def after(self, position: int, limit: int) -> ReportsAfter:
+        return ReportsAfter([], position)
+
+    async def newest_position(self) -> int:
+        return 0
+
+
+@dataclass
 class FakeHealth:
     """A health check with a given state."""
 
@@ -250,6 +263,7 @@ class Stage:
     store: LocalStore
     key: MintedKey
     reports: list[Report]
+    reporter: Reporter
     now: datetime = NOW
     account_id: str = ACCOUNT
     other_account_id: str = OTHER_ACCOUNT
@@ -332,7 +346,9 @@ class Stage:
     @asynccontextmanager
     async def serving(self, **limits: Any) -> AsyncIterator[str]:
         """Serve the app by the server itself on loopback; its base address."""
-        connections = Connections(ServerLimits(**{"finish_requests_s": 1.0, **limits}))
+        connections = Connections(
+            ServerLimits(**{"finish_requests_s": 1.0, **limits}), on_stop=self.deps.reports.end_readers
+        )
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listener = Listener(listening, cast(AsgiApp, self.app), lambda: connections)
             async with trio.open_nursery() as nursery:
@@ -474,6 +490,8 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
     accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(), FakeDirectory()
     reports: list[Report] = []
     mailer, store = FakeMailer(), LocalStore(tmp_path / "files")
+    reporter = Reporter()
+    reporter.listen(reports.append)
     deps = Dependencies(
         settings=settings,
         database=NoRows(),
@@ -488,7 +506,8 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         card=None,
         events=FakeEventCommands(),
         operators=FakeOperatorWrites(),
-        report=reports.append,
+        report=reporter.report,
+        reports=ReportFeed(reporter, FakeReportRows()),
         health=FakeHealth(),
         controls=FakeControls(),
         metrics_text=lambda: b"# counters\n",
@@ -498,7 +517,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         now=lambda: NOW,
     )
     key = mint_api_key("acct_1", live=False)
-    return Stage(create_app(deps), accounts, sign_ins, tasks, mailer, store, key, reports)
+    return Stage(create_app(deps), accounts, sign_ins, tasks, mailer, store, key, reports, reporter)
 
 
 @pytest.fixture
@@ -515,6 +534,7 @@ async def api(stage: Stage, database: Database) -> Api:
         stage.store,
         stage.key,
         stage.reports,
+        stage.reporter,
         database=database,
         rows=rows,
     )

@@ -133,6 +133,13 @@ class StoredReport(NamedTuple):
     report: Report
 
 
+class ReportsAfter(NamedTuple):
+    """The reports after a position, oldest first, and the last position read."""
+
+    found: list[StoredReport]
+    position: int
+
+
 class ReportFilter(NamedTuple):
     """Which reports are wanted: exact matches, except ``path`` with all below it and ``level`` with all louder."""
 

@@ -14,6 +14,7 @@
     │   └── card
     ├── workers         one_for_one    work for tasks and orders; independent of each other
     │   ├── report-writer              stores reports
+    │   ├── report-feed                follows the reports of other members
     │   ├── heartbeat                  renews the process's lease and measures service time
     │   ├── dispatcher                 assigns provider slots to tasks, wakes due tasks
     │   ├── provider-calls             calls media providers

@@ -30,12 +30,15 @@ from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.queries.reports import newest_position, reports_after
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
+from holdfast.reports.feed import ReportFeed
+from holdfast.reports.report import ReportsAfter
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import PREFIX, Settings, SettingsFault
 from holdfast.supervision.control.actor import ControlRef
@@ -100,6 +103,7 @@ def assemble(
     reports = ReportQueue()
     reporter.listen(reports.put)
     now = presence.clock.now
+    feed = ReportFeed(reporter, ReportTable(database))
     journal = Journal(
         BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s),
         database.gate,
@@ -191,6 +195,7 @@ def assemble(
             actor_mailboxes=lambda: chain(
                 local_accounts.mailboxes(), local_sign_ins.mailboxes(), local_tasks.mailboxes()
             ),
+            feed=feed,
         ),
     )
     http = None
@@ -208,6 +213,7 @@ def assemble(
             callback_secrets=registry.callback_secrets,
             sandbox_secrets=(settings.sandbox_secret,),
             card=None if card is None else _card_payments(card, UnmatchedEventStore(PROVIDER, journal, now)),
+            reports=feed,
             events=EventCommands(journal, refs.outbox, now),
             operators=OperatorRecords(database),
             report=reporter.report,
@@ -231,6 +237,21 @@ def assemble(
         reports=reports,
         samples=samples,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTable:
+    """The table that the feed follows."""
+
+    database: Database
+
+    async def after(self, position: int, limit: int) -> ReportsAfter:
+        """Read what was written after a position."""
+        return await self.database.read(reports_after, position, limit=limit)
+
+    async def newest_position(self) -> int:
+        """Read the position that was written last."""
+        return await self.database.read(newest_position)
 
 
 @dataclass(frozen=True, slots=True)

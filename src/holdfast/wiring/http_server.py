@@ -136,7 +136,9 @@ class HttpServer:
 
     def _new_connections(self) -> Connections:
         # Listeners start after the connections and restart with them, so they use the newest incarnation.
-        self._connections = Connections(self._limits, is_exempt=self._is_exempt)
+        self._connections = Connections(
+            self._limits, is_exempt=self._is_exempt, on_stop=self._deps.reports.end_readers
+        )
         return self._connections
 
     def _is_exempt(self, peer: str) -> bool:

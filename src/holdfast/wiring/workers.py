@@ -38,6 +38,7 @@ from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.webhook_post import post_event
 from holdfast.providers.storage.base import AssetStore
+from holdfast.reports.feed import ReportFeed
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
 from holdfast.supervision.spec import Child
@@ -78,6 +79,7 @@ def worker_children(
     reports: ReportQueue,
     samples: SampleRing,
     actor_mailboxes: Callable[[], Iterable[Mailbox]],
+    feed: ReportFeed,
 ) -> Mapping[str, Callable[[], Child]]:
     """Return how each worker is started, by name and in start order.
 
@@ -103,6 +105,7 @@ def worker_children(
 
     workers: dict[str, Callable[[], Child]] = {
         "report-writer": lambda: RunningChild(ReportWriter(reports, database=database, reporter=reporter).run),
+        "report-feed": lambda: RunningChild(feed.run),
         "heartbeat": lambda: Heartbeat(database=database, presence=presence, providers=registry.slots),
         "dispatcher": lambda: Dispatcher(
             refs.dispatcher,

@@ -40,18 +40,24 @@ class HoldfastConnection(ASGIHTTPConnection):
         if request.traceresponse is not None:
             headers.append((b"traceresponse", request.traceresponse.encode()))
         headers += [header for header in _UNLESS_SET if header[0] not in named]
-        start = {"type": "http.response.start", "status": response.status_code, "headers": headers}
-        await send(cast(HTTPResponseStartEvent, start))
+        start = cast(
+            HTTPResponseStartEvent,
+            {"type": "http.response.start", "status": response.status_code, "headers": headers},
+        )
         if request.method == "HEAD":
+            await send(start)
             await send(_part(b"", more=False))
             return
         if isinstance(response.response, DataBody):
+            await send(start)
             await send(_part(response.response.data, more=False))
             return
         timeout_s = response.timeout if isinstance(response.timeout, int | float) else None
         # After the timeout the response is incomplete, and the server closes the connection.
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+            # Entered before anything is sent, so that nothing waits between a handler's checks and its body.
             async with response.response as body:
+                await send(start)
                 async for data in body:
                     await send(_part(data.encode() if isinstance(data, str) else data, more=True))
             await send(_part(b"", more=False))

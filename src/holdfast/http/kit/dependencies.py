@@ -26,6 +26,7 @@ from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
 from holdfast.providers.media.health import ProviderState
 from holdfast.providers.storage.base import AssetStore
+from holdfast.reports.feed import ReportFeed
 from holdfast.reports.report import Report
 from holdfast.settings import Settings
 from holdfast.supervision.control.messages import MemberView
@@ -170,6 +171,7 @@ class Dependencies:
     events: EventActions
     operators: OperatorWrites
     report: Callable[[Report], None]
+    reports: ReportFeed
     health: Health
     controls: ProcessControls
     metrics_text: Callable[[], bytes]

@@ -36,9 +36,10 @@ def code_samples(route: Route, public_url: str, body: object | None) -> list[dic
         headers["Authorization"] = f"Bearer {{{_CREDENTIALS[route.auth]}}}"
     if route.idempotent:
         headers["Idempotency-Key"] = "{IDEMPOTENCY_KEY}"
+    is_stream = any("text/event-stream" in media.content_types for media in route.media)
     return [
-        {"lang": "bash", "label": "curl", "source": _curl(route.method, url, headers, body)},
-        {"lang": "python", "label": "Python", "source": _python(route.method, url, headers, body)},
+        {"lang": "bash", "label": "curl", "source": _curl(route.method, url, headers, body, is_stream)},
+        {"lang": "python", "label": "Python", "source": _python(route.method, url, headers, body, is_stream)},
     ]
 
 
@@ -68,8 +69,8 @@ def _is_needed(parameter: Parameter, place: str) -> bool:
     return parameter.required and parameter.place == place
 
 
-def _curl(method: str, url: str, headers: dict[str, str], body: object | None) -> str:
-    parts = [f"curl -sS -X {method} {_shell(url)}"]
+def _curl(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:
+    parts = [f"curl -sS{'N' if is_stream else ''} -X {method} {_shell(url)}"]
     if body is not None:
         headers = {**headers, "Content-Type": "application/json"}
     parts += [f"-H {_shell(f'{name}: {value}')}" for name, value in headers.items()]
@@ -82,17 +83,20 @@ def _shell(text: str) -> str:
     return '"' + _PLACEHOLDER.sub(lambda found: f"${_variable(found[1])}", text) + '"'
 
 
-def _python(method: str, url: str, headers: dict[str, str], body: object | None) -> str:
+def _python(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:
     arguments = [_literal(url, 4)]
     if headers:
         arguments.append(f"headers={_literal(headers, 4)}")
     if body is not None:
         arguments.append(f"json={_literal(body, 4)}")
+    if is_stream:
+        arguments.append("stream=True")
+    shown = "print(response.status_code, response.text)"
+    if is_stream:
+        shown = "for line in response.iter_lines():\n    print(line)"
     call = "".join(f"    {each},\n" for each in arguments)
     imports = "import os\n\nimport requests" if "os.environ" in call else "import requests"
-    return (
-        f"{imports}\n\nresponse = requests.{method.lower()}(\n{call})\nprint(response.status_code, response.text)"
-    )
+    return f"{imports}\n\nresponse = requests.{method.lower()}(\n{call})\n{shown}"
 
 
 def _literal(value: object, indent: int) -> str:

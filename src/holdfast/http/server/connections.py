@@ -24,12 +24,20 @@ _TOO_MANY_OF_PEER = Refusal(code="overloaded", message="Too many connections are
 class Connections:
     """One incarnation of the group of connections; a child of a supervisor.
 
-    ``is_exempt`` returns whether a peer, such as a proxy, is exempt from the limit per peer. A fault in a
-    connection closes that connection and is logged; it does not end this group.
+    ``is_exempt`` returns whether a peer, such as a proxy, is exempt from the limit per peer. ``on_stop`` is called
+    when the stop begins, to end responses that would go on. A fault in a connection closes that connection and is
+    logged; it does not end this group.
     """
 
-    def __init__(self, limits: ServerLimits, *, is_exempt: Callable[[str], bool] = lambda _peer: False) -> None:
+    def __init__(
+        self,
+        limits: ServerLimits,
+        *,
+        is_exempt: Callable[[str], bool] = lambda _peer: False,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         self.is_stopping = False
+        self._on_stop = on_stop
         self._limits = limits
         self._is_exempt = is_exempt
         self._open: set[Connection] = set()
@@ -64,6 +72,7 @@ class Connections:
     def begin_stop(self) -> None:
         """Close each connection after its current request, or after one more if it is idle."""
         self.is_stopping = True
+        self._on_stop()
         for connection in tuple(self._open):
             connection.begin_stop()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import msgspec
 import structlog
@@ -12,16 +12,9 @@ from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.reports import REPORT, report_of
 from holdfast.persistence.records.tables import reports
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
-from holdfast.reports.report import EVERY_REPORT, LEVELS, Report, ReportFilter, StoredReport
+from holdfast.reports.report import EVERY_REPORT, LEVELS, Report, ReportFilter, ReportsAfter, StoredReport
 
 log = structlog.get_logger(__name__)
-
-
-class ReportsAfter(NamedTuple):
-    """The reports after a position, oldest first, and the last position read."""
-
-    found: list[StoredReport]
-    position: int
 
 
 def reports_page(

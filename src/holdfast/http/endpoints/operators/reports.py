@@ -1,0 +1,192 @@
+"""Reports of all members: a list, and a stream of server-sent events."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import TracebackType
+from typing import Final
+
+import trio
+from quart import Response
+from quart.wrappers.response import ResponseBody
+from sqlalchemy import Connection
+
+from holdfast.http.endpoints.operators.reviews import OPERATORS
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
+from holdfast.http.kit.shown import shown
+from holdfast.http.schemas.reports import ReportList, report_body, report_event
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.reports import newest_position, reports_page
+from holdfast.persistence.records.unreadable import UnreadableEntry
+from holdfast.reports.feed import ReportFeed, ReportReader
+from holdfast.reports.report import KINDS, LEVELS, Report, ReportFilter
+
+route = RouteTable("Operators")
+
+EVENT_STREAM: Final = "text/event-stream"
+HEARTBEAT_S: Final = 15.0
+STREAM_S: Final = 900.0
+"""After this long the stream ends, so that its reader shows its credential again."""
+RETRY_MS: Final = 1_000
+
+_POSITION: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+def _filter(name: str, description: str, values: tuple[str, ...] = ()) -> Parameter:
+    limit: tuple[str, object] = ("enum", list(values)) if values else ("maxLength", FILTER_MAX_CHARS)
+    return Parameter(name=name, place="query", description=description, schema=(("type", "string"), limit))
+
+
+_FILTERS: Final = (
+    _filter("kind", "Only reports of this kind.", KINDS),
+    _filter("level", "Only reports of this level and louder ones.", LEVELS),
+    _filter("path", "Only reports on this child of the tree and on those below it."),
+    _filter("key", "Only reports on the actor with this key."),
+    _filter("account_id", "Only reports that concern this account."),
+    _filter("task_id", "Only reports that concern this task."),
+    _filter("provider", "Only reports that concern this provider."),
+    _filter("member_id", "Only reports of this process."),
+    _filter("trace_id", "Only reports on this request, by its `X-Request-Id`."),
+)
+
+
+@route(
+    "GET",
+    "/ops/api/reports",
+    summary="List the reports of all processes, newest first",
+    auth=Auth.OPERATOR_READ,
+    reply=ReportList,
+    parameters=(*_FILTERS, FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_reports(call: Call) -> Outcome:
+    """One read. The position is read before the page, so that the stream from there misses nothing."""
+    window = read_window(call.query(), kind="reports", filters=_FILTERS)
+    if isinstance(window, Refusal):
+        return window
+    after = read_cursor(OPERATORS, window)
+    if isinstance(after, Refusal):
+        return after
+    wanted = ReportFilter(**window.filters)  # type: ignore[arg-type]  # kind and level are checked by their enums
+
+    def read(rows: Connection) -> tuple[int, list[Report | UnreadableEntry]]:
+        return newest_position(rows), reports_page(
+            rows, wanted, limit=window.read_max, since=window.since, until=window.until, after=after
+        )
+
+    position, found = await call.deps.database.read(read)
+    page, next_cursor = cut_page(found, OPERATORS, window, _position_of)
+    return ReportList(data=[report_body(report) for report in page], next_cursor=next_cursor, position=position)
+
+
+@route(
+    "GET",
+    "/ops/api/reports/stream",
+    summary="Follow the reports of all processes",
+    auth=Auth.OPERATOR_READ,
+    media=(
+        Media(
+            status=200,
+            content_types=(EVENT_STREAM,),
+            description="Server-sent events: `event` is the kind, `data` a report of the list, `id` the position "
+            "to resume from. An event `skipped` says how many reports a slow reader has lost.",
+        ),
+    ),
+    parameters=(
+        Parameter(
+            name="Last-Event-ID",
+            place="header",
+            description="Begin after this position, of an earlier stream or a list; without it, with what is new.",
+            schema=(("type", "string"), ("pattern", "^[0-9]{1,18}$")),
+        ),
+        Parameter(
+            name="after",
+            place="query",
+            description="The same, for clients that cannot set the header of their first request.",
+            schema=(("type", "string"), ("pattern", "^[0-9]{1,18}$")),
+        ),
+    ),
+    errors=("invalid_parameter",),
+)
+async def stream_reports(call: Call) -> Outcome:
+    """A report may come twice, before and after a new connection: its ``report_id`` is the same."""
+    after = read_position(call)
+    if isinstance(after, Refusal):
+        return after
+    feed = call.deps.reports
+    if feed.is_full:
+        return Refusal(
+            code="overloaded", message=f"{feed.readers_max} streams of reports are open; try again later."
+        )
+    response = Response(
+        None, content_type=EVENT_STREAM, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    )
+    response.response = EventStream(feed, after)
+    return response
+
+
+def _position_of(report: Report) -> Position:
+    assert report.report_id is not None
+    return Position(report.at, report.report_id)
+
+
+def read_position(call: Call) -> int | Refusal | None:
+    """Return where to begin; the header, which a reconnecting browser sends, is newer than the query."""
+    sent = call.request.headers.get("Last-Event-ID")
+    name, given = ("Last-Event-ID", sent) if sent else ("after", call.request.args.get("after"))
+    if not given:
+        return None
+    if not _POSITION.fullmatch(given):
+        return Refusal(
+            code="invalid_parameter", message=f"{name} must be a position, not {shown(given)}.", param=name
+        )
+    return int(given)
+
+
+class EventStream(ResponseBody):
+    """The body of a stream. It ends in order when the process stops, and is cancelled with its connection."""
+
+    def __init__(self, feed: ReportFeed, after: int | None) -> None:
+        self._feed = feed
+        self._after = after
+        self._reader: ReportReader | None = None
+        self._running: AsyncGenerator[bytes] | None = None
+
+    async def __aenter__(self) -> AsyncIterator[bytes]:
+        self._reader = self._feed.open(self._after)
+        self._running = self._events(self._reader)
+        return self._running
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._reader is not None
+        assert self._running is not None
+        self._feed.close(self._reader)
+        await self._running.aclose()
+
+    async def _events(self, reader: ReportReader) -> AsyncGenerator[bytes]:
+        yield b"retry: %d\n\n" % RETRY_MS
+        until = trio.current_time() + STREAM_S
+        while trio.current_time() < until:
+            taken = None
+            with trio.move_on_after(HEARTBEAT_S) as waiting:
+                taken = await reader.next()
+            if waiting.cancelled_caught:
+                # A comment; the id moves on with reports that came here directly and have been stored since.
+                yield b": idle\n" + _id(self._feed.position) + b"\n"
+                continue
+            if taken is None:
+                return
+            if taken.skipped_count:
+                yield b'event: skipped\ndata: {"count": %d}\n\n' % taken.skipped_count
+            for report, position in taken.found:
+                yield _id(position) + report_event(report) + b"\n"
+
+
+def _id(position: int | None) -> bytes:
+    return b"" if position is None else b"id: %d\n" % position

@@ -1,0 +1,327 @@
+"""Reports over HTTP: the list and its filters, and the stream as its readers see it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import trio
+import trio.lowlevel
+from trio.testing import MockClock
+
+from holdfast.http.endpoints.operators import reports as endpoint
+from holdfast.http.endpoints.operators.reports import EventStream
+from holdfast.ledger.clock import utc_now
+from holdfast.persistence.claims.reports import write_reports
+from holdfast.persistence.queries.reports import reports_after
+from holdfast.reports.feed import ReportFeed
+from holdfast.reports.report import Report
+from holdfast.wiring.assembly import ReportTable
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Api, Stage
+
+OPERATOR = "operator-token-of-these-tests"
+PROOF = {"Authorization": f"Bearer {OPERATOR}"}
+LIST, STREAM = "/ops/api/reports", "/ops/api/reports/stream"
+SECRET = "whsec_MfKQ9r8GKYqrTwjU"
+
+
+def emit(stage: Stage, key: str = "acct_1", **fields: Any) -> Report:
+    reporter = stage.reporter
+    reporter.report(Report(**{"kind": "crash", "at": utc_now(), "path": "holdfast/accounts", "key": key, **fields}))
+    return reporter.recent(1)[0]
+
+
+@dataclass
+class Event:
+    """A server-sent event as it was received."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def data(self) -> Any:
+        return msgspec.json.decode(self.fields["data"])
+
+
+class Reader:
+    """A client of the stream, which reads its chunks itself. ``status`` and ``head`` are the response's."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._received = b""
+        self._text = b""
+        self.head = ""
+        self.status = 0
+        self.is_complete = False
+        """Whether the response has ended as it should: with its last chunk."""
+
+    async def read_head(self) -> None:
+        self.head = (await self._until(b"\r\n\r\n")).decode().lower()
+        self.status = int(self.head.split()[1])
+
+    async def next(self) -> Event | None:
+        """Return the next event with data; None at the end of the stream."""
+        with trio.fail_after(20):
+            while True:
+                while b"\n\n" not in self._text:
+                    size = int((await self._until(b"\r\n")).strip() or b"0", 16)
+                    self._text += (await self._exactly(size + 2))[:size]
+                    if not size:
+                        self.is_complete = True
+                        return None
+                block, _, self._text = self._text.partition(b"\n\n")
+                lines = [line.partition(": ") for line in block.decode().split("\n") if not line.startswith(":")]
+                event = Event({name: value for name, _, value in lines})
+                if "data" in event.fields:
+                    return event
+
+    async def keys(self, count: int) -> list[str]:
+        found = [await self.next() for _ in range(count)]
+        return [event.data["key"] for event in found if event is not None]
+
+    async def _until(self, end: bytes) -> bytes:
+        while end not in self._received:
+            await self._receive()
+        part, _, self._received = self._received.partition(end)
+        return part
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._received) < size:
+            await self._receive()
+        part, self._received = self._received[:size], self._received[size:]
+        return part
+
+    async def _receive(self) -> None:
+        data = await self._stream.receive_some(65_536)
+        assert data, "the response was cut"
+        self._received += data
+
+
+@asynccontextmanager
+async def reading(base: str, query: str = "", *, status: int = 200, **headers: str) -> AsyncIterator[Reader]:
+    host, _, port = base.removeprefix("http://").partition(":")
+    lines = [f"GET {STREAM}{query} HTTP/1.1", f"Host: {host}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in {**PROOF, **headers}.items()]
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        await stream.send_all("\r\n".join([*lines, "", ""]).encode())
+        reader = Reader(stream)
+        await reader.read_head()
+        assert reader.status == status, reader.head
+        yield reader
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    with trio.fail_after(20):
+        while not holds():  # noqa: ASYNC110 - the service's own state, which nothing announces
+            await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(api: Api) -> AsyncIterator[str]:
+    """Serve with a feed of the real table."""
+    api.configure(operator_token=OPERATOR)
+    feed = ReportFeed(api.reporter, ReportTable(api.database), poll_s=0.02)
+    api.change(reports=feed)
+    async with trio.open_nursery() as nursery, api.serving() as base:
+        await nursery.start(lambda *, task_status: feed.run(task_status=task_status))
+        yield base
+        nursery.cancel_scope.cancel()
+
+
+async def store(api: Api, *reports: Report) -> None:
+    assert await api.database.work(write_reports, reports)
+
+
+async def positions(api: Api) -> list[int]:
+    found = await api.database.read(reports_after, 0, limit=99)
+    return [stored.position for stored in found.found]
+
+
+# ------------------------------------------------------------------------------------------------ the list
+
+
+async def test_the_list_is_newest_first_in_pages(api: Api) -> None:
+    api.configure(operator_token=OPERATOR)
+    await store(api, *(emit(api, f"acct_{number}") for number in range(5)))
+    found: list[str] = []
+    cursor = ""
+    for _ in range(3):
+        page = await (await api.call("GET", f"{LIST}?limit=2{cursor}", headers=PROOF)).get_json()
+        found += [each["key"] for each in page["data"]]
+        cursor = f"&cursor={page['next_cursor']}"
+    assert found == ["acct_4", "acct_3", "acct_2", "acct_1", "acct_0"]
+    assert page["next_cursor"] is None
+    assert page["position"] == (await positions(api))[-1]
+
+
+async def test_an_entry_says_what_happened_in_words(api: Api) -> None:
+    api.configure(operator_token=OPERATOR)
+    await store(api, emit(api, reason_type="ValueError", reason=f"no {SECRET}", decision="backoff", delay_s=2.0))
+    response = await api.call("GET", LIST, headers=PROOF)
+    text = await response.get_data(as_text=True)
+    assert SECRET[6:] not in text
+    (entry,) = msgspec.json.decode(text)["data"]
+    assert (entry["kind"], entry["level"], entry["account_id"]) == ("crash", "error", "acct_1")
+    assert entry["text"] == "crashed: ValueError: no whsec_***; restarts in 2 s"
+    assert entry["provider"] is None
+
+
+@pytest.mark.parametrize(
+    ("query", "keys"),
+    [
+        ("kind=crash", ["acct_1"]),
+        ("level=warning", ["task_2", "acct_1"]),
+        ("path=holdfast", ["task_2", "acct_1", "acct_0"]),
+        ("path=holdfast/acc", []),
+        ("key=task_2", ["task_2"]),
+        ("account_id=acct_1&kind=crash", ["acct_1"]),
+        ("task_id=task_2", ["task_2"]),
+        ("trace_id=req_1", ["task_2"]),
+        ("member_id=proc_none", []),
+        ("from=2999-01-01", []),
+        ("to=2999-01-01&limit=1", ["task_2"]),
+    ],
+)
+async def test_the_list_is_filtered(api: Api, query: str, keys: list[str]) -> None:
+    api.configure(operator_token=OPERATOR)
+    await store(
+        api,
+        emit(api, "acct_0", kind="restart"),
+        emit(api, "acct_1"),
+        emit(api, "task_2", kind="quarantine", path="holdfast/tasks", trace_id="req_1"),
+    )
+    page = await (await api.call("GET", f"{LIST}?{query}", headers=PROOF)).get_json()
+    assert [each["key"] for each in page["data"]] == keys
+
+
+@pytest.mark.parametrize("query", ["kind=novel", "level=loud", "limit=0", "from=yesterday"])
+async def test_an_invalid_filter_is_refused(stage: Stage, query: str) -> None:
+    stage.configure(operator_token=OPERATOR)
+    await stage.refused(await stage.call("GET", f"{LIST}?{query}", headers=PROOF), 400, "invalid_parameter")
+
+
+@pytest.mark.parametrize("path", [LIST, STREAM])
+async def test_reports_are_for_operators_alone(api: Api, path: str) -> None:
+    api.configure(operator_token=OPERATOR)
+    await api.refused(await api.call("GET", path), 401, "missing_credentials")
+    wrong = {"Authorization": "Bearer another-token"}
+    await api.refused(await api.call("GET", path, headers=wrong), 401, "invalid_credentials")
+    assert (await api.as_session("GET", path)).status_code in {401, 403}
+
+
+# ---------------------------------------------------------------------------------------------- the stream
+
+
+async def test_a_local_report_is_streamed_at_once(api: Api) -> None:
+    async with serving(api) as base, reading(base) as reader:
+        assert "content-type: text/event-stream" in reader.head
+        report = emit(api, reason=f"Bearer {SECRET}")
+        event = await reader.next()
+        assert event is not None
+        assert event.fields["event"] == "crash"
+        assert event.data["report_id"] == report.report_id
+        assert SECRET[6:] not in event.fields["data"]
+
+
+async def test_the_stream_has_reports_of_other_members(api: Api) -> None:
+    report = emit(api, "acct_other")
+    async with serving(api) as base, reading(base) as reader:
+        emit(api, "acct_here")
+        assert await reader.keys(1) == ["acct_here"]
+        await until(lambda: api.deps.reports.position is not None)
+        await store(api, report)
+        event = await reader.next()
+        assert event is not None
+        assert (event.data["key"], event.fields["id"]) == ("acct_other", str((await positions(api))[0]))
+
+
+@pytest.mark.parametrize("by", ["header", "query"])
+async def test_the_stream_resumes_from_a_position(api: Api, by: str) -> None:
+    await store(api, *(emit(api, f"acct_{number}") for number in range(4)))
+    _, second, *later = await positions(api)
+    sent = {"Last_Event_ID": str(second)} if by == "header" else {}
+    query = "" if by == "header" else f"?after={second}"
+    async with serving(api) as base, reading(base, query, status=200, **sent) as reader:
+        events = [await reader.next(), await reader.next()]
+        found = [(event.data["key"], int(event.fields["id"])) for event in events if event]
+        assert found == list(zip(("acct_2", "acct_3"), later, strict=True))
+        emit(api, "acct_new")
+        assert await reader.keys(1) == ["acct_new"]
+
+
+async def test_a_position_that_is_none_is_refused(stage: Stage) -> None:
+    stage.configure(operator_token=OPERATOR)
+    for headers, query in (({"Last-Event-ID": "x"}, ""), ({}, "?after=-1"), ({}, "?after=" + "9" * 19)):
+        response = await stage.call("GET", STREAM + query, headers={**PROOF, **headers})
+        error = await stage.refused(response, 400, "invalid_parameter")
+        assert error["param"] in {"Last-Event-ID", "after"}
+
+
+async def test_too_many_readers_are_refused_until_one_hangs_up(api: Api) -> None:
+    async with serving(api) as base:
+        feed = api.deps.reports
+        feed.readers_max = 2
+        async with reading(base), reading(base), reading(base, status=503) as refused:
+            assert "retry-after: 1" in refused.head
+        await until(lambda: not feed.is_full)
+        async with reading(base) as reader:
+            emit(api)
+            assert await reader.keys(1) == ["acct_1"]
+
+
+async def test_a_reader_that_does_not_read_costs_bounded_memory(api: Api) -> None:
+    async with serving(api) as base, reading(base) as slow:
+        report = emit(api, reason="word " * 400)
+        # More than the sockets' buffers take; the reader reads none of it meanwhile.
+        for number in range(20_000):
+            api.reporter.accept(msgspec.structs.replace(report, report_id=f"rep_{number}"))
+            if number % 1_000 == 0:
+                await trio.lowlevel.checkpoint()
+        emit(api, "acct_last")
+        skipped, last = 0, ""
+        while last != "acct_last":
+            event = await slow.next()
+            assert event is not None
+            if event.fields["event"] == "skipped":
+                skipped += event.data["count"]
+            else:
+                last = event.data["key"]
+        assert skipped > 10_000
+
+
+async def test_streams_end_in_order_when_the_server_stops(api: Api) -> None:
+    api.configure(operator_token=OPERATOR)
+    readers: list[Reader] = []
+    keys: list[str] = []
+
+    async def read(base: str, *, task_status: trio.TaskStatus[None]) -> None:
+        async with reading(base) as reader:
+            readers.append(reader)
+            task_status.started()
+            keys.extend(await reader.keys(1))
+            assert await reader.next() is None
+
+    with trio.fail_after(20):
+        # The server would wait for an hour.
+        async with trio.open_nursery() as nursery, api.serving(finish_requests_s=3600.0) as base:
+            await nursery.start(read, base)
+            emit(api, "acct_last")
+    assert keys == ["acct_last"]
+    assert readers[0].is_complete
+
+
+async def test_silence_is_broken_by_comments(stage: Stage, autojump_clock: MockClock) -> None:
+    stream = EventStream(stage.deps.reports, None)
+    begun = trio.current_time()
+    async with stream as parts:
+        assert await anext(parts) == b"retry: 1000\n\n"
+        assert await anext(parts) == b": idle\n\n"
+        assert trio.current_time() - begun == pytest.approx(endpoint.HEARTBEAT_S)
+        assert len([part async for part in parts]) == endpoint.STREAM_S / endpoint.HEARTBEAT_S - 1
+    assert trio.current_time() - begun == pytest.approx(endpoint.STREAM_S)
+    assert not stage.deps.reports._readers
