@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.cluster.samples import samples as make_samples
 
 from holdfast.actors.runtime.faults import Quarantined, Unavailable
 from holdfast.ledger.refusals import Refusal
+from holdfast.metrics.samples import Sample
 from holdfast.supervision.control.messages import (
     DeadLetterList,
     DeadLetterView,
@@ -24,7 +27,9 @@ from holdfast.supervision.control.messages import (
     PauseGroup,
     ProcessDescription,
     QuarantineKey,
+    ReadSamples,
     RestartChild,
+    SampleList,
 )
 from holdfast.supervision.status import ChildStatus, Work
 
@@ -53,6 +58,7 @@ PROCESS = ProcessDescription(
     tree=CHILD,
     groups=[],
     dead_letters={"dead": 1},
+    providers={"studio": "up"},
 )
 AWAY = MemberView(member_id="proc_3", is_this=False, state="ready", unreachable_for_s=7.5)
 OTHER = MemberView(member_id="proc_2", is_this=False, state="ready", unreachable_for_s=None)
@@ -106,6 +112,23 @@ async def test_the_tree_names_members_that_do_not_answer(stage: Stage) -> None:
     assert [each["process"] is None for each in body["members"]] == [False, True, True]
     assert body["members"][0]["process"]["tree"]["child_id"] == "holdfast"
     assert {member for member, _ in controls.asked} == {"proc_1", "proc_2"}
+
+
+async def test_samples_are_listed_by_process(stage: Stage) -> None:
+    controls = controls_of(stage)
+    since = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+    def answer(command: Any) -> Any:
+        assert command == ReadSamples(since)
+        member = controls.asked[-1][0]
+        return SampleList(member, make_samples(Sample))
+
+    controls.answer = answer
+    body = await (await call(stage, "GET", "/ops/api/samples?from=2026-11-20T12:00:00Z")).get_json()
+    assert [each["member_id"] for each in body["processes"]] == ["proc_1", "proc_2"]
+    assert body["processes"][0]["samples"][0]["interval_s"] > 0
+    assert body["unreachable"] == ["proc_3"]
+    await stage.refused(await call(stage, "GET", "/ops/api/samples?from=noon"), 400, "invalid_parameter")
 
 
 async def test_actors_of_all_members_are_one_list_in_pages(stage: Stage) -> None:

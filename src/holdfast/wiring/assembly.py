@@ -167,6 +167,8 @@ def assemble(
             database=database,
             directories=(local_accounts, local_sign_ins, local_tasks),
             dead_letters=dead_letters,
+            samples=samples,
+            provider_states=registry.provider_states,
             worker=worker,
         ),
         database=lambda: RunningChild(database.run),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from socket import gethostname
 from typing import Final
@@ -16,6 +16,7 @@ from holdfast.cluster.groups import ACCOUNTS, CONTROL, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.places import place_carried_by, place_of
+from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.server.database import Database
 from holdfast.settings import Settings
 from holdfast.supervision.control.actor import ControlActor, ControlledProcess, ControlRef, ProcessIdentity
@@ -42,6 +43,8 @@ def control_child(
     database: Database,
     directories: tuple[KeyedDirectory, ...],
     dead_letters: DeadLetters,
+    samples: SampleRing,
+    provider_states: Callable[[], Mapping[str, str]],
     worker: int | None,
 ) -> Callable[[], ControlActor]:
     """Return the function that starts an incarnation of the control actor. ``tree`` is called at its start."""
@@ -67,6 +70,8 @@ def control_child(
             dead_letters=dead_letters,
             member_state=lambda: members.state,
             is_database_open=lambda: database.gate.is_open,
+            provider_states=provider_states,
+            samples=samples,
             drain=partial(signal.raise_signal, signal.SIGTERM),
         )
         return ControlActor(ref, process)

@@ -38,8 +38,13 @@ class ShownEntry:
 NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
     ("", (Entry("/ops", "Overview"),)),
     (
+        "Processes",
+        (Entry("/ops/tree", "Tree"), Entry("/ops/actors", "Actors")),
+    ),
+    (
         "Waiting for you",
         (
+            Entry("/ops/quarantine", "Quarantine"),
             Entry("/ops/reviews", "Reviews", "in_review"),
             Entry("/ops/payments", "Held payments", "held"),
         ),

@@ -52,8 +52,8 @@ def plot(
         title=title,
         curves=curves,
         y_labels=(text(top), text(top / 2), "0"),
-        x_labels=(f"{period_s / 60:.0f} min ago", f"{period_s / 120:.0f} min", "now"),
-        summary=f"{title} in the last {period_s / 60:.0f} minutes: {latest}",
+        x_labels=(f"{period_s / 60:g} min ago", f"{period_s / 120:g} min", "now"),
+        summary=f"{title} in the last {period_s / 60:g} minutes: {latest}",
     )
 
 

@@ -20,6 +20,7 @@ from holdfast.actors.runtime.refs import ASK_DEADLINE_S
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
+from holdfast.metrics.samples import SampleRing
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.control.children import act_on_child, describe_tree
 from holdfast.supervision.control.keys import ControlledGroup
@@ -37,9 +38,11 @@ from holdfast.supervision.control.messages import (
     PauseGroup,
     ProcessDescription,
     QuarantineKey,
+    ReadSamples,
     ReleaseKey,
     RestartKey,
     ResumeGroup,
+    SampleList,
 )
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.supervisor import Supervisor
@@ -73,6 +76,8 @@ class ControlledProcess:
     dead_letters: DeadLetters
     member_state: Callable[[], str]
     is_database_open: Callable[[], bool]
+    provider_states: Callable[[], Mapping[str, str]]
+    samples: SampleRing
     drain: Callable[[], None]
 
 
@@ -143,6 +148,8 @@ class ControlActor(Worker):
                 return self._describe()
             case ListDeadLetters():
                 return self._dead_letters(message)
+            case ReadSamples():
+                return SampleList(self._process.identity.member_id, [*self._process.samples.since(message.since)])
             case DrainProcess():
                 log.warning("draining for an operator", reason=message.reason)
                 self._process.drain()
@@ -181,6 +188,7 @@ class ControlActor(Worker):
             tree=describe_tree(process.tree, identity.started_at),
             groups=[group.describe() for group in process.groups.values()],
             dead_letters=process.dead_letters.counts(),
+            providers=dict(process.provider_states()),
         )
 
     def _dead_letters(self, query: ListDeadLetters) -> DeadLetterList:

@@ -6,12 +6,14 @@ The ``key`` of a command is that of the actor, or the one shown for it: a sign-i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.public_types import Time
+from holdfast.metrics.samples import Sample
 from holdfast.supervision.dead_letters import DeadReason
 from holdfast.supervision.restart_history import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
@@ -54,7 +56,7 @@ class ProcessDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A process: who it is, its tree with the state of each child, and its keyed groups.
 
     ``worker`` is its slot below a parent. ``state`` is that of the member. ``dead_letters`` are counted by reason
-    since the start.
+    since the start. ``providers`` are the states of the media providers as this process sees them.
     """
 
     member_id: str
@@ -69,6 +71,7 @@ class ProcessDescription(msgspec.Struct, frozen=True, kw_only=True):
     tree: ChildStatus
     groups: list[GroupDescription]
     dead_letters: dict[DeadReason, int]
+    providers: dict[str, str]
 
 
 class KeySummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +131,13 @@ class DeadLetterList(msgspec.Struct, frozen=True):
     counts: dict[DeadReason, int]
 
 
+class SampleList(msgspec.Struct, frozen=True):
+    """Samples of one process, the oldest first."""
+
+    member_id: str
+    samples: list[Sample]
+
+
 class Draining(msgspec.Struct, frozen=True):
     """The process stops in order: it finishes what it has accepted, and then ends."""
 
@@ -171,6 +181,14 @@ class ListDeadLetters(Command["DeadLetterList"]):
     is_idempotent: ClassVar[bool] = True
     reason: str | None
     limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSamples(Command["SampleList"]):
+    """Return the samples taken after ``since``, or all that the process keeps."""
+
+    is_idempotent: ClassVar[bool] = True
+    since: datetime | None
 
 
 # ------------------------------------------------------------------------------------------------------- actions
@@ -268,6 +286,7 @@ ControlCommand: TypeAlias = (
     | ListKeys
     | DescribeKey
     | ListDeadLetters
+    | ReadSamples
     | RestartKey
     | CrashKey
     | QuarantineKey

@@ -1,14 +1,46 @@
-"""The overview: health at a glance, plots, what waits for an operator, and the newest reports."""
+"""The overview: health at a glance, what waits for an operator, plots, and the newest reports."""
 
 from __future__ import annotations
 
+from holdfast.http.endpoints.operators.processes import Tree, read_tree
+from holdfast.http.endpoints.operators.samples import ProcessSamples, list_samples
 from holdfast.http.pages.rendering import Html
+from holdfast.http.pages.trends import latest, plots_of
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.ledger.refusals import Refusal
+from holdfast.metrics.samples import Sample
 
 view = ViewTable()
 
 
 @view("/ops")
 async def overview(visit: Visit) -> ViewResult:
-    """The health of the whole service."""
-    return Html("overview.html", {"health": await visit.call.deps.health.readiness()}, is_live=True)
+    """The state of the whole service; parts that are not available say so."""
+    sampled = await visit.read(list_samples, ProcessSamples)
+    processes = [] if isinstance(sampled, Refusal) else [each.samples for each in sampled.processes]
+    values = {
+        "health": await visit.call.deps.health.readiness(),
+        "tree": await visit.read(read_tree, Tree),
+        "now_figures": _figures(latest(processes)),
+        "plots": plots_of(processes, visit.call.deps.now()),
+    }
+    return Html("overview.html", values, is_live=True)
+
+
+def _figures(samples: list[Sample]) -> dict[str, float | None]:
+    """Return the rates of all processes together, and the slowest commit of any."""
+    return {
+        "requests_per_s": sum(
+            sample.responses_2xx_per_s
+            + sample.responses_3xx_per_s
+            + sample.responses_4xx_per_s
+            + sample.responses_5xx_per_s
+            for sample in samples
+        ),
+        "failed_per_s": sum(sample.responses_5xx_per_s for sample in samples),
+        "creates_per_s": sum(sample.creates_per_s for sample in samples),
+        "settled_per_s": sum(sample.settled_per_s for sample in samples),
+        "commit_p99_s": max((sample.commit_p99_s for sample in samples if sample.commit_p99_s), default=None),
+        "actors_awake": sum(sample.actors_awake for sample in samples),
+        "connections_open": sum(sample.connections_open for sample in samples),
+    }

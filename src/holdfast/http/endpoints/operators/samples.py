@@ -1,0 +1,43 @@
+"""Samples: what each process did in the last half hour, every few seconds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.http.endpoints.operators.controls import ask_all
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import read_window
+from holdfast.http.kit.parameters import FROM
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.messages import ReadSamples, SampleList
+
+route = RouteTable("Operators")
+
+
+class ProcessSamples(msgspec.Struct, frozen=True):
+    """The samples of each process. ``unreachable`` are members that did not answer."""
+
+    processes: list[SampleList]
+    unreachable: list[str]
+
+
+@route(
+    "GET",
+    "/ops/api/samples",
+    summary="List the samples of all processes: rates, latencies and queues of the last half hour",
+    auth=Auth.OPERATOR_READ,
+    reply=ProcessSamples,
+    parameters=(FROM,),
+    errors=("invalid_parameter",),
+)
+async def list_samples(call: Call) -> Outcome:
+    """Answered from memory, also while the database is away."""
+    window = read_window(call.query(), kind="samples")
+    if isinstance(window, Refusal):
+        return window
+    answers = await ask_all(call, ReadSamples(window.since))
+    return ProcessSamples(
+        processes=[answer for answer in answers.values() if answer is not None],
+        unreachable=[member_id for member_id, answer in answers.items() if answer is None],
+    )

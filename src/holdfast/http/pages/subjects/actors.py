@@ -1,0 +1,53 @@
+"""Actors: those of a group, and one in detail; and the quarantined ones of all groups."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+from holdfast.http.endpoints.operators.actors import ActorList, list_actors, read_actor
+from holdfast.http.pages.rendering import Html
+from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.messages import KeyDescription, ShownState
+
+view = ViewTable()
+
+GROUPS: Final = ("accounts", "tasks", "sign-in")
+STATES: Final[tuple[str, ...]] = get_args(ShownState)
+
+
+@view("/ops/actors")
+async def actors(visit: Visit) -> ViewResult:
+    """The actors of one group."""
+    group = visit.parameter("group") or GROUPS[0]
+    query = {"group": group, "state": visit.parameter("state"), "cursor": visit.parameter("cursor"), "limit": "50"}
+    values = {
+        "actors": await visit.read(list_actors, ActorList, query=query),
+        "group": group,
+        "groups": GROUPS,
+        "state": visit.parameter("state"),
+        "states": STATES,
+    }
+    return Html("actors.html", values, is_live=True)
+
+
+@view("/ops/actors/{group}/{key}")
+async def actor(visit: Visit) -> ViewResult:
+    """One actor."""
+    found = await visit.read(read_actor, KeyDescription, path=visit.path)
+    if isinstance(found, Refusal):
+        return found
+    return Html("actor.html", {"actor": found}, is_live=True)
+
+
+@view("/ops/quarantine")
+async def quarantine(visit: Visit) -> ViewResult:
+    """The quarantined actors of every group."""
+    found = [
+        (
+            group,
+            await visit.read(list_actors, ActorList, query={"group": group, "state": "quarantined", "limit": "50"}),
+        )
+        for group in GROUPS
+    ]
+    return Html("quarantine.html", {"groups": found}, is_live=True)
