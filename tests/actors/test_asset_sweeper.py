@@ -31,6 +31,7 @@ from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.records.tasks import AssetRow
 from holdfast.providers.storage.sniffing import EXTENSIONS
+from holdfast.reports.conditions import unwatched
 
 from .asset_setup import RETENTION_S, TYPE, MessageRecorder, Setup, hash_of, picture
 
@@ -52,6 +53,7 @@ async def hosting_worker(setup: Setup, messages: MessageRecorder) -> WorkerRef:
         claims=ContentClaims(setup.system.database.connect_writer),
         incoming_dir=setup.folder / "incoming",
         tasks=messages,
+        watch=unwatched,
         now=setup.now,
     )
     await setup.nursery.start(lambda *, task_status: worker.run(task_status=task_status))

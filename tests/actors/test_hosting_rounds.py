@@ -20,6 +20,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
 from holdfast.providers.outbound.downloads import DownloadRefused
+from holdfast.reports.conditions import unwatched
 
 ROUND_1, ROUND_2 = (
     Host(
@@ -83,6 +84,7 @@ async def test_a_later_hosting_round_cancels_an_earlier_one(
         claims=unused,
         incoming_dir=tmp_path,
         tasks=tasks,
+        watch=unwatched,
         now=utc_now,
     )
     await nursery.start(lambda *, task_status: worker.run(task_status=task_status))

@@ -27,6 +27,8 @@ from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.providers.standard_webhooks import verify_standard
+from holdfast.reports.conditions import Conditions
+from holdfast.reports.reporter import Reporter
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 KEY = b"k" * 32
@@ -124,6 +126,7 @@ class Setup:
             send=self.send,
             secrets_key=KEY,
             give_up_s=THREE_DAYS_S,
+            conditions=Conditions(Reporter()),
             now=self.now,
             rng=random.Random(7),
             tick_s=tick_s,

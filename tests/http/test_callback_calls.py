@@ -11,6 +11,9 @@ import pytest
 from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.signatures import sign
+from holdfast.reports.conditions import Conditions
+from holdfast.reports.reporter import Reporter
+from holdfast.reports.words import in_words
 
 if TYPE_CHECKING:
     from quart import Response
@@ -112,3 +115,18 @@ async def test_a_refusal_by_the_task_reaches_the_sender(api: Api) -> None:
     api.tasks.answer = Refusal(code="task_not_found", message="No such task.")
     await api.add_task(api.task("task_a"))
     await api.refused(await send(api, update()), 404, "task_not_found")
+
+
+async def test_refused_callbacks_are_reported_by_provider_and_reason(stage: Stage) -> None:
+    reporter = Reporter(now=lambda: stage.now)
+    stage.change(conditions=Conditions(reporter, lambda: 0.0))
+    for _ in range(3):
+        await send(stage, update(), signature="k=studio,t=1,v1=00")
+    await send(stage, update(), signature="k=neighbour,t=1,v1=00")
+    await send(stage, update(), age_s=4000)
+    found = [(report.kind, report.provider, in_words(report)) for report in reversed(reporter.recent())]
+    assert found == [
+        ("refusal", "studio", "callbacks are refused: invalid_signature"),
+        ("refusal", "unknown", "callbacks are refused: invalid_signature"),
+        ("refusal", "studio", "callbacks are refused: signature_expired"),
+    ]

@@ -1,18 +1,18 @@
-"""A provider's state: what changes it, and one line in the log for each change."""
+"""A provider's state: what changes it, and what its watch takes."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-import structlog.testing
 import trio
 from trio.testing import MockClock
 
-from holdfast.actors.workers.provider_watch import PROBE_S, ProviderWatch
+from holdfast.actors.workers.provider_watch import CHECK_S, PROBE_S, ProviderWatch
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.health import FAILURES_MAX, SILENT_AFTER_S, ProviderHealth
 from holdfast.providers.media.replicate import ReplicateProvider
@@ -22,54 +22,53 @@ from holdfast.providers.outbound.faults import ConnectError
 async def test_three_unanswered_calls_in_a_row_are_down_and_one_answer_is_up() -> None:
     health = ProviderHealth("box")
     states: list[str] = [health.state]
-    with structlog.testing.capture_logs() as lines:
-        for status in (404, *[502] * (FAILURES_MAX - 1), 503, *[502] * FAILURES_MAX, 504, 200, 200):
-            health.call_answered(status)
-            states.append(health.state)
+    taken: list[str | None] = []
+    health.watch = taken.append
+    for status in (404, *[502] * (FAILURES_MAX - 1), 503, *[502] * FAILURES_MAX, 504, 200, 200):
+        health.call_answered(status)
+        states.append(health.state)
     assert states == ["unknown", "up", "up", "up", "up", "up", "up", "down", "down", "up", "up"]
-    assert [(line["event"], line["provider"]) for line in lines] == [
-        ("provider is down", "box"),
-        ("provider is up", "box"),
-    ]
-    assert (lines[0]["failures"], lines[0]["reason"]) == (FAILURES_MAX, "status 502")
+    assert taken == ["down: 3 calls failed, status 502", "down: 4 calls failed, status 504", None]
 
 
-async def test_a_silence_is_one_line_at_its_beginning_and_one_at_its_end(mock_clock: MockClock) -> None:
+async def test_a_silence_lasts_until_a_submission_is_answered(mock_clock: MockClock) -> None:
     health = ProviderHealth("box")
-    with structlog.testing.capture_logs() as lines:
-        for _ in range(1000):
-            health.succeeded("calls")
-            health.failed("submissions", "no answer")
-            mock_clock.jump(0.1)
-        [silence] = health.silences()
-        assert (silence.of, round(silence.seconds), health.state) == ("submissions", 100, "silent")
-        health.succeeded("updates")
-        assert health.silences() == (silence,)
-        for _ in range(10):
-            health.succeeded("submissions")
-        assert (health.silences(), health.state) == ((), "up")
-    seen: list[Any] = [(line["event"], line["provider"]) for line in lines]
-    assert seen == [("provider is silent", "box"), ("provider is up", "box")]
-    assert (lines[0]["of"], lines[0]["for_s"], lines[1]["was"]) == ("submissions", 20, "silent")
+    taken: list[str | None] = []
+    health.watch = taken.append
+    for _ in range(1000):
+        health.succeeded("calls")
+        health.failed("submissions", "no answer")
+        mock_clock.jump(0.1)
+    [silence] = health.silences()
+    assert (silence.of, round(silence.seconds), health.state) == ("submissions", 100, "silent")
+    health.succeeded("updates")
+    assert health.silences() == (silence,)
+    for _ in range(10):
+        health.succeeded("submissions")
+    assert (health.silences(), health.state) == ((), "up")
+    assert taken[0] == "silent: 201 submissions failed, no answer"
+    assert taken.index(None) == len(taken) - 1
 
 
 async def test_a_silent_provider_that_was_down_is_silent_until_it_answers(
     mock_clock: MockClock,
 ) -> None:
     health = ProviderHealth("box")
-    with structlog.testing.capture_logs() as lines:
-        for _ in range(2 * FAILURES_MAX):
-            health.succeeded("calls")
-            health.failed("updates", "no answer")
-            mock_clock.jump(SILENT_AFTER_S / FAILURES_MAX)
-        for _ in range(FAILURES_MAX):
-            health.failed("calls", "ConnectError")
-        # Tasks that wait must not be kept waiting because the provider went from silent to down.
-        assert [silence.of for silence in health.silences()] == ["updates"]
+    states: list[str] = []
+    for _ in range(2 * FAILURES_MAX):
         health.succeeded("calls")
-        health.succeeded("updates")
-    events = [line["event"].removeprefix("provider is ") for line in lines]
-    assert (events, health.state) == (["silent", "down", "silent", "up"], "up")
+        health.failed("updates", "no answer")
+        mock_clock.jump(SILENT_AFTER_S / FAILURES_MAX)
+    states.append(health.state)
+    for _ in range(FAILURES_MAX):
+        health.failed("calls", "ConnectError")
+    states.append(health.state)
+    # Tasks that wait must not be kept waiting because the provider went from silent to down.
+    assert [silence.of for silence in health.silences()] == ["updates"]
+    for what in ("calls", "updates"):
+        health.succeeded(what)
+        states.append(health.state)
+    assert states == ["silent", "down", "silent", "up"]
 
 
 async def test_a_call_now_and_then_without_an_answer_is_no_silence(mock_clock: MockClock) -> None:
@@ -160,5 +159,26 @@ async def test_a_slow_probe_delays_the_next_by_no_more_than_its_own_time(autojum
         await nursery.start(lambda *, task_status: watch.run(task_status=task_status))
         await trio.sleep(FAILURES_MAX * (PROBE_S + 2))
         nursery.cancel_scope.cancel()
-    assert len(asked_at) == FAILURES_MAX + 1
+    pauses = [round(later - earlier, 1) for earlier, later in pairwise(asked_at)]
+    assert pauses == [2.0, 2.0, 11.0, 11.0]
     assert provider.health.state == "down"
+
+
+async def test_a_provider_that_stops_while_idle_is_down_within_seconds(autojump_clock: MockClock) -> None:
+    provider = CogProvider("box", "http://box.example")
+    statuses: list[int | None] = [200]
+
+    async def answer(_path: str) -> int | None:
+        return statuses[-1]
+
+    serve(provider, answer)
+    watch = ProviderWatch(providers={"box": provider})
+    states: list[str] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lambda *, task_status: watch.run(task_status=task_status))
+        for status in (200, None, 200):
+            statuses.append(status)
+            await trio.sleep(PROBE_S + FAILURES_MAX * CHECK_S)
+            states.append(provider.health.state)
+        nursery.cancel_scope.cancel()
+    assert states == ["up", "down", "up"]

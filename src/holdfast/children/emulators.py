@@ -19,6 +19,7 @@ from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.logs import configure_logging
 from holdfast.parent.protocol import EmulatorsArguments
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
+from holdfast.reports.conditions import unwatched
 from holdfast.reports.reporter import Reporter
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import environment, load_settings
@@ -40,7 +41,9 @@ def main(arguments: EmulatorsArguments) -> int:
         registry = ProviderRegistry(settings, studio_url=f"http://{EMULATOR_HOST}:{port}")
     except CatalogFault:
         return BAD_CONFIGURATION  # the workers print the reason
-    emulators = emulators_of(settings, registry, port, card_setup(settings, local_url=arguments.local_url))
+    emulators = emulators_of(
+        settings, registry, port, card_setup(settings, local_url=arguments.local_url, watch=unwatched)
+    )
     if not emulators:
         return CLEAN
     return trio.run(_run, emulators_tree(emulators, Reporter()), Control(arguments.control_fd))

@@ -103,7 +103,7 @@ class HoldfastApp(QuartTrio):
                 response = await self._serve(self._routes[rule.endpoint], request, {**path})
         except Exception as error:
             response = render_error(error, request)
-        return _finish(request, response)
+        return _finish(self.deps, request, response)
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
         """Bind the URL map to a request's path and method."""
@@ -133,7 +133,7 @@ class HoldfastApp(QuartTrio):
         return render_error(error, _current())
 
     async def _finish_in_context(self, response: Response) -> Response:
-        return _finish(_current(), response)
+        return _finish(self.deps, _current(), response)
 
 
 def create_app(
@@ -161,9 +161,10 @@ def _begin(request: HoldfastRequest) -> None:
         raise NotFound
 
 
-def _finish(request: HoldfastRequest, response: Response) -> Response:
-    """Record the response's duration."""
+def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) -> Response:
+    """Record the response's duration, and count a refusal."""
     duration_s = time.perf_counter() - request.started_s
+    deps.refused.count(response)
     _histogram(request.endpoint or "none", response.status_code).observe(duration_s)
     return response
 

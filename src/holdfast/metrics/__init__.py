@@ -30,6 +30,11 @@ HTTP_CONNECTIONS_CLOSED = Counter(
     "room (idle, closed for a new one), stop, fault.",
     ["reason"],
 )
+CALLBACKS_REFUSED = Counter(
+    "holdfast_callbacks_refused",
+    "Callbacks that were refused, by provider (unknown: none of the catalog) and code of the refusal.",
+    ["provider", "reason"],
+)
 
 # Writes and the database
 

@@ -28,6 +28,8 @@ _HAPPENED: dict[ReportKind, str] = {
     "loss": "reports lost",
 }
 
+_CONDITIONS: frozenset[ReportKind] = frozenset({"outage", "recovery", "refusal", "lockout"})
+
 
 def in_words(report: Report) -> str:
     """Return what happened, why, and what was decided, in one line."""
@@ -35,6 +37,8 @@ def in_words(report: Report) -> str:
 
 
 def _what(report: Report) -> str:
+    if report.kind in _CONDITIONS:
+        return _condition(report)
     happened = _HAPPENED[report.kind]
     if report.kind == "crash" and report.context == "start_error":
         happened = "did not start"
@@ -51,6 +55,15 @@ def _what(report: Report) -> str:
     why = ": ".join(part for part in (report.reason_type, _one_line(report.reason)) if part)
     where = f" ({report.location})" if report.location else ""
     return f"{happened}: {why}{where}" if why else happened
+
+
+def _condition(report: Report) -> str:
+    """Return the condition, and how long it has lasted with how many failures."""
+    text = _one_line(report.reason) or _HAPPENED[report.kind]
+    if report.duration_s is None:
+        return text
+    lasted = "lasted" if report.kind == "recovery" else "for"
+    return f"{text}; {lasted} {report.duration_s:g} s, counted {report.count} times"
 
 
 def _decided(report: Report) -> str:

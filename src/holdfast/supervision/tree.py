@@ -20,6 +20,7 @@
     │   ├── provider-calls             calls media providers
     │   ├── hosting                    downloads and stores outputs
     │   ├── outbox                     delivers events to customers' servers
+    │   ├── conditions                 counts what lasts: outages, refused callbacks
     │   ├── reconciler                 reconciles card orders with their provider
     │   ├── order-sweeper              expires unpaid orders
     │   ├── provider-watch             probes providers that were not called for a while
@@ -30,6 +31,7 @@
     ├── control                        independent: answers operators, also while other parts restart
     └── http            rest_for_one   independent: it responds 503 while other parts restart
         ├── application                the lifespans of the applications
+        ├── refused-requests           counts refusals
         ├── connections                all open connections
         ├── listener                   accepts them
         └── operators-listener         accepts connections to the operators' port, if there is one

@@ -37,6 +37,7 @@ from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
+from holdfast.reports.conditions import CARD, DATABASE, Conditions
 from holdfast.reports.feed import ReportFeed
 from holdfast.reports.report import ReportsAfter
 from holdfast.reports.reporter import Reporter
@@ -95,13 +96,16 @@ def assemble(
     )
     studio = studio_port(settings)
     registry = ProviderRegistry(settings, studio_url=f"http://{EMULATOR_HOST}:{studio}")
-    card = card_setup(settings, local_url=local_url)
     store = asset_store(settings)
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
     presence = Presence(process := this_process(), ServiceClock(process.process_id))
     reporter = Reporter(member_id=process.process_id, host=gethostname(), worker=worker)
     reports = ReportQueue()
     reporter.listen(reports.put)
+    conditions = Conditions(reporter)
+    database.gate.watch = conditions.watch(DATABASE)
+    registry.watch(conditions)
+    card = card_setup(settings, local_url=local_url, watch=conditions.watch(CARD))
     now = presence.clock.now
     feed = ReportFeed(reporter, ReportTable(database))
     journal = Journal(
@@ -198,6 +202,7 @@ def assemble(
                 local_accounts.mailboxes(), local_sign_ins.mailboxes(), local_tasks.mailboxes()
             ),
             feed=feed,
+            conditions=conditions,
         ),
     )
     http = None
@@ -223,6 +228,7 @@ def assemble(
             controls=controls,
             metrics_text=metrics_text,
             urls=urls,
+            conditions=conditions,
         )
         http = HttpServer(sockets, settings, deps, reporter, lambda: tree.is_stopping)
         add_http_server(tree, http.start)

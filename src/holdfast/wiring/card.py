@@ -12,6 +12,7 @@ import trio
 from holdfast.emulator_ports import EMULATOR_HOST, card_emulator_port, card_port_file
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.card.stripe_adapter import StripeProvider
+from holdfast.reports.conditions import Watch, unwatched
 from holdfast.settings import Settings
 from holdfast.supervision.tree import RunningChild
 
@@ -35,13 +36,14 @@ class CardSetup:
     emulator_url: str | None = None
 
 
-def card_setup(settings: Settings, *, local_url: str) -> CardSetup | None:
-    """Return the card provider of these settings; ``local_url`` is where this service listens.
+def card_setup(settings: Settings, *, local_url: str, watch: Watch) -> CardSetup | None:
+    """Return the card provider of these settings; ``local_url`` is where this service listens, ``watch`` takes
+    the outcomes of calls.
 
     None in production without a key: production never uses the emulator.
     """
     if settings.card_api_key is not None:
-        return _configured(settings, settings.card_api_key)
+        return _configured(settings, settings.card_api_key, watch)
     port = card_emulator_port(settings)
     if port is None:
         return None
@@ -60,7 +62,7 @@ def card_setup(settings: Settings, *, local_url: str) -> CardSetup | None:
             task_status=task_status,
         )
 
-    return _emulated(settings, port, emulator=partial(RunningChild, run_emulator))
+    return _emulated(settings, port, watch=watch, emulator=partial(RunningChild, run_emulator))
 
 
 def card_setup_with_emulator(settings: Settings) -> CardSetup | None:
@@ -72,19 +74,21 @@ def card_setup_with_emulator(settings: Settings) -> CardSetup | None:
     return None if settings.is_production or not port else _emulated(settings, port)
 
 
-def _configured(settings: Settings, api_key: str) -> CardSetup:
+def _configured(settings: Settings, api_key: str, watch: Watch = unwatched) -> CardSetup:
     return CardSetup(
-        provider=_adapter(settings, api_key, settings.card_api_base),
+        provider=_adapter(settings, api_key, settings.card_api_base, watch),
         webhook_secrets=settings.card_webhook_secrets,
         publishable_key=settings.card_publishable_key,
         livemode=_livemode(api_key),
     )
 
 
-def _emulated(settings: Settings, port: int, *, emulator: partial[RunningChild] | None = None) -> CardSetup:
+def _emulated(
+    settings: Settings, port: int, *, watch: Watch = unwatched, emulator: partial[RunningChild] | None = None
+) -> CardSetup:
     url = f"http://{EMULATOR_HOST}:{port}"
     return CardSetup(
-        provider=_adapter(settings, _emulator_key(settings), url),
+        provider=_adapter(settings, _emulator_key(settings), url, watch),
         webhook_secrets=(_emulator_webhook_secret(settings),),
         publishable_key=settings.card_publishable_key or "pk_test_emulator",
         livemode=False,
@@ -93,7 +97,7 @@ def _emulated(settings: Settings, port: int, *, emulator: partial[RunningChild] 
     )
 
 
-def _adapter(settings: Settings, api_key: str, api_base: str | None) -> StripeProvider:
+def _adapter(settings: Settings, api_key: str, api_base: str | None, watch: Watch) -> StripeProvider:
     return StripeProvider(
         api_key,
         api_base=api_base,
@@ -101,6 +105,7 @@ def _adapter(settings: Settings, api_key: str, api_base: str | None) -> StripePr
         connect_timeout_s=min(5.0, settings.card_timeout_s),
         retries_count=settings.card_retries,
         automatic_payment_methods=settings.card_automatic_payment_methods,
+        watch=watch,
     )
 
 

@@ -106,6 +106,7 @@ class HttpServer:
             "http",
             [
                 ChildSpec("application", lambda: RunningChild(partial(run_lifespans, apps)), shutdown_s=1.0),
+                ChildSpec("refused-requests", lambda: RunningChild(self._deps.refused.run), shutdown_s=1.0),
                 ChildSpec("connections", self._new_connections, shutdown_s=limits.finish_requests_s + 1.0),
                 *listeners,
             ],

@@ -22,6 +22,7 @@ from holdfast.providers.media.callback_address import PURPOSE, hook_address
 from holdfast.providers.media.health import ProviderHealth, ProviderState
 from holdfast.providers.media.kinds import KINDS, kind_rules
 from holdfast.providers.outbound.guarded import Origin
+from holdfast.reports.conditions import PROVIDER, Conditions, unwatched
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import Settings
 from holdfast.wiring.provider_secrets import secret_faults
@@ -65,10 +66,18 @@ class ProviderRegistry:
         self._removed: dict[str, _Removed] = {}
         self.providers: dict[str, MediaProvider] = {}
         self.origins: set[Origin] = set()
+        self._conditions: Conditions | None = None
         catalog = self._checked(load_catalog(settings.catalog, kind_rules()))
         providers = self._create_providers(catalog, {})
         self.catalog = catalog
         self._install(providers)
+
+    def watch(self, conditions: Conditions) -> None:
+        """Report the outages of providers to ``conditions``, from now on."""
+        self._conditions = conditions
+        for name, provider in self.providers.items():
+            is_sold = name in self.catalog.providers
+            provider.health.watch = conditions.watch(PROVIDER, name, provider=name) if is_sold else unwatched
 
     async def reload(self) -> bool:
         """Reload the catalog and return whether it was accepted; one with faults is logged and ignored.
@@ -91,6 +100,8 @@ class ProviderRegistry:
             self._removed[name] = _Removed(self._counter(), self.catalog.providers[name], self.providers.get(name))
             grace_s = self._settings.provider_removed_grace_s
             log.warning("provider has left the catalog", provider=name, its_tasks_fail_in_s=grace_s)
+            if self._conditions is not None:
+                self._conditions.forget(PROVIDER, name)
         self.catalog = catalog
         self._install(providers)
         log.info("catalog loaded", version=catalog.version, models=len(catalog.models))
@@ -146,6 +157,8 @@ class ProviderRegistry:
         # Without a checkpoint in between: no task sees an empty registry.
         self.providers.clear()
         self.providers.update(in_grace | dict(providers))
+        if self._conditions is not None:
+            self.watch(self._conditions)
         self.origins.clear()
         self.origins.update(origins)
 

@@ -38,6 +38,7 @@ from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.webhook_post import post_event
 from holdfast.providers.storage.base import AssetStore
+from holdfast.reports.conditions import STORAGE, Conditions
 from holdfast.reports.feed import ReportFeed
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
@@ -80,6 +81,7 @@ def worker_children(
     samples: SampleRing,
     actor_mailboxes: Callable[[], Iterable[Mailbox]],
     feed: ReportFeed,
+    conditions: Conditions,
 ) -> Mapping[str, Callable[[], Child]]:
     """Return how each worker is started, by name and in start order.
 
@@ -132,6 +134,7 @@ def worker_children(
             incoming_dir=settings.data_dir / "incoming",
             tasks=tasks,
             now=now,
+            watch=conditions.watch(STORAGE),
         ),
         "outbox": lambda: OutboxWorker(
             refs.outbox,
@@ -144,7 +147,9 @@ def worker_children(
             give_up_s=settings.webhook_give_up_s,
             now=now,
             rng=random.Random(),  # noqa: S311 - spreads retries
+            conditions=conditions,
         ),
+        "conditions": lambda: RunningChild(conditions.run),
         "reconciler": lambda: RunningChild(
             Reconciler(
                 database=database, order_checks=order_checks, is_ours=partial(presence.holds, "reconciler")

@@ -139,7 +139,7 @@ class Dispatcher(Worker):
                 await self._reassign_freed()
         except DatabaseAway as away:
             # What is due stays due; a later tick finds it.
-            log.info("dispatch postponed", reason=str(away))
+            log.debug("dispatch postponed", reason=str(away))
 
     async def _reassign_freed(self) -> None:
         """Assign freed slots together: a claim costs much more than a slot that is free for a moment."""

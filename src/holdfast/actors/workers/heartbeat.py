@@ -129,7 +129,7 @@ class Heartbeat:
         try:
             found = await self._database.work(renew)
         except DatabaseAway as away:
-            log.info("heartbeat failed", reason=str(away))
+            log.debug("heartbeat failed", reason=str(away))
         else:
             presence.end_beat(found, written)
 

@@ -38,6 +38,7 @@ from holdfast.providers.outbound.downloads import (
 from holdfast.providers.outbound.guarded import GuardedClient, Origin
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
+from holdfast.reports.conditions import Watch
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +49,8 @@ ROUNDS_MAX = 8
 class HostingWorker(Worker):
     """Stores the outputs of one task in order, and of several tasks concurrently.
 
-    ``origins_of`` returns the private addresses from which a provider's outputs may be downloaded.
+    ``origins_of`` returns the private addresses from which a provider's outputs may be downloaded. ``watch``
+    takes the outcomes of storing.
     """
 
     kind = "hosting"
@@ -64,6 +66,7 @@ class HostingWorker(Worker):
         incoming_dir: Path,
         tasks: Directory,
         now: Now,
+        watch: Watch,
     ) -> None:
         super().__init__(ref)
         self._downloads = downloads
@@ -73,6 +76,7 @@ class HostingWorker(Worker):
         self._incoming_dir = incoming_dir
         self._tasks = tasks
         self._now = now
+        self._watch = watch
         self._rounds: dict[str, trio.CapacityLimiter] = {}
         self._running: dict[str, tuple[int, int, trio.CancelScope]] = {}
 
@@ -151,8 +155,9 @@ class HostingWorker(Worker):
             return HostingFailure(output.index, "storage: not ready", final=False)
         except OSError as fault:
             # The details of a storage fault are for operators only.
-            log.warning("output not stored", reason=fault.strerror)
+            trio.from_thread.run_sync(self._watch, fault.strerror or type(fault).__name__)
             return HostingFailure(output.index, "storage: cannot be written at the moment", final=False)
+        trio.from_thread.run_sync(self._watch, None)
         return OutputItem(
             index=output.index,
             asset_id=new_id("asset"),

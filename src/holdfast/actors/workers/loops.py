@@ -30,5 +30,5 @@ async def repeat(
             if is_ours():
                 await work()
         except DatabaseAway as away:
-            log.info(f"{name} postponed", reason=str(away))
+            log.debug(f"{name} postponed", reason=str(away))
         await trio.sleep(every_s)

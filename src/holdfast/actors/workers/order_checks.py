@@ -78,7 +78,7 @@ class OrderChecks:
             if is_expired and seen.state == "open":
                 seen = await self._card.cancel_intent(payment_id, as_of=as_of)
         except CardFault as fault:
-            log.info("a payment could not be read", order_id=order.order_id, reason=str(fault))
+            log.debug("a payment could not be read", order_id=order.order_id, reason=str(fault))
             return await self._reconcile(order, None)
         if is_expired and seen.state == "canceled":
             # Before the comparison, so that the order's history has the expiry as the reason for the cancellation.
@@ -108,7 +108,7 @@ class OrderChecks:
             await self._ask(order, RecordIntentRefused(order.order_id, fault.provider_code))
             return "refused"
         except CardFault as fault:
-            log.info("an intent could not be created", order_id=order.order_id, reason=str(fault))
+            log.debug("an intent could not be created", order_id=order.order_id, reason=str(fault))
             return "error"
         await self._ask(order, AttachIntent(order.order_id, intent.provider_payment_id))
         return "attached"

@@ -33,7 +33,9 @@ from holdfast.persistence.queries.events import count_pending_events
 from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.providers.outbound.urls import parse_url
 from holdfast.providers.standard_webhooks import standard_headers
+from holdfast.reports.conditions import WEBHOOKS, Conditions
 
 log = structlog.get_logger(__name__)
 
@@ -102,6 +104,7 @@ class OutboxWorker(Worker):
         give_up_s: float,
         now: Now,
         rng: random.Random,
+        conditions: Conditions,
         tick_s: float = TICK_S,
     ) -> None:
         super().__init__(ref)
@@ -114,6 +117,7 @@ class OutboxWorker(Worker):
         self._give_up_s = give_up_s
         self._now = now
         self._rng = rng
+        self._conditions = conditions
         self._tick_s = tick_s
         self._busy: Counter[str] = Counter()
         self._wake = trio.Event()
@@ -139,7 +143,7 @@ class OutboxWorker(Worker):
                     pass
             except DatabaseAway as away:
                 # What is due stays due; a later poll finds it.
-                log.info("event delivery postponed", reason=str(away))
+                log.debug("event delivery postponed", reason=str(away))
             with trio.move_on_after(self._tick_s):
                 await self._wake.wait()
             self._wake = trio.Event()
@@ -198,10 +202,20 @@ class OutboxWorker(Worker):
             jitter=self._rng.random(),
         )
         await self._write(event, _rows_of(event, answer, outcome, at, duration_ms), outcome)
+        self._watch(event, answer, is_delivered=outcome.status == "delivered")
         result = "failed" if outcome.status == "pending" else outcome.status
         metrics.EVENT_DELIVERIES.labels(result).inc()
         if outcome.status == "given_up":
             log.info("event given up", event_id=event.event_id, request_id=event.request_id, why=outcome.reason)
+
+    def _watch(self, event: DueEvent, answer: DeliveryResponse, *, is_delivered: bool) -> None:
+        """Count the outcome for the receiver. Its URL may contain a secret, so it is named by its host."""
+        receiver = f"{event.account_id} {parse_url(event.url).netloc}"
+        if is_delivered:
+            self._conditions.ended(WEBHOOKS, receiver)
+        else:
+            reason = answer.error or f"status {answer.status_code}"
+            self._conditions.failed(WEBHOOKS, receiver, reason, account_id=event.account_id)
 
     def _headers(self, event: DueEvent, at: datetime, body: bytes) -> dict[str, str]:
         secrets = [

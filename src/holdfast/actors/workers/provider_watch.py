@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 PROBE_S = 10.0
 CHECK_S = 1.0
-"""How often due probes are started. With ``PROBE_S``, a probe could be late by as much as its own interval."""
+"""How often due probes are started, and a doubted provider is probed: so its state is known soon."""
 PROBES_MAX = 8
 """How many probes run at once."""
 
@@ -38,7 +38,9 @@ class ProviderWatch:
         now = trio.current_time()
         for name, provider in list(self._providers.items()):
             health = provider.health
-            is_due = now - health.called_at_s >= PROBE_S and (provider.probes_when_idle or health.state == "down")
+            pause_s = CHECK_S if health.is_doubted else PROBE_S
+            is_wanted = provider.probes_when_idle or health.is_doubted or health.state == "down"
+            is_due = is_wanted and now - health.called_at_s >= pause_s
             if is_due and name not in self._under_way:
                 self._under_way.add(name)
                 nursery.start_soon(self._probe, name, provider)

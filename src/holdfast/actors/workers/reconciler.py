@@ -67,7 +67,7 @@ class OrderWorker:
                 await self._order_checks.check(order_id)
             except (AskFault, Crashed, DatabaseAway) as fault:
                 # Its claim lapses, and the order is checked again.
-                log.info("order check postponed", order_id=order_id, reason=str(fault))
+                log.debug("order check postponed", order_id=order_id, reason=str(fault))
             except UnreadableRow as fault:
                 log.error("order row is not readable", order_id=order_id, reason=str(fault))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -15,6 +16,7 @@ from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.fair_threads import FairThreads
 from holdfast.http.kit.operator_sessions import SeenSessions
 from holdfast.http.kit.operators import OperatorFailures
+from holdfast.http.kit.refused_requests import RefusedRequests
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
@@ -26,8 +28,10 @@ from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
 from holdfast.providers.media.health import ProviderState
 from holdfast.providers.storage.base import AssetStore
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.feed import ReportFeed
 from holdfast.reports.report import Report
+from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
 from holdfast.supervision.control.messages import MemberView
 
@@ -182,6 +186,12 @@ class Dependencies:
     threads: FairThreads = field(default_factory=FairThreads)
     operator_failures: OperatorFailures = field(default_factory=OperatorFailures)
     seen_sessions: SeenSessions = field(default_factory=SeenSessions)
+    conditions: Conditions = field(default_factory=lambda: Conditions(Reporter()))
+
+    @cached_property
+    def refused(self) -> RefusedRequests:
+        """The counts of refused requests."""
+        return RefusedRequests(self.conditions)
 
     @property
     def quote_key(self) -> bytes:

@@ -17,6 +17,7 @@ from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, error_response, refusal_of_fault, refusal_of_http
+from holdfast.http.kit.refused_requests import RefusalResponse
 from holdfast.http.kit.routes import BodyResponse, Outcome, Route, replayed
 from holdfast.http.kit.tracing import current_request_id
 from holdfast.ledger.refusals import Refusal
@@ -75,7 +76,10 @@ def render(outcome: Outcome) -> Response:
 def render_refusal(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
     """Turn a refusal into a response by the error table."""
     status, body, table_headers = error_response(refusal, current_request_id())
-    return _json(body, status, {**table_headers, **(headers or {})})
+    sent = {**table_headers, **(headers or {})}
+    response = RefusalResponse(body, status=status, headers=sent, content_type="application/json")
+    response.code = refusal.code
+    return response
 
 
 def render_error(error: Exception, request: HoldfastRequest) -> Response:
@@ -91,7 +95,8 @@ def render_fault(fault: BaseException) -> Response:
     if refusal is None:
         log.error("unexpected fault", exc_info=fault)
         return render_refusal(INTERNAL_ERROR)
-    log.warning("fault", code=refusal.code, reason=str(fault))
+    # At debug level only: requests answered 503 are a condition, reported when it begins and when it ends.
+    log.debug("fault", code=refusal.code, reason=str(fault))
     return render_refusal(refusal)
 
 

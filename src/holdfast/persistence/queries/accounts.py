@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, any_, bindparam, func, select
 
 from holdfast.ledger.credit.account import AccountTotals
-from holdfast.persistence.records.tables import accounts, api_keys
+from holdfast.persistence.records.tables import account_emails, accounts, api_keys
 
 
 class FirstCallFacts(NamedTuple):
@@ -30,6 +30,12 @@ _LIVE_KEYS = select(
 def account_totals(rows: Connection, account_id: str) -> AccountTotals:
     """Return the totals of an account that exists (a credential named it)."""
     return AccountTotals(*rows.execute(_TOTALS, {"account_id": account_id}).one())
+
+
+def account_of_email(rows: Connection, email: str) -> str | None:
+    """Return the account of an e-mail address, if it has one."""
+    found: str | None = rows.scalar(select(account_emails.c.account_id).where(account_emails.c.email == email))
+    return found
 
 
 def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str) -> FirstCallFacts:

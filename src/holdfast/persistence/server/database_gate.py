@@ -15,6 +15,7 @@ import trio
 
 from holdfast import metrics
 from holdfast.persistence.server.database_faults import Trouble
+from holdfast.reports.conditions import Watch, unwatched
 
 DatabaseState = Literal["available", "slow", "away"]
 
@@ -28,9 +29,13 @@ TIMEOUTS_SPAN_S = 4.0
 
 
 class DatabaseGate:
-    """Open while the database answers. Used on trio's thread only; other threads use ``trio.from_thread``."""
+    """Open while the database answers. Used on trio's thread only; other threads use ``trio.from_thread``.
+
+    ``watch`` takes the reason whenever it is closed, and None when it opens.
+    """
 
     def __init__(self) -> None:
+        self.watch: Watch = unwatched
         self.reason = "The database has not been reached yet."
         self.retry_after_s = RETRY_AFTER_S
         self._doubted = trio.Event()
@@ -64,12 +69,14 @@ class DatabaseGate:
         """Close the gate: refuse callers with ``reason``. Running reads are cancelled after :data:`GRACE_S`."""
         self.reason = reason
         self._trouble = trouble
+        self.watch(f"{trouble}: {reason}")
         self._update()
 
     @contextmanager
     def stalled(self, reason: str) -> Iterator[None]:
         """Keep the gate closed while the journal looks up a commit, even if probes succeed."""
         self.reason = self._stalled = reason
+        self.watch(f"slow: {reason}")
         self._update()
         try:
             yield
@@ -128,6 +135,7 @@ class DatabaseGate:
         should_be_open = self._trouble is None and self._stalled is None
         if should_be_open and not self.is_open:
             self.reason = ""
+            self.watch(None)
             self._closed = trio.Event()
             self._opened.set()
             for scope, deadline in self._waiting.items():

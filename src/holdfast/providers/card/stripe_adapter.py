@@ -30,6 +30,7 @@ from holdfast.providers.card.base import (
 from holdfast.providers.card.objects import Malformed, Object, code, listed, object_id, snapshot_of
 from holdfast.providers.card.wire import TimedOut, TrioHttp
 from holdfast.providers.outbound.retry_after import parse_retry_after
+from holdfast.reports.conditions import Watch, unwatched
 
 PAGE_COUNT: Final = 100
 PAGES_MAX_COUNT: Final = 20
@@ -49,9 +50,10 @@ T = TypeVar("T")
 class StripeProvider:
     """The provider account of ``api_key``. Create one inside the trio run that uses it, and close it.
 
-    ``api_base`` None is the real provider. ``timeout_s`` bounds one exchange, ``total_timeout_s`` a whole call with
-    its ``retries_count`` retries. ``automatic_payment_methods`` off leaves the choice of payment methods to the
-    account's defaults, for servers that do not know the parameter.
+    ``api_base`` None is the real provider. ``timeout_s`` bounds one exchange, ``total_timeout_s`` a whole call
+    with its ``retries_count`` retries. ``automatic_payment_methods`` off leaves the choice of payment methods to
+    the account's defaults, for servers that do not know the parameter. ``watch`` takes the outcome of each call;
+    a refusal is an answer.
     """
 
     def __init__(
@@ -64,10 +66,12 @@ class StripeProvider:
         total_timeout_s: float = 25.0,
         retries_count: int = 2,
         automatic_payment_methods: bool = True,
+        watch: Watch = unwatched,
     ) -> None:
         if not api_key.strip():
             raise ValueError("the card provider needs an API key")
         _disable_logging()
+        self._watch = watch
         self._total_timeout_s = total_timeout_s
         self._automatic_payment_methods = automatic_payment_methods
         self._http = TrioHttp(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
@@ -141,13 +145,21 @@ class StripeProvider:
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call within the total timeout and map its errors to :class:`CardFault`."""
         error: CardFault = CardTimeout("the whole call took too long")
+        is_key_refused = False
         with trio.move_on_after(self._total_timeout_s):
             try:
-                return await call()
+                answer = await call()
+                self._watch(None)
+                return answer
             except stripe.StripeError as fault:
                 error = _fault(fault)
+                is_key_refused = isinstance(fault, stripe.AuthenticationError | stripe.PermissionError)
             except Malformed as fault:
                 error = CardUnavailable(f"unreadable response: {fault}")
+        if is_key_refused:
+            self._watch("the API key is refused")
+        else:
+            self._watch(None if isinstance(error, CardRejected | CardRateLimited) else str(error))
         # Raised outside ``except`` so that the provider's error, which holds whole responses, is not its context.
         raise error
 

@@ -7,7 +7,7 @@ jobs (callbacks and responses to polls). The state follows from the counts:
 - ``silent``: calls have responses, but for a while no submission had one, or no update was received;
 - ``up``: neither; ``unknown`` until the first call has ended.
 
-``/readyz``, the dispatcher, the provider watch and the log read this state. Each process has its own.
+``/readyz``, the dispatcher and the provider watch read this state. Each process has its own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-import structlog
 import trio
 
 from holdfast.ledger.tasks.silence import Silence, Unanswered
-
-log = structlog.get_logger(__name__)
+from holdfast.reports.conditions import Watch, unwatched
 
 ProviderState = Literal["up", "unknown", "silent", "down"]
 Counted = Literal["calls", "submissions", "updates"]
@@ -45,7 +43,8 @@ class _Failures:
 
 
 class ProviderHealth:
-    """One provider's state. Each change is logged.
+    """One provider's state. ``watch`` takes the failures that make it ``down`` or ``silent``, and None when it is
+    up.
 
     ``called_at_s`` is when the last call ended (trio's clock). A provider that was called recently needs no probe.
     """
@@ -55,7 +54,7 @@ class ProviderHealth:
         self._provider = provider
         self._failures: dict[Counted, _Failures] = {}
         self._failing: Counted | None = None
-        self._since_s = 0.0
+        self.watch: Watch = unwatched
         self._was_answered = False
 
     @property
@@ -66,6 +65,11 @@ class ProviderHealth:
         if self._failing is not None:
             return "silent"
         return "up" if self._was_answered else "unknown"
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether the last call failed, but too few to tell that the provider is down."""
+        return "calls" in self._failures and self.state != "down"
 
     def silences(self) -> tuple[Silence, ...]:
         """Return the kinds of call that have had no response for a while, for the tasks that wait for one."""
@@ -87,7 +91,8 @@ class ProviderHealth:
             self.called_at_s = trio.current_time()
         self._was_answered = True
         self._failures.pop(what, None)
-        self._log_change()
+        if self._failing is not None and self._update() is None:
+            self.watch(None)
 
     def failed(self, what: Counted, reason: str) -> None:
         """Record a call or a submission without a response, or an update that was not received in time."""
@@ -96,23 +101,14 @@ class ProviderHealth:
             self.called_at_s = now_s
         found = self._failures.setdefault(what, _Failures(now_s))
         found.last_s, found.count, found.reason = now_s, found.count + 1, reason
-        self._log_change()
-
-    def _log_change(self) -> None:
-        failing = next((what for what in get_args(Counted) if self._is_failing(what)), None)
-        if failing == self._failing:
-            return
-        was, lasted_s = self.state, round(trio.current_time() - self._since_s)
-        self._failing, self._since_s = failing, trio.current_time()
-        if failing is None:
-            log.warning("provider is up", provider=self._provider, was=was, for_s=lasted_s)
-        else:
+        failing = self._update()
+        if failing is not None:
             found = self._failures[failing]
-            for_s = round(found.last_s - found.since_s)
-            log.warning(
-                f"provider is {self.state}",
-                provider=self._provider, of=failing, failures=found.count, for_s=for_s, reason=found.reason,
-            )  # fmt: skip
+            self.watch(f"{self.state}: {found.count} {failing} failed, {found.reason}")
+
+    def _update(self) -> Counted | None:
+        self._failing = next((what for what in get_args(Counted) if self._is_failing(what)), None)
+        return self._failing
 
     def _is_failing(self, what: Counted) -> bool:
         found = self._failures.get(what)

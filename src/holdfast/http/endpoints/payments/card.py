@@ -24,6 +24,7 @@ from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, read_order_amount, write_order
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import CardPayments
+from holdfast.http.kit.refused_callbacks import count_refused
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable, replayed
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.payment_rendering import payment_order_body, render_order
@@ -145,6 +146,10 @@ async def receive_card_webhook(call: Call) -> Outcome:
     Only an event that names an unknown order is refused, with 404, so that it is sent again. Events without effect
     are stored too.
     """
+    return count_refused(call, PROVIDER, await _receive_event(call))
+
+
+async def _receive_event(call: Call) -> Outcome:
     deps, card, body = call.deps, call.deps.card, call.raw
     secrets = () if card is None else card.webhook_secrets
     if card is None or not any(secret.strip() for secret in secrets):
@@ -208,7 +213,7 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
         log.warning("card provider refused an intent", order_id=request.order_id, code=fault.provider_code)
         return recorded if isinstance(recorded, Refusal) else _refusal_of(fault)
     except CardFault as fault:
-        log.warning("card provider fault", order_id=request.order_id, reason=str(fault))
+        log.debug("card provider fault", order_id=request.order_id, reason=str(fault))
         return _refusal_of(fault)
     attached = await call.ask(
         deps.accounts.ref(request.account_id), AttachIntent(request.order_id, intent.provider_payment_id)

@@ -7,6 +7,7 @@ from typing import Final
 from holdfast.actors.account.order_messages import PaySandboxOrder
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.refused_callbacks import count_refused
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
 from holdfast.http.schemas.payment_rendering import render_order, sandbox_values
@@ -80,6 +81,10 @@ async def create_sandbox_order(call: Call) -> Outcome:
 )
 async def receive_sandbox_callback(call: Call) -> Outcome:
     """A replay returns the order as it is. An unknown order is refused like a wrong signature."""
+    return count_refused(call, "sandbox", await _receive(call))
+
+
+async def _receive(call: Call) -> Outcome:
     deps = call.deps
     if not deps.settings.sandbox_enabled:
         return _DISABLED

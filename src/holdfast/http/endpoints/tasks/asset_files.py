@@ -24,6 +24,7 @@ from holdfast.persistence.queries.assets import asset_by_id
 from holdfast.persistence.records.tasks import AssetRow
 from holdfast.providers.storage.base import AssetMissing, AssetReader, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
+from holdfast.reports.conditions import STORAGE
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +104,7 @@ async def fetch_asset(call: Call) -> Outcome:
             return _GONE
         raise
     except OSError as fault:
-        log.warning("stored results cannot be read", reason=fault.strerror)
+        deps.conditions.failed(STORAGE, "", fault.strerror or type(fault).__name__)
         return _STORE_AWAY
     response = Response(None, status=status, headers=headers)
     response.response = _Blocks(reader)

@@ -10,6 +10,7 @@ from holdfast.actors.task.messages import ReceiveProviderUpdate
 from holdfast.http.endpoints.tasks.media_tasks import task_not_found, valid_task_id
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.refused_callbacks import count_refused, known_media_provider
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.refusals import Refusal
@@ -65,7 +66,8 @@ class _Sender(msgspec.Struct):
 )
 async def receive_callback(call: Call) -> Outcome:
     """Respond with the task to applied, duplicate, stale and late updates, so that retries stop."""
-    return await receive_signed(call)
+    provider = known_media_provider(call, key_name(",".join(call.request.headers.getlist(SIGNATURE_HEADER))))
+    return count_refused(call, provider, await receive_signed(call))
 
 
 async def receive_signed(call: Call, provider: str | None = None) -> Outcome:

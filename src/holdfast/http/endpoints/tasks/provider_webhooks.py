@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.http.endpoints.tasks.callbacks import REFUSED, SIGNATURE_HEADER, apply_update, receive_signed
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.refused_callbacks import count_refused, known_media_provider
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.tasks import TaskBody
@@ -75,6 +76,11 @@ def _bytes_max(call: Call) -> int:
 )
 async def receive_provider_webhook(call: Call) -> Outcome:
     """As for our own callbacks, applied, duplicate, stale and late updates get the task in response."""
+    provider = known_media_provider(call, call.path["provider"])
+    return count_refused(call, provider, await _receive(call))
+
+
+async def _receive(call: Call) -> Outcome:
     config = call.deps.catalog().providers.get(call.path["provider"])
     if config is None:
         return REFUSED["invalid"]

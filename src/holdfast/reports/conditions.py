@@ -1,0 +1,236 @@
+"""Conditions that last: an outage, refused callbacks, lockouts. Each is reported when it begins and when it ends.
+
+In between the occurrences are counted, and the count is reported after a minute and then ever more rarely. So a
+condition costs a few lines, however many requests it concerns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import trio
+
+from holdfast.reports.report import Report, ReportKind
+from holdfast.reports.reporter import Reporter
+from holdfast.traces import trace_id
+
+CHECK_S: Final = 1.0
+FIRST_COUNT_S: Final = 60.0
+"""A condition that lasts is reported again after this time, then each time after twice as long."""
+COUNT_PAUSE_MAX_S: Final = 3600.0
+SUBJECTS_MAX: Final = 50
+"""How many subjects of a condition have a report of their own; what concerns others counts as :data:`OTHERS`."""
+OTHERS: Final = "others"
+
+STATES: Final = frozenset({"away", "slow", "down", "silent"})
+
+Watch: TypeAlias = Callable[[str | None], None]
+"""Takes the outcome of a call: the reason of a failure, or None for a success."""
+
+
+def unwatched(_reason: str | None) -> None:
+    """Ignore the outcome of a call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A kind of condition. ``begun`` and ``over`` are its beginning and its end in words.
+
+    ``path`` is the part of the tree that notices it. It begins with the failure number ``failures_min`` in a row.
+    It ends with a success, or after ``quiet_s`` without a failure.
+    """
+
+    kind: ReportKind
+    path: str
+    begun: str
+    over: str
+    failures_min: int = 1
+    quiet_s: float | None = None
+
+
+DATABASE: Final = Condition(
+    kind="outage", path="holdfast/database", begun="the database is", over="the database answers"
+)
+PROVIDER: Final = Condition(
+    kind="outage", path="holdfast/workers/provider-watch", begun="the provider is", over="the provider is up"
+)
+CARD: Final = Condition(
+    kind="outage", path="holdfast/http", begun="the card provider fails", over="the card provider answers"
+)
+MAIL: Final = Condition(kind="outage", path="holdfast/http", begun="mail is not sent", over="mail is sent")
+STORAGE: Final = Condition(
+    kind="outage",
+    path="holdfast/workers/hosting",
+    begun="results cannot be stored or read",
+    over="results are stored and read",
+)
+WEBHOOKS: Final = Condition(
+    kind="outage",
+    path="holdfast/workers/outbox",
+    begun="webhooks are not delivered",
+    over="webhooks are delivered",
+    failures_min=3,
+    quiet_s=3600.0,
+)
+CALLBACKS: Final = Condition(
+    kind="refusal",
+    path="holdfast/http",
+    begun="callbacks are refused",
+    over="no callback was refused for a minute",
+    quiet_s=60.0,
+)
+UNAVAILABLE: Final = Condition(
+    kind="outage",
+    path="holdfast/http",
+    begun="requests are answered 503",
+    over="no request is answered 503",
+    quiet_s=10.0,
+)
+LOCKOUTS: Final = Condition(
+    kind="lockout",
+    path="holdfast/sign-in",
+    begun="sign-in is locked",
+    over="no sign-in was refused for ten minutes",
+    quiet_s=600.0,
+)
+
+
+@dataclass(slots=True)
+class _Lasting:
+    """A condition of one subject: failures in a row, and once it has begun, since when (the clock's seconds)."""
+
+    since_s: float
+    provider: str | None
+    account_id: str | None
+    count: int = 0
+    last_s: float = 0.0
+    reason: str = ""
+    has_begun: bool = False
+    pause_s: float = FIRST_COUNT_S
+    report_at_s: float = 0.0
+
+
+def _is_going_on(condition: Condition, found: _Lasting, now_s: float) -> bool:
+    """Whether a condition that ends by itself is not about to."""
+    return condition.quiet_s is None or now_s - found.last_s < condition.quiet_s / 2
+
+
+def _state(reason: str) -> str | None:
+    """Return the state that a reason begins with, if any: the change of it is reported too."""
+    state = reason.partition(":")[0]
+    return state if state in STATES else None
+
+
+def _beginning(condition: Condition, reason: str) -> str:
+    return f"{condition.begun}{' ' if _state(reason) else ': '}{reason}"
+
+
+class Conditions:
+    """The conditions of one process. ``clock`` counts seconds. For trio's thread only."""
+
+    def __init__(self, reporter: Reporter, clock: Callable[[], float] = trio.current_time) -> None:
+        self._reporter = reporter
+        self._clock = clock
+        self._lasting: dict[Condition, dict[str, _Lasting]] = {}
+
+    def watch(self, condition: Condition, subject: str = "", *, provider: str | None = None) -> Watch:
+        """Return the function that takes the outcomes of calls for one subject."""
+
+        def take(reason: str | None) -> None:
+            if reason is None:
+                self.ended(condition, subject)
+            else:
+                self.failed(condition, subject, reason, provider=provider)
+
+        return take
+
+    def failed(
+        self,
+        condition: Condition,
+        subject: str,
+        reason: str,
+        *,
+        provider: str | None = None,
+        account_id: str | None = None,
+    ) -> None:
+        """Count one failure; the first of them, or the number ``failures_min``, begins the condition."""
+        now_s = self._clock()
+        subjects = self._lasting.setdefault(condition, {})
+        if subject not in subjects and len(subjects) >= SUBJECTS_MAX:
+            subject, provider, account_id = OTHERS, None, None
+        found = subjects.get(subject)
+        if found is None:
+            found = subjects[subject] = _Lasting(now_s, provider, account_id)
+        before, found.reason = found.reason, reason
+        found.count, found.last_s = found.count + 1, now_s
+        is_due = found.count >= condition.failures_min
+        if (is_due and not found.has_begun) or (found.has_begun and _state(reason) != _state(before)):
+            found.has_begun = True
+            found.report_at_s = now_s + found.pause_s
+            self._report(condition, subject, found, _beginning(condition, reason))
+
+    def ended(self, condition: Condition, subject: str = "") -> None:
+        """End the condition of a subject, if it has begun."""
+        subjects = self._lasting.get(condition)
+        if not subjects:
+            return
+        found = subjects.pop(subject, None)
+        if found is not None and found.has_begun:
+            self._end(condition, subject, found, self._clock())
+
+    def forget(self, condition: Condition, subject: str) -> None:
+        """End the condition of a subject that is gone, without a report."""
+        self._lasting.get(condition, {}).pop(subject, None)
+
+    def check(self) -> None:
+        """Report the counts that are due, and end conditions without failures for their time."""
+        now_s = self._clock()
+        for condition, subjects in self._lasting.items():
+            for subject, found in list(subjects.items()):
+                if condition.quiet_s is not None and now_s - found.last_s >= condition.quiet_s:
+                    del subjects[subject]
+                    if found.has_begun:
+                        self._end(condition, subject, found, found.last_s)
+                elif found.has_begun and now_s >= found.report_at_s and _is_going_on(condition, found, now_s):
+                    found.pause_s = min(found.pause_s * 2, COUNT_PAUSE_MAX_S)
+                    found.report_at_s = now_s + found.pause_s
+                    text = _beginning(condition, found.reason)
+                    self._report(condition, subject, found, text, lasted_s=now_s - found.since_s)
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Check every second until cancelled."""
+        task_status.started()
+        while True:
+            await trio.sleep(CHECK_S)
+            self.check()
+
+    def _end(self, condition: Condition, subject: str, found: _Lasting, until_s: float) -> None:
+        lasted_s = until_s - found.since_s
+        self._report(condition, subject, found, condition.over, lasted_s=lasted_s, kind="recovery")
+
+    def _report(
+        self,
+        condition: Condition,
+        subject: str,
+        found: _Lasting,
+        reason: str,
+        *,
+        lasted_s: float | None = None,
+        kind: ReportKind | None = None,
+    ) -> None:
+        self._reporter.report(
+            Report(
+                kind=kind or condition.kind,
+                at=self._reporter.now(),
+                path=condition.path,
+                key=subject if found.provider is None and subject else None,
+                provider=found.provider,
+                account_id=found.account_id,
+                reason=reason,
+                count=None if lasted_s is None else found.count,
+                duration_s=None if lasted_s is None else round(lasted_s, 1),
+                trace_id=trace_id() if lasted_s is None else None,
+            )
+        )

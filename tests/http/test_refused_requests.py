@@ -1,0 +1,37 @@
+"""Refusals are counted, never logged one by one; refused callbacks are reported with their reason."""
+
+from __future__ import annotations
+
+import structlog.testing
+
+from holdfast.http.kit.refused_requests import RefusalResponse, RefusedRequests
+from holdfast.reports.conditions import Conditions
+from holdfast.reports.reporter import Reporter
+
+
+def refused(status: int, code: str) -> RefusalResponse:
+    response = RefusalResponse(b"{}", status=status)
+    response.code = code
+    return response
+
+
+def test_a_minute_of_refusals_is_one_line() -> None:
+    requests = RefusedRequests(Conditions(Reporter(), lambda: 0.0))
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(250):
+            requests.count(refused(402, "insufficient_credit"))
+        requests.count(refused(404, "task_not_found"))
+        requests.log_counts()
+        requests.log_counts()
+    assert [(line["event"], line["count"], line["codes"]) for line in lines] == [
+        ("requests refused", 251, "250 402 insufficient_credit, 1 404 task_not_found")
+    ]
+
+
+def test_requests_answered_503_are_an_outage() -> None:
+    reporter = Reporter()
+    requests = RefusedRequests(Conditions(reporter, lambda: 0.0))
+    for _ in range(250):
+        requests.count(refused(503, "temporarily_unavailable"))
+    (report,) = reporter.recent()
+    assert (report.kind, report.reason) == ("outage", "requests are answered 503: temporarily_unavailable")

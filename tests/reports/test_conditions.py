@@ -1,0 +1,123 @@
+"""Conditions that last: reported when they begin, while they last, and when they end."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.reports.conditions import (
+    CALLBACKS,
+    COUNT_PAUSE_MAX_S,
+    DATABASE,
+    OTHERS,
+    PROVIDER,
+    SUBJECTS_MAX,
+    WEBHOOKS,
+    Conditions,
+)
+from holdfast.reports.reporter import Reporter
+from holdfast.reports.words import in_words
+
+
+class Story:
+    """Conditions at a time that the test sets, and what they report."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.reporter = Reporter()
+        self.conditions = Conditions(self.reporter, lambda: self.now_s)
+
+    @property
+    def lines(self) -> list[str]:
+        """The kinds and texts of all reports, the oldest first."""
+        return [f"{report.kind}: {in_words(report)}" for report in reversed(self.reporter.recent())]
+
+    def pass_time(self, seconds: int) -> None:
+        """Let time pass, with a check every second."""
+        for _ in range(seconds):
+            self.now_s += 1
+            self.conditions.check()
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def test_an_outage_is_one_report_at_its_beginning_and_one_at_its_end(story: Story) -> None:
+    for _ in range(100):
+        story.conditions.failed(DATABASE, "", "away: connection refused")
+    story.pass_time(30)
+    story.conditions.ended(DATABASE)
+    story.conditions.ended(DATABASE)
+    assert story.lines == [
+        "outage: the database is away: connection refused",
+        "recovery: the database answers; lasted 30 s, counted 100 times",
+    ]
+
+
+def test_while_it_lasts_its_count_is_reported_ever_more_rarely(story: Story) -> None:
+    watch = story.conditions.watch(PROVIDER, "studio", provider="studio")
+    for _ in range(4 * 3600):
+        watch("down: ConnectError")
+        story.pass_time(1)
+    durations = [report.duration_s for report in reversed(story.reporter.recent())]
+    assert durations == [None, 60, 180, 420, 900, 1860, 3780, 7380, 10980]
+    assert COUNT_PAUSE_MAX_S == 10980 - 7380
+    assert {report.provider for report in story.reporter.recent()} == {"studio"}
+    assert story.reporter.recent(1)[0].count == 10980
+
+
+def test_a_change_of_state_is_reported_at_once(story: Story) -> None:
+    watch = story.conditions.watch(PROVIDER, "studio", provider="studio")
+    for reason in ("silent: no updates", "silent: none", "down: refused", "down: timed out"):
+        watch(reason)
+    watch(None)
+    assert [line.partition(";")[0] for line in story.lines] == [
+        "outage: the provider is silent: no updates",
+        "outage: the provider is down: refused",
+        "recovery: the provider is up",
+    ]
+
+
+def test_without_failures_for_its_time_a_condition_ends_by_itself(story: Story) -> None:
+    for _ in range(20):
+        story.conditions.failed(CALLBACKS, "studio invalid_signature", "invalid_signature", provider="studio")
+        story.pass_time(1)
+    story.pass_time(60)
+    story.conditions.failed(CALLBACKS, "studio invalid_signature", "invalid_signature", provider="studio")
+    assert story.lines == [
+        "refusal: callbacks are refused: invalid_signature",
+        "recovery: no callback was refused for a minute; lasted 19 s, counted 20 times",
+        "refusal: callbacks are refused: invalid_signature",
+    ]
+
+
+def test_a_condition_may_need_several_failures_in_a_row(story: Story) -> None:
+    receiver = "acct_1 shop.example"
+    for _ in range(10):
+        story.conditions.failed(WEBHOOKS, receiver, "status 500")
+        story.conditions.failed(WEBHOOKS, receiver, "status 500")
+        story.conditions.ended(WEBHOOKS, receiver)
+    assert story.lines == []
+    for _ in range(3):
+        story.conditions.failed(WEBHOOKS, receiver, "status 500", account_id="acct_1")
+    assert story.lines == ["outage: webhooks are not delivered: status 500"]
+    assert story.reporter.recent(1)[0].key == receiver
+
+
+def test_many_subjects_are_counted_as_others(story: Story) -> None:
+    for number in range(SUBJECTS_MAX + 100):
+        story.conditions.failed(CALLBACKS, f"box{number}", "invalid_signature", provider=f"box{number}")
+    reports = story.reporter.recent()
+    assert len(reports) == SUBJECTS_MAX + 1
+    assert (reports[0].key, reports[0].provider) == (OTHERS, None)
+    story.pass_time(60)
+    assert story.reporter.recent(1)[0].count in (1, 100)
+    assert len(story.reporter.recent()) == 2 * (SUBJECTS_MAX + 1)
+
+
+def test_a_forgotten_subject_ends_without_a_report(story: Story) -> None:
+    story.conditions.failed(PROVIDER, "studio", "down: refused")
+    story.conditions.forget(PROVIDER, "studio")
+    story.conditions.ended(PROVIDER, "studio")
+    assert len(story.lines) == 1
