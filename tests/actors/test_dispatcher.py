@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -15,6 +15,7 @@ import trio.testing
 from sqlalchemy import Connection
 from tests.recorded_refs import RecordedRef
 
+from holdfast import metrics
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.actors.workers.dispatcher import AUDIT_TICKS, FOLLOW_UP_TICKS, Dispatcher, Tick
@@ -99,7 +100,7 @@ class Setup:
         }
         await self.database.work(lambda rows: rows.execute(sqlalchemy.insert(tables.tasks), [row]).rowcount)
 
-    def dispatcher(self) -> Dispatcher:
+    def dispatcher(self, *, assigns_slots: Callable[[str], bool] = lambda _: True) -> Dispatcher:
         """Create a dispatcher."""
         return Dispatcher(
             self.ref,
@@ -110,6 +111,7 @@ class Setup:
             process=self.process,
             removed=lambda provider: provider in self.removed,
             leases_are_reliable=lambda: self.leases_are_reliable,
+            assigns_slots=assigns_slots,
         )
 
     async def start(self) -> None:
@@ -134,6 +136,23 @@ async def test_slots_go_to_the_oldest_tasks_first(setup: Setup) -> None:
     setup.ref.tell(TaskQueued("studio", "task_new"))
     setup.ref.tell(SlotFreed("studio", "task_3"))
     assert (await setup.tasks.count(3))[2] == ("task_1", False)
+
+
+async def test_the_gauges_have_the_slots_that_are_assigned_here(setup: Setup) -> None:
+    def slots() -> tuple[float, float]:
+        gauges = (metrics.PROVIDER_SLOTS, metrics.PROVIDER_SLOTS_USED)
+        total, used = (float(gauge.labels("studio")._value.get()) for gauge in gauges)
+        return total, used
+
+    await setup.insert_task("task_1", dispatched=False, due_in_s=-1)
+    is_ours = True
+    dispatcher = setup.dispatcher(assigns_slots=lambda _: is_ours)
+    for _ in range(FOLLOW_UP_TICKS):
+        await dispatcher.on_receive(Tick())
+    assert slots() == (2, 1)
+    is_ours = False
+    await dispatcher.on_receive(Tick())
+    assert slots() == (0, 0)
 
 
 async def test_slots_that_are_freed_together_are_assigned_together(setup: Setup) -> None:

@@ -79,10 +79,6 @@ class Setup:
                 taken.append(claimed)
         return taken
 
-    async def count_pending(self) -> int:
-        await trio.lowlevel.checkpoint()
-        return len(self.due_at)
-
     async def write(self, unit: Unit) -> UnitResult:
         """Write a unit, as the journal would."""
         await trio.lowlevel.checkpoint()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from holdfast import metrics
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox
 from holdfast.actors.workers.sampler import LAG_S, Sampler
+from holdfast.metrics.process_usage import ProcessMeter, usage_of
 from holdfast.metrics.samples import SAMPLE_S, SAMPLES_MAX, SampleRing
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -25,12 +27,15 @@ class Sampled:
         self.ring = SampleRing()
         self.mailboxes = [Mailbox(100), Mailbox(100)]
         self.journal_units = 0
+        self.quarantined = {"accounts": 0}
 
     async def start(self) -> None:
         sampler = Sampler(
             self.ring,
             journal_units=lambda: self.journal_units,
             mailboxes=lambda: self.mailboxes,
+            quarantined=lambda: self.quarantined,
+            processes=ProcessMeter(None),
             now=lambda: NOON + timedelta(seconds=trio.current_time()),
         )
         await self._nursery.start(sampler.run)
@@ -117,3 +122,25 @@ async def test_half_an_hour_of_samples_is_kept(nursery: trio.Nursery, mock_clock
         sampled.ring.add(samples[-1])
     assert sampled.ring.since() == (samples[-1],) * SAMPLES_MAX
     assert SAMPLES_MAX * SAMPLE_S == 1800
+
+
+async def test_quarantined_actors_and_the_process_have_gauges(nursery: trio.Nursery, mock_clock: MockClock) -> None:
+    sampled = await started(nursery, mock_clock)
+    sampled.quarantined = {"accounts": 3}
+    before = metrics.PROCESS_CPU_S.labels("single")._value.get()
+    await sampled.elapse(2 * SAMPLE_S)
+    assert metrics.ACTORS_QUARANTINED.labels("accounts")._value.get() == 3
+    usage = usage_of()
+    assert usage is not None
+    assert metrics.PROCESS_MEMORY_BYTES.labels("single")._value.get() == pytest.approx(usage.memory_bytes, rel=0.2)
+    assert 0 < metrics.PROCESS_CPU_S.labels("single")._value.get() <= before + usage.cpu_s
+    sample = sampled.ring.newest()
+    assert sample is not None
+    assert sample.memory_bytes == pytest.approx(usage.memory_bytes, rel=0.2)
+    assert sample.cpu_s is not None
+
+
+def test_the_usage_of_an_ended_process_is_unknown() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert usage_of(ended.pid) is None

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -183,17 +184,45 @@ async def test_an_outage_is_counted_only_after_a_first_connection() -> None:
     def gone_count() -> float:
         return float(metrics.DATABASE_OUTAGES._value.get())
 
+    def is_up() -> float:
+        return float(metrics.DATABASE_UP._value.get())
+
     before = gone_count()
     gate.close("still away")
     assert (gate.is_open, gone_count() - before) == (False, 0)
     gate.open()
     gate.open()
-    assert (gate.is_open, gone_count() - before) == (True, 0)
+    assert (gate.is_open, gone_count() - before, is_up()) == (True, 0, 1)
     gate.close("away again")
     gate.close("and still")
-    assert (gate.is_open, gone_count() - before, gate.reason) == (False, 1, "and still")
+    assert (gate.is_open, gone_count() - before, gate.reason, is_up()) == (False, 1, "and still", 0)
     gate.open()
     assert (gate.is_open, gone_count() - before, gate.reason) == (True, 1, "")
+
+
+async def test_the_wait_for_a_connection_is_measured(database: Database) -> None:
+    waits = metrics.DATABASE_WAIT_S.labels("read")
+    free = threading.Event()
+    running = [threading.Event() for _ in range(int(database.limiters["read"].total_tokens))]
+
+    def occupy(_: Connection, has_begun: threading.Event) -> None:
+        has_begun.set()
+        assert free.wait(10)
+
+    async with trio.open_nursery() as nursery:
+        for has_begun in running:
+            nursery.start_soon(database.read, occupy, has_begun)
+        for has_begun in running:
+            await trio.to_thread.run_sync(has_begun.wait, 10)
+        before = waits.distribution
+        nursery.start_soon(database.read, lambda _: None)
+        await trio.testing.wait_all_tasks_blocked()
+        waiting_since = time.perf_counter()
+        waited_s = time.perf_counter() - waiting_since
+        free.set()
+    since = waits.distribution.since(before)
+    assert since.count == len(running) + 1
+    assert since.total > waited_s
 
 
 async def test_waiters_pass_when_the_gate_opens(autojump_clock: trio.testing.MockClock) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.typing import FilteringBoundLogger
 
+from holdfast import metrics
 from holdfast.ledger.clock import utc_now
 from holdfast.reports.causes import describe, leaf_of
 from holdfast.reports.report import Report
@@ -123,6 +124,15 @@ def test_a_report_is_one_log_line_with_a_level_by_kind(logged: list[Any]) -> Non
         "text": "up again",
     }
     assert [entry["log_level"] for entry in logged[2:]] == ["critical", "error", "warning"]
+
+
+def test_reports_are_counted_by_kind_and_level(logged: list[Any]) -> None:
+    def count() -> float:
+        return float(metrics.REPORTS.labels("quarantine", "error")._value.get())
+
+    before = count()
+    Reporter().report(Report(kind="quarantine", at=utc_now(), path="holdfast/accounts"))
+    assert count() == before + 1
 
 
 def test_a_long_reason_is_cut_in_the_log_and_kept_in_the_report(logged: list[Any]) -> None:

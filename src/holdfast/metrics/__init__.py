@@ -69,6 +69,17 @@ COMMIT_LOOKUPS = Counter(
     "Batches whose COMMIT got no response, by what the look-up found: committed, void.",
     ["result"],
 )
+DATABASE_UP = Gauge(
+    "holdfast_database_up",
+    "Whether the database answers (1) or not (0); of several workers the least.",
+    multiprocess_mode="livemin",
+)
+DATABASE_WAIT_S = BatchedHistogram(
+    "holdfast_database_wait_seconds",
+    "Time that a query waited for a connection of its pool: read (POOL_SIZE) or work (leases and sweeps).",
+    ["pool"],
+    buckets=SECONDS,
+)
 DATABASE_OUTAGES = Counter("holdfast_database_outages", "How often the database became unreachable or too slow.")
 
 # Actors
@@ -80,6 +91,13 @@ ACTOR_EVENTS = Counter(
     "voided, put_off (by the database), quarantined, tried (their quarantine being over), released.",
     ["kind", "event"],
 )
+ACTORS_QUARANTINED = Gauge(
+    "holdfast_actors_quarantined",
+    "Actors in quarantine, by kind: their messages are refused.",
+    ["kind"],
+    multiprocess_mode="livesum",
+)
+REPORTS = Counter("holdfast_reports", "Reports to operators, by kind and level.", ["kind", "level"])
 MAILBOX_WAIT_S = BatchedHistogram(
     "holdfast_mailbox_wait_seconds",
     "Time that a message waited in its mailbox, by kind of actor or worker.",
@@ -113,10 +131,57 @@ TASK_S = BatchedHistogram(
     ["provider", "status"],
     buckets=(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 21600, 86400),
 )
+TASKS_UNFINISHED = Gauge(
+    "holdfast_tasks_unfinished",
+    "Tasks that have not ended, by provider and status, in the database. Of a provider's queue at most 10000 are "
+    "counted.",
+    ["provider", "status"],
+    multiprocess_mode="livemostrecent",
+)
+TASKS_QUEUED_AGE_S = Gauge(
+    "holdfast_tasks_queued_age_seconds",
+    "Age of the oldest task that waits for a slot, by provider, in the database; 0 if none waits.",
+    ["provider"],
+    multiprocess_mode="livemostrecent",
+)
 REVIEWS_OPEN = Gauge(
     "holdfast_reviews_open",
     "Tasks whose review waits for an operator, in the database.",
     multiprocess_mode="livemostrecent",
+)
+
+# Providers
+
+PROVIDER_STATE = Gauge(
+    "holdfast_provider_state",
+    "How many processes see the provider in this state: unknown, up, silent, down.",
+    ["provider", "state"],
+    multiprocess_mode="livesum",
+)
+PROVIDER_CALL_S = BatchedHistogram(
+    "holdfast_provider_call_duration_seconds",
+    "Time from a call to its response or failure, by provider and call: submit, poll, cancel, probe.",
+    ["provider", "call"],
+    buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
+)
+PROVIDER_ERRORS = Counter(
+    "holdfast_provider_call_errors",
+    "Calls that failed, by provider, call and reason: timeout, connect_error, connect_timeout, pool_timeout, "
+    "read_error, read_timeout, write_error, write_timeout, remote_protocol_error, body_too_large, or status_ with "
+    "the number of an HTTP status from 400.",
+    ["provider", "call", "reason"],
+)
+PROVIDER_SLOTS = Gauge(
+    "holdfast_provider_slots",
+    "Slots of the provider, where this process assigns them, else 0.",
+    ["provider"],
+    multiprocess_mode="livesum",
+)
+PROVIDER_SLOTS_USED = Gauge(
+    "holdfast_provider_slots_used",
+    "Slots of the provider that tasks occupy, where this process assigns them, else 0.",
+    ["provider"],
+    multiprocess_mode="livesum",
 )
 
 # Payments
@@ -148,6 +213,11 @@ EVENTS_PENDING = Gauge(
     "Events that are still to be delivered, in the database.",
     multiprocess_mode="livemostrecent",
 )
+EVENTS_PENDING_AGE_S = Gauge(
+    "holdfast_events_pending_age_seconds",
+    "Age of the oldest event that is still to be delivered, in the database; 0 if there is none.",
+    multiprocess_mode="livemostrecent",
+)
 NAME_LOOKUPS = Counter(
     "holdfast_name_lookups",
     "Look-ups of host names, by purpose (webhooks, downloads, providers) and result: answered, failed, timed_out, "
@@ -169,6 +239,28 @@ AUDIT_DIFFERENCES = Gauge(
 )
 AUDIT_OPERATIONS = Counter("holdfast_audit_operations", "Operations that the checker has checked.")
 
+# Processes
+
+BUILD_INFO = Gauge(
+    "holdfast_build_info",
+    "The processes that run this version of Holdfast and of Python.",
+    ["version", "python"],
+    multiprocess_mode="livesum",
+)
+PROCESS_CPU_S = Counter(
+    "holdfast_process_cpu_seconds",
+    "CPU time that a process used, user and system, by process: a worker's number, parent, or single (one without "
+    "a parent).",
+    ["process"],
+)
+PROCESS_MEMORY_BYTES = Gauge(
+    "holdfast_process_resident_memory_bytes",
+    "Resident memory of a process, by process: a worker's number (during a roll it and its successor), parent, or "
+    "single (one without a parent).",
+    ["process"],
+    multiprocess_mode="livesum",
+)
+
 # Members
 
 MEMBERS = Gauge(
@@ -182,7 +274,17 @@ FORWARDED = Counter(
     ["result"],
 )
 
-BATCHED = (HTTP_REQUEST_S, JOURNAL_BATCH_UNITS, JOURNAL_COMMIT_S, MAILBOX_WAIT_S, TURN_S, LOOP_LAG_S, TASK_S)
+BATCHED = (
+    HTTP_REQUEST_S,
+    JOURNAL_BATCH_UNITS,
+    JOURNAL_COMMIT_S,
+    DATABASE_WAIT_S,
+    MAILBOX_WAIT_S,
+    TURN_S,
+    LOOP_LAG_S,
+    TASK_S,
+    PROVIDER_CALL_S,
+)
 
 
 def flush() -> None:

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from holdfast import metrics
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.reports.report import Report, level_of
@@ -60,6 +61,7 @@ class Reporter:
         except Exception:
             self.dropped_count += 1
             return
+        metrics.REPORTS.labels(report.kind, report.level).inc()
         # The log may be a closed pipe, which is no reason to fail.
         with suppress(Exception):
             self._write(report, fault)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from socket import gethostname
 
@@ -198,9 +197,8 @@ def assemble(
             reporter=reporter,
             reports=reports,
             samples=samples,
-            actor_mailboxes=lambda: chain(
-                local_accounts.mailboxes(), local_sign_ins.mailboxes(), local_tasks.mailboxes()
-            ),
+            directories=(local_accounts, local_sign_ins, local_tasks),
+            worker=worker,
             feed=feed,
             conditions=conditions,
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -11,6 +11,7 @@ from itertools import chain
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
+from holdfast.actors.workers.backlog_meter import BacklogMeter
 from holdfast.actors.workers.checker import Checker
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
@@ -29,6 +30,7 @@ from holdfast.cluster.members import slots_of
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.tasks.public import event_payload
+from holdfast.metrics.process_usage import ProcessMeter
 from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.claims.outbox import DueEvent
@@ -42,6 +44,7 @@ from holdfast.reports.conditions import STORAGE, Conditions
 from holdfast.reports.feed import ReportFeed
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
+from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.wiring.card import CardSetup
@@ -79,14 +82,15 @@ def worker_children(
     reporter: Reporter,
     reports: ReportQueue,
     samples: SampleRing,
-    actor_mailboxes: Callable[[], Iterable[Mailbox]],
+    directories: Sequence[KeyedDirectory],
+    worker: int | None,
     feed: ReportFeed,
     conditions: Conditions,
 ) -> Mapping[str, Callable[[], Child]]:
     """Return how each worker is started, by name and in start order.
 
-    The heartbeat comes before what falls due, so that service time is known. ``actor_mailboxes`` are those of the
-    keyed actors.
+    The heartbeat comes before what falls due, so that service time is known. ``directories`` have the keyed
+    actors of this process, ``worker`` is its slot at the parent.
     """
     now = presence.clock.now
     card_provider = None if card is None else card.provider
@@ -178,11 +182,14 @@ def worker_children(
                 is_ours=partial(presence.holds, "sweeper"),
             ).run
         ),
+        "backlog-meter": lambda: RunningChild(BacklogMeter(database=database, now=now).run),
         "sampler": lambda: RunningChild(
             Sampler(
                 samples,
                 journal_units=lambda: journal.queued_units,
-                mailboxes=lambda: chain(actor_mailboxes(), refs.mailboxes()),
+                mailboxes=lambda: chain(*(each.mailboxes() for each in directories), refs.mailboxes()),
+                quarantined=lambda: {each.name: len(each.quarantined()) for each in directories},
+                processes=ProcessMeter(worker),
                 now=utc_now,
             ).run
         ),

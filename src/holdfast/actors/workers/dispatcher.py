@@ -24,6 +24,7 @@ from functools import partial
 import structlog
 import trio
 
+from holdfast import metrics
 from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
@@ -171,12 +172,21 @@ class Dispatcher(Worker):
             if check_all or self._backlog.get(provider, True):
                 await self._start_waiting(provider)
         if check_all:
+            self._show_slots()
             await self._follow_up()
+
+    def _show_slots(self) -> None:
+        slots = self._slots()
+        for provider in self._assigned:
+            metrics.PROVIDER_SLOTS.labels(provider).set(slots.get(provider, 0))
+            metrics.PROVIDER_SLOTS_USED.labels(provider).set(len(self._held.get(provider, ())))
 
     async def _find_assigned(self) -> None:
         """Find the providers whose slots this process assigns, and the tasks that occupy them now."""
         assigned = frozenset(filter(self._assigns_slots, self._slots()))
         for provider in self._assigned - assigned:
+            metrics.PROVIDER_SLOTS.labels(provider).set(0)
+            metrics.PROVIDER_SLOTS_USED.labels(provider).set(0)
             self._held.pop(provider, None)
             self._backlog.pop(provider, None)
             self._freed.discard(provider)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -29,7 +28,6 @@ from holdfast.ledger.tasks.webhook_secrets import signing, webhook_secret
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
-from holdfast.persistence.queries.events import count_pending_events
 from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -40,7 +38,6 @@ from holdfast.reports.conditions import WEBHOOKS, Conditions
 log = structlog.get_logger(__name__)
 
 TICK_S = 2.0
-COUNT_S = 30.0
 DELIVERIES_MAX = 128
 PER_ACCOUNT_MAX = 4
 LEASE_MARGIN_S = 5.0
@@ -57,14 +54,13 @@ Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[DeliveryResponse
 
 
 class EventRows(Protocol):
-    """The stored events. Both raise :class:`~holdfast.persistence.server.database_faults.DatabaseAway`."""
+    """The stored events."""
 
     async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
-        """Claim up to ``most`` due events; ``busy`` counts each account's running deliveries."""
-        ...
+        """Claim up to ``most`` due events; ``busy`` counts each account's running deliveries.
 
-    async def count_pending(self) -> int:
-        """Count the events that are not delivered yet, by any process."""
+        Raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
+        """
         ...
 
 
@@ -80,10 +76,6 @@ class OutboxRows:
         return await self._database.work(
             claim_due, now, most=most, per_account_max=PER_ACCOUNT_MAX, busy=busy, lease_s=self._lease_s
         )
-
-    async def count_pending(self) -> int:
-        """Count the events that are not done."""
-        return await self._database.read(count_pending_events)
 
 
 class OutboxWorker(Worker):
@@ -123,8 +115,8 @@ class OutboxWorker(Worker):
         self._wake = trio.Event()
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        """Deliver due events, and count the pending ones."""
-        return (self._poll_loop, self._count_loop)
+        """Deliver due events."""
+        return (self._poll_loop,)
 
     async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
         """Stop within ``FINISH_S``: deliveries that take longer are cancelled and repeated after their lease."""
@@ -147,12 +139,6 @@ class OutboxWorker(Worker):
             with trio.move_on_after(self._tick_s):
                 await self._wake.wait()
             self._wake = trio.Event()
-
-    async def _count_loop(self) -> None:
-        while True:
-            with suppress(DatabaseAway):
-                metrics.EVENTS_PENDING.set(await self._rows.count_pending())
-            await trio.sleep(COUNT_S)
 
     async def _deliver_due(self) -> bool:
         """Claim due events up to the limits and start their deliveries; return whether others may be due.

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import structlog
 import trio
 
+from holdfast import metrics
 from holdfast.providers.media.base import MediaProvider
+from holdfast.providers.media.health import ProviderState
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +27,7 @@ class ProviderWatch:
         self._providers = providers
         self._limiter = trio.CapacityLimiter(PROBES_MAX)
         self._under_way: set[str] = set()
+        self._shown: dict[str, ProviderState] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Start due probes every few seconds until cancelled."""
@@ -32,6 +35,7 @@ class ProviderWatch:
             task_status.started()
             while True:
                 self._start_due(nursery)
+                self._show_states()
                 await trio.sleep(CHECK_S)
 
     def _start_due(self, nursery: trio.Nursery) -> None:
@@ -44,6 +48,15 @@ class ProviderWatch:
             if is_due and name not in self._under_way:
                 self._under_way.add(name)
                 nursery.start_soon(self._probe, name, provider)
+
+    def _show_states(self) -> None:
+        """Set the gauges of the states that have changed; a provider that has left the catalog has none."""
+        states = {name: provider.health.state for name, provider in self._providers.items()}
+        for name, state in self._shown.items() - states.items():
+            metrics.PROVIDER_STATE.labels(name, state).set(0)
+        for name, state in states.items():
+            metrics.PROVIDER_STATE.labels(name, state).set(1)
+        self._shown = states
 
     async def _probe(self, name: str, provider: MediaProvider) -> None:
         try:

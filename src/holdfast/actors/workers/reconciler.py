@@ -7,18 +7,15 @@ processes share the work, and a claim whose process dies lapses.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import ClassVar
 
 import structlog
 import trio
 
-from holdfast import metrics
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.workers.loops import always, repeat
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.persistence.claims.orders import claim_expired_orders, claim_unreconciled_orders
-from holdfast.persistence.queries.orders import operator_backlog
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -28,7 +25,6 @@ log = structlog.get_logger(__name__)
 TICK_S = 2.0
 ORDERS_MAX = 8
 CONCURRENT_MAX = 4
-COUNT_S = 30.0
 
 
 class OrderWorker:
@@ -73,21 +69,9 @@ class OrderWorker:
 
 
 class Reconciler(OrderWorker):
-    """Compares card orders with their provider, finds lost intents, and measures the operators' backlog."""
+    """Compares card orders with their provider, and finds lost intents."""
 
     claim = staticmethod(claim_unreconciled_orders)
-
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Check due orders and measure the backlog until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(repeat, self._measure_backlog, every_s=COUNT_S, name="backlog metrics"))
-            await super().run(task_status=task_status)
-
-    async def _measure_backlog(self) -> None:
-        backlog = await self._database.read(operator_backlog)
-        metrics.ORDERS_HELD.set(backlog.held)
-        metrics.ORDERS_MISMATCHED.set(backlog.mismatched)
-        metrics.REVIEWS_OPEN.set(backlog.in_review)
 
 
 class OrderSweeper(OrderWorker):

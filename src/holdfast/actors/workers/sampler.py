@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
 from holdfast import metrics
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.ledger.clock import Now
+from holdfast.metrics.process_usage import ProcessMeter
 from holdfast.metrics.samples import SAMPLE_S, Queues, SampleRing, Totals, read_totals, sample_between
 
 LAG_S = 0.25
@@ -16,7 +17,10 @@ LAG_S = 0.25
 
 
 class Sampler:
-    """Adds a sample to ``ring`` every few seconds. ``journal_units`` are those that wait for the journal."""
+    """Adds a sample to ``ring`` every few seconds, and sets the metrics that nothing else sets.
+
+    ``journal_units`` are those that wait for the journal, ``quarantined`` the actors in quarantine by kind.
+    """
 
     def __init__(
         self,
@@ -24,11 +28,15 @@ class Sampler:
         *,
         journal_units: Callable[[], int],
         mailboxes: Callable[[], Iterable[Mailbox]],
+        quarantined: Callable[[], Mapping[str, int]],
+        processes: ProcessMeter,
         now: Now,
     ) -> None:
         self._ring = ring
         self._journal_units = journal_units
         self._mailboxes = mailboxes
+        self._quarantined = quarantined
+        self._processes = processes
         self._now = now
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -37,6 +45,9 @@ class Sampler:
         before, begun = read_totals(), trio.current_time()
         try:
             while True:
+                self._processes.measure()
+                for kind, count in self._quarantined().items():
+                    metrics.ACTORS_QUARANTINED.labels(kind).set(count)
                 lag_max_s = await self._measure_lag(begun + SAMPLE_S)
                 before, begun = self._take_sample(before, begun, lag_max_s)
         finally:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 
 from holdfast.ledger.tasks.deliveries import DeliveryStatus
 from holdfast.ledger.tasks.task import EventKind
@@ -40,11 +40,6 @@ _ATTEMPT = selected(outbox_attempts, OutboxAttemptRow._fields).join_from(
     & (outbox.c.event_id == outbox_attempts.c.event_id)
     & (outbox_attempts.c.number > outbox.c.attempts - ATTEMPTS_SHOWN_MAX),
 )
-
-
-def count_pending_events(rows: Connection) -> int:
-    """Count the events of all accounts that are still to be delivered."""
-    return rows.execute(select(func.count()).where(outbox.c.due_at.is_not(None))).scalar_one()
 
 
 def events_of_task(

@@ -13,13 +13,16 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
 import trio
 from sqlalchemy import Connection, Engine, Pool
 
+from holdfast import metrics
 from holdfast.persistence.server.connections import connect_writer, make_engine, probe
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 from holdfast.persistence.server.database_gate import DatabaseGate
@@ -90,13 +93,13 @@ class Database:
         :class:`QueryTimedOut`; every other exception of ``query`` passes through.
         """
         self._refuse_if_closed()
-        gate = self.gate
-        with trio.move_on_after(self._read_deadline_s) as scope, gate.cutting_short(scope):
+        gate, wait = self.gate, _Wait()
+        with wait.measured("read"), trio.move_on_after(self._read_deadline_s) as scope, gate.cutting_short(scope):
             try:
                 found = await trio.to_thread.run_sync(
                     _in_transaction,
                     self._engine,
-                    lambda connection: query(connection, *args, **kwargs),
+                    wait.ends_with(lambda connection: query(connection, *args, **kwargs)),
                     2,
                     False,
                     limiter=self._reads,
@@ -147,15 +150,17 @@ class Database:
         Raises like :meth:`read`.
         """
         self._refuse_if_closed()
+        wait = _Wait()
         try:
-            return await trio.to_thread.run_sync(
-                _in_transaction,
-                self._work_engine,
-                lambda connection: change(connection, *args, **kwargs),
-                1,
-                True,
-                limiter=self._works,
-            )
+            with wait.measured("work"):
+                return await trio.to_thread.run_sync(
+                    _in_transaction,
+                    self._work_engine,
+                    wait.ends_with(lambda connection: change(connection, *args, **kwargs)),
+                    1,
+                    True,
+                    limiter=self._works,
+                )
         except DatabaseAway as exc:
             self._note(exc)
             raise
@@ -260,6 +265,32 @@ class Database:
     def _close_retired(self) -> None:
         for pool in self._retired:
             pool.dispose()
+
+
+class _Wait:
+    """How long one query waits for a connection of its pool."""
+
+    def __init__(self) -> None:
+        self._ended_s: float | None = None
+
+    def ends_with(self, query: Callable[[Connection], T]) -> Callable[[Connection], T]:
+        """Return ``query``, whose first call ends the wait."""
+
+        def run(connection: Connection) -> T:
+            self._ended_s = self._ended_s or perf_counter()
+            return query(connection)
+
+        return run
+
+    @contextmanager
+    def measured(self, pool: str) -> Iterator[None]:
+        """Measure the wait from here; one that did not end lasts until the block does."""
+        begun_s = perf_counter()
+        try:
+            yield
+        finally:
+            waited_s = (self._ended_s or perf_counter()) - begun_s
+            metrics.DATABASE_WAIT_S.labels(pool).observe(waited_s)
 
 
 def _in_transaction(engine: Engine, unit: Callable[[Connection], T], attempts: int, writing: bool) -> T:

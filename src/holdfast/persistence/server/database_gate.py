@@ -138,12 +138,14 @@ class DatabaseGate:
             self.watch(None)
             self._closed = trio.Event()
             self._opened.set()
+            metrics.DATABASE_UP.set(1)
             for scope, deadline in self._waiting.items():
                 scope.deadline = deadline
         elif not should_be_open and self.is_open:
             self._opened = trio.Event()
             self._closed.set()
             self._doubted.set()
+            metrics.DATABASE_UP.set(0)
             metrics.DATABASE_OUTAGES.inc()
             if self._waiting:
                 soon = trio.current_time() + GRACE_S

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Literal
 
 import msgspec
 import trio
 
+from holdfast import metrics
 from holdfast.ledger.clock import utc_now
 from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
 from holdfast.providers.media.health import ProviderHealth
@@ -27,6 +30,9 @@ from holdfast.providers.outbound.urls import parse_url
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
 PROBE_TIMEOUT_S = 5.0
+
+ProviderCall = Literal["submit", "poll", "cancel", "probe"]
+_METHODS = {"poll": "GET", "cancel": "POST"}
 
 NO_ANSWER = (TransportFault, trio.TooSlowError, BodyTooLarge)
 """The request may have arrived, but there is no response."""
@@ -79,6 +85,7 @@ class ProviderClient:
             **({"Authorization": f"Bearer {token}"} if token else {}),
         }
         self.health = ProviderHealth(name)
+        self._name = name
         self._connect_timeout_s = connect_timeout_s
         self._pool = ConnectionPool(
             self._dial,
@@ -91,54 +98,61 @@ class ProviderClient:
 
     async def ask(
         self,
+        call: ProviderCall,
         method: str,
         path: str,
         within_s: float,
+        *,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> ProviderResponse:
-        """Send a request. Raises the errors in :data:`NO_ANSWER`.
+        """Send a request, measured as ``call``. Raises the errors in :data:`NO_ANSWER`.
 
         ``GET`` and ``PUT`` may be sent twice, if a kept connection turns out to be closed.
         """
         request = render_request(
             method, self._base_path + path.encode("ascii"), {**self._headers, **(headers or {})}, content
         )
+        begun = trio.current_time()
         try:
             with trio.fail_after(within_s):
                 async with self._pool.exchange(
                     self._endpoint, request, is_repeatable=method in ("GET", "PUT")
                 ) as response:
                     body = await response.read(ANSWER_MAX_BYTES)
-        except PoolTimeout:
-            # Our own connections were all in use.
+        except NO_ANSWER as fault:
+            self._count_error(call, _reason_of(fault))
+            # Without a free connection of our own, or if the answer is too large, it may well be up.
+            if not isinstance(fault, PoolTimeout | BodyTooLarge):
+                self.health.failed("calls", type(fault).__name__)
             raise
-        except (TransportFault, trio.TooSlowError) as fault:
-            self.health.failed("calls", type(fault).__name__)
-            raise
+        finally:
+            metrics.PROVIDER_CALL_S.labels(self._name, call).observe(trio.current_time() - begun)
+        if response.status >= 400:
+            self._count_error(call, f"status_{response.status}")
         self.health.call_answered(response.status)
         return ProviderResponse(response.status, response.header("retry-after"), body)
 
     async def probe(self, path: str) -> None:
         """Send a request that costs nothing; any response shows that the server is up."""
         with suppress(*NO_ANSWER):
-            await self.ask("GET", path, PROBE_TIMEOUT_S)
+            await self.ask("probe", "GET", path, PROBE_TIMEOUT_S)
 
     async def submit(
         self, method: str, path: str, within_s: float, content: bytes, headers: Mapping[str, str]
     ) -> ProviderResponse | NotSent | Ambiguous:
         """Send a job; without a response, return whether the server may have it."""
         try:
-            return await self.ask(method, path, within_s, content, headers)
+            return await self.ask("submit", method, path, within_s, content=content, headers=headers)
         except NeverSent as fault:
             return NotSent(f"provider unreachable: {type(fault).__name__}")
         except NO_ANSWER as fault:
             return Ambiguous(f"no response to the submission: {type(fault).__name__}")
 
-    async def ask_about(self, method: str, path: str, within_s: float) -> ProviderResponse:
-        """Send a request about a job that the server has. Raises :class:`PollFault`."""
+    async def ask_about(self, call: Literal["poll", "cancel"], path: str, within_s: float) -> ProviderResponse:
+        """Poll or cancel a job that the server has. Raises :class:`PollFault`."""
         try:
-            return await self.ask(method, path, within_s)
+            return await self.ask(call, _METHODS[call], path, within_s)
         except NO_ANSWER as fault:
             raise PollFault(f"the provider is unreachable: {type(fault).__name__}") from fault
 
@@ -146,12 +160,21 @@ class ProviderClient:
         """Close connections."""
         self._pool.close()
 
+    def _count_error(self, call: ProviderCall, reason: str) -> None:
+        metrics.PROVIDER_ERRORS.labels(self._name, call, reason).inc()
+
     async def _dial(self, endpoint: Endpoint, _requester: str) -> trio.SocketStream:
         try:
             with trio.fail_after(self._connect_timeout_s):
                 return await trio.open_tcp_stream(endpoint.host, endpoint.port)
         except trio.TooSlowError as fault:
             raise ConnectTimeout("the server did not accept a connection in time") from fault
+
+
+def _reason_of(fault: Exception) -> str:
+    """Return the fault's name as a label: ``connect_error`` for ConnectError."""
+    name = "Timeout" if isinstance(fault, trio.TooSlowError) else type(fault).__name__
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def detail_of(body: bytes) -> str:

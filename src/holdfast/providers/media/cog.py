@@ -110,7 +110,7 @@ class CogProvider:
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
         """Read the job's status. Raises :class:`PollFault`."""
         name = provider_ref or job_id(request_id, attempt)
-        answer = await self._client.ask_about("GET", _path(name), self._ask_timeout_s)
+        answer = await self._client.ask_about("poll", _path(name), self._ask_timeout_s)
         if answer.status in (404, 410) and self._retains_jobs:
             return None
         if answer.status in _NO_SUCH_METHOD and not self._retains_jobs:
@@ -127,7 +127,7 @@ class CogProvider:
     async def cancel(self, request_id: str, attempt: int, provider_ref: str | None) -> CancelOutcome:
         """Ask the server to stop the job. Raises :class:`PollFault`."""
         name = provider_ref or job_id(request_id, attempt)
-        answer = await self._client.ask_about("POST", f"{_path(name)}/cancel", self._ask_timeout_s)
+        answer = await self._client.ask_about("cancel", f"{_path(name)}/cancel", self._ask_timeout_s)
         return cancel_outcome(answer)
 
     @property

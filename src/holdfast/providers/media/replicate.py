@@ -123,7 +123,7 @@ class ReplicateProvider:
         """Read the job's status. Raises :class:`PollFault`."""
         if provider_ref is None:
             raise PollFault("the provider's name for the job is not known")
-        answer = await self._client.ask_about("GET", _path(provider_ref), self._ask_timeout_s)
+        answer = await self._client.ask_about("poll", _path(provider_ref), self._ask_timeout_s)
         if answer.status in (404, 410):
             return None
         return polled_update(
@@ -140,7 +140,7 @@ class ReplicateProvider:
         del request_id, attempt
         if provider_ref is None:
             raise PollFault("the provider's name for the job is not known")
-        answer = await self._client.ask_about("POST", f"{_path(provider_ref)}/cancel", self._ask_timeout_s)
+        answer = await self._client.ask_about("cancel", f"{_path(provider_ref)}/cancel", self._ask_timeout_s)
         return cancel_outcome(answer)
 
     @property

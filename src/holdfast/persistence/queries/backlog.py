@@ -1,0 +1,70 @@
+"""What is unfinished in the database: tasks by status, and events to customers. Bounded, whatever waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import Connection, text
+
+from holdfast.persistence.queries.orders import OperatorBacklog, operator_backlog
+
+COUNTED_MAX = 10_000
+
+_QUEUED = text(
+    # By the index of waiting tasks, provider by provider, so that a long queue at one hides no other.
+    "with recursive providers as ("
+    "  (select provider from tasks where wake_at is not null and not dispatched order by provider limit 1)"
+    "  union all"
+    "  select n.provider from providers p cross join lateral (select t.provider from tasks t "
+    "    where t.wake_at is not null and not t.dispatched and t.provider > p.provider "
+    "    order by t.provider limit 1) n"
+    ") select p.provider, q.number, q.oldest_at from providers p cross join lateral ("
+    "  select count(*) as number, min(created_at) as oldest_at from ("
+    "    select t.created_at from tasks t where t.provider = p.provider and t.wake_at is not null "
+    "    and not t.dispatched limit :most) w) q"
+)
+_DISPATCHED = text(
+    "select provider, status, count(*) as number from ("
+    "  select provider, status from tasks where wake_at is not null and dispatched limit :most) d "
+    "group by provider, status"
+)
+_EVENTS = text(
+    "select count(*) as number, min(created_at) as oldest_at from ("
+    "  select created_at from outbox where due_at is not null limit :most) e"
+)
+
+
+class Backlog(NamedTuple):
+    """Unfinished tasks by provider and status, and what else waits. Ages are in seconds.
+
+    ``queued_age_s`` is the age of the oldest task that waits for a slot, by provider.
+    """
+
+    tasks: Mapping[tuple[str, str], int]
+    queued_age_s: Mapping[str, float]
+    events: int
+    events_age_s: float
+    operators: OperatorBacklog
+
+
+def measure_backlog(rows: Connection, now: datetime) -> Backlog:
+    """Count what is unfinished at ``now`` (service time), at most :data:`COUNTED_MAX` of each kind."""
+    most = {"most": COUNTED_MAX}
+    queued = rows.execute(_QUEUED, most).all()
+    tasks = {(row.provider, "queued"): row.number for row in queued}
+    for row in rows.execute(_DISPATCHED, most):
+        tasks[row.provider, row.status] = tasks.get((row.provider, row.status), 0) + row.number
+    events = rows.execute(_EVENTS, most).one()
+    return Backlog(
+        tasks,
+        {row.provider: _age_s(row.oldest_at, now) for row in queued},
+        events.number,
+        0.0 if events.oldest_at is None else _age_s(events.oldest_at, now),
+        operator_backlog(rows),
+    )
+
+
+def _age_s(at: datetime, now: datetime) -> float:
+    return max(0.0, (now - at).total_seconds())

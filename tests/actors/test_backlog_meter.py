@@ -1,0 +1,98 @@
+"""The backlog meter: the gauges of what is unfinished follow the rows, and a long queue is counted in part."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast import metrics
+from holdfast.actors.workers.backlog_meter import BacklogMeter
+from holdfast.persistence.queries import backlog
+from holdfast.persistence.server.database import Database
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+ADD_TASKS = """
+    insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, wake_at,
+        dispatched, request, state)
+    select 'acct_1', 'task_' || %(provider)s || %(status)s || n, 1, %(status)s, 'm', %(provider)s,
+        %(now)s - make_interval(secs => %(age_s)s + n), %(now)s, case when %(is_due)s then %(now)s end,
+        %(dispatched)s, '{}', '{}'
+    from generate_series(0, %(number)s - 1) n
+"""
+ADD_EVENT = """
+    insert into outbox (account_id, event_id, request_id, kind, url, created_at, due_at, status, attempts,
+        round_at, tries, snapshot)
+    values ('acct_1', %s, 'task_1', 'succeeded', 'https://example.com', %s - make_interval(secs => 90), %s, %s, 0,
+        %s, 0, '{}')
+"""
+
+
+@pytest.fixture
+def rows(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with contextlib.closing(psycopg.connect(database_url, autocommit=True)) as connection:
+        yield connection
+
+
+def add_tasks(
+    rows: psycopg.Connection[Any],
+    provider: str,
+    status: str,
+    number: int,
+    *,
+    dispatched: bool,
+    age_s: int = 0,
+    is_due: bool = True,
+) -> None:
+    values = {
+        "provider": provider, "status": status, "number": number, "dispatched": dispatched, "age_s": age_s,
+        "is_due": is_due, "now": NOW,
+    }  # fmt: skip
+    rows.execute(ADD_TASKS, values)
+
+
+def unfinished(provider: str, status: str) -> float:
+    return float(metrics.TASKS_UNFINISHED.labels(provider, status)._value.get())
+
+
+def queued_age_s(provider: str) -> float:
+    return float(metrics.TASKS_QUEUED_AGE_S.labels(provider)._value.get())
+
+
+async def test_the_gauges_follow_the_rows(database: Database, rows: psycopg.Connection[Any]) -> None:
+    add_tasks(rows, "studio", "queued", 5, dispatched=False, age_s=60)
+    add_tasks(rows, "box", "queued", 1, dispatched=False, age_s=7)
+    add_tasks(rows, "studio", "processing", 3, dispatched=True)
+    add_tasks(rows, "studio", "review", 2, dispatched=True)
+    add_tasks(rows, "studio", "succeeded", 9, dispatched=True, is_due=False)
+    rows.execute(ADD_EVENT, ("evt_1", NOW, NOW, "pending", NOW))
+    rows.execute(ADD_EVENT, ("evt_2", NOW, None, "delivered", NOW))
+    meter = BacklogMeter(database=database, now=lambda: NOW)
+    await meter.measure()
+    assert (unfinished("studio", "queued"), unfinished("box", "queued")) == (5, 1)
+    assert (unfinished("studio", "processing"), unfinished("studio", "review")) == (3, 2)
+    assert (queued_age_s("studio"), queued_age_s("box")) == (64, 7)
+    assert metrics.REVIEWS_OPEN._value.get() == 2
+    assert metrics.EVENTS_PENDING._value.get() == 1
+    assert metrics.EVENTS_PENDING_AGE_S._value.get() == 90
+
+    rows.execute("update tasks set wake_at = null")
+    rows.execute("update outbox set due_at = null")
+    await meter.measure()
+    assert [unfinished("studio", status) for status in ("queued", "processing", "review")] == [0, 0, 0]
+    assert (queued_age_s("studio"), queued_age_s("box"), metrics.EVENTS_PENDING_AGE_S._value.get()) == (0, 0, 0)
+
+
+async def test_a_long_queue_is_counted_in_part_and_hides_no_other(
+    database: Database, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "COUNTED_MAX", 10)
+    add_tasks(rows, "a", "queued", 50, dispatched=False)
+    add_tasks(rows, "b", "queued", 4, dispatched=False)
+    await BacklogMeter(database=database, now=lambda: NOW).measure()
+    assert (unfinished("a", "queued"), unfinished("b", "queued")) == (10, 4)
