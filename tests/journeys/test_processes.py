@@ -127,6 +127,25 @@ async def test_kills_of_a_worker_and_of_the_parent_lose_nothing(
     assert service.audit() == []
 
 
+async def test_others_accept_for_a_frozen_worker(service: Service) -> None:
+    frozen = workers(service)[0]
+
+    async def ask() -> None:
+        # Without kept connections: the system gives half of them to the frozen worker's socket.
+        async with loopback_client(base_url=service.url, timeout=60) as client:
+            assert (await client.get("/healthz")).status_code == 200
+
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(ask)
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    await until_logged(service, "process responds again", 1)
+    assert frozen in workers(service)
+
+
 async def test_sockets_of_systemd_keep_what_waits_and_outlive_a_killed_parent(new_service: NewService) -> None:
     service = new_service(PROCESSES="1")
     answers: list[int] = []

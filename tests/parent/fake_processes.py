@@ -6,6 +6,8 @@ import signal
 
 import trio
 
+from holdfast.parent.protocol import READY
+
 
 class FakeProcess:
     """A process that is ready and ends when the test says so. A TERM ends it with 0, unless ``ignores_term``."""
@@ -19,20 +21,23 @@ class FakeProcess:
         self.is_closed = False
         self.code: int | None = None
         self._changed = trio.Event()
-        self._is_ready = False
+        self._send, self._receive = trio.open_memory_channel[str](100)
 
     def be_ready(self) -> None:
-        self._is_ready = True
-        self._pulse()
+        self.say(READY)
+
+    def say(self, line: str) -> None:
+        self._send.send_nowait(line)
 
     def end(self, code: int) -> None:
         self.code = code
+        self._send.close()
         self._pulse()
 
-    async def wait_ready(self) -> bool:
-        while not self._is_ready and self.code is None:
-            await self._changed.wait()
-        return self._is_ready
+    async def next_line(self) -> str | None:
+        async for line in self._receive:
+            return line
+        return None
 
     async def wait(self) -> int:
         while self.code is None:

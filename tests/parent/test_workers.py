@@ -2,79 +2,23 @@
 
 from __future__ import annotations
 
-import random
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from holdfast.parent.parent import RESTARTS_PER_WORKER
 from holdfast.parent.process_slot import START_S, ProcessSlot
-from holdfast.parent.workers import Workers
-from holdfast.reports.report import Report
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.faults import GaveUp
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 
+from .fake_parent import RETIRE_S, SHUTDOWN_S, Parent, running
 from .fake_processes import FakeProcess, FakeStarter
-
-RETIRE_S = 40.0
-SHUTDOWN_S = 25.0
-
-
-class Parent:
-    """Workers below a supervisor, as the parent has them."""
-
-    def __init__(self, count: int, restarts: int = 3, starter: FakeStarter | None = None) -> None:
-        self.starter = starter or FakeStarter()
-        self.misconfigured = 0
-        self.ended: list[int] = []
-        self.reporter = Reporter()
-        self.workers = Workers(
-            count,
-            self.starter.start,
-            on_end=self.ended.append,
-            on_misconfigured=self._note_misconfigured,
-            retire_s=RETIRE_S,
-        )
-        self.tree = Supervisor(
-            "processes",
-            self.workers.specs(SHUTDOWN_S),
-            strategy="one_for_one",
-            intensity=Intensity(restarts, 60.0),
-            reporter=self.reporter,
-            rng=random.Random(1),
-        )
-
-    def reports(self, kind: str) -> list[Report]:
-        return [report for report in reversed(self.reporter.recent()) if report.kind == kind]
-
-    async def all_ready(self) -> None:
-        await wait_all_tasks_blocked()
-        for process in self.starter.started:
-            process.be_ready()
-        await wait_all_tasks_blocked()
-
-    def _note_misconfigured(self) -> None:
-        self.misconfigured += 1
-
-
-@asynccontextmanager
-async def running(parent: Parent) -> AsyncIterator[None]:
-    """Run the parent's tree, with its workers ready."""
-    with trio.fail_after(3600):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(parent.tree.run)
-            await parent.all_ready()
-            yield
-            await parent.workers.stop_all()
-            await parent.tree.stop()
-    assert sorted(parent.ended) == [process.pid for process in parent.starter.started]
-    assert all(process.is_closed and process.code is not None for process in parent.starter.started)
 
 
 async def test_workers_start_side_by_side_and_are_ready_together(autojump_clock: MockClock) -> None:
@@ -112,11 +56,27 @@ async def test_a_worker_that_keeps_failing_waits_longer_each_time(autojump_clock
     async with running(parent):
         for _ in range(4):
             parent.starter.of(0).end(1)
-            await trio.sleep(3)
+            await trio.sleep(4)
         delays = [report.delay_s or 0.0 for report in parent.reports("crash")]
         assert delays == sorted(delays)
         assert delays[0] == pytest.approx(0.1, rel=0.2)
-        assert delays[3] == pytest.approx(0.8, rel=0.2)
+        assert delays[3] == pytest.approx(2.7, rel=0.2)
+
+
+async def test_one_worker_that_always_fails_leaves_the_others_running(autojump_clock: MockClock) -> None:
+    parent = Parent(2, restarts=RESTARTS_PER_WORKER * 2)
+    async with running(parent), trio.open_nursery() as nursery:
+
+        async def fail() -> None:
+            while True:
+                await trio.sleep(0.1)
+                parent.starter.of(0).end(1)
+
+        nursery.start_soon(fail)
+        await trio.sleep(1200)
+        nursery.cancel_scope.cancel()
+        assert parent.reports("escalation") == []
+        assert [process.signals for process in parent.starter.started if process.slot == 1] == [[]]
 
 
 async def test_the_parent_gives_up_when_workers_keep_failing(autojump_clock: MockClock) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import trio
 
-from holdfast.parent.protocol import LINE_BYTES_MAX, READY
+from holdfast.parent.protocol import ALIVE, ALIVE_S, LINE_BYTES_MAX, READY
 
 
 class Control:
@@ -20,8 +20,13 @@ class Control:
 
     async def report_ready(self) -> None:
         """Tell the parent that this process serves."""
-        with suppress(OSError):  # the parent is gone, which the lines show
-            await self._socket.send(f"{READY}\n".encode())
+        await self._send(READY)
+
+    async def show_life(self) -> None:
+        """Show the parent that the event loop runs, until cancelled."""
+        while True:
+            await trio.sleep(ALIVE_S)
+            await self._send(ALIVE)
 
     async def lines(self) -> AsyncIterator[list[str]]:
         """Yield the words of each line, until the parent is gone."""
@@ -36,3 +41,7 @@ class Control:
             *lines, received = (received + data).split(b"\n")
             for line in lines:
                 yield line.decode().split()
+
+    async def _send(self, line: str) -> None:
+        with suppress(OSError):  # the parent is gone, which the lines show
+            await self._socket.send(f"{line}\n".encode())

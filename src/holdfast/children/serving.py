@@ -87,6 +87,7 @@ async def _report_when_ready(assembly: Assembly, control: Control) -> None:
     except NotRunning:
         return
     await control.report_ready()
+    await control.show_life()
 
 
 async def _retire(assembly: Assembly) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -12,7 +13,7 @@ from typing import Protocol
 import msgspec
 import trio
 
-from holdfast.parent.protocol import LINE_BYTES_MAX, READY
+from holdfast.parent.protocol import LINE_BYTES_MAX
 
 
 class ChildProcess(Protocol):
@@ -20,8 +21,8 @@ class ChildProcess(Protocol):
 
     pid: int
 
-    async def wait_ready(self) -> bool:
-        """Wait for its first line. False: it closed its side without one."""
+    async def next_line(self) -> str | None:
+        """Wait for its next line. None: it has closed its side."""
         ...
 
     async def wait(self) -> int:
@@ -49,15 +50,22 @@ class SystemProcess:
         self._process = process
         control.setblocking(False)
         self._control = control
+        self._reader = trio.socket.from_stdlib_socket(control.dup())
+        self._lines: deque[str] = deque()
+        self._rest = b""
 
-    async def wait_ready(self) -> bool:
-        """Wait for its first line. False: it closed its side without one."""
-        reader = trio.socket.from_stdlib_socket(self._control.dup())
-        with reader:
+    async def next_line(self) -> str | None:
+        """Wait for its next line. None: it has closed its side."""
+        while not self._lines:
             try:
-                return (await reader.recv(LINE_BYTES_MAX)).startswith(READY.encode())
+                data = await self._reader.recv(LINE_BYTES_MAX)
             except OSError:
-                return False
+                data = b""
+            if not data:
+                return None
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._lines += [line.decode() for line in lines]
+        return self._lines.popleft()
 
     async def wait(self) -> int:
         """Wait for its end and return its exit code, or the negative number of the signal that killed it."""
@@ -74,6 +82,7 @@ class SystemProcess:
 
     def close(self) -> None:
         """Close the socket pair's end here."""
+        self._reader.close()
         self._control.close()
 
 

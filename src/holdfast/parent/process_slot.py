@@ -1,20 +1,32 @@
-"""A slot for one child process, which is started, watched, and replaced without a gap."""
+"""A slot for one child process, which is started, watched, and replaced without a gap.
+
+A process that is frozen keeps its listening socket, and connections wait there for nothing. So a worker shows that
+its event loop runs; while it does not, others accept for it.
+"""
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
+import structlog
 import trio
 
 from holdfast.exit_codes import BAD_CONFIGURATION
 from holdfast.parent.child_process import ChildProcess
-from holdfast.parent.protocol import RETIRE
+from holdfast.parent.protocol import ALIVE, ALIVE_S, READY, RETIRE
 from holdfast.supervision.status import ChildStatus
 
 START_S = 60.0
 """How long a process may take until it is ready."""
+SILENT_S = 3 * ALIVE_S
+"""After this long without a sign of life others accept for a process. It may be frozen, or its machine be busy."""
+FROZEN_S = 30.0
+"""After this long it is killed."""
+
+log = structlog.get_logger(__name__)
 
 
 class ProcessEnded(Exception):
@@ -27,6 +39,7 @@ class _Run:
     def __init__(self, process: ChildProcess) -> None:
         self.process = process
         self.state: Literal["starting", "ready", "ended"] = "starting"
+        self.is_silent = False
         self.changed = trio.Event()
         self.is_reload_due = False
 
@@ -68,8 +81,8 @@ class ProcessSlot:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its process serves."""
-        return self._current is not None and self._current.state == "ready"
+        """Whether its process serves, and shows it."""
+        return self._current is not None and self._current.state == "ready" and not self._current.is_silent
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -111,7 +124,7 @@ class ProcessSlot:
         """Wait while the slot's process is starting, and return whether one serves."""
         if self._current is not None:
             await self._current.wait_past("starting")
-        return self.is_ready
+        return self._current is not None and self._current.state == "ready"
 
     async def replace(self, *, retire_s: float) -> bool:
         """Start a second process, and when it is ready let the first finish, for ``retire_s`` at most.
@@ -138,7 +151,7 @@ class ProcessSlot:
 
     def tell(self, line: str) -> None:
         """Send a line to the process that serves."""
-        if self._current is not None and self.is_ready:
+        if self._current is not None and self._current.state == "ready":
             self._current.process.tell(line)
 
     def send_signal(self, number: int) -> None:
@@ -167,15 +180,8 @@ class ProcessSlot:
         return run
 
     async def _watch(self, run: _Run) -> None:
-        is_late = False
-        with trio.move_on_after(START_S) as scope:
-            if await run.process.wait_ready():
-                run.enter("ready")
-                if run.is_reload_due:
-                    run.process.send_signal(signal.SIGHUP)
-                self._on_change()
-        if scope.cancelled_caught:
-            is_late = True
+        trouble = await self._follow(run)
+        if trouble is not None:
             run.process.send_signal(signal.SIGKILL)
         was_ready = run.state == "ready"
         code = await self._note_end(run)
@@ -186,8 +192,48 @@ class ProcessSlot:
             return
         if code == BAD_CONFIGURATION and not was_ready:
             self._on_misconfigured()
-        how = f"was not ready within {START_S:g} s" if is_late else _how_it_ended(code)
-        raise ProcessEnded(f"process {run.process.pid} {how}")
+        raise ProcessEnded(f"process {run.process.pid} {trouble or _how_it_ended(code)}")
+
+    async def _follow(self, run: _Run) -> str | None:
+        """Read a process's lines until it closes its side. Returns why it must be killed, if it must.
+
+        Silence counts once it has shown a sign of life: earlier releases show none.
+        """
+        patience_s = START_S
+        while True:
+            with trio.move_on_after(patience_s) as waiting:
+                line = await run.process.next_line()
+            if not waiting.cancelled_caught:
+                if line is None:
+                    return None
+                if line == READY and run.state == "starting":
+                    patience_s = math.inf
+                    run.enter("ready")
+                    if run.is_reload_due:
+                        run.process.send_signal(signal.SIGHUP)
+                    self._on_change()
+                elif line == ALIVE:
+                    patience_s = SILENT_S
+                    self._note_silence(run, False)
+            elif run.state == "starting":
+                return f"was not ready within {START_S:g} s"
+            elif run is not self._current or self._stopping.is_set():
+                patience_s = math.inf  # it is ending, for which it has a limit of its own
+            elif run.is_silent:
+                return f"did not respond for {FROZEN_S:g} s"
+            else:
+                patience_s = FROZEN_S - SILENT_S
+                self._note_silence(run, True)
+
+    def _note_silence(self, run: _Run, is_silent: bool) -> None:
+        if run.is_silent == is_silent:
+            return
+        run.is_silent = is_silent
+        if is_silent:
+            log.warning("process does not respond", pid=run.process.pid, for_s=SILENT_S)
+        else:
+            log.info("process responds again", pid=run.process.pid)
+        self._on_change()
 
     async def _note_end(self, run: _Run) -> int:
         code = await run.process.wait()

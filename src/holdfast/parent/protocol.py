@@ -13,6 +13,9 @@ import msgspec
 
 READY: Final = "ready"
 """From a child, once it serves."""
+ALIVE: Final = "alive"
+"""From a worker that serves, every :data:`ALIVE_S`: its event loop runs."""
+ALIVE_S: Final = 1.0
 RETIRE: Final = "retire"
 """To a worker whose successor is ready: finish what is open, then end."""
 COVER: Final = "cover"

@@ -11,9 +11,13 @@ import structlog
 from holdfast.parent.child_process import ChildProcess
 from holdfast.parent.process_slot import ProcessSlot
 from holdfast.parent.protocol import COVER
+from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.spec import ChildSpec
 
 log = structlog.get_logger(__name__)
+
+BACKOFF = Backoff(0.1, 30.0, factor=3.0)
+"""Steep: a slot whose process always ends at once spends little more than its share of the restart budget."""
 
 
 class Workers:
@@ -44,7 +48,7 @@ class Workers:
     def specs(self, shutdown_s: float) -> list[ChildSpec]:
         """Return the slots as children of a supervisor."""
         return [
-            ChildSpec(f"worker-{slot}", partial(self._new_slot, slot), shutdown_s=shutdown_s)
+            ChildSpec(f"worker-{slot}", partial(self._new_slot, slot), shutdown_s=shutdown_s, backoff=BACKOFF)
             for slot in range(self.count)
         ]
 
