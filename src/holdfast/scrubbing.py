@@ -49,7 +49,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 _RUN = re.compile(
-    r"(?<![A-Za-z0-9])(?:acct|act|ord|op|task|quo|key|ses|otp|evt|rev|req|hold|batch|asset|proc|rep)_[0-9a-f]{32}(?![\w-])"
+    r"(?<![A-Za-z0-9])(?:acct|act|ord|op|task|quo|key|ses|otp|evt|rev|req|hold|batch|asset|proc|rep|poi)_[0-9a-f]{32}(?![\w-])"
     r"|(?<![A-Za-z0-9])cat_[0-9a-f]{16}(?![\w-])"
     r"|[A-Za-z0-9+/_-]{20,}={0,2}"
 )

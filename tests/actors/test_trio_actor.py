@@ -10,9 +10,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.actors.runtime.actor import Ending, JournaledActor, Reload, TrioActor
+from holdfast.actors.runtime.actor import Ending, TrioActor
 from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, StaleFence, Unavailable
 from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.journaled import JournaledActor, Reload
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.turns import Commit
 from holdfast.persistence.journal.units import (

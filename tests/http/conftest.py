@@ -48,6 +48,7 @@ from holdfast.reports.report import Report, ReportsAfter
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings, load_settings
 from holdfast.supervision.control.messages import MemberView
+from holdfast.supervision.poison_replays import NOT_FOUND
 
 from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
 
@@ -206,6 +207,16 @@ class FakeHealth:
 
     async def readiness(self) -> Readiness:
         return self.found
+
+
+class FakePoison:
+    """No poison messages."""
+
+    async def replay(self, poison_id: str, *, deadline_s: float) -> Refusal:
+        return NOT_FOUND
+
+    async def discard(self, poison_id: str) -> Refusal:
+        return NOT_FOUND
 
 
 @dataclass
@@ -510,6 +521,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         reports=ReportFeed(reporter, FakeReportRows()),
         health=FakeHealth(),
         controls=FakeControls(),
+        poison=FakePoison(),
         metrics_text=lambda: b"# counters\n",
         urls=PublicUrls(
             base=PUBLIC_URL, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s

@@ -43,6 +43,9 @@ EXPECTED = {
     "child_not_stoppable": (409, "conflict_error"),
     "child_running": (409, "conflict_error"),
     "member_not_found": (404, "not_found_error"),
+    "poison_not_found": (404, "not_found_error"),
+    "poison_not_open": (409, "conflict_error"),
+    "poison_not_replayable": (409, "conflict_error"),
     "internal_error": (500, "api_error"),
     "not_implemented": (501, "invalid_request_error"),
     "http_version_not_supported": (505, "invalid_request_error"),
@@ -105,6 +108,7 @@ NO_RETRY_TIME = {"provider_not_configured", "quote_unavailable"}
 FINAL = {
     "task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached", "payment_order_expired",
     "payment_order_not_payable", "provider_rejected", "child_not_stoppable",
+    "poison_not_replayable",
 }  # fmt: skip
 
 

@@ -9,8 +9,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.actors.runtime.actor import JournaledActor
 from holdfast.actors.runtime.faults import Unavailable
+from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.turns import Commit
 from holdfast.ledger.refusals import Refusal

@@ -12,11 +12,13 @@ from typing import Any, cast
 import structlog
 import trio
 
-from holdfast.actors.runtime.actor import JournaledActor, TrioActor
+from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.turns import Commit, Tell
+from holdfast.actors.workers.poison_keeper import PoisonedMessage
 from holdfast.persistence.journal.units import Author, NotWritten, Unit, UnitResult
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.reports.report import Report
@@ -68,7 +70,13 @@ class Write(Command[str]):
 class Harness:
     """The environment of the actors: what they handled, how many run, and a journal that settles on call."""
 
-    def __init__(self, *, limits: KeyedLimits | None = None, actor: type[TrioActor] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        limits: KeyedLimits | None = None,
+        actor: type[TrioActor] | None = None,
+        poison: Callable[[PoisonedMessage], None] | None = None,
+    ) -> None:
         self.handled: defaultdict[str, list[str]] = defaultdict(list)
         self.live: Counter[str] = Counter()
         self.most_live: Counter[str] = Counter()
@@ -90,6 +98,7 @@ class Harness:
             probe=self._probe,
             reporter=self.reporter,
             dead_letters=self.dead_letters,
+            poison=poison,
             limits=limits,
             rng=random.Random(1),
         )

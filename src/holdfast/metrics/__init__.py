@@ -110,6 +110,9 @@ TURN_S = BatchedHistogram(
     ["kind"],
     buckets=SECONDS,
 )
+POISON_MESSAGES = Counter(
+    "holdfast_poison_messages", "Messages that crashed their actor and were kept, by group.", ["group"]
+)
 DEAD_LETTERS = Counter(
     "holdfast_dead_letters",
     "Messages that no actor handled, by reason: dead (quarantined), full (mailbox), expired (deadline), "

@@ -25,6 +25,7 @@ from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef
+from holdfast.actors.workers.poison_keeper import PoisonedMessage
 from holdfast.ledger.refusals import Refusal
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
@@ -68,7 +69,10 @@ class KeyedRef(TrioActorRef):
 
 
 class KeyedDirectory:
-    """All virtual actors of one kind. As a child of the tree it may run again; its mailboxes outlive its runs."""
+    """All virtual actors of one kind. As a child of the tree it may run again; its mailboxes outlive its runs.
+
+    ``poison`` is called with each message that crashed its actor.
+    """
 
     def __init__(
         self,
@@ -79,6 +83,7 @@ class KeyedDirectory:
         probe: Callable[[], Awaitable[bool]],
         reporter: Reporter,
         dead_letters: DeadLetters,
+        poison: Callable[[PoisonedMessage], None] | None = None,
         limits: KeyedLimits | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -86,7 +91,7 @@ class KeyedDirectory:
         limits = limits if limits is not None else KeyedLimits()
         rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
         self.history = RestartHistory()
-        self._reports = KeyedReports(name, limits, reporter, dead_letters, self.history)
+        self._reports = KeyedReports(name, limits, reporter, dead_letters, history=self.history, poison=poison)
         self.lives = KeyedLives(
             name, factory, gate=gate, probe=probe, reports=self._reports, limits=limits, rng=rng
         )

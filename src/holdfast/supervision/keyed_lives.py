@@ -13,8 +13,9 @@ from functools import partial
 
 import trio
 
-from holdfast.actors.runtime.actor import Ending, JournaledActor, TrioActor
+from holdfast.actors.runtime.actor import Ending, TrioActor
 from holdfast.actors.runtime.faults import EndedByOperator
+from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -245,7 +246,7 @@ class KeyedLives:
     async def _on_crash(self, child: KeyedChild, exc: Exception) -> bool:
         if isinstance(exc, DatabaseAway) or not self.gate.is_open:
             return await self._postpone(child)
-        self._reports.crashed(child)
+        self._reports.crashed(child, exc)
         now = trio.current_time()
         if isinstance(exc, UnreadableRow) or self.quarantine.is_on_trial(child):
             # An early retry would fail in the same way, and the cause is not the group's.

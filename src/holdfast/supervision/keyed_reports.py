@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import trio
 
 from holdfast import metrics
+from holdfast.actors.runtime.faults import Crashed
 from holdfast.actors.runtime.mailbox import Envelope
+from holdfast.actors.workers.poison_keeper import PoisonedMessage, poisoned
 from holdfast.ledger.clock import format_time
 from holdfast.reports.causes import Cause, describe
 from holdfast.reports.report import Report, level_of_failure
@@ -27,7 +30,9 @@ class KeyedReports:
         limits: KeyedLimits,
         reporter: Reporter,
         dead_letters: DeadLetters,
+        *,
         history: RestartHistory,
+        poison: Callable[[PoisonedMessage], None] | None = None,
     ) -> None:
         self.path = name
         self._name = name
@@ -35,6 +40,7 @@ class KeyedReports:
         self._reporter = reporter
         self._dead_letters = dead_letters
         self._history = history
+        self._poison = poison
 
     def count(self, event: str) -> None:
         """Count an event of an actor."""
@@ -115,10 +121,22 @@ class KeyedReports:
             ),
         )
 
-    def crashed(self, child: KeyedChild) -> None:
-        """Count a crash; the next incarnation is then a restart."""
+    def crashed(self, child: KeyedChild, exc: Exception) -> None:
+        """Count a crash; the next incarnation is then a restart. The message that caused it is kept."""
         self.count("crashed")
         child.crashed = True
+        if self._poison is not None and child.actor is not None:
+            message = poisoned(
+                self.path,
+                self._name,
+                child.key,
+                child.actor,
+                describe(exc.__cause__ if isinstance(exc, Crashed) and exc.__cause__ else exc),
+                incarnation=child.incarnation,
+                at=self._reporter.now(),
+            )
+            if message is not None:
+                self._poison(message)
 
     def activated(self, child: KeyedChild) -> None:
         """Count an incarnation that has loaded its rows, and report it if the one before had crashed."""

@@ -15,6 +15,7 @@
     ├── workers         one_for_one    work for tasks and orders; independent of each other
     │   ├── report-writer              stores reports
     │   ├── report-feed                follows the reports of other members
+    │   ├── poison-keeper              stores messages that crashed their actor
     │   ├── heartbeat                  renews the process's lease and measures service time
     │   ├── dispatcher                 assigns provider slots to tasks, wakes due tasks
     │   ├── provider-calls             calls media providers

@@ -14,6 +14,7 @@ from holdfast.actors.task.actor import TaskActor
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.actors.task.worker_messages import TaskQueued
+from holdfast.actors.workers.poison_keeper import PoisonQueue
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task
@@ -43,6 +44,7 @@ def account_directory(
     reporter: Reporter,
     *,
     dead_letters: DeadLetters,
+    poison: PoisonQueue | None = None,
     dispatcher: TrioActorRef,
     new_tasks: NewTasks,
     now: Now,
@@ -66,11 +68,19 @@ def account_directory(
             account_id, mailbox, journal, load=load, database=database, announce=announce, now=now, limits=limits
         )
 
-    return _directory("accounts", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters)
+    return _directory(
+        "accounts", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters, poison=poison
+    )
 
 
 def sign_in_directory(
-    settings: Settings, database: Database, journal: Journal, reporter: Reporter, *, dead_letters: DeadLetters
+    settings: Settings,
+    database: Database,
+    journal: Journal,
+    reporter: Reporter,
+    *,
+    dead_letters: DeadLetters,
+    poison: PoisonQueue | None = None,
 ) -> KeyedDirectory:
     """Return the directory of sign-in actors, one for each e-mail address and each origin."""
     rules = SignInRules(
@@ -97,7 +107,9 @@ def sign_in_directory(
     def create(key: str, mailbox: Mailbox) -> SignInActor:
         return SignInActor(key, mailbox, journal, load=load, now=utc_now, rules=rules)
 
-    return _directory("sign-in", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters)
+    return _directory(
+        "sign-in", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters, poison=poison
+    )
 
 
 def task_directory(
@@ -108,6 +120,7 @@ def task_directory(
     deps: TaskDependencies,
     *,
     dead_letters: DeadLetters,
+    poison: PoisonQueue | None = None,
     new_tasks: NewTasks,
 ) -> KeyedDirectory:
     """Return the directory of tasks."""
@@ -119,7 +132,9 @@ def task_directory(
     def create(request_id: str, mailbox: Mailbox) -> TaskActor:
         return TaskActor(request_id, mailbox, journal, load=load, deps=deps)
 
-    return _directory("tasks", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters)
+    return _directory(
+        "tasks", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters, poison=poison
+    )
 
 
 def _directory(
@@ -131,6 +146,7 @@ def _directory(
     *,
     reporter: Reporter,
     dead_letters: DeadLetters,
+    poison: PoisonQueue | None = None,
 ) -> KeyedDirectory:
     async def probe() -> bool:
         await database.open()
@@ -143,6 +159,7 @@ def _directory(
         probe=probe,
         reporter=reporter,
         dead_letters=dead_letters,
+        poison=None if poison is None else poison.put,
         limits=KeyedLimits(
             mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, awake_max=settings.awake_max
         ),

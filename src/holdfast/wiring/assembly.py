@@ -17,6 +17,7 @@ from holdfast.actors.unfenced.event_commands import EventCommands
 from holdfast.actors.unfenced.operator_records import OperatorRecords
 from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.heartbeat import Presence
+from holdfast.actors.workers.poison_keeper import PoisonQueue
 from holdfast.actors.workers.provider_calls import SubmitKey
 from holdfast.actors.workers.report_writer import ReportQueue
 from holdfast.cluster.groups import ACCOUNTS, SIGN_INS, TASKS
@@ -51,6 +52,7 @@ from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, placed
 from holdfast.wiring.control import control_child, controls_of_all
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.http_server import HttpServer, ListeningSockets
+from holdfast.wiring.poison import poison_keeper, poison_replays
 from holdfast.wiring.provider_registry import ProviderRegistry
 from holdfast.wiring.workers import WorkerRefs, worker_children
 
@@ -119,6 +121,7 @@ def assemble(
     dispatcher = dispatcher_of_all(refs.dispatcher, members)
     new_tasks = NewTasks()
     dead_letters = DeadLetters()
+    poison = PoisonQueue()
     control_ref = ControlRef()
     controls = controls_of_all(control_ref, members)
     local_accounts = account_directory(
@@ -127,12 +130,15 @@ def assemble(
         journal,
         reporter,
         dead_letters=dead_letters,
+        poison=poison,
         dispatcher=dispatcher,
         new_tasks=new_tasks,
         now=now,
     )
     accounts = placed(ACCOUNTS, local_accounts, members, place_of)
-    local_sign_ins = sign_in_directory(settings, database, journal, reporter, dead_letters=dead_letters)
+    local_sign_ins = sign_in_directory(
+        settings, database, journal, reporter, dead_letters=dead_letters, poison=poison
+    )
     sign_ins = placed(SIGN_INS, local_sign_ins, members, place_of)
     task_dependencies = TaskDependencies(
         accounts=accounts,
@@ -155,6 +161,7 @@ def assemble(
         reporter,
         task_dependencies,
         dead_letters=dead_letters,
+        poison=poison,
         new_tasks=new_tasks,
     )
     tasks = placed(TASKS, local_tasks, members, place_carried_by)
@@ -197,6 +204,7 @@ def assemble(
             reporter=reporter,
             reports=reports,
             samples=samples,
+            poison_keeper=poison_keeper(settings, poison, database, reporter),
             directories=(local_accounts, local_sign_ins, local_tasks),
             worker=worker,
             feed=feed,
@@ -224,6 +232,7 @@ def assemble(
             report=reporter.report,
             health=ServiceHealth(database, tree, registry),
             controls=controls,
+            poison=poison_replays(settings, database, {ACCOUNTS: accounts, TASKS: tasks}, now),
             metrics_text=metrics_text,
             urls=urls,
             conditions=conditions,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from socket import gethostname
-from typing import Final
 
 from holdfast import __version__
 from holdfast.cluster.controls import Controls
@@ -24,8 +22,7 @@ from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.supervisor import Supervisor
-
-_SHOWN_DIGITS: Final = 16
+from holdfast.wiring.shown_keys import shown_key
 
 
 def controls_of_all(ref: ControlRef, members: Members) -> Controls:
@@ -56,9 +53,8 @@ def control_child(
         version=__version__,
         started_at=format_time(utc_now()),
     )
-    show_sign_in = partial(shown_sign_in, key=settings.derived_key("shown keys"))
     groups = {
-        each.name: ControlledGroup(each, members.me, show_sign_in if each.name == SIGN_INS else str)
+        each.name: ControlledGroup(each, members.me, partial(shown_key, settings, each.name))
         for each in directories
     }
 
@@ -77,9 +73,3 @@ def control_child(
         return ControlActor(ref, process)
 
     return start
-
-
-def shown_sign_in(actor_key: str, *, key: bytes) -> str:
-    """Return what a sign-in actor's key is shown as: its kind, and a digest of the e-mail address or the origin."""
-    kind, _, address = actor_key.partition(":")
-    return f"{kind}:{hmac.digest(key, address.encode(errors='replace'), 'sha256').hex()[:_SHOWN_DIGITS]}"

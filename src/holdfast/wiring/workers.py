@@ -82,6 +82,7 @@ def worker_children(
     reporter: Reporter,
     reports: ReportQueue,
     samples: SampleRing,
+    poison_keeper: Callable[[], Child],
     directories: Sequence[KeyedDirectory],
     worker: int | None,
     feed: ReportFeed,
@@ -112,6 +113,7 @@ def worker_children(
     workers: dict[str, Callable[[], Child]] = {
         "report-writer": lambda: RunningChild(ReportWriter(reports, database=database, reporter=reporter).run),
         "report-feed": lambda: RunningChild(feed.run),
+        "poison-keeper": poison_keeper,
         "heartbeat": lambda: Heartbeat(database=database, presence=presence, providers=registry.slots),
         "dispatcher": lambda: Dispatcher(
             refs.dispatcher,

@@ -36,7 +36,7 @@ from holdfast.actors.account.order_messages import (
 from holdfast.actors.account.orders import AccountOrders
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.account.units import AccountUnits
-from holdfast.actors.runtime.actor import JournaledActor
+from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.actors.runtime.turns import Commit, Tell, Turn

@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar, assert_never
 
 import msgspec
 
-from holdfast.actors.runtime.actor import JournaledActor
+from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.turns import Commit, Turn
 from holdfast.actors.sign_in.messages import (
@@ -104,6 +104,10 @@ class SignInActor(JournaledActor):
         self._origin = OriginState()
         self._account_id: str | None = None
         self._role: str | None = None
+
+    def state(self) -> tuple[int | None, object]:
+        """The row's version alone."""
+        return self._version, None
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the counts and the account of the e-mail address."""

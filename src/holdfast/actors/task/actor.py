@@ -15,8 +15,8 @@ import structlog
 
 from holdfast import metrics
 from holdfast.actors.account.messages import SettleTask
-from holdfast.actors.runtime.actor import JournaledActor, Reload
 from holdfast.actors.runtime.faults import StaleFence
+from holdfast.actors.runtime.journaled import JournaledActor, Reload
 from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
 from holdfast.actors.runtime.turns import Commit, Tell, Turn
 from holdfast.actors.task.dependencies import TaskDependencies
@@ -96,6 +96,10 @@ class TaskActor(JournaledActor):
         self._deps = deps
         self._task: Task
         self._exists = True
+
+    def state(self) -> tuple[int | None, object]:
+        """The task's version, and the task."""
+        return self._task.version, self._task
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the task and the events it has received."""

@@ -50,6 +50,7 @@ class Sweeper:
             "webhook_secrets": OVERLAP_S,
             "journal_batches": MARKER_RETENTION_S,
             "reports": reports_retention_s,
+            "poison_messages": reports_retention_s,
         }
         self._reports_max = reports_max
 

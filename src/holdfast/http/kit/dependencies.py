@@ -23,6 +23,7 @@ from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.operators.actions import OperatorAction
+from holdfast.persistence.operators.poison import PoisonRecord
 from holdfast.persistence.operators.sessions import OperatorSession
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
@@ -147,6 +148,18 @@ class ProcessControls(Protocol):
         ...
 
 
+class PoisonActions(Protocol):
+    """What operators do with a message whose handling crashed its actor. Both methods raise ``DatabaseAway``."""
+
+    async def replay(self, poison_id: str, *, deadline_s: float) -> PoisonRecord | Refusal:
+        """Send it to its actor once more. Raises the faults of a command that was not accepted."""
+        ...
+
+    async def discard(self, poison_id: str) -> PoisonRecord | Refusal:
+        """Give it up."""
+        ...
+
+
 def no_earlier_catalogs(version: str) -> Catalog | None:  # noqa: ARG001 - the signature is that of catalog_of
     """Return None: no earlier catalog is retained."""
     return None
@@ -178,6 +191,7 @@ class Dependencies:
     reports: ReportFeed
     health: Health
     controls: ProcessControls
+    poison: PoisonActions
     metrics_text: Callable[[], bytes]
     urls: PublicUrls
     now: Now = utc_now

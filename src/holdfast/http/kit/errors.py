@@ -139,6 +139,9 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "child_not_stoppable": ErrorRow(409, CONFLICT, final=True),
     "child_running": ErrorRow(409, CONFLICT),
     "member_not_found": ErrorRow(404, NOT_FOUND),
+    "poison_not_found": ErrorRow(404, NOT_FOUND),
+    "poison_not_open": ErrorRow(409, CONFLICT),
+    "poison_not_replayable": ErrorRow(409, CONFLICT, final=True),
     # Signed notifications.
     "missing_signature": ErrorRow(401, AUTHENTICATION),
     "invalid_signature": ErrorRow(401, AUTHENTICATION),

@@ -50,6 +50,7 @@ _DELETES: dict[str, TextClause] = {
             "where n.account_id = t.account_id and n.generation > t.generation)",
         )
     ),
+    "poison_messages": text(_delete("poison_messages", f"last_at {_BEFORE}")),
     "reports": text(_delete("reports", f"at {_BEFORE}")),
     # By the database's clock, which wrote their times: a process's clock may be wrong.
     "journal_batches": text(_delete("journal_batches", f"at {_BEFORE}")),

@@ -1,8 +1,8 @@
-"""The tables of operators: what they did, and their sessions in a browser."""
+"""The tables of operators: what they did, their sessions in a browser, and messages that crashed their actor."""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Index, LargeBinary, Table, Text, text
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, Table, Text, text
 
 from holdfast.persistence.records.table_base import Time, metadata
 
@@ -47,4 +47,44 @@ operator_sessions = Table(
     Column("expires_at", Time, nullable=False),
     Column("ended_at", Time),
     Index("ix_operator_sessions_expires_at", "expires_at"),
+)
+
+poison_messages = Table(
+    "poison_messages",
+    metadata,
+    Column("poison_id", Text, primary_key=True),
+    Column("group_name", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("message_type", Text, nullable=False),
+    # Sealed; null if the message must not be stored, or was discarded.
+    Column("body", LargeBinary),
+    # An HMAC, by which a message that crashes again is recognised.
+    Column("body_mac", LargeBinary, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("first_at", Time, nullable=False),
+    Column("last_at", Time, nullable=False),
+    Column("crashes", Integer, nullable=False),
+    Column("trace_id", Text),
+    Column("reason_type", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("location", Text),
+    Column("incarnation", Integer, nullable=False),
+    Column("version", BigInteger),
+    Column("state_digest", Text),
+    Column("replays", Integer, nullable=False),
+    Column("replayed_at", Time),
+    Column("replay_result", Text),
+    # A replay without a result by then has none.
+    Column("claimed_until", Time),
+    Index(
+        "uq_poison_messages_open",
+        "group_name",
+        "key",
+        "message_type",
+        "body_mac",
+        unique=True,
+        postgresql_where=text("state in ('kept', 'replaying', 'unknown')"),
+    ),
+    Index("ix_poison_messages_last_at", "last_at"),
+    Index("ix_poison_messages_first_at", "first_at", "poison_id"),
 )

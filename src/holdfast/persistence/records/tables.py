@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
-from holdfast.persistence.records.operator_tables import operator_actions, operator_sessions
+from holdfast.persistence.records.operator_tables import operator_actions, operator_sessions, poison_messages
 from holdfast.persistence.records.process_tables import processes, reports, service_clock, singletons
 from holdfast.persistence.records.shared_tables import (
     account_emails,
@@ -44,8 +44,9 @@ __all__ = [
     "account_emails", "accounts", "api_keys", "assets", "audit_differences",
     "audit_progress", "checkpoints", "contents", "holds", "idempotency_records",
     "journal_batches", "metadata", "operations", "operator_actions", "operator_sessions", "order_payments",
-    "orders", "outbox", "outbox_attempts", "payment_events", "postings", "processes", "reports", "service_clock",
-    "sessions", "sign_ins", "singletons", "task_events", "tasks", "usage_entries", "webhook_secrets",
+    "orders", "outbox", "outbox_attempts", "payment_events", "poison_messages", "postings", "processes", "reports",
+    "service_clock", "sessions", "sign_ins", "singletons", "task_events", "tasks", "usage_entries",
+    "webhook_secrets",
 ]  # fmt: skip
 
 accounts = Table(

@@ -1,0 +1,199 @@
+"""The actor that writes through the journal.
+
+It decides the next message without waiting for the disk. Its undurable decisions wait in a queue, each with its
+envelope, and their replies are sent in that order as the journal settles the units. If a unit is void, every later
+decision is void too: the incarnation ends, its unanswered messages return to the front of the mailbox, and a new
+incarnation reloads the rows and decides them again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import ClassVar
+
+import structlog
+
+from holdfast.actors.runtime.actor import Ending, TrioActor
+from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown, StaleFence
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
+from holdfast.actors.runtime.turns import Commit
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.units import (
+    AlreadyReplied,
+    Broken,
+    Committed,
+    FenceKind,
+    NotWritten,
+    Stale,
+    Unit,
+    UnitResult,
+    Unknown,
+)
+from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
+from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.traces import within_trace
+
+log = structlog.get_logger(__name__)
+
+
+class Reload(Exception):
+    """Raised by a handler that found its state older than the rows: reload and decide the message again."""
+
+
+class JournaledActor(TrioActor):
+    """An actor that writes through the journal, as an :class:`~holdfast.persistence.journal.units.Author`."""
+
+    own_fence: ClassVar[FenceKind]
+
+    def __init__(self, mailbox: Mailbox, journal: Journal) -> None:
+        super().__init__(mailbox)
+        self.learned: list[tuple[IdempotencyProbe, StoredReply]] = []
+        self._journal = journal
+        self._undurable: deque[tuple[Envelope, object]] = deque()
+        self._units_open = 0
+        self._void: list[Envelope] = []
+        self._broken: Exception | None = None
+        self.committed_any = False
+        self.was_stale = False
+        """Whether it is void because a row had a newer version, not because of the database."""
+        self.on_requeued: Callable[[], None] | None = None
+        """Called when messages return to the mailbox after this incarnation has ended, to start the next one."""
+        self._awaits_units = False
+
+    def learn(self, learned: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
+        """Take over the stored replies that an earlier incarnation found."""
+
+    async def wind_down(self) -> None:
+        """Wait for all open units, then return the messages of void ones to the mailbox."""
+        await self._await_units()
+        self._requeue()
+
+    async def await_durable(self) -> None:
+        """Inside a turn: wait until all earlier decisions are durable. Raises :class:`Reload` if one is void.
+
+        Required before asking another actor to write something that depends on them: if one is void, the other
+        actor's unit would still be written, even past its fence if another process has written the same version.
+        """
+        await self._await_units()
+        if self.is_void:
+            raise Reload("an earlier decision is void")
+
+    async def _await_units(self) -> None:
+        self._awaits_units = True
+        try:
+            while self._units_open:
+                await self.actor_inbox.wait()
+        finally:
+            self._awaits_units = False
+
+    def _requeue(self) -> None:
+        if self._void:
+            self.actor_inbox.requeue(self._void)
+            self._void = []
+            if self.on_requeued is not None:
+                self.on_requeued()
+
+    async def _ending(self) -> Ending | None:
+        ending = None if self.is_void else await super()._ending()
+        if ending is not None:
+            await self.wind_down()
+        if self.is_void:
+            await self.wind_down()
+            if self._broken is not None:
+                raise self._broken
+            return Ending.VOIDED
+        if ending in {Ending.STOPPED, Ending.PASSIVATED} and not self.actor_inbox.empty():
+            if ending is Ending.STOPPED:
+                self.actor_inbox.put_system(SystemMessage.STOP)
+            return None
+        return ending
+
+    def _on_exception(self, envelope: Envelope, exc: Exception) -> None:
+        if isinstance(exc, Reload | DatabaseAway):
+            # A read that failed because the database is away is not a crash.
+            self.is_void = True
+            self._decide_again(envelope)
+        elif isinstance(exc, UnreadableRow):
+            # The actor reads several rows, and its state may already depend on others of them, so it is reloaded.
+            log.error("row is unreadable", table=exc.table, key=exc.key, reason=str(exc))
+            envelope.fail(exc)
+            self.is_void = True
+        elif isinstance(exc, AskFault):
+            # Another actor did not reply to this turn's ask. If it may have acted, this actor's state is in doubt.
+            envelope.fail(exc)
+            self.is_void = self.is_void or isinstance(exc, OutcomeUnknown)
+        else:
+            super()._on_exception(envelope, exc)
+
+    def _decide_again(self, envelope: Envelope) -> None:
+        """Leave a message to the next incarnation, after those decided before it."""
+        if self._undurable:
+            self._undurable.append((envelope, None))
+        else:
+            self._void.append(envelope)
+
+    def _finish(self, envelope: Envelope, result: object) -> None:
+        if isinstance(result, Commit):
+            self._undurable.append((envelope, result))
+            self._units_open += 1
+            self._journal.submit(result.unit, self)
+        elif self._undurable:
+            self._undurable.append((envelope, result))
+        else:
+            envelope.reply(result)
+
+    def settle(self, unit: Unit, result: UnitResult) -> None:
+        """Take the journal's result for a unit: send the reply, or mark all undurable decisions as void."""
+        self._units_open -= 1
+        envelope, commit = self._undurable.popleft()
+        assert isinstance(commit, Commit)
+        assert commit.unit is unit
+        if isinstance(result, Committed):
+            self.committed_any = True
+            envelope.reply(commit.reply)
+            if commit.tells:
+                self._send(commit, envelope.traceparent)
+            self._flush_replies()
+        else:
+            self._on_not_committed(envelope, unit, result)
+        if not self._units_open and self.actor_stopped.is_set():
+            # It was killed or crashed while units were open, so no loop returns its messages.
+            self._requeue()
+        if self.is_void or self._awaits_units:
+            self.actor_inbox.wake()
+
+    @staticmethod
+    def _send(commit: Commit[object], trace: str | None) -> None:
+        """Send the tells within the trace of their cause: this runs in the journal's task."""
+        with within_trace(trace):
+            for tell in commit.tells:
+                tell.to.tell(tell.message)
+
+    def _flush_replies(self) -> None:
+        while self._undurable and not isinstance(self._undurable[0][1], Commit):
+            envelope, reply = self._undurable.popleft()
+            if self.is_void:
+                self._void.append(envelope)
+            else:
+                envelope.reply(reply)
+
+    def _on_not_committed(self, envelope: Envelope, unit: Unit, result: UnitResult) -> None:
+        self.is_void = True
+        if isinstance(result, Unknown):
+            envelope.fail(OutcomeUnknown(result.reason))
+        elif isinstance(result, Broken):
+            crash = Crashed(f"the database refuses the unit of work of {type(envelope.message).__name__}")
+            crash.__cause__ = result.cause
+            envelope.fail(crash)
+            self._broken, self.crashed_on = crash, envelope
+        elif isinstance(result, Stale) and all(fence.kind != self.own_fence for fence in result.fences):
+            # Deciding again would not help: the row with the newer version is the asking actor's.
+            envelope.fail(StaleFence(", ".join(f"{fence.kind} {fence.key}" for fence in result.fences)))
+        else:
+            self.was_stale = self.was_stale or not isinstance(result, NotWritten)
+            if isinstance(result, AlreadyReplied) and unit.probe is not None:
+                self.learned.append((unit.probe, result.stored))
+            self._void.append(envelope)
+        self._flush_replies()

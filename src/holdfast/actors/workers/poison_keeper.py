@@ -1,0 +1,174 @@
+"""The poison keeper: stores the messages whose handling crashed their actor, so that an operator can replay them.
+
+Nothing waits for it. While the database is away the queue keeps the newest messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+import structlog
+import trio
+
+from holdfast import metrics
+from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.mailbox import Envelope
+from holdfast.ledger.ids import new_id
+from holdfast.persistence.operators.poison import PoisonRecord, keep_poison
+from holdfast.persistence.operators.sealing import Seal
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.reports.causes import Cause
+from holdfast.reports.report import Report
+from holdfast.reports.reporter import Reporter
+
+log = structlog.get_logger(__name__)
+
+QUEUE_MAX = 200
+BODY_BYTES_MAX = 1024 * 1024
+"""A larger body is not stored; such a message cannot be replayed."""
+RETRY_S = 1.0
+
+
+class PoisonedMessage(NamedTuple):
+    """A message whose handling crashed its actor. ``version`` and ``state_digest`` are of the actor's state."""
+
+    path: str
+    group: str
+    key: str
+    envelope: Envelope
+    at: datetime
+    cause: Cause
+    incarnation: int
+    version: int | None
+    state_digest: str | None
+
+
+def poisoned(
+    path: str, group: str, key: str, actor: TrioActor, cause: Cause, *, incarnation: int, at: datetime
+) -> PoisonedMessage | None:
+    """Describe the message that an actor crashed on; None if it crashed without one."""
+    envelope = actor.crashed_on
+    if envelope is None:
+        return None
+    version, state = actor.state()
+    digest = None
+    if state is not None:
+        try:
+            digest = hashlib.blake2b(msgspec.msgpack.encode(state), digest_size=8).hexdigest()
+        except (TypeError, ValueError, OverflowError):
+            log.debug("state has no digest", group=group, key=key)
+    return PoisonedMessage(path, group, key, envelope, at, cause, incarnation, version, digest)
+
+
+class PoisonQueue:
+    """Messages that are not stored yet. It outlives the keeper."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[PoisonedMessage] = deque(maxlen=QUEUE_MAX)
+        self._has_some = trio.Event()
+
+    def put(self, message: PoisonedMessage) -> None:
+        """Add a message; the oldest is dropped if there is no room."""
+        self._waiting.append(message)
+        self._has_some.set()
+
+    async def first(self) -> PoisonedMessage:
+        """Wait for a message and return the oldest, which stays."""
+        while not self._waiting:
+            self._has_some = trio.Event()
+            await self._has_some.wait()
+        return self._waiting[0]
+
+    def remove(self, message: PoisonedMessage) -> None:
+        """Remove a message that :meth:`first` returned, unless it was dropped since."""
+        if self._waiting and self._waiting[0] is message:
+            self._waiting.popleft()
+
+
+class PoisonKeeper:
+    """Stores what is in ``queue``.
+
+    ``encode`` returns a message's body, or None if it must not be stored; ``show`` the key that operators see.
+    """
+
+    def __init__(
+        self,
+        queue: PoisonQueue,
+        *,
+        database: Database,
+        reporter: Reporter,
+        seal: Seal,
+        encode: Callable[[str, object], bytes | None],
+        show: Callable[[str, str], str],
+    ) -> None:
+        self._queue = queue
+        self._database = database
+        self._reporter = reporter
+        self._seal = seal
+        self._encode = encode
+        self._show = show
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Store messages until cancelled."""
+        task_status.started()
+        while True:
+            message = await self._queue.first()
+            try:
+                await self._keep(message)
+            except DatabaseAway:
+                if self._database.gate.is_open:
+                    await trio.sleep(RETRY_S)
+                await self._database.gate.wait_open()
+                continue
+            self._queue.remove(message)
+
+    async def _keep(self, message: PoisonedMessage) -> None:
+        record = self.record(message)
+        kept = await self._database.work(keep_poison, record)
+        metrics.POISON_MESSAGES.labels(message.group).inc()
+        self._reporter.report(
+            Report(
+                kind="poison",
+                at=message.at,
+                path=message.path,
+                key=record.key,
+                incarnation=message.incarnation,
+                reason_type=record.reason_type,
+                reason=f"{record.reason} (kept as {kept.poison_id})",
+                location=record.location,
+                last_message_type=record.message_type,
+                count=kept.crashes,
+                trace_id=record.trace_id,
+            )
+        )
+
+    def record(self, message: PoisonedMessage) -> PoisonRecord:
+        """Return the row of a message."""
+        body = self._encode(message.group, message.envelope.message)
+        poison_id = new_id("poi")
+        is_stored = body is not None and len(body) <= BODY_BYTES_MAX
+        return PoisonRecord(
+            poison_id=poison_id,
+            group_name=message.group,
+            key=self._show(message.group, message.key),
+            message_type=type(message.envelope.message).__name__,
+            body=self._seal.seal(body, poison_id) if body is not None and is_stored else None,
+            body_mac=self._seal.digest(body or b""),
+            state="kept",
+            first_at=message.at,
+            last_at=message.at,
+            crashes=1,
+            trace_id=message.envelope.trace_id,
+            reason_type=message.cause.reason_type,
+            reason=message.cause.reason,
+            location=message.cause.location,
+            incarnation=message.incarnation,
+            version=message.version,
+            state_digest=message.state_digest,
+        )

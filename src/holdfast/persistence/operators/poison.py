@@ -1,0 +1,135 @@
+"""Poison messages: those whose handling crashed their actor. Rows are no part of the journal.
+
+A message that crashes again is the same row, counted. A replay claims the row first, so that it runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal, NamedTuple, Unpack
+
+from sqlalchemy import Connection, select, text
+from sqlalchemy.dialects.postgresql import insert
+
+from holdfast.persistence.queries.paging import PageOptions, page
+from holdfast.persistence.records.tables import poison_messages as poison
+
+PoisonState = Literal["kept", "replaying", "unknown", "replayed", "discarded"]
+"""``unknown``: a replay had no result, so the message may have taken effect."""
+
+PER_KEY_MAX = 20
+IN_ALL_MAX = 10_000
+
+
+class PoisonRecord(NamedTuple):
+    """One message. ``body`` is sealed, None if it is not stored; ``key`` is the one shown to operators.
+
+    ``version`` and ``state_digest`` are of the actor's state when it crashed last, ``reason`` and ``location`` of
+    the exception. ``replay_result`` is that of the last of ``replays``.
+    """
+
+    poison_id: str
+    group_name: str
+    key: str
+    message_type: str
+    body: bytes | None
+    body_mac: bytes
+    state: PoisonState
+    first_at: datetime
+    last_at: datetime
+    crashes: int
+    trace_id: str | None
+    reason_type: str
+    reason: str
+    location: str | None
+    incarnation: int
+    version: int | None
+    state_digest: str | None
+    replays: int = 0
+    replayed_at: datetime | None = None
+    replay_result: str | None = None
+    claimed_until: datetime | None = None
+
+
+class Kept(NamedTuple):
+    """The row of a message, and how often the message has crashed its actor."""
+
+    poison_id: str
+    crashes: int
+
+
+_OPEN = "state in ('kept', 'replaying', 'unknown')"
+_ALL = select(*(poison.c[name] for name in PoisonRecord._fields))
+_LATEST = (
+    "last_at", "trace_id", "reason_type", "reason", "location", "incarnation", "version", "state_digest",
+)  # fmt: skip
+_insert = insert(poison)
+_KEEP = _insert.on_conflict_do_update(
+    index_elements=["group_name", "key", "message_type", "body_mac"],
+    index_where=text(_OPEN),
+    set_={name: _insert.excluded[name] for name in _LATEST} | {"crashes": poison.c.crashes + 1},
+).returning(poison.c.poison_id, poison.c.crashes)
+_TRIM_KEY = text(
+    "delete from poison_messages where poison_id in (select poison_id from poison_messages "
+    "where group_name = :group_name and key = :key order by last_at desc offset :most)"
+)
+_TRIM_ALL = text(
+    "delete from poison_messages where poison_id in "
+    "(select poison_id from poison_messages order by last_at desc offset :most)"
+)
+_CLAIM = text(
+    "update poison_messages set state = 'replaying', claimed_until = :until, replays = replays + 1, "
+    "replayed_at = :now where poison_id = :poison_id and (state = 'kept' or (:repeatable and (state = 'unknown' "
+    "or (state = 'replaying' and claimed_until < :now)))) returning poison_id"
+)
+_FINISH = text(
+    "update poison_messages set state = :state, replay_result = :result, claimed_until = null "
+    "where poison_id = :poison_id and state = 'replaying'"
+)
+_DISCARD = text(
+    "update poison_messages set state = 'discarded', body = null where poison_id = :poison_id "
+    "and (state in ('kept', 'unknown') or (state = 'replaying' and claimed_until < :now)) returning poison_id"
+)
+
+
+def keep_poison(rows: Connection, message: PoisonRecord) -> Kept:
+    """Store a message, or count it if it is stored; the oldest beyond the limits are deleted."""
+    kept = Kept._make(rows.execute(_KEEP, [message._asdict()]).one())
+    rows.execute(_TRIM_KEY, {"group_name": message.group_name, "key": message.key, "most": PER_KEY_MAX})
+    rows.execute(_TRIM_ALL, {"most": IN_ALL_MAX})
+    return kept
+
+
+def poison_by_id(rows: Connection, poison_id: str) -> PoisonRecord | None:
+    """Read one message."""
+    found = rows.execute(_ALL.where(poison.c.poison_id == poison_id)).first()
+    return None if found is None else PoisonRecord._make(found)
+
+
+def list_poison(
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
+) -> list[PoisonRecord]:
+    """Return a page of messages, newest first. ``filters`` are exact matches by column name."""
+    matches = [poison.c[name] == value for name, value in filters.items()]
+    found = page(rows, _ALL.where(*matches), (poison.c.first_at, poison.c.poison_id), **options)
+    return [PoisonRecord._make(row) for row in found]
+
+
+def claim_replay(rows: Connection, poison_id: str, *, now: datetime, until: datetime, repeatable: bool) -> bool:
+    """Claim a message for one replay until a time. Returns False if it is claimed, replayed or discarded.
+
+    One whose last replay has no result is claimed only if it is ``repeatable``.
+    """
+    claim = {"poison_id": poison_id, "now": now, "until": until, "repeatable": repeatable}
+    return rows.execute(_CLAIM, claim).first() is not None
+
+
+def finish_replay(rows: Connection, poison_id: str, state: PoisonState, result: str) -> None:
+    """Record how a claimed replay ended."""
+    rows.execute(_FINISH, {"poison_id": poison_id, "state": state, "result": result})
+
+
+def discard_poison(rows: Connection, poison_id: str, now: datetime) -> bool:
+    """Give a message up, and delete its body. Returns False unless it waits for a replay."""
+    return rows.execute(_DISCARD, {"poison_id": poison_id, "now": now}).first() is not None

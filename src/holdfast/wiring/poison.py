@@ -1,0 +1,62 @@
+"""Poison messages: how they are encoded, sealed and shown, and which actors they are replayed to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import cast
+
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import Directory
+from holdfast.actors.workers.poison_keeper import PoisonKeeper, PoisonQueue
+from holdfast.cluster.codec import CannotEncode
+from holdfast.cluster.groups import SIGN_INS, codecs
+from holdfast.ledger.clock import Now
+from holdfast.persistence.operators.sealing import Seal
+from holdfast.persistence.server.database import Database
+from holdfast.reports.reporter import Reporter
+from holdfast.settings import Settings
+from holdfast.supervision.poison_replays import PoisonReplays
+from holdfast.supervision.spec import Child
+from holdfast.supervision.tree import RunningChild
+from holdfast.wiring.shown_keys import shown_key
+
+
+def poison_keeper(
+    settings: Settings, queue: PoisonQueue, database: Database, reporter: Reporter
+) -> Callable[[], Child]:
+    """Return the function that starts the worker which stores poison messages."""
+    keeper = PoisonKeeper(
+        queue,
+        database=database,
+        reporter=reporter,
+        seal=_seal(settings),
+        encode=_encode,
+        show=partial(shown_key, settings),
+    )
+    return lambda: RunningChild(keeper.run)
+
+
+def poison_replays(
+    settings: Settings, database: Database, directories: Mapping[str, Directory], now: Now
+) -> PoisonReplays:
+    """Return what replays and discards poison messages."""
+    return PoisonReplays(database, directories, decode=_decode, seal=_seal(settings), now=now)
+
+
+def _seal(settings: Settings) -> Seal:
+    return Seal(settings.derived_key("poison messages"))
+
+
+def _encode(group: str, message: object) -> bytes | None:
+    """Return a message's body; None for one of sign-in, which may hold a code, or that links do not carry."""
+    if group == SIGN_INS:
+        return None
+    try:
+        return codecs()[group].encode_command(cast("Command[object]", message))
+    except CannotEncode:
+        return None
+
+
+def _decode(group: str, message_type: str, body: bytes) -> Command[object]:
+    return codecs()[group].decode_command(message_type, body)

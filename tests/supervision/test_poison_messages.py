@@ -1,0 +1,243 @@
+"""Messages that crash their actor are kept with their circumstances, and replayed once their cause is gone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from holdfast.actors.runtime.faults import Crashed, Quarantined
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.workers.poison_keeper import PoisonedMessage, PoisonKeeper, PoisonQueue
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.journal.units import Broken, Committed
+from holdfast.persistence.operators.poison import PoisonRecord, poison_by_id
+from holdfast.persistence.operators.sealing import Seal
+from holdfast.persistence.server.database import Database
+from holdfast.supervision.control.keys import ControlledGroup
+from holdfast.supervision.control.messages import CrashKey
+from holdfast.supervision.poison_replays import PoisonReplays
+
+from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
+
+SEAL = Seal(b"k" * 32)
+KINDS: dict[str, Any] = {each.__name__: each for each in (Say, Break, Write)}
+
+
+def encode(_group: str, message: object) -> bytes | None:
+    return msgspec.msgpack.encode(message)
+
+
+def decode(_group: str, name: str, body: bytes) -> Command[object]:
+    command: Command[object] = msgspec.msgpack.decode(body, type=KINDS[name])
+    return command
+
+
+def keeper_of(harness: Harness, queue: PoisonQueue, database: Database | None = None) -> PoisonKeeper:
+    return PoisonKeeper(
+        queue,
+        database=database,  # type: ignore[arg-type]  # not needed to make a record
+        reporter=harness.reporter,
+        seal=SEAL,
+        encode=encode,
+        show=lambda _group, key: f"shown:{key}",
+    )
+
+
+async def test_the_message_that_crashed_is_kept_with_its_cause(autojump_clock: MockClock) -> None:
+    kept: list[PoisonedMessage] = []
+    harness = Harness(poison=kept.append)
+    async with harness.running():
+        await outcome(lambda: harness.ask("a", Say("fine")))
+        assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
+    [message] = kept
+    record = keeper_of(harness, PoisonQueue()).record(message)
+    assert (record.group_name, record.key, record.message_type) == ("actors", "shown:a", "Break")
+    assert (record.reason_type, record.reason, record.incarnation) == ("ValueError", "broken on purpose", 1)
+    assert "keyed_actors:" in (record.location or "")
+    assert record.body is not None
+    assert SEAL.unseal(record.body, record.poison_id) == encode("actors", Break())
+
+
+async def test_a_unit_that_the_database_refuses_is_kept_as_its_message(autojump_clock: MockClock) -> None:
+    kept: list[PoisonedMessage] = []
+    harness = Harness(actor=WritingActor, poison=kept.append)
+    replies: dict[int, Any] = {}
+    async with harness.running(), trio.open_nursery() as nursery:
+        nursery.start_soon(collect, harness, [("a", Write("1")), ("a", Write("2"))], replies)
+        await trio.sleep(1)
+        harness.settle(Broken(ValueError("a constraint")), Committed())
+        await trio.sleep(10)
+        harness.settle(Committed())
+    assert isinstance(replies[0], Crashed)
+    assert replies[1] == "2"
+    [message] = kept
+    assert (message.envelope.message, message.cause.reason) == (Write("1"), "a constraint")
+
+
+async def test_what_crashed_without_a_message_keeps_none(autojump_clock: MockClock) -> None:
+    kept: list[PoisonedMessage] = []
+    harness = Harness(poison=kept.append)
+    harness.failing_starts["a"] = 1
+    async with harness.running(), trio.open_nursery() as nursery:
+        assert await harness.ask("a") == "hello"
+        nursery.start_soon(outcome, lambda: harness.ask("a", Rest(900)))
+        await trio.sleep(1)
+        await ControlledGroup(harness.directory, "proc_1", str).act(CrashKey("actors", "a", "a drill"))
+    assert kept == []
+
+
+# --------------------------------------------------------------------------------------- stored, and replayed
+
+
+class Mended(WritingActor):
+    """Handles Break once it is mended."""
+
+    is_mended = False
+
+    async def on_receive(self, message: Any) -> Any:
+        if isinstance(message, Break) and self.is_mended:
+            return "mended"
+        return await super().on_receive(message)
+
+
+class Stored:
+    """A directory of actors with a keeper on a real database."""
+
+    def __init__(self, database: Database) -> None:
+        self.queue = PoisonQueue()
+        self.harness = Harness(poison=self.queue.put, actor=Mended)
+        self.database = database
+        self.replays = PoisonReplays(
+            database,
+            {"actors": _Shown(self.harness)},
+            decode=decode,
+            seal=SEAL,
+            now=utc_now,
+        )
+
+    async def crash(self) -> PoisonRecord:
+        """Crash an actor, and return the stored message."""
+        assert isinstance(await outcome(lambda: self.harness.ask("a", Break())), Crashed)
+        return await self.kept()
+
+    async def kept(self, crashes: int = 1) -> PoisonRecord:
+        with trio.fail_after(10):
+            while True:
+                for report in self.harness.reports("poison"):
+                    if report.count == crashes and report.reason is not None:
+                        poison_id = report.reason.split("kept as ")[1].rstrip(")")
+                        found = await self.database.read(poison_by_id, poison_id)
+                        assert found is not None
+                        return found
+                await trio.sleep(0.01)
+
+    async def replay(self, poison_id: str) -> PoisonRecord:
+        found = await self.replays.replay(poison_id, deadline_s=5)
+        assert isinstance(found, PoisonRecord), found
+        return found
+
+
+class _Shown:
+    """The directory by the keys that operators see."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+
+    def ref(self, key: str) -> Any:
+        return self._harness.directory.ref(key.removeprefix("shown:"))
+
+
+@pytest.fixture
+def mended(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda: monkeypatch.setattr(Mended, "is_mended", True)
+
+
+async def run(stored: Stored, nursery: trio.Nursery) -> None:
+    await nursery.start(
+        lambda *, task_status: keeper_of(stored.harness, stored.queue, stored.database).run(task_status=task_status)
+    )
+
+
+async def test_a_replay_after_the_cause_is_gone_is_done_once(database: Database, mended: Any) -> None:
+    stored = Stored(database)
+    async with stored.harness.running(), trio.open_nursery() as nursery:
+        await run(stored, nursery)
+        poison_id = (await stored.crash()).poison_id
+        mended()
+        done = await stored.replay(poison_id)
+        assert (done.state, done.replay_result, done.replays) == ("replayed", "done: str", 1)
+        again = await stored.replays.replay(poison_id, deadline_s=5)
+        assert isinstance(again, Refusal)
+        assert again.code == "poison_not_open"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_replay_that_crashes_again_is_kept_with_its_count(database: Database) -> None:
+    stored = Stored(database)
+    async with stored.harness.running(), trio.open_nursery() as nursery:
+        await run(stored, nursery)
+        poison_id = (await stored.crash()).poison_id
+        found = await stored.replay(poison_id)
+        assert (found.state, found.replay_result) == ("kept", "it crashed again: ValueError: broken on purpose")
+        assert (await stored.kept(crashes=2)).poison_id == poison_id
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_replays_at_once_ask_the_actor_once(database: Database, mended: Any) -> None:
+    stored = Stored(database)
+    async with stored.harness.running(), trio.open_nursery() as nursery:
+        await run(stored, nursery)
+        poison_id = (await stored.crash()).poison_id
+        mended()
+        results: list[Any] = []
+
+        async def replay() -> None:
+            results.append(await stored.replays.replay(poison_id, deadline_s=5))
+
+        async with trio.open_nursery() as both:
+            for _ in range(5):
+                both.start_soon(replay)
+        assert sum(isinstance(each, PoisonRecord) for each in results) == 1
+        assert {each.code for each in results if isinstance(each, Refusal)} == {"poison_not_open"}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_replay_that_is_not_accepted_leaves_the_message_kept(database: Database) -> None:
+    stored = Stored(database)
+    async with stored.harness.running() as directory, trio.open_nursery() as nursery:
+        await run(stored, nursery)
+        poison_id = (await stored.crash()).poison_id
+        lives = directory.lives
+        lives.quarantine.put(lives.child("a"), ValueError("by hand"), for_s=60)
+        with pytest.raises(Quarantined):
+            await stored.replays.replay(poison_id, deadline_s=5)
+        found = await database.read(poison_by_id, poison_id)
+        assert found is not None
+        assert found.state == "kept"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_replay_that_is_cancelled_has_no_result(database: Database, mended: Any) -> None:
+    stored = Stored(database)
+    async with stored.harness.running(), trio.open_nursery() as nursery:
+        await run(stored, nursery)
+        poison_id = (await stored.crash()).poison_id
+        mended()
+        async with trio.open_nursery() as asking:
+            asking.start_soon(outcome, lambda: stored.harness.ask("a", Rest(0.5)))
+            await wait_all_tasks_blocked()
+            asking.start_soon(partial(stored.replays.replay, poison_id, deadline_s=5))
+            with trio.move_on_after(0.3):
+                await trio.sleep_forever()
+            asking.cancel_scope.cancel()
+        found = await database.read(poison_by_id, poison_id)
+        assert found is not None
+        assert (found.state, found.replays) == ("unknown", 1)
+        assert isinstance(await stored.replays.discard(poison_id), PoisonRecord)
+        nursery.cancel_scope.cancel()
