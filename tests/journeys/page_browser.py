@@ -15,6 +15,9 @@ from typing import Literal
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
+from holdfast.http.kit.calls import Auth
+from holdfast.http.pages.subjects import all_views
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -27,10 +30,11 @@ FLAGS = [
 Scheme = Literal["light", "dark"]
 SCREENS = {"phone": (390, 844), "desktop": (1280, 900)}
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
-PAGES = (
-    "/ops", "/ops/tree", "/ops/actors", "/ops/reports", "/ops/quarantine", "/ops/poison", "/ops/reviews",
-    "/ops/payments", "/ops/orders", "/ops/webhooks", "/ops/providers", "/ops/books", "/ops/actions",
-)  # fmt: skip
+PAGES = tuple(
+    view.path
+    for view in all_views()
+    if view.method == "GET" and view.auth is Auth.OPERATOR_READ and "{" not in view.path
+)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
     ("", (Entry("/ops", "Overview"),)),
     (
         "Processes",
-        (Entry("/ops/tree", "Tree"), Entry("/ops/actors", "Actors")),
+        (Entry("/ops/tree", "Tree"), Entry("/ops/actors", "Actors"), Entry("/ops/reports", "Reports")),
     ),
     (
         "Waiting for you",

@@ -84,8 +84,10 @@ def _curve(name: str, points: Points, period_s: float, top: float, text: Callabl
 
     def end_run() -> None:
         if run:
-            path.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in run))
-            area.append(f"M{run[0][0]:.1f} {HEIGHT}L" + path[-1][1:] + f"L{run[-1][0]:.1f} {HEIGHT}Z")
+            line = "L".join(f"{x:.1f} {y:.1f}" for x, y in run)
+            # A single point is drawn as a dot: a line without length, with round ends.
+            path.append(f"M{line}" if len(run) > 1 else f"M{line}h0")
+            area.append(f"M{run[0][0]:.1f} {HEIGHT}L{line}L{run[-1][0]:.1f} {HEIGHT}Z")
             run.clear()
 
     for at_s, value in points:

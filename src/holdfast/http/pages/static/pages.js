@@ -146,7 +146,7 @@ const followReports = (list) => {
   const words = document.getElementById("report-text");
   const tones = JSON.parse(list.dataset.tones);
   const levels = [...document.querySelectorAll("#report-filter [name=level] option")].map((each) => each.value);
-  const wanted = Object.fromEntries(new URLSearchParams(location.search));
+  const wanted = JSON.parse(list.dataset.filters);
   let waiting = [];
   let isPaused = false;
 
@@ -185,8 +185,10 @@ const followReports = (list) => {
     subject.textContent = report.path + (report.key ? `:${report.task_id || report.account_id || report.key}` : "");
     const address = addressOf(report);
     if (address) subject.href = address;
-    const origin = [report.host || "", report.worker === null ? "" : `worker ${report.worker}`].filter(Boolean).join(" ");
-    line.querySelector(".origin").textContent = (report.provider ? `provider ${report.provider}, ` : "") + origin;
+    line.querySelector(".origin").textContent =
+      (report.provider ? `provider ${report.provider}, ` : "") +
+      (report.host ? `on ${report.host}` : "") +
+      (report.worker === null ? "" : `, worker ${report.worker}`);
     line.hidden = !hasWords(line);
     list.prepend(line);
     while (list.children.length > LINES_MAX) list.lastElementChild.remove();
@@ -236,7 +238,7 @@ if (reports) followReports(reports);
 // The cookie is not sent with a link from elsewhere, so who follows one may be signed in nevertheless.
 const goOn = document.querySelector("main[data-return-to]");
 if (goOn) {
-  fetch(goOn.dataset.returnTo, { headers: { "X-Refresh": "1" }, redirect: "error" })
-    .then((response) => { if (response.ok) location.replace(goOn.dataset.returnTo); })
+  fetch(location.href, { redirect: "manual" })
+    .then((response) => { if (response.type === "opaqueredirect") location.replace(goOn.dataset.returnTo); })
     .catch(() => {});
 }

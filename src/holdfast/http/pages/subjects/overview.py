@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from holdfast.http.endpoints.operators.ledger import LedgerHealth, read_ledger_health
 from holdfast.http.endpoints.operators.processes import Tree, read_tree
+from holdfast.http.endpoints.operators.reports import list_reports
 from holdfast.http.endpoints.operators.samples import ProcessSamples, list_samples
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.trends import latest, plots_of
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.http.schemas.reports import ReportList
 from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.samples import Sample
 
@@ -22,6 +25,8 @@ async def overview(visit: Visit) -> ViewResult:
         "health": await visit.call.deps.health.readiness(),
         "tree": await visit.read(read_tree, Tree),
         "now_figures": _figures(latest(processes)),
+        "ledger": await visit.read(read_ledger_health, LedgerHealth),
+        "reports": await visit.read(list_reports, ReportList, query={"limit": "12", "level": "info"}),
         "plots": plots_of(processes, visit.call.deps.now()),
     }
     return Html("overview.html", values, is_live=True)

@@ -13,4 +13,6 @@ view = ViewTable()
 @view("/ops/payments")
 async def payments(visit: Visit) -> ViewResult:
     """The held orders, oldest first."""
-    return Html("payments.html", {"orders": await visit.read_list(list_held_orders, PaymentOrderList)})
+    return Html(
+        "payments.html", {"orders": await visit.read_list(list_held_orders, PaymentOrderList)}, is_live=True
+    )

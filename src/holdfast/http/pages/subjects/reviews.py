@@ -13,11 +13,11 @@ view = ViewTable()
 @view("/ops/reviews")
 async def reviews(visit: Visit) -> ViewResult:
     """The open reviews, oldest first."""
-    return Html("reviews.html", {"reviews": await visit.read_list(list_reviews, ReviewList)})
+    return Html("reviews.html", {"reviews": await visit.read_list(list_reviews, ReviewList)}, is_live=True)
 
 
 @view("/ops/reviews/{review_case_id}")
 async def review(visit: Visit) -> ViewResult:
     """One review."""
     found = await visit.read(read_review, ReviewBody, path=visit.path)
-    return found if isinstance(found, Refusal) else Html("review.html", {"review": found})
+    return found if isinstance(found, Refusal) else Html("review.html", {"review": found}, is_live=True)

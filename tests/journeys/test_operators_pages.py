@@ -1,0 +1,273 @@
+"""The operators' pages in a browser, on a running service."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
+
+from .page_browser import PAGES, SCHEMES, SCREENS, Scheme, new_context, running_browser, sign_in
+from .quiet_provider import MODEL, QuietProvider, signed
+from .service_process import Service
+
+WAIT_MS = 20_000
+
+
+@dataclass
+class Account:
+    """A customer's account."""
+
+    http: httpx2.Client
+    account_id: str
+    session: dict[str, str]
+    key: dict[str, str] = field(default_factory=dict)
+
+    def recharge(self) -> httpx2.Response:
+        """Add a credit, which wakes the account's actor."""
+        return self.http.post("/v2/control/sandbox/recharge", json={"amount": "1.00"}, headers=self.session)
+
+
+class Pages:
+    """A service, its operators' API, and browsers."""
+
+    def __init__(self, service: Service, browser: Browser) -> None:
+        self.url = service.url
+        self.token = (service.data_dir / "secrets" / "operator_token").read_text().strip()
+        self.http = httpx2.Client(base_url=service.url, timeout=30, verify=False)
+        self._bearer = {"Authorization": f"Bearer {self.token}"}
+        self._browser = browser
+        self.contexts: list[BrowserContext] = []
+        self.complaints: list[str] = []
+
+    def page(self, path: str, *, signed_in: bool = True, **options: Any) -> Page:
+        """Open a page in a browser of its own; what its console complains of is collected."""
+        context = new_context(self._browser, self.url, **options)
+        context.set_default_timeout(WAIT_MS)
+        self.contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        if signed_in:
+            sign_in(page, self.token, path)
+        return page
+
+    def api(self, path: str, reason: str | None = None) -> dict[str, Any]:
+        """Read from the operators' API, or act by it."""
+        body = None if reason is None else {"reason": reason}
+        response = self.http.request("GET" if body is None else "POST", path, json=body, headers=self._bearer)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
+    def account(self) -> Account:
+        """Sign a new customer in, with some credit and an API key."""
+        email = f"{secrets.token_hex(8)}@example.com"
+        sent = self.http.post("/v2/control/auth/otp", json={"email": email}).json()
+        proof = {"email": email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
+        verified = self.http.post("/v2/control/auth/verify", json=proof).json()
+        session = {"Authorization": f"Bearer {verified['session']['token']}"}
+        key = self.http.post("/v2/control/api-keys", json={}, headers=session).json()["api_key"]
+        account = Account(self.http, verified["account_id"], session, {"Authorization": f"Bearer {key}"})
+        assert account.recharge().status_code == 200
+        return account
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Run a headless browser."""
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def pages(quiet_service: Service, browser: Browser) -> Iterator[Pages]:
+    """The pages of the shared service. Nothing that they contain may be refused by their own policy."""
+    pages = Pages(quiet_service, browser)
+    yield pages
+    for context in pages.contexts:
+        context.close()
+    pages.http.close()
+    assert pages.complaints == []
+
+
+def act(page: Page, label: str, reason: str) -> None:
+    """Open an action's form, and send it with a reason."""
+    page.get_by_text(f"{label}…", exact=True).click()
+    form = page.locator("details.act[open] form")
+    form.get_by_label("Reason").fill(reason)
+    form.get_by_role("button", name=label).click()
+
+
+def test_a_crash_and_the_restart_appear_without_a_reload(pages: Pages) -> None:
+    account = pages.account()
+    page = pages.page(f"/ops/actors/accounts/{account.account_id}")
+    page.evaluate("window.wasNotReloaded = true")
+    incarnation = pages.api(f"/ops/api/actors/accounts/{account.account_id}")["incarnation"]
+    pages.api(f"/ops/api/actors/accounts/{account.account_id}/crash", "to see it recover")
+    assert account.recharge().status_code == 200
+    row = page.get_by_role("row").filter(has_text="to see it recover")
+    expect(row).to_be_visible()
+    facts = page.locator(".pairs")
+    expect(facts).to_contain_text(re.compile(rf"Incarnation\s*{incarnation + 1}\b"))
+    expect(facts.get_by_text("awake")).to_be_visible()
+    assert page.evaluate("window.wasNotReloaded")
+
+
+def test_a_quarantine_leaves_neighbours_alone_until_its_release(pages: Pages) -> None:
+    account, neighbour = pages.account(), pages.account()
+    page = pages.page(f"/ops/actors/accounts/{account.account_id}")
+    act(page, "Quarantine", "its balance is looked at")
+    expect(page.get_by_role("status").filter(has_text="Done: quarantine actor.")).to_be_visible()
+    refused = account.recharge()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "quarantined")
+    assert neighbour.recharge().status_code == 200
+    page.goto("/ops/quarantine")
+    card = page.locator(f"#accounts-{account.account_id}")
+    expect(card).to_contain_text("quarantined")
+    card.get_by_text("Release…").click()
+    card.get_by_label("Reason").fill("all is well")
+    card.get_by_role("button", name="Release").click()
+    expect(page.get_by_role("status").filter(has_text="Done: release actor.")).to_be_visible()
+    expect(card).to_have_count(0)
+    assert account.recharge().status_code == 200
+
+
+def test_a_review_is_approved_on_its_page(pages: Pages, provider: QuietProvider) -> None:
+    account = pages.account()
+    request_id = pages.http.post(
+        "/v2/task/create", json={"model": MODEL, "input": {"prompt": "a cat"}}, headers=account.key
+    ).json()["request_id"]
+    page = pages.page("/ops/reviews")
+    outputs = [{"url": f"{provider.url}/picture.png", "content_type": "image/png"}]
+    flagged = {"flagged": True, "categories": ["gore"]}
+    body = provider.callback_body(
+        request_id, "succeeded", event_id="evt_1", sequence=1, outputs=outputs, moderation=flagged
+    )
+    assert pages.http.post("/v2/callback", content=body, headers=signed(body)).status_code == 200
+    row = page.get_by_role("row").filter(has_text=account.account_id[-7:])
+    expect(row).to_be_visible()
+    row.get_by_role("link").first.click()
+    act(page, "Approve", "it is a cat")
+    expect(page.get_by_role("status").filter(has_text="Done: approve review.")).to_be_visible()
+    expect(page.locator(".pairs").get_by_text("succeeded")).to_be_visible()
+    actions = pages.api(f"/ops/api/actions?task_id={request_id}")["data"]
+    assert [(each["action"], each["reason"], each["result"]) for each in actions] == [
+        ("approve_review", "it is a cat", "done")
+    ]
+
+
+def test_reports_arrive_pause_and_are_filtered(pages: Pages) -> None:
+    account, other = pages.account(), pages.account()
+    page = pages.page(f"/ops/reports?key={account.account_id}")
+    expect(page.locator("#stream-status")).to_have_text("live")
+    lines = page.locator("#reports .line:visible")
+    pages.api(f"/ops/api/actors/accounts/{account.account_id}/crash", "the first blow")
+    expect(lines.filter(has_text="crashed").filter(has_text="the first blow")).to_have_count(1)
+    page.get_by_role("button", name="Pause").click()
+    pages.api(f"/ops/api/actors/accounts/{other.account_id}/crash", "of another")
+    assert account.recharge().status_code == 200
+    pages.api(f"/ops/api/actors/accounts/{account.account_id}/crash", "the second blow")
+    resume = page.get_by_role("button", name=re.compile(r"Resume \(\d+ new\)"))
+    expect(resume).to_be_visible()
+    expect(lines.filter(has_text="the second blow")).to_have_count(0)
+    resume.click()
+    expect(lines.filter(has_text="crashed").filter(has_text="the second blow")).to_have_count(1)
+    expect(lines.filter(has_text="of another")).to_have_count(0)
+    page.get_by_label("With the words").fill("first blow")
+    expect(lines.filter(has_text="second blow")).to_have_count(0)
+    expect(lines.filter(has_text="first blow").first).to_be_visible()
+
+
+def test_everything_works_without_scripts(pages: Pages) -> None:
+    account = pages.account()
+    page = pages.page(f"/ops/actors/accounts/{account.account_id}", has_script=False)
+    act(page, "Restart", "without scripts")
+    expect(page.get_by_role("status").filter(has_text="Done: restart actor.")).to_be_visible()
+    expect(page.get_by_role("row").filter(has_text="without scripts")).to_be_visible()
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url("**/ops/sign-in")
+    page.goto("/ops/reports")
+    expect(page.get_by_label("Operator token")).to_be_visible()
+
+
+def test_pages_of_another_origin_get_and_change_nothing(pages: Pages) -> None:
+    account = pages.account()
+    page = pages.page(f"/ops/actors/accounts/{account.account_id}")
+    token = page.locator("input[name=csrf_token]").first.get_attribute("value")
+    target = f"{pages.url}/ops/actors/accounts/{account.account_id}/quarantine"
+    stolen = f"""<form method=post action="{target}"><input name=csrf_token value="{token}">
+        <input name=reason value=evil></form><iframe src="{pages.url}/ops"></iframe>"""
+
+    def serve(route: Route) -> None:
+        route.fulfill(body=stolen, content_type="text/html")
+
+    # The same host with another port is another origin, but the same site: the browser sends the cookie along.
+    evil = page.context.new_page()
+    evil.route("http://127.0.0.1:1/**", serve)
+    evil.goto("http://127.0.0.1:1/")
+    expect(evil.frame_locator("iframe").locator("#main")).to_have_count(0)
+    read = """async (url) => { try { return await (await fetch(url, {credentials: "include"})).text() }
+        catch (refused) { return "refused" } }"""
+    for path in ("/ops", "/ops/api/tree", "/ops/api/reports/stream"):
+        assert evil.evaluate(read, f"{pages.url}{path}") == "refused"
+    evil.evaluate("document.forms[0].submit()")
+    expect(evil.get_by_text("Not allowed")).to_be_visible()
+    assert pages.api(f"/ops/api/actors/accounts/{account.account_id}")["state"] == "awake"
+    assert account.recharge().status_code == 200
+
+
+FAULTS_OF_A_PAGE = """() => {
+  const faults = [];
+  const over = document.documentElement.scrollWidth - innerWidth;
+  if (over > 0) faults.push(`${over} pixels too wide`);
+  const channel = (value) => (value /= 255, value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  const colour = (text) => {
+    const context = Object.assign(document.createElement("canvas"), {width: 1, height: 1}).getContext("2d");
+    context.fillStyle = text;
+    context.fillRect(0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([red, green, blue]) => 0.2126 * channel(red) + 0.7152 * channel(green) + 0.0722 * channel(blue);
+  const behind = (element) => {
+    for (let each = element; each; each = each.parentElement) {
+      const found = colour(getComputedStyle(each).backgroundColor);
+      if (found[3] === 255) return found;
+    }
+    return [255, 255, 255, 255];
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    const element = text.parentElement;
+    if (!text.data.trim() || !element.checkVisibility() || element.closest("noscript, template")) continue;
+    const [front, back] = [light(colour(getComputedStyle(element).color)), light(behind(element))];
+    const contrast = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+    if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(2)}: ${text.data.trim().slice(0, 40)}`);
+  }
+  const controls = "a, button, input:not([type=hidden]), select, textarea, summary";
+  for (const control of document.querySelectorAll(controls)) {
+    if (!control.checkVisibility()) continue;
+    const name = control.getAttribute("aria-label") || control.textContent.trim() || control.closest("label");
+    if (!name) faults.push(`no name: ${control.outerHTML.slice(0, 80)}`);
+  }
+  return faults;
+}"""
+"""What a reader would stumble over: a page that is too wide, text that is too pale, controls without a name."""
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("screen", SCREENS)
+def test_pages_fit_their_screen_and_can_be_read(pages: Pages, screen: str, scheme: Scheme) -> None:
+    account = pages.account()
+    page = pages.page("/ops", screen=screen, scheme=scheme)
+    found = {}
+    for path in (*PAGES, f"/ops/actors/accounts/{account.account_id}"):
+        page.goto(path)
+        if faults := page.evaluate(FAULTS_OF_A_PAGE):
+            found[path] = faults
+    assert found == {}
