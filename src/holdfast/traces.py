@@ -57,6 +57,12 @@ def trace_id() -> str | None:
     return trace_id_in(traceparent.get())
 
 
+def trace_header() -> dict[str, str]:
+    """Return the header by which another server continues the current trace; empty outside of any."""
+    text = traceparent.get()
+    return {} if text is None else {HEADER: text}
+
+
 @contextmanager
 def within_trace(text: str | None) -> Iterator[None]:
     """Work within the trace ``text`` for the time of the context."""

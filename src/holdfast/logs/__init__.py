@@ -167,7 +167,11 @@ def configure_logging(
         _lines.writer, _lines.put = writer, writer.write
     else:
         _lines.put = lambda line: _put_now(out, line)
-    shared: list[Processor] = [_add_context, structlog.stdlib.add_log_level]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _add_context,
+        structlog.stdlib.add_log_level,
+    ]
     handler = _Handler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -202,7 +206,7 @@ def _put_now(out: TextIO, line: str) -> None:
     out.flush()
 
 
-def log_life(event: str, **fields: str | int | None) -> None:
+def log_life(event: str, fields: Mapping[str, str | int | None]) -> None:
     """Log one event in the life of a task or a payment, at level info, in a few microseconds.
 
     The fields are put as they are and in this order, so they are only our own ids, names of the catalog, codes and
@@ -210,7 +214,7 @@ def log_life(event: str, **fields: str | int | None) -> None:
     """
     if _lines.level <= logging.INFO:
         line: dict[str, object] = {"time": time_of_line(), "level": "info", "event": event}
-        line.update(fields)
+        line.update({name: value for name, value in fields.items() if value is not None})
         line.update(_lines.context())
         _lines.put(_lines.render(line))
 

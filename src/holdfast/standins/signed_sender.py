@@ -9,6 +9,7 @@ import trio
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.providers.outbound.tls import tls_context
 from holdfast.providers.signatures import sign
+from holdfast.traces import trace_header
 
 RETRY_DELAYS_S: tuple[float, ...] = (0, 1, 5, 30, 120, 600, 600, 600, 600, 600, 600)
 """The delay before each attempt to send one message; after the last it is given up."""
@@ -44,7 +45,7 @@ class SignedSender:
     async def send(self, url: str, body: bytes, *, timeout_s: float = TIMEOUT_S) -> bool:
         """Send once; returns whether the receiver accepted the message."""
         signature = sign(self._secret, body, at=int(self._now().timestamp()), key_name=self._key_name)
-        headers = {"Content-Type": "application/json", self._header: signature}
+        headers = {"Content-Type": "application/json", self._header: signature, **trace_header()}
         accepted = False
         with trio.move_on_after(timeout_s):
             try:

@@ -39,7 +39,7 @@ from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.actors.runtime.turns import Commit, Tell, Turn
+from holdfast.actors.runtime.turns import Commit, LifeEvent, Tell, Turn
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import (
     AccountTotals,
@@ -183,7 +183,9 @@ class AccountActor(JournaledActor):
         state.apply(operation)
         totals = AccountTotals(self._account_id, state.balance_micro, state.held_micro)
         reply = Recharged(operation_id, command.amount_micro, totals)
-        return self._units.commit(reply, operations=(operation,), idempotency=command.idempotency)
+        fields: dict[str, str | int | None] = {"account_id": self._account_id, "amount_micro": command.amount_micro}
+        life = LifeEvent("account recharged", fields)
+        return self._units.commit(reply, operations=(operation,), idempotency=command.idempotency, life=life)
 
     def _create_task(self, command: CreateTask) -> Turn[TaskAccepted | Replayed[TaskAccepted]]:
         """Refuses: 1. the API key; 2. a used idempotency key; 3. a create above the rate limit; 4. too many tasks;
@@ -232,6 +234,7 @@ class AccountActor(JournaledActor):
             rows=(task,),
             idempotency=command.idempotency,
             tells=(self._announce(task),),
+            life=_created(task),
         )
 
     def _settle_task(self, command: SettleTask) -> Turn[Settlement]:
@@ -316,3 +319,15 @@ class AccountActor(JournaledActor):
         if scope not in scopes:
             return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {scope}.")
         return None
+
+
+def _created(task: Task) -> LifeEvent:
+    """Return the event of a new task."""
+    fields: dict[str, str | int | None] = {
+        "task_id": task.request_id,
+        "account_id": task.account_id,
+        "provider": task.provider,
+        "model": task.model,
+        "hold_micro": task.request.hold_micro,
+    }
+    return LifeEvent("task created", fields)

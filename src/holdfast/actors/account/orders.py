@@ -30,7 +30,7 @@ from holdfast.actors.account.order_messages import (
 )
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.messages import IdempotencyKey
-from holdfast.actors.runtime.turns import Commit, Turn
+from holdfast.actors.runtime.turns import Commit, LifeEvent, Turn
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState, decide_credit, decide_reversal
 from holdfast.ledger.credit.operations import Operation
@@ -143,7 +143,8 @@ class AccountOrders:
             return self._units.refuse(refusal, command.idempotency)
         order = create_order(command.request)
         row = OrderRow(order, next_check_at(order, self._now()))
-        return self._commit(OrderResult(order, "applied"), rows=(row,), idempotency=command.idempotency)
+        life = _life_event("order created", order, amount_micro=order.request.amount_micro)
+        return self._commit(OrderResult(order, "applied"), rows=(row,), idempotency=command.idempotency, life=life)
 
     async def _receive_event(self, command: ReceivePaymentEvent, order: Order, now: datetime) -> Turn[OrderResult]:
         event, provider, order_id = command.event, order.request.provider, order.order_id
@@ -154,7 +155,11 @@ class AccountOrders:
         if result.order is not order and await self._event_of_another_order(order, event.event_id):
             # An event id is applied once. If the money was paid, the reconciler finds it under a synthetic id.
             log.warning(
-                "a payment event's id was used for another order", event_id=event.event_id, order_id=order_id
+                "a payment event's id was used for another order",
+                event_id=event.event_id,
+                order_id=order_id,
+                account_id=order.account_id,
+                provider=provider,
             )
             unapplied = _unapplied(row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}")
             return self._units.confirm(OrderResult(order, "duplicate"), (unapplied,))
@@ -223,11 +228,18 @@ class AccountOrders:
         state = self._units.state
         operations = tuple(_post(order, move, state, after.updated_at) for move in _new_moves(order, after))
         if after.statuses.risk_status == "mismatch" != order.statuses.risk_status:
-            log.warning("a payment does not match its order", order_id=after.order_id, status=after.status)
+            log.warning(
+                "a payment does not match its order",
+                order_id=after.order_id,
+                account_id=after.account_id,
+                provider=after.request.provider,
+                status=after.status,
+            )
         rows: list[Row] = [OrderChangedRow(after, next_check_at(after, self._now())), *more]
         if event is not None:
             rows.append(event)
-        return self._commit(result, operations=operations, rows=tuple(rows))
+        life = _life_event_of(order, after)
+        return self._commit(result, operations=operations, rows=tuple(rows), life=life)
 
     def _commit(
         self,
@@ -236,9 +248,10 @@ class AccountOrders:
         operations: tuple[Operation, ...] = (),
         rows: tuple[Row, ...],
         idempotency: IdempotencyKey | None = None,
+        life: LifeEvent | None = None,
     ) -> Commit[OrderResult]:
         self._cache_order(result.order)
-        commit = self._units.commit(result, operations=operations, rows=rows, idempotency=idempotency)
+        commit = self._units.commit(result, operations=operations, rows=rows, idempotency=idempotency, life=life)
         order_id = result.order.order_id
         self._undurable[commit.unit] = order_id
         self._open[order_id] += 1
@@ -291,6 +304,25 @@ def _is_for(command: OrderCommand, order: Order) -> bool:
     if isinstance(command, ExpireOrder | ResolveOrder):
         return True
     return order.request.provider == ("sandbox" if isinstance(command, PaySandboxOrder) else "cardprovider")
+
+
+def _life_event(event: str, order: Order, **amounts_micro: int | None) -> LifeEvent:
+    about = {"order_id": order.order_id, "account_id": order.account_id, "provider": order.request.provider}
+    return LifeEvent(event, {**about, **amounts_micro})
+
+
+def _life_event_of(before: Order, after: Order) -> LifeEvent | None:
+    """Return the event that a decision is: credit given or taken back, or another status."""
+    moves = _new_moves(before, after)
+    credit_micro = sum(move.amount_micro for move in moves if move.kind == "credit")
+    reversed_micro = sum(move.amount_micro for move in moves if move.kind != "credit")
+    if credit_micro or reversed_micro:
+        event = "order reversed" if reversed_micro else "order credited"
+        amounts = {"credited_micro": credit_micro or None, "reversed_micro": reversed_micro or None}
+        return _life_event(event, after, **amounts)
+    if after.status != before.status:
+        return _life_event(f"order {after.status}", after)
+    return None
 
 
 def _operation_id() -> str:

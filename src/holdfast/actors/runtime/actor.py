@@ -161,7 +161,7 @@ class TrioActor(pykka.Actor):
             return
         self.last_message = type(envelope.message)
         self.turn, self.turn_began_at = envelope, now
-        traceparent.set(envelope.traceparent)
+        traceparent.set(self.trace_of(envelope))
         try:
             result: object = self._handle_receive(envelope.message)
             if inspect.iscoroutine(result):
@@ -176,6 +176,10 @@ class TrioActor(pykka.Actor):
         finally:
             turns.observe(trio.current_time() - now)
         self.turn = None
+
+    def trace_of(self, envelope: Envelope) -> str | None:
+        """Return the trace that the handling of a message belongs to."""
+        return envelope.traceparent
 
     def _on_exception(self, envelope: Envelope, exc: Exception) -> None:
         """End the incarnation, for an ask as for a tell: its state may be ahead of the rows."""

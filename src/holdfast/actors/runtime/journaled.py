@@ -18,6 +18,7 @@ from holdfast.actors.runtime.actor import Ending, TrioActor
 from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown, StaleFence
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.turns import Commit
+from holdfast.logs import log_life
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -153,8 +154,8 @@ class JournaledActor(TrioActor):
         if isinstance(result, Committed):
             self.committed_any = True
             envelope.reply(commit.reply)
-            if commit.tells:
-                self._send(commit, envelope.traceparent)
+            if commit.tells or commit.life is not None:
+                self._follow_up(commit, envelope)
             self._flush_replies()
         else:
             self._on_not_committed(envelope, unit, result)
@@ -164,10 +165,11 @@ class JournaledActor(TrioActor):
         if self.is_void or self._awaits_units:
             self.actor_inbox.wake()
 
-    @staticmethod
-    def _send(commit: Commit[object], trace: str | None) -> None:
-        """Send the tells within the trace of their cause: this runs in the journal's task."""
-        with within_trace(trace):
+    def _follow_up(self, commit: Commit[object], envelope: Envelope) -> None:
+        """Log the event and send the tells within the trace of their cause: this runs in the journal's task."""
+        with within_trace(self.trace_of(envelope)):
+            if commit.life is not None:
+                log_life(commit.life.event, commit.life.fields)
             for tell in commit.tells:
                 tell.to.tell(tell.message)
 

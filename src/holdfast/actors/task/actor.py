@@ -17,9 +17,10 @@ from holdfast import metrics
 from holdfast.actors.account.messages import SettleTask
 from holdfast.actors.runtime.faults import StaleFence
 from holdfast.actors.runtime.journaled import JournaledActor, Reload
-from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.turns import Commit, Tell, Turn
 from holdfast.actors.task.dependencies import TaskDependencies
+from holdfast.actors.task.life import life_event_of
 from holdfast.actors.task.messages import (
     CancelTask,
     DecideReview,
@@ -53,6 +54,7 @@ from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.silence import on_silence
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure, Step
+from holdfast.logs import log_life
 from holdfast.persistence.claims.contents import CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
@@ -110,6 +112,11 @@ class TaskActor(JournaledActor):
             self._exists = False
             return
         self._event_ids: set[tuple[str, str]] = set(event_ids)
+
+    def trace_of(self, envelope: Envelope) -> str | None:
+        """Return the trace of the request that created the task: all its work belongs to that one."""
+        own = self._task.request.traceparent if self._exists else None
+        return envelope.traceparent if own is None else own
 
     @property
     def _reply(self) -> TaskReply:
@@ -297,7 +304,8 @@ class TaskActor(JournaledActor):
         if step.mismatch is not None:
             log.warning(
                 "usage report differs from the measured usage",
-                request_id=before.request_id,
+                task_id=before.request_id,
+                account_id=before.account_id,
                 provider=before.provider,
                 model=before.model,
                 difference=step.mismatch,
@@ -323,10 +331,11 @@ class TaskActor(JournaledActor):
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
-            return Commit(unit, self._reply, tuple(tells))
+            return Commit(unit, self._reply, tuple(tells), life_event_of(before, after))
         await self._settle_hold(SettleTask(self._request_id, before.version, step.settle, rows))
         self._task = after
         _measure_end(after)
+        _log_end(before, after)
         if step.settle.reason == "deadline passed" and after.state.last_update_at is None:
             self._deps.health(after.provider).failed("updates", "a job was given up without any update")
         for tell in tells:
@@ -360,3 +369,9 @@ def _measure_end(task: Task) -> None:
     if task.is_terminal:
         lasted_s = (task.updated_at - task.created_at).total_seconds()
         metrics.TASK_S.labels(task.provider, task.status).observe(lasted_s)
+
+
+def _log_end(before: Task, after: Task) -> None:
+    life = life_event_of(before, after)
+    if life is not None:
+        log_life(life.event, life.fields)

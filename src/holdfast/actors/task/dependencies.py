@@ -50,10 +50,10 @@ class TaskDependencies:
                         task.request.input,
                         self.callback_url(task.provider),
                     )
-                    tells.append(Tell(self.provider_calls, CallProvider(task.provider, job)))
+                    tells.append(Tell(self.provider_calls, CallProvider(task.provider, job, task.account_id)))
                 case HostOutputs():
-                    host = Host(task.provider, effect, terms.hosting, output_timeout_s=terms.deadlines.hosting_s)
+                    host = Host(task.provider, effect, terms.hosting, terms.deadlines.hosting_s, task.account_id)
                     tells.append(Tell(self.hosting, host))
                 case _:
-                    tells.append(Tell(self.provider_calls, CallProvider(task.provider, effect)))
+                    tells.append(Tell(self.provider_calls, CallProvider(task.provider, effect, task.account_id)))
         return tells

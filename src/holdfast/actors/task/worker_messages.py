@@ -28,10 +28,11 @@ class SlotFreed(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class CallProvider(Command[None]):
-    """To the provider caller: submit, poll or cancel a job."""
+    """To the provider caller: submit, poll or cancel a job of an account's task."""
 
     provider: str
     call: Job | PollJob | CancelJob
+    account_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Host(Command[None]):
     effect: HostOutputs
     hosting: Hosting
     output_timeout_s: float
+    account_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class AssetSweeper:
             await self._tasks.ref(request_id).ask(command, deadline_s=ASK_DEADLINE_S)
         except (AskFault, Crashed) as fault:
             # Its rows stay, and the next sweep finds them.
-            log.info("task not swept", request_id=request_id, reason=str(fault))
+            log.info("task not swept", task_id=request_id, reason=str(fault))
             return False
         return True
 

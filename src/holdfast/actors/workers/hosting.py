@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 import trio
+from structlog.contextvars import bind_contextvars
 
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordHosting
@@ -103,6 +104,7 @@ class HostingWorker(Worker):
 
     async def _round(self, host: Host, scope: trio.CancelScope) -> None:
         effect = host.effect
+        bind_contextvars(task_id=effect.request_id, account_id=host.account_id, provider=host.provider)
         try:
             with scope:
                 async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
@@ -110,7 +112,7 @@ class HostingWorker(Worker):
                 self._tasks.ref(effect.request_id).tell(RecordHosting(effect.attempt, effect.round, tuple(results)))
         except Exception:
             # The task's deadline for this round starts it again.
-            log.exception("hosting round failed", request_id=effect.request_id)
+            log.exception("hosting round failed")
         finally:
             if self._running[effect.request_id][2] is scope:
                 del self._running[effect.request_id]

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import structlog
 import trio
+from structlog.contextvars import bind_contextvars
 
 from holdfast import metrics
 from holdfast.actors.runtime.refs import Directory
@@ -34,6 +35,7 @@ from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.providers.standard_webhooks import standard_headers
 from holdfast.reports.conditions import WEBHOOKS, Conditions
+from holdfast.traces import traceparent
 
 log = structlog.get_logger(__name__)
 
@@ -155,11 +157,13 @@ class OutboxWorker(Worker):
         return any(self._busy[event.account_id] >= PER_ACCOUNT_MAX for event in due)
 
     async def _deliver(self, event: DueEvent) -> None:
+        traceparent.set(event.traceparent)
+        bind_contextvars(event_id=event.event_id, task_id=event.request_id, account_id=event.account_id)
         try:
             await self._attempt(event)
         except Exception:
             # A defect in one event must not end all deliveries; without an outcome the attempt counts as failed.
-            log.exception("delivery failed", event_id=event.event_id)
+            log.exception("delivery failed")
         finally:
             was_full = self._busy[event.account_id] >= PER_ACCOUNT_MAX or self._busy.total() >= DELIVERIES_MAX
             self._busy[event.account_id] -= 1
@@ -174,7 +178,7 @@ class OutboxWorker(Worker):
             body = self._render(event)
         except Exception:
             # A later version may be able to render it; until then it fails and is given up like any other.
-            log.exception("event not rendered", event_id=event.event_id)
+            log.exception("event not rendered")
             answer = DeliveryResponse(None, error="internal fault")
         else:
             answer = await self._send(event.account_id, event.url, body, self._headers(event, at, body))
@@ -192,7 +196,7 @@ class OutboxWorker(Worker):
         result = "failed" if outcome.status == "pending" else outcome.status
         metrics.EVENT_DELIVERIES.labels(result).inc()
         if outcome.status == "given_up":
-            log.info("event given up", event_id=event.event_id, request_id=event.request_id, why=outcome.reason)
+            log.info("event given up", reason=outcome.reason)
 
     def _watch(self, event: DueEvent, answer: DeliveryResponse, *, is_delivered: bool) -> None:
         """Count the outcome for the receiver. Its URL may contain a secret, so it is named by its host."""
@@ -219,7 +223,8 @@ class OutboxWorker(Worker):
             return
         verdict = await self._journal.write(Unit(rows=rows))
         if not isinstance(verdict, Committed):
-            log.info("delivery outcome not written", event_id=event.event_id, verdict=type(verdict).__name__)
+            result = type(verdict).__name__
+            log.info("delivery outcome not written", result=result)
 
 
 def _rows_of(

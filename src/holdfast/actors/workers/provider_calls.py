@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import structlog
 import trio
+from structlog.contextvars import bind_contextvars
 
 from holdfast import metrics
 from holdfast.actors.runtime.refs import Directory
@@ -70,9 +71,11 @@ class ProviderCaller(Worker):
                 return
             self._submits.add(key)
         self._waiting += 1
-        self.nursery.start_soon(self._run, message.provider, call)
+        self.nursery.start_soon(self._run, message.provider, message.account_id, call)
 
-    async def _run(self, name: str, call: Job | PollJob | CancelJob) -> None:
+    async def _run(self, name: str, account_id: str | None, call: Job | PollJob | CancelJob) -> None:
+        # For all lines of this trio task, also those of the provider's adapter.
+        bind_contextvars(task_id=call.request_id, account_id=account_id, provider=name)
         try:
             calls = self._calls.setdefault(name, trio.CapacityLimiter(CALLS_MAX))
             if await self._acquire(calls):
@@ -119,7 +122,7 @@ class ProviderCaller(Worker):
             update = await provider.poll(poll.request_id, poll.attempt, poll.provider_ref)
         except PollFault as fault:
             # At debug level only: the change of the provider's state is logged once.
-            log.debug("poll failed", provider=provider.name, request_id=poll.request_id, reason=str(fault))
+            log.debug("poll failed", reason=str(fault))
             provider.health.failed("updates", str(fault))
             return
         provider.health.succeeded("updates")
@@ -129,7 +132,7 @@ class ProviderCaller(Worker):
         try:
             outcome = await provider.cancel(cancel.request_id, cancel.attempt, cancel.provider_ref)
         except PollFault as fault:
-            log.info("cancel failed", provider=provider.name, request_id=cancel.request_id, reason=str(fault))
+            log.info("cancel failed", reason=str(fault))
             return
         self._tasks.ref(cancel.request_id).tell(RecordCancel(cancel.attempt, outcome))
 

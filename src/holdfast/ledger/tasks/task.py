@@ -42,7 +42,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     ``input`` is parsed JSON, because a JSON column does not preserve the text; ``input_dropped``: it was deleted
     later, the only change made here. ``webhook_events`` are the kinds of events sent to ``webhook_url``; None is
-    the default set.
+    the default set. ``traceparent`` is the trace of the request.
     """
 
     input: dict[str, object]
@@ -56,6 +56,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     webhook_events: tuple[EventKind, ...] | None = None
     retry_of: str | None = None
     input_dropped: bool = False
+    traceparent: str | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

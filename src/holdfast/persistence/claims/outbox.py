@@ -22,7 +22,19 @@ SEEN_MAX_ROWS: Final = 500
 NEWEST_MAX_ROWS: Final = 100
 """How many of the newest: accounts with thousands due must not hide one with a single event."""
 
+
+class _TracedRequest(msgspec.Struct, frozen=True):
+    traceparent: str | None = None
+
+
+class _Traced(msgspec.Struct, frozen=True):
+    """The part of a task's snapshot that names its trace."""
+
+    request: _TracedRequest = _TracedRequest()
+
+
 _TASK = msgspec.json.Decoder(Task)
+_TRACED = msgspec.json.Decoder(_Traced)
 
 _CLAIM = text(
     """
@@ -83,6 +95,14 @@ class DueEvent(NamedTuple):
     def task(self) -> Task:
         """The task as it was. Raises :class:`msgspec.ValidationError` if this release cannot decode it."""
         return _TASK.decode(self.snapshot)
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace of the request that created the task; None if the snapshot has none or cannot be decoded."""
+        try:
+            return _TRACED.decode(self.snapshot).request.traceparent
+        except msgspec.MsgspecError:
+            return None
 
 
 def claim_due(

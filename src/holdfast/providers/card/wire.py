@@ -17,6 +17,7 @@ import trio
 
 from holdfast.providers.outbound.faults import BodyTooLarge
 from holdfast.providers.outbound.tls import tls_context
+from holdfast.traces import trace_header
 
 ANSWER_MAX_BYTES = 8 * 1024 * 1024
 CONNECTIONS_MAX_COUNT = 32
@@ -56,10 +57,11 @@ class TrioHttp(stripe.HTTPClient):
         self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
     ) -> tuple[bytes, int, Mapping[str, str]]:
         """Make one exchange. Raises :class:`NoResponse` for anything that is not a response of the provider."""
+        sent = {**headers, **trace_header()}
         content = post_data.encode() if isinstance(post_data, str) else post_data
         try:
             with trio.fail_after(self._timeout_s):
-                async with self._http.stream(method, url, content=content, headers=headers) as answer:
+                async with self._http.stream(method, url, content=content, headers=sent) as answer:
                     body = await _read(answer.aiter_bytes(), ANSWER_MAX_BYTES)
         except (trio.TooSlowError, httpx2.TimeoutException) as fault:
             error: NoResponse = TimedOut(type(fault).__name__, retry=True)

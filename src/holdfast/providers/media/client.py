@@ -26,6 +26,7 @@ from holdfast.providers.outbound.faults import (
 from holdfast.providers.outbound.retry_after import parse_retry_after
 from holdfast.providers.outbound.tls import tls_context
 from holdfast.providers.outbound.urls import parse_url
+from holdfast.traces import trace_header
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
@@ -110,9 +111,8 @@ class ProviderClient:
 
         ``GET`` and ``PUT`` may be sent twice, if a kept connection turns out to be closed.
         """
-        request = render_request(
-            method, self._base_path + path.encode("ascii"), {**self._headers, **(headers or {})}, content
-        )
+        sent = {**self._headers, **trace_header(), **(headers or {})}
+        request = render_request(method, self._base_path + path.encode("ascii"), sent, content)
         begun = trio.current_time()
         try:
             with trio.fail_after(within_s):

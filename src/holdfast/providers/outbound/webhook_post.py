@@ -17,6 +17,7 @@ from holdfast.providers.outbound.addresses import is_plain_host, is_public, name
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
 from holdfast.providers.outbound.retry_after import parse_retry_after
 from holdfast.providers.outbound.urls import parse_url
+from holdfast.traces import trace_header
 
 URL_MAX_CHARS: Final = 1024
 
@@ -59,7 +60,7 @@ async def post_event(
     now: Now,
 ) -> DeliveryResponse:
     """Send one attempt on behalf of an account and return its result; errors of the receiver are not raised."""
-    sent = {"Content-Type": "application/json", **headers}
+    sent = {"Content-Type": "application/json", **trace_header(), **headers}
     try:
         with trio.fail_after(timeout_s):
             async with client.open(

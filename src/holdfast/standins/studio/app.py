@@ -20,6 +20,7 @@ from holdfast.standins.studio.callbacks import usage
 from holdfast.standins.studio.jobs import Job, Order, describe
 from holdfast.standins.studio.model import BadInput
 from holdfast.standins.studio.renderer import Busy, OtherOrder, Renderer, UnknownModel
+from holdfast.traces import HEADER, read_traceparent, traceparent
 
 BODY_MAX_BYTES = 16 * 1024 * 1024
 BUSY_RETRY_AFTER_S = 2
@@ -51,6 +52,8 @@ def create_studio(renderer: Renderer, *, token: str | None = None, now: Now = ut
             return _problem(422, f"the body is not an order: {fault}")
         if order.webhook is not None and not _WEBHOOK.match(order.webhook):
             return _problem(422, "webhook is an http or https URL")
+        # Its callbacks continue the caller's trace.
+        traceparent.set(read_traceparent(request.headers.getlist(HEADER)))
         try:
             job, new = renderer.submit(job_id, order)
         except OtherOrder:

@@ -35,6 +35,7 @@ from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
 from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
+from holdfast.traces import traceparent
 
 route = RouteTable("Media tasks")
 
@@ -122,6 +123,7 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
         metadata=wanted.metadata or {},
         webhook_url=wanted.webhook_url,
         webhook_events=_kinds(wanted),
+        traceparent=traceparent.get(),
     )
     return CreateTask(request, TASKS_WRITE, idempotency)
 
@@ -218,6 +220,7 @@ def _retry_command(
         hold_id=new_id("hold"),
         hold_micro=priced.terms.hold_micro,
         retry_of=original.request_id,
+        traceparent=traceparent.get(),
     )
     return CreateTask(request, TASKS_WRITE, idempotency)
 
