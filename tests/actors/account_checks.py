@@ -18,6 +18,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.operators.actions import OperatorAction, write_action
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
 from holdfast.persistence.server.connections import connected
@@ -63,6 +64,16 @@ async def settle_command(
         ),
         (TaskChangedRow(after), UsageChangedRow(after)),
     )
+
+
+async def acted_on(database: Database, account_id: str) -> str:
+    """Record an action of an operator on the account, and return its id."""
+    action_id, at = new_id("act"), utc_now()
+    action = OperatorAction(
+        action_id, at, "ada", "token", "unknown", "adjust_credit", account_id, account_id, None, "why", "req_1"
+    )
+    await database.work(write_action, action)
+    return action_id
 
 
 def totals(connection: Connection, account_id: str) -> tuple[int, int, int]:

@@ -21,6 +21,7 @@ from holdfast.actors.account.messages import (
     RevokeApiKey,
     TaskAccepted,
 )
+from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, SetAccess
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.clock import utc_now
@@ -38,6 +39,7 @@ from .account_checks import (
     CREDIT,
     NewTask,
     StartSystem,
+    acted_on,
     assert_audit_clean,
     in_parallel,
     keyed,
@@ -249,6 +251,11 @@ class Auditor:
         self.balance_micro += reply.amount_micro
         self.operations += 1
 
+    def adjusted(self, reply: Adjusted) -> None:
+        self.balance_micro += reply.amount_micro
+        self.operations += 1
+        assert reply.account.balance_micro >= reply.account.held_micro
+
     def accepted(self, reply: TaskAccepted) -> None:
         assert reply.request_id not in self.open
         assert reply.request_id not in self.settled
@@ -299,11 +306,27 @@ async def test_random_histories_with_faults_match_the_auditor(
     async def client(account_id: str, key_id: str, name: int) -> None:
         mine: list[str] = []
         for step in range(25):
-            match rng.choice(["recharge", "create", "create", "settle", "settle", "void", "crash"]):
+            match rng.choice(
+                ["recharge", "create", "create", "settle", "settle", "adjust", "access", "void", "crash"]
+            ):
                 case "recharge":
                     command = Recharge(rng.randrange(1, 3 * CREDIT), keyed(f"{name}-{step}"))
-                    reply = await until_answered(account_id, command)
-                    auditor.recharged(unwrapped(reply))
+                    reply = unwrapped(await until_answered(account_id, command))
+                    if isinstance(reply, Recharged):
+                        auditor.recharged(reply)
+                    else:
+                        assert reply.code == "account_disabled"
+                case "adjust":
+                    action_id = await until_there(partial(acted_on, database, account_id))
+                    amount_micro = rng.choice([-1, 1]) * rng.randrange(1, 2 * CREDIT)
+                    adjust = AdjustCredit(amount_micro, action_id, "a note", keyed(f"{name}-{step}"))
+                    reply = unwrapped(await until_answered(account_id, adjust))
+                    if isinstance(reply, Adjusted):
+                        auditor.adjusted(reply)
+                    else:
+                        assert reply.code == "insufficient_credit"
+                case "access":
+                    await until_answered(account_id, SetAccess(is_disabled=rng.random() < 0.3))
                 case "create":
                     task = new_task(key_id, hold_micro=rng.randrange(2 * CREDIT), key=f"{name}-{step}")
                     reply = await until_answered(account_id, task)
@@ -312,7 +335,7 @@ async def test_random_histories_with_faults_match_the_auditor(
                         auditor.accepted(reply)
                         mine.append(reply.request_id)
                     else:
-                        assert reply.code == "insufficient_credit"
+                        assert reply.code in {"insufficient_credit", "account_disabled"}
                 case "settle" if mine:
                     request_id = mine.pop()
                     charge_micro = rng.choice([None, rng.randint(0, auditor.open[request_id])])

@@ -26,7 +26,7 @@ from holdfast.actors.sign_in.messages import (
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.places import place_digits, place_of
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
@@ -164,6 +164,24 @@ async def test_a_right_code_creates_an_account_once_and_a_session(harness: Harne
     assert first.session_expires_at - datetime(2026, 11, 20, 12, tzinfo=UTC) == timedelta(days=1)
     counted = text("select (select count(*) from accounts), (select count(*) from sessions)")
     assert await harness.database.read(lambda c: tuple(c.execute(counted).one())) == (1, 2)
+
+
+async def test_a_disabled_account_gets_no_session(harness: Harness) -> None:
+    with trio.fail_after(30):
+        first = await harness.request()
+        signed_in = await harness.verify(first.otp_id, first.code)
+        assert isinstance(signed_in, SignedIn)
+        await change(harness.database, text("update accounts set disabled_at = now()"))
+        harness.clock.forward(60)
+        issued = await harness.request()
+        assert await harness.verify(issued.otp_id, issued.code) == ACCOUNT_DISABLED
+        assert await harness.refused(VerifyCode(issued.otp_id, issued.code)) != ACCOUNT_DISABLED
+        await change(harness.database, text("update accounts set disabled_at = null"))
+        harness.clock.forward(60)
+        issued = await harness.request()
+        again = await harness.verify(issued.otp_id, issued.code)
+    assert isinstance(again, SignedIn)
+    assert again.account_id == signed_in.account_id
 
 
 async def test_an_operators_address_gets_the_operators_role(harness: Harness) -> None:

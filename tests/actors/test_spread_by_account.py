@@ -119,7 +119,7 @@ async def _check_reads(system: ActorSystem, account_id: str, request_ids: list[s
     operations = await read(statement_of_account, account_id, limit=9)
     assert [operation.number for operation in operations] == [6, 5, 4, 3, 2, 1]
     assert [entry.cost_micro for entry in await read(usage_of_account, account_id, limit=9)] == [0, 0, 700_000]
-    state, keys = await read(load_account, account_id)
+    state, keys, _ = await read(load_account, account_id)
     assert (state.balance_micro, state.held_micro, state.number) == (2_300_000, CREDIT, 6)
     assert len(keys) == 1
     assert (await read(load_sign_in, f"email:{account_id}@example.com")).account_id == account_id

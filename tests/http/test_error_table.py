@@ -58,6 +58,7 @@ EXPECTED = {
     "invalid_otp": (401, "authentication_error"),
     "otp_expired": (401, "authentication_error"),
     "otp_attempts_exceeded": (429, "rate_limit_error"),
+    "account_not_found": (404, "not_found_error"),
     "api_key_not_found": (404, "not_found_error"),
     "api_key_limit_reached": (409, "conflict_error"),
     "invalid_amount": (400, "invalid_request_error"),

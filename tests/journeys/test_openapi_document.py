@@ -107,9 +107,10 @@ class Visitor:
 async def arrive(service: Service, card_provider: CardProviderProcess) -> Visitor:
     """Sign in and create one object of each kind."""
     async with loopback_client(base_url=service.url, timeout=30) as http:
-        ada, leaving = Customer(http), Customer(http)
+        ada, leaving, spared = Customer(http), Customer(http), Customer(http)
         await ada.sign_in()
         await leaving.sign_in()
+        await spared.sign_in()
         await ada.recharge("1000.00")
         task = ok(await ada.call("POST", "/v2/task/create", {**TASK, "webhook_url": "http://127.0.0.1:9/"}))
         request_id = task["request_id"]
@@ -131,6 +132,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
     things = {
         "request_id": request_id,
         "order_id": card["order_id"],
+        "account_id": spared.account_id,
         "api_key_id": spare["api_key_id"],
         "model_id": str(TASK["model"]),
         "asset_id": link.path.rpartition("/")[2],
@@ -145,6 +147,10 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "sign_in_with_code": Good(
             {**operator, "otp_id": operator_code["otp_id"], "otp": operator_code["debug_otp"]}
         ),
+        "find_account": Good(query={"email": spared.email}),
+        "adjust_credit": Good({"amount": "1.00", "reason": "a gift"}, headers={"Idempotency-Key": "gift"}),
+        "disable_account": Good({"reason": "a test"}),
+        "enable_account": Good({"reason": "a test"}),
         "create_api_key": Good({}),
         "recharge": Good(ORDER),
         "create_sandbox_order": Good(ORDER),

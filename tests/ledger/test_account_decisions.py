@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from holdfast.ledger.credit.account import (
     AccountState,
+    decide_adjustment,
     decide_capture,
     decide_credit,
     decide_hold,
@@ -135,6 +136,28 @@ class Account(RuleBasedStateMachine):
         )
         self.happen(decided, expected="invalid_amount" if amount <= 0 else None)
         self.has_reversals = self.has_reversals or amount > 0
+
+    @rule(amount=st.one_of(st.integers(-80, 80), st.just(AMOUNT_MICRO_MAX), st.just(-AMOUNT_MICRO_MAX)))
+    def adjust(self, amount: int) -> None:
+        decided = decide_adjustment(
+            self.state, operation_id=self.op_id(), amount_micro=amount, reference="act_1", reason="why", at=NOON
+        )
+        available = self.sums["available"]
+        expected = None
+        if amount == 0:
+            expected = "invalid_amount"
+        elif available + self.sums["held"] + amount > AMOUNT_MICRO_MAX:
+            expected = "amount_too_large"
+        elif amount < 0 and available + amount < 0:
+            expected = "insufficient_credit"
+            assert isinstance(decided, Refusal)
+            assert (decided.required_micro, decided.available_micro) == (-amount, available)
+        self.happen(decided, expected=expected)
+
+    @invariant()
+    def adjustments_are_what_was_given_and_taken(self) -> None:
+        adjusted = sum(op.amount_micro for op in self.history if op.kind is OperationKind.ADJUSTMENT)
+        assert self.sums["adjustments"] == -adjusted
 
     @invariant()
     def totals_are_the_sums_of_the_postings(self) -> None:

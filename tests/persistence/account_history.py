@@ -9,6 +9,7 @@ from sqlalchemy import Connection, insert, literal, select, text, update
 
 from holdfast.ledger.credit.account import (
     AccountState,
+    decide_adjustment,
     decide_capture,
     decide_credit,
     decide_hold,
@@ -105,6 +106,25 @@ class AccountHistory:
                 source="sandbox",
                 reference=self.next_id,
                 reason="chargeback",
+                at=self.next_at,
+            )
+        )
+
+    def adjust(self, amount_micro: int) -> None:
+        """Adjust the credit by an operator's action, which is written too."""
+        action_id = f"act_{self.next_id}"
+        values = dict.fromkeys(("operator", "credential", "origin", "action", "target", "trace_id"), "x")
+        account_id = self.state.account_id
+        self.connection.execute(
+            insert(tables.operator_actions).values(action_id=action_id, at=START, account_id=account_id, **values)
+        )
+        self.write(
+            decide_adjustment(
+                self.state,
+                operation_id=self.next_id,
+                amount_micro=amount_micro,
+                reference=action_id,
+                reason="adjusted",
                 at=self.next_at,
             )
         )
@@ -359,6 +379,9 @@ def write_books(connection: Connection) -> None:
     bob.task("failed", 5_000_000)
     bob.end("failed", "failed", None)
     AccountHistory(connection, "acct_new")
+    dan = AccountHistory(connection, "acct_dan")
+    dan.adjust(2_000_000)
+    dan.adjust(-500_000)
     cho = AccountHistory(connection, "acct_cho")
     cho.order("paid", payment("paid"))
     cho.order("back", payment("back"), refund("back"))

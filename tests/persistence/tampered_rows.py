@@ -26,6 +26,7 @@ LIMITS = "no capture exceeds its hold, and each release returns the whole hold"
 OPEN_HOLDS = "each account's held total is the sum of its open holds"
 USAGE_SUM = "each account's usage cost is the amount captured"
 USAGE = "each usage entry names the operation that settled its request, and costs what it captured"
+ADJUSTED = "each adjustment was made by one action of an operator, on its account"
 PAIRS = "each task has exactly one hold, and each hold belongs to a task"
 ENDS = "a task has ended if and only if its hold is settled, and succeeded if and only if it was captured"
 STATUSES = "each task has one usage entry with its status and model"
@@ -180,6 +181,16 @@ CASES: list[tuple[list[str], set[str]]] = [
         ["insert into sessions select id, 'ses_1', '', now(), now() from accounts where id <> 'acct_new'"],
         {UNIQUE},
     ),
+    (
+        # Credit given by an operator, made to look paid.
+        [
+            "update postings set ledger_account = 'cash:sandbox'"
+            " where account_id = 'acct_dan' and number = 1 and ledger_account = 'adjustments'"
+        ],
+        {SHAPES, CHAINS},
+    ),
+    (["update operator_actions set account_id = 'acct_bob' where action_id like '%dan_1'"], {ADJUSTED}),
+    (["update operations set reference = 'act_x' where account_id = 'acct_dan'"], {ADJUSTED, CHAINS}),
     (["delete from account_emails where account_id = 'acct_bob'"], {DIRECTORIES}),
     (["update account_emails set account_id = 'acct_ada' where account_id = 'acct_bob'"], {DIRECTORIES}),
     (["insert into account_emails values ('x@example.com', 'acct_bob')"], {DIRECTORIES}),

@@ -23,6 +23,7 @@ from holdfast.persistence.journal.units import (
 )
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.records.accounts import (
+    AccountAccessRow,
     AccountHead,
     AccountRow,
     ApiKeyRecord,
@@ -145,6 +146,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
     return [
         AccountRow(AccountHead(a, chain_head=b"\x00\\'\""), f"{i}{t}@x", t, t, AT),
         AccountHead(a, 1, n, 10, 3, b"\xff"),
+        AccountAccessRow(a, AT),
         make_operation(a, n, OperationKind.HOLD, AT, t, hold_id=f"hold{i}{t}"),
         make_operation(a, n + 1, OperationKind.CAPTURE, AT, t, hold_id=f"hold{i}{t}"),
         task,

@@ -19,7 +19,7 @@ from holdfast.persistence.server.migrate import MigrationRefused, MigrationRepor
 from holdfast.persistence.server.revisions import installed_revisions, is_migrated
 from holdfast.persistence.server.upgrade import alembic_config, upgrade
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013")
+REVISIONS = tuple(f"{number:04}" for number in range(1, 15))
 DIRECTORIES = ("account_emails", "order_payments")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -32,3 +32,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
     provider_code: str | None = None
     final: bool = False
     """True if repeating the same call can never succeed (``x-should-retry: false``)."""
+
+
+ACCOUNT_DISABLED: Final = Refusal(code="account_disabled", message="The account is disabled; ask the operator.")

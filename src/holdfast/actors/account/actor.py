@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeAlias, assert_never
 
 from holdfast.actors.account.create_rate import CreateRate
@@ -22,6 +23,7 @@ from holdfast.actors.account.messages import (
     SignOut,
     TaskAccepted,
 )
+from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, OperatorCommand, SetAccess
 from holdfast.actors.account.order_messages import (
     AttachIntent,
     CreateOrder,
@@ -43,6 +45,7 @@ from holdfast.actors.runtime.turns import Commit, LifeEvent, Tell, Turn
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import (
     AccountTotals,
+    decide_adjustment,
     decide_capture,
     decide_credit,
     decide_hold,
@@ -50,13 +53,14 @@ from holdfast.ledger.credit.account import (
 )
 from holdfast.ledger.ids import new_id, new_id_of_account
 from holdfast.ledger.orders.order import OrderResult
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit, UnitResult
 from holdfast.persistence.queries.loading import LoadedAccount
 from holdfast.persistence.records.accounts import (
+    AccountAccessRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
@@ -68,7 +72,15 @@ from holdfast.persistence.records.accounts import (
 from holdfast.persistence.server.database import Database
 
 AccountCommand: TypeAlias = (
-    CreateTask | SettleTask | Recharge | CreateApiKey | RevokeApiKey | RecordKeyUse | SignOut | OrderCommand
+    CreateTask
+    | SettleTask
+    | Recharge
+    | CreateApiKey
+    | RevokeApiKey
+    | RecordKeyUse
+    | SignOut
+    | OrderCommand
+    | OperatorCommand
 )
 
 
@@ -110,6 +122,7 @@ class AccountActor(JournaledActor):
         self._limits = limits
         self._units: AccountUnits
         self._live_keys: dict[str, frozenset[str]]
+        self._disabled_at: datetime | None
         self._replies = RecentReplies(account_id, replies_max=limits.replies_max)
         self._database = database
         self._orders: AccountOrders | None = None
@@ -117,7 +130,7 @@ class AccountActor(JournaledActor):
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Read the account's head, open holds and live keys."""
-        state, self._live_keys = await self._load(self._account_id)
+        state, self._live_keys, self._disabled_at = await self._load(self._account_id)
         self._units = AccountUnits(state, self._replies, self._now)
 
     def learn(self, learned: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
@@ -141,6 +154,10 @@ class AccountActor(JournaledActor):
                 return self._record_key_use(message)
             case SignOut():
                 return self._sign_out(message)
+            case AdjustCredit():
+                return self._adjust(message)
+            case SetAccess():
+                return self._set_access(message)
             case (
                 CreateOrder()
                 | AttachIntent()
@@ -164,7 +181,9 @@ class AccountActor(JournaledActor):
     # --------------------------------------------------------------------------------------------------- credit
 
     def _recharge(self, command: Recharge) -> Turn[Recharged | Replayed[Recharged]]:
-        """Refuses: 1. a used idempotency key; 2. the ledger's refusals of a credit."""
+        """Refuses: 1. a disabled account; 2. a used idempotency key; 3. the ledger's refusals of a credit."""
+        if self._disabled_at is not None:
+            return self._units.refuse(ACCOUNT_DISABLED)
         used = self._replies.find(command.idempotency, Recharged)
         if used is not None:
             return used
@@ -187,9 +206,30 @@ class AccountActor(JournaledActor):
         life = LifeEvent("account recharged", fields)
         return self._units.commit(reply, operations=(operation,), idempotency=command.idempotency, life=life)
 
+    def _adjust(self, command: AdjustCredit) -> Turn[Adjusted | Replayed[Adjusted]]:
+        """Refuses: 1. a used idempotency key; 2. the ledger's refusals of an adjustment."""
+        used = self._replies.find(command.idempotency, Adjusted)
+        if used is not None:
+            return used
+        state = self._units.state
+        operation = decide_adjustment(
+            state,
+            operation_id=new_id("op"),
+            amount_micro=command.amount_micro,
+            reference=command.action_id,
+            reason=command.note,
+            at=self._now(),
+        )
+        if isinstance(operation, Refusal):
+            return self._units.refuse(operation, command.idempotency)
+        state.apply(operation)
+        totals = AccountTotals(self._account_id, state.balance_micro, state.held_micro)
+        reply = Adjusted(operation.operation_id, command.amount_micro, totals)
+        return self._units.commit(reply, operations=(operation,), idempotency=command.idempotency)
+
     def _create_task(self, command: CreateTask) -> Turn[TaskAccepted | Replayed[TaskAccepted]]:
-        """Refuses: 1. the API key; 2. a used idempotency key; 3. a create above the rate limit; 4. too many tasks;
-        5. insufficient credit.
+        """Refuses: 1. a disabled account; 2. the API key; 3. a used idempotency key; 4. a create above the rate
+        limit; 5. too many tasks; 6. insufficient credit.
         """
         request = command.request
         refusal = self._refuse_key(request.api_key_id, command.scope)
@@ -270,8 +310,12 @@ class AccountActor(JournaledActor):
         )
 
     async def _change_order(self, command: OrderCommand) -> Turn[OrderResult | Replayed[OrderResult]]:
-        """Refuses: 1. a used idempotency key; 2. what :class:`AccountOrders` refuses."""
+        """Refuses: 1. a new order of a disabled account, or with a used idempotency key; 2. what
+        :class:`AccountOrders` refuses.
+        """
         if isinstance(command, CreateOrder):
+            if self._disabled_at is not None:
+                return self._units.refuse(ACCOUNT_DISABLED)
             used = self._replies.find(command.idempotency, OrderResult)
             if used is not None:
                 return used
@@ -283,7 +327,9 @@ class AccountActor(JournaledActor):
     # --------------------------------------------------------------------------------------- keys and sessions
 
     def _create_api_key(self, command: CreateApiKey) -> Turn[ApiKeyRecord]:
-        """Refuses: 1. too many live keys."""
+        """Refuses: 1. a disabled account; 2. too many live keys."""
+        if self._disabled_at is not None:
+            return self._units.refuse(ACCOUNT_DISABLED)
         if len(self._live_keys) >= self._limits.live_keys_max:
             refusal = Refusal(
                 code="api_key_limit_reached",
@@ -312,7 +358,17 @@ class AccountActor(JournaledActor):
         row = SessionRevokedRow(self._account_id, command.session_id, self._now())
         return self._units.commit(row, rows=(row,))
 
+    def _set_access(self, command: SetAccess) -> Turn[AccountAccessRow]:
+        """An account that is disabled already keeps its time."""
+        if command.is_disabled == (self._disabled_at is not None):
+            return self._units.confirm(AccountAccessRow(self._account_id, self._disabled_at))
+        self._disabled_at = self._now() if command.is_disabled else None
+        row = AccountAccessRow(self._account_id, self._disabled_at)
+        return self._units.commit(row, rows=(row,))
+
     def _refuse_key(self, key_id: str | None, scope: str) -> Refusal | None:
+        if self._disabled_at is not None:
+            return ACCOUNT_DISABLED
         scopes = self._live_keys.get(key_id or "")
         if scopes is None:
             return Refusal(code="invalid_api_key", message="This API key is not valid.")

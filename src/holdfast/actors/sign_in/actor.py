@@ -31,7 +31,7 @@ from holdfast.actors.sign_in.messages import (
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.places import place_digits, place_of
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.sign_in_codes import (
     HOUR,
     CodeLimits,
@@ -120,7 +120,7 @@ class SignInActor(JournaledActor):
         self._account_id = loaded.account_id
         self._role = loaded.role
 
-    def on_receive(self, message: SignInCommand) -> Turn[object]:
+    def on_receive(self, message: SignInCommand) -> Turn[object] | Awaitable[Turn[object]]:
         """Decide one command."""
         match message:
             case AdmitOrigin():
@@ -161,13 +161,16 @@ class SignInActor(JournaledActor):
 
     # --------------------------------------------------------------------------------------------------- attempts
 
-    def _verify_code(self, command: VerifyCode) -> Turn[SignedIn]:
+    async def _verify_code(self, command: VerifyCode) -> Turn[SignedIn]:
+        """Refuses: 1. what :func:`try_code` refuses; 2. a disabled account, whose code is used up."""
         at = self._now()
         mac = self._mac(command.otp_id, command.code)
         codes, refusal = try_code(self._codes, otp_id=command.otp_id, mac=mac, at=at)
         if refusal is None:
+            # Read again: an operator may have disabled the account since this actor started.
+            is_disabled = (await self._load(self._key)).is_disabled
             self._codes = codes
-            return self._sign_in(at)
+            return self._commit(codes, ACCOUNT_DISABLED, at) if is_disabled else self._sign_in(at)
         if codes is self._codes:
             return self._refuse(refusal)
         self._codes = codes

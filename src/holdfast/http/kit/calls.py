@@ -9,7 +9,6 @@ ask actors. Refusals are values, exceptions are faults.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -29,10 +28,10 @@ from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.client_address import client_address, origin_of
 from holdfast.http.kit.credentials import Bearer, CredentialKind, KnownKey, read_bearer
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.idempotency_header import NO_IDEMPOTENCY_KEY, read_idempotency_key
 from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import Operator, OperatorRole
-from holdfast.http.kit.shown import shown
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.operators.actions import OperatorAction
 from holdfast.persistence.queries.idempotency import find_reply
@@ -41,9 +40,6 @@ from holdfast.persistence.records.accounts import ApiKeyRecord
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
-
-_KEY_TEXT = re.compile(r"[\x20-\x7e]{1,255}", re.ASCII)
-
 
 Method = Literal["GET", "POST", "DELETE"]
 
@@ -354,20 +350,15 @@ class Call:
 
     def idempotency(self) -> IdempotencyKey | Refusal | None:
         """Return the Idempotency-Key, sent with or without quotes. Refuses with ``invalid_idempotency_key``."""
-        sent = self.request.headers.getlist("Idempotency-Key")
-        if not sent:
-            return None
-        key = sent[0]
-        if len(key) >= 2 and key[0] == key[-1] == '"':
-            key = key[1:-1]
-        if len(sent) > 1 or not _KEY_TEXT.fullmatch(key):
-            return Refusal(
-                code="invalid_idempotency_key",
-                message=f"The Idempotency-Key {shown(key)} must be one of 1 to 255 printable ASCII characters.",
-                param="Idempotency-Key",
-            )
+        key = read_idempotency_key(self.request.headers)
+        if key is None or isinstance(key, Refusal):
+            return key
         fingerprint = self._fingerprint or bodies.fingerprint(self.request.path, self.json)
         return IdempotencyKey(route=self.route.name, key=key, fingerprint=fingerprint)
+
+    def required_idempotency(self) -> IdempotencyKey | Refusal:
+        """Return the Idempotency-Key. Refuses: 1. ``missing_parameter``; 2. ``invalid_idempotency_key``."""
+        return self.idempotency() or NO_IDEMPOTENCY_KEY
 
     async def refuse(
         self, refusal: Refusal, idempotency: IdempotencyKey | None, reply_type: type[T]

@@ -92,6 +92,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "otp_attempts_exceeded": ErrorRow(429, RATE_LIMIT, retry_after_s=600),
     "api_key_not_found": ErrorRow(404, NOT_FOUND),
     "api_key_limit_reached": ErrorRow(409, CONFLICT, final=True),
+    "account_not_found": ErrorRow(404, NOT_FOUND),
     # Credit.
     "invalid_amount": ErrorRow(400, INVALID),
     "amount_too_small": ErrorRow(400, INVALID),

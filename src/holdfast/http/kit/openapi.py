@@ -33,13 +33,14 @@ _OPERATOR_CODES: Final = (
     *_BEARER_CODES,
     "invalid_session",
     "session_expired",
+    "account_disabled",
     "insufficient_role",
     "cross_origin_request",
     "sign_in_locked",
 )
 _AUTH_CODES: Final[dict[Auth, tuple[str, ...]]] = {
-    Auth.SESSION: (*_BEARER_CODES, "invalid_session", "session_expired"),
-    Auth.API_KEY: (*_BEARER_CODES, "invalid_api_key", "insufficient_scope"),
+    Auth.SESSION: (*_BEARER_CODES, "invalid_session", "session_expired", "account_disabled"),
+    Auth.API_KEY: (*_BEARER_CODES, "invalid_api_key", "account_disabled", "insufficient_scope"),
     Auth.OPERATOR_READ: _OPERATOR_CODES,
     Auth.OPERATOR_ACT: (*_OPERATOR_CODES, "invalid_csrf_token"),
 }

@@ -24,7 +24,7 @@ from holdfast.http.kit.operator_sessions import (
 )
 from holdfast.http.kit.operators import FAILURES_MAX, TOKEN_OPERATOR, Operator, OperatorRole, operator_of
 from holdfast.http.kit.same_origin import refuse_cross_origin
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.operators.sessions import OperatorSession, session_by_mac
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.reports.report import Report
@@ -41,8 +41,8 @@ async def identify(
     """Return the operator who makes the request from ``origin`` and has the role that is needed.
 
     Refuses: 1. ``cross_origin_request``; 2. ``missing_credentials``; 3. ``invalid_credentials``,
-    ``wrong_credential_type``, ``invalid_session``, ``session_expired``; 4. ``sign_in_locked`` (many wrong tokens);
-    5. ``invalid_csrf_token`` (a change, by cookie); 6. ``insufficient_role``.
+    ``wrong_credential_type``, ``invalid_session``, ``session_expired``, ``account_disabled``; 4. ``sign_in_locked``
+    (many wrong tokens); 5. ``invalid_csrf_token`` (a change, by cookie); 6. ``insufficient_role``.
     """
     settings, headers = deps.settings, request.headers
     authorization, cookie = headers.getlist("Authorization"), read_cookie(request.cookies, settings)
@@ -94,7 +94,7 @@ def refuse_token(deps: Dependencies, origin: str) -> Refusal:
 async def session_of(deps: Dependencies, cookie: str) -> OperatorSession | Refusal:
     """Return the session of a cookie; while the database is away, one that this process has lately found valid.
 
-    Refuses: 1. ``invalid_session``; 2. ``session_expired``.
+    Refuses: 1. ``invalid_session``; 2. ``session_expired``; 3. ``account_disabled``.
     """
     mac, now = cookie_mac(cookie, deps.settings), deps.now()
     try:
@@ -107,7 +107,9 @@ async def session_of(deps: Dependencies, cookie: str) -> OperatorSession | Refus
         deps.seen_sessions.note(mac, session, now)
     if session is None or session.ended_at is not None:
         return INVALID_SESSION
-    return SESSION_EXPIRED if session.expires_at <= now else session
+    if session.expires_at <= now:
+        return SESSION_EXPIRED
+    return session if session.disabled_at is None else ACCOUNT_DISABLED
 
 
 async def begin_session(deps: Dependencies, name: str, origin: str) -> tuple[str, OperatorSession]:

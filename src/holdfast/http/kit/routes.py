@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -80,7 +80,7 @@ class Route(Needs):
     @property
     def idempotent(self) -> bool:
         """Whether the route accepts an Idempotency-Key."""
-        return IDEMPOTENCY_KEY in self.parameters
+        return any(each.name == IDEMPOTENCY_KEY.name for each in self.parameters)
 
     @property
     def rule(self) -> str:
@@ -94,6 +94,10 @@ IDEMPOTENCY_KEY: Final = Parameter(
     description="Makes the request safe to repeat for 24 hours. 1 to 255 printable ASCII characters.",
     schema=(("type", "string"), ("minLength", 1), ("maxLength", 255), ("pattern", "^[\\x20-\\x7e]+$")),
 )
+
+
+REQUIRED_IDEMPOTENCY_KEY: Final = replace(IDEMPOTENCY_KEY, required=True)
+"""For money that operators move: a repeat must never move it twice."""
 
 
 CONVERTERS: Final = {"model_id": "path", "request_id": "task", "order_id": "order"}

@@ -27,7 +27,7 @@ class StatementEntryBody(msgspec.Struct, frozen=True):
 
     operation_id: str
     number: int
-    kind: Literal["credit", "hold", "capture", "release", "reversal"]
+    kind: Literal["credit", "hold", "capture", "release", "reversal", "adjustment"]
     amount: Amount
     balance_change: Amount
     balance: Amount

@@ -13,6 +13,7 @@ from datetime import datetime
 import msgspec
 
 from holdfast.ledger.credit.operations import (
+    ADJUSTMENTS,
     AVAILABLE,
     CHAIN_START,
     HELD,
@@ -85,12 +86,7 @@ def decide_credit(
     if amount_micro <= 0:
         return _not_above_zero(amount_micro)
     if state.balance_micro + amount_micro > AMOUNT_MICRO_MAX:
-        amount, largest = format_amount(amount_micro), format_amount(AMOUNT_MICRO_MAX)
-        return Refusal(
-            code="amount_too_large",
-            message=f"The amount {amount} would raise the balance above the largest one allowed, {largest}.",
-            param="amount",
-        )
+        return _too_large(amount_micro)
     return _operation(
         state,
         operation_id=operation_id,
@@ -239,6 +235,57 @@ def decide_reversal(
         reference=reference,
         reason=reason,
         at=at,
+    )
+
+
+def decide_adjustment(
+    state: AccountState,
+    *,
+    operation_id: str,
+    amount_micro: int,
+    reference: str,
+    reason: str,
+    at: datetime,
+) -> Operation | Refusal:
+    """Give ``amount_micro`` of credit by an operator's decision, or take it if it is below zero.
+
+    Refuses: 1. ``invalid_amount`` (zero); 2. ``amount_too_large`` (the balance would exceed the limit);
+    3. ``insufficient_credit`` (it takes more than is available: held credit stays held).
+    """
+    if amount_micro == 0:
+        return Refusal(code="invalid_amount", message="An adjustment of zero changes nothing.", param="amount")
+    if state.balance_micro + amount_micro > AMOUNT_MICRO_MAX:
+        return _too_large(amount_micro)
+    available_micro = state.available_micro
+    if amount_micro < 0 and available_micro + amount_micro < 0:
+        return Refusal(
+            code="insufficient_credit",
+            message=(
+                f"The adjustment takes {format_amount(-amount_micro)}, and {format_amount(available_micro)} of "
+                "credit is available."
+            ),
+            required_micro=-amount_micro,
+            available_micro=available_micro,
+        )
+    return _operation(
+        state,
+        operation_id=operation_id,
+        kind=OperationKind.ADJUSTMENT,
+        amount_micro=amount_micro,
+        postings=(Posting(ADJUSTMENTS, -amount_micro), Posting(AVAILABLE, amount_micro)),
+        hold_id=None,
+        reference=reference,
+        reason=reason,
+        at=at,
+    )
+
+
+def _too_large(amount_micro: int) -> Refusal:
+    amount, largest = format_amount(amount_micro), format_amount(AMOUNT_MICRO_MAX)
+    return Refusal(
+        code="amount_too_large",
+        message=f"The amount {amount} would raise the balance above the largest one allowed, {largest}.",
+        param="amount",
     )
 
 

@@ -1,8 +1,8 @@
 """Operations: what changes an account's credit, as postings, each operation chained to the previous one.
 
 A customer's ledger accounts are ``available`` and ``held``; the balance is their sum. The other side of an
-operation is a platform account (``cash:…``, ``revenue``), which has no stored balance: its balance is the sum of
-its postings. A positive posting increases a ledger account.
+operation is a platform account (``cash:…``, ``revenue``, ``adjustments``), which has no stored balance: its balance
+is the sum of its postings. A positive posting increases a ledger account.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 AVAILABLE = "available"
 HELD = "held"
 REVENUE = "revenue"
+ADJUSTMENTS = "adjustments"
 
 
 def cash_account(provider: str) -> str:
@@ -32,6 +33,7 @@ class OperationKind(StrEnum):
     CAPTURE = "capture"
     RELEASE = "release"
     REVERSAL = "reversal"
+    ADJUSTMENT = "adjustment"
 
 
 SETTLING = (OperationKind.CAPTURE, OperationKind.RELEASE)
@@ -48,8 +50,9 @@ class Posting(NamedTuple):
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One double-entry movement of one account, as decided; it takes effect when the journal commits it.
 
-    ``number`` counts an account's operations from 1 without gaps. ``chain_hash`` covers this operation and the
-    previous hash, so that a changed, missing or truncated row is detected.
+    ``amount_micro`` is below zero only for an adjustment that takes credit. ``number`` counts an account's
+    operations from 1 without gaps. ``chain_hash`` covers this operation and the previous hash, so that a changed,
+    missing or truncated row is detected.
     """
 
     operation_id: str

@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, text
 
-from holdfast.ledger.credit.operations import AVAILABLE, CHAIN_START, HELD, REVENUE, Operation, OperationKind
+from holdfast.ledger.credit.operations import (
+    ADJUSTMENTS,
+    AVAILABLE,
+    CHAIN_START,
+    HELD,
+    REVENUE,
+    Operation,
+    OperationKind,
+)
 from holdfast.ledger.money import format_amount
 from holdfast.persistence.audit.checks import Difference
 from holdfast.persistence.audit.scope import of_accounts, of_all
@@ -168,6 +176,9 @@ def _is_well_formed(operation: Operation) -> bool:
             return (available_micro, held_micro, revenue_micro) == (amount_micro, 0, 0) and amount_micro > 0
         case OperationKind.REVERSAL:
             return (available_micro, held_micro, revenue_micro) == (-amount_micro, 0, 0) and amount_micro > 0
+        case OperationKind.ADJUSTMENT:
+            adjusted_micro = _moved(operation, ADJUSTMENTS)
+            return (available_micro, held_micro, adjusted_micro) == (amount_micro, 0, -amount_micro) != (0, 0, 0)
         case OperationKind.HOLD:
             return (available_micro, held_micro, revenue_micro) == (-amount_micro, amount_micro, 0)
         case OperationKind.RELEASE:

@@ -224,6 +224,19 @@ RULES: tuple[Rule, ...] = (
         "{held_micro} are held, its open holds sum to {open_micro}",
     ),
     Rule(
+        "each adjustment was made by one action of an operator, on its account",
+        "select count(*) from operations where kind = 'adjustment'",
+        """
+        select o.account_id, o.number, o.reference, coalesce(a.account_id, 'no account') as acted_on, o.many
+        from (
+            select account_id, number, reference, count(*) over (partition by reference) as many
+            from operations where kind = 'adjustment'
+        ) o left join operator_actions a on a.action_id = o.reference
+        where a.account_id is distinct from o.account_id or o.many > 1
+        """,
+        "operation {number} names the action {reference}, which was on {acted_on} and made {many} adjustments",
+    ),
+    Rule(
         "each account's usage cost is the amount captured",
         "select count(*) from usage_entries",
         """

@@ -100,6 +100,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     # New rows precede their changes. Otherwise the order is free: the tables have no foreign keys.
     _insert(accounts.ACCOUNTS),
     _update(accounts.HEADS, keyed=["id"]),
+    _update(accounts.ACCOUNT_ACCESS, keyed=["id"]),
     _insert(ledger.OPERATIONS),
     _insert(ledger.POSTINGS),
     _insert(ledger.OPENED_HOLDS),

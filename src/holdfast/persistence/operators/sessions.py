@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
+from holdfast.persistence.records.tables import account_emails, accounts
 from holdfast.persistence.records.tables import operator_sessions as sessions
 
 
 class OperatorSession(NamedTuple):
-    """A session; it may have expired or been ended."""
+    """A session; it may have expired or been ended, or its operator's account may be disabled."""
 
     cookie_mac: bytes
     operator: str
@@ -19,14 +20,21 @@ class OperatorSession(NamedTuple):
     created_at: datetime
     expires_at: datetime
     ended_at: datetime | None = None
+    disabled_at: datetime | None = None
 
 
-_ALL = select(*(sessions.c[name] for name in OperatorSession._fields))
+_STORED = OperatorSession._fields[:-1]
+_BY_MAC = (
+    select(*(sessions.c[name] for name in _STORED), accounts.c.disabled_at)
+    .join_from(sessions, account_emails, account_emails.c.email == sessions.c.operator, isouter=True)
+    .join(accounts, accounts.c.id == account_emails.c.account_id, isouter=True)
+    .where(sessions.c.cookie_mac == bindparam("cookie_mac"))
+)
 
 
 def add_session(rows: Connection, session: OperatorSession) -> None:
     """Write a new session."""
-    rows.execute(sessions.insert().values(session._asdict()))
+    rows.execute(sessions.insert().values({name: getattr(session, name) for name in _STORED}))
 
 
 def end_session(rows: Connection, cookie_mac: bytes, at: datetime) -> None:
@@ -40,5 +48,5 @@ def end_session(rows: Connection, cookie_mac: bytes, at: datetime) -> None:
 
 def session_by_mac(rows: Connection, cookie_mac: bytes) -> OperatorSession | None:
     """Return the session of a cookie, or None."""
-    found = rows.execute(_ALL.where(sessions.c.cookie_mac == cookie_mac)).one_or_none()
+    found = rows.execute(_BY_MAC, {"cookie_mac": cookie_mac}).one_or_none()
     return None if found is None else OperatorSession._make(found)

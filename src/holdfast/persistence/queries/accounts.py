@@ -1,13 +1,14 @@
-"""An account's totals and the number of its live keys."""
+"""An account's totals, the number of its live keys, and what operators see of it."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import Connection, any_, bindparam, func, select
 
 from holdfast.ledger.credit.account import AccountTotals
-from holdfast.persistence.records.tables import account_emails, accounts, api_keys
+from holdfast.persistence.records.tables import account_emails, accounts, api_keys, holds, sessions
 
 
 class FirstCallFacts(NamedTuple):
@@ -18,6 +19,22 @@ class FirstCallFacts(NamedTuple):
     writable_keys: int
 
 
+class AccountOverview(NamedTuple):
+    """An account and its state; each open hold is a task in flight."""
+
+    account_id: str
+    email: str
+    role: str
+    brand_id: str
+    created_at: datetime
+    disabled_at: datetime | None
+    balance_micro: int
+    held_micro: int
+    operation_count: int
+    tasks_in_flight: int
+    sessions_live: int
+
+
 _TOTALS = select(accounts.c.id, accounts.c.balance_micro, accounts.c.held_micro).where(
     accounts.c.id == bindparam("account_id")
 )
@@ -25,6 +42,21 @@ _LIVE_KEYS = select(
     func.count(),
     func.count().filter(bindparam("writing_scope") == any_(api_keys.c.scopes)),
 ).where(api_keys.c.account_id == bindparam("account_id"), api_keys.c.revoked_at.is_(None))
+
+_OVERVIEW = select(
+    accounts.c.id,
+    *(accounts.c[name] for name in AccountOverview._fields[1:-2]),
+    select(func.count())
+    .where(holds.c.account_id == accounts.c.id, holds.c.settled_number.is_(None))
+    .scalar_subquery(),
+    select(func.count())
+    .where(
+        sessions.c.account_id == accounts.c.id,
+        sessions.c.revoked_at.is_(None),
+        sessions.c.expires_at > bindparam("now"),
+    )
+    .scalar_subquery(),
+)
 
 
 def account_totals(rows: Connection, account_id: str) -> AccountTotals:
@@ -42,3 +74,10 @@ def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str) -
     """Return the account's totals, how many live keys it has, and how many of them have ``writing_scope``."""
     live, writable = rows.execute(_LIVE_KEYS, {"account_id": account_id, "writing_scope": writing_scope}).one()
     return FirstCallFacts(account_totals(rows, account_id), live, writable)
+
+
+def account_overview(rows: Connection, account_id: str, *, now: datetime) -> AccountOverview | None:
+    """Return an account as operators see it, None if it does not exist."""
+    query = _OVERVIEW.where(accounts.c.id == bindparam("account_id"))
+    found = rows.execute(query, {"account_id": account_id, "now": now}).one_or_none()
+    return None if found is None else AccountOverview._make(found)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam
+from sqlalchemy import Connection, bindparam
 
 from holdfast.persistence.records.accounts import ApiKeyRecord
 from holdfast.persistence.records.mapping import selected
-from holdfast.persistence.records.tables import api_keys
+from holdfast.persistence.records.tables import accounts, api_keys
 
 _KEY = selected(api_keys, ApiKeyRecord._fields)
-_BY_SECRET = _KEY.where(api_keys.c.secret_sha256 == bindparam("sha256"))
+_BY_SECRET = (
+    _KEY.add_columns(accounts.c.disabled_at)
+    .join_from(api_keys, accounts, accounts.c.id == api_keys.c.account_id)
+    .where(api_keys.c.secret_sha256 == bindparam("sha256"))
+)
 _OF_ACCOUNT = _KEY.where(api_keys.c.account_id == bindparam("account_id")).order_by(
     api_keys.c.created_at.desc(), api_keys.c.key_id.desc()
 )
 
 
-def api_key_by_secret(rows: Connection, sha256: bytes) -> ApiKeyRecord | None:
-    """Return the key whose secret has this SHA-256, or None."""
+def api_key_by_secret(rows: Connection, sha256: bytes) -> tuple[ApiKeyRecord, datetime | None] | None:
+    """Return the key whose secret has this SHA-256, and since when its account is disabled; None without one."""
     found = rows.execute(_BY_SECRET, {"sha256": sha256}).one_or_none()
-    return None if found is None else _record(found)
+    return None if found is None else (_record(found[:-1]), found.disabled_at)
 
 
 def api_keys_of_account(rows: Connection, account_id: str) -> list[ApiKeyRecord]:
@@ -28,6 +34,6 @@ def api_keys_of_account(rows: Connection, account_id: str) -> list[ApiKeyRecord]
     return [_record(row) for row in rows.execute(_OF_ACCOUNT, {"account_id": account_id})]
 
 
-def _record(row: Row[*tuple[Any, ...]]) -> ApiKeyRecord:
+def _record(row: Iterable[Any]) -> ApiKeyRecord:
     record = ApiKeyRecord._make(row)
     return record._replace(scopes=tuple(record.scopes))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
@@ -12,8 +13,13 @@ from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.persistence.records import tables
 
-LoadedAccount: TypeAlias = tuple[AccountState, dict[str, frozenset[str]]]
-"""An account's credit, and its live API keys: scopes by key id."""
+
+class LoadedAccount(NamedTuple):
+    """An account's credit, its live API keys (scopes by key id), and since when it is disabled."""
+
+    state: AccountState
+    live_keys: dict[str, frozenset[str]]
+    disabled_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,7 @@ class LoadedSignIn:
     state: dict[str, Any]
     account_id: str | None
     role: str | None
+    is_disabled: bool
 
 
 class RowMissing(Exception):
@@ -44,6 +51,7 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
             accounts.c.balance_micro,
             accounts.c.held_micro,
             accounts.c.chain_head,
+            accounts.c.disabled_at,
         ).where(accounts.c.id == account_id)
     ).one_or_none()
     if head is None:
@@ -65,7 +73,7 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
         holds={row.hold_id: row.amount_micro for row in open_holds},
         chain_head=bytes(head.chain_head),
     )
-    return state, {row.key_id: frozenset(row.scopes) for row in live_keys}
+    return LoadedAccount(state, {row.key_id: frozenset(row.scopes) for row in live_keys}, head.disabled_at)
 
 
 def load_task_and_events(connection: Connection, request_id: str) -> tuple[Task, frozenset[tuple[str, str]]]:
@@ -104,10 +112,10 @@ def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:
     if key.startswith("email:"):
         emails = tables.account_emails
         account = connection.execute(
-            select(tables.accounts.c.id, tables.accounts.c.role)
+            select(tables.accounts.c.id, tables.accounts.c.role, tables.accounts.c.disabled_at)
             .join_from(emails, tables.accounts, emails.c.account_id == tables.accounts.c.id)
             .where(emails.c.email == key.removeprefix("email:"))
         ).one_or_none()
-    return LoadedSignIn(
-        version, state, account.id if account is not None else None, account.role if account is not None else None
-    )
+    if account is None:
+        return LoadedSignIn(version, state, None, None, is_disabled=False)
+    return LoadedSignIn(version, state, account.id, account.role, is_disabled=account.disabled_at is not None)

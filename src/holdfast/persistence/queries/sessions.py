@@ -11,7 +11,7 @@ from holdfast.persistence.records.tables import accounts, sessions
 
 
 class SessionRecord(NamedTuple):
-    """A session and its account; it may be revoked or expired."""
+    """A session and its account; it may be revoked or expired, and the account disabled."""
 
     account_id: str
     session_id: str
@@ -20,6 +20,7 @@ class SessionRecord(NamedTuple):
     created_at: datetime
     expires_at: datetime
     revoked_at: datetime | None
+    disabled_at: datetime | None
 
 
 _BY_TOKEN = (
@@ -31,6 +32,7 @@ _BY_TOKEN = (
         sessions.c.created_at,
         sessions.c.expires_at,
         sessions.c.revoked_at,
+        accounts.c.disabled_at,
     )
     .join_from(sessions, accounts, sessions.c.account_id == accounts.c.id)
     .where(sessions.c.token_sha256 == bindparam("sha256"))

@@ -31,6 +31,13 @@ class AccountRow(NamedTuple):
     created_at: datetime
 
 
+class AccountAccessRow(NamedTuple):
+    """Since when an account is disabled; None: it is not."""
+
+    id: str
+    disabled_at: datetime | None
+
+
 class ApiKeyRecord(NamedTuple):
     """An API key without its secret; it may be revoked."""
 
@@ -123,6 +130,7 @@ ACCOUNTS = attributes_of(
     AccountRow,
     [*(f"head.{name}" for name in AccountHead._fields), "email", "role", "brand_id", "created_at"],
 )
+ACCOUNT_ACCESS = fields_of(tables.accounts, AccountAccessRow)
 API_KEYS = attributes_of(
     tables.api_keys, ApiKeyRow, [*(f"key.{name}" for name in ApiKeyRecord._fields), "secret_sha256"]
 )

@@ -7,6 +7,7 @@ from typing import TypeAlias
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.records.accounts import (
+    AccountAccessRow,
     AccountHead,
     AccountRow,
     ApiKeyRevokedRow,
@@ -36,7 +37,8 @@ from holdfast.persistence.records.tasks import (
 )
 
 Row: TypeAlias = (
-    AccountHead
+    AccountAccessRow
+    | AccountHead
     | AccountRow
     | ApiKeyRevokedRow
     | ApiKeyRow

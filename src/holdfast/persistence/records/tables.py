@@ -58,6 +58,8 @@ accounts = Table(
     Column("role", Text, nullable=False),
     Column("brand_id", Text, nullable=False),
     Column("created_at", Time, nullable=False),
+    # Since when the account is disabled by an operator.
+    Column("disabled_at", Time),
     # The fence: each unit of work increments it by one.
     Column("version", BigInteger, nullable=False),
     # The account's newest operation: its number, the totals after it and its chain hash.
@@ -85,6 +87,8 @@ operations = Table(
     Column("chain_hash", LargeBinary, nullable=False),
     PrimaryKeyConstraint("account_id", "number"),
     Index("uq_operations_operation_id", "operation_id", "account_id", unique=True),
+    # For sums by day. Operations are appended in the order of their times, so that it stays small.
+    Index("ix_operations_at", "at", postgresql_using="brin", postgresql_with={"pages_per_range": 32}),
     # The last guard against settling a hold twice; the account's actor and its fence come first.
     Index(
         "uq_operations_settled_hold",

@@ -1,0 +1,50 @@
+"""The messages by which operators change an account: its credit, and whether it may be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import msgspec
+
+from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
+from holdfast.ledger.credit.account import AccountTotals
+from holdfast.persistence.records.accounts import AccountAccessRow
+
+
+class Adjusted(msgspec.Struct, frozen=True, tag="adjusted"):
+    """Credit was given, or taken if the amount is below zero."""
+
+    operation_id: str
+    amount_micro: int
+    account: AccountTotals
+
+
+@dataclass(frozen=True, slots=True)
+class AdjustCredit(Command[Adjusted | Replayed[Adjusted]]):
+    """Give credit, or take it if ``amount_micro`` is below zero. Reply: :class:`Adjusted`.
+
+    ``action_id`` is the operator's recorded action; the account's owner reads ``note`` in the statement. Refused
+    like :func:`holdfast.ledger.credit.account.decide_adjustment`.
+    """
+
+    amount_micro: int
+    action_id: str
+    note: str
+    idempotency: IdempotencyKey
+
+
+@dataclass(frozen=True, slots=True)
+class SetAccess(Command[AccountAccessRow]):
+    """Disable the account, or enable it again; repeating it changes nothing. Reply: the state afterwards.
+
+    A disabled account gets no sessions, keys, credit by its owner, orders or tasks. What has begun continues: tasks
+    settle, and payments are credited.
+    """
+
+    is_idempotent: ClassVar[bool] = True
+
+    is_disabled: bool
+
+
+OperatorCommand: TypeAlias = AdjustCredit | SetAccess

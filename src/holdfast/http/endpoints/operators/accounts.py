@@ -1,0 +1,250 @@
+"""Accounts as operators see and change them: look-up, adjustments of credit, disabling and enabling."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, SetAccess
+from holdfast.http.endpoints.control.sign_in import read_email
+from holdfast.http.endpoints.operators.reviews import read_note
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.responses import render_reply
+from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
+from holdfast.http.kit.shown import shown
+from holdfast.http.schemas.common import AccountBody, ApiKeyBody, account_body, api_key_body
+from holdfast.http.schemas.operators import Reason
+from holdfast.http.schemas.rendering import render
+from holdfast.ledger.money import format_amount, parse_amount
+from holdfast.ledger.public_types import Amount, Time, time_or_none
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.accounts import AccountOverview, account_of_email, account_overview
+from holdfast.persistence.queries.api_keys import api_keys_of_account
+from holdfast.persistence.records.accounts import ApiKeyRecord
+
+route = RouteTable("Operators")
+
+_ACCOUNT_ID = re.compile(r"acct_[a-z0-9]{1,64}", re.ASCII)
+_EMAIL: Final = Parameter(
+    name="email",
+    place="query",
+    description="The account's e-mail address.",
+    schema=(("type", "string"), ("minLength", 1), ("examples", ["ada@example.com"])),
+    required=True,
+)
+NOTE: Final = "adjusted by the operator"
+
+SignedAmount = Annotated[
+    str,
+    msgspec.Meta(extra_json_schema={"pattern": r"^-?(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["-2.50"]}),
+]
+
+
+class OperatedAccount(msgspec.Struct, frozen=True):
+    """An account as operators see it. ``disabled_at`` is null unless it is disabled."""
+
+    account_id: str
+    email: str
+    role: str
+    brand_id: str
+    created_at: Time
+    disabled_at: Time | None
+    balance: Amount
+    held_total: Amount
+    available_balance: Amount
+    operation_count: int
+    tasks_in_flight: int
+    sessions_live: int
+    api_keys: list[ApiKeyBody]
+
+
+class Adjustment(msgspec.Struct, frozen=True):
+    """Credit to give, or to take if the amount is below zero.
+
+    The account's owner reads ``note``, of at most 400 characters, in the statement.
+    """
+
+    amount: SignedAmount
+    reason: Reason
+    note: str | None = None
+
+
+class AdjustedBody(msgspec.Struct, frozen=True):
+    """The adjustment, and the account's totals after it."""
+
+    operation_id: str
+    amount: Amount
+    account: AccountBody
+
+
+class AccessRequest(msgspec.Struct, frozen=True):
+    """Why the account is disabled, or enabled again."""
+
+    reason: Reason
+
+
+class AccessBody(msgspec.Struct, frozen=True):
+    """Since when the account is disabled; null if it is not."""
+
+    account_id: str
+    disabled_at: Time | None
+
+
+@route(
+    "GET",
+    "/ops/api/accounts",
+    summary="Find an account by its e-mail address",
+    auth=Auth.OPERATOR_READ,
+    reply=OperatedAccount,
+    parameters=(_EMAIL,),
+    errors=("missing_parameter", "invalid_email", "account_not_found"),
+)
+async def find_account(call: Call) -> Outcome:
+    """One read."""
+    sent = call.query().get("email")
+    if not sent:
+        return Refusal(code="missing_parameter", message="The parameter email is required.", param="email")
+    email = read_email(sent[0])
+    if isinstance(email, Refusal):
+        return email
+
+    def read(rows: Connection) -> OperatedAccount | None:
+        account_id = account_of_email(rows, email)
+        return None if account_id is None else _read_account(call, rows, account_id)
+
+    return await call.deps.database.read(read) or account_not_found(email)
+
+
+@route(
+    "GET",
+    "/ops/api/accounts/{account_id}",
+    summary="Retrieve an account: its totals, its state and its keys",
+    auth=Auth.OPERATOR_READ,
+    reply=OperatedAccount,
+    errors=("account_not_found",),
+)
+async def read_operated_account(call: Call) -> Outcome:
+    """One read."""
+    account_id = call.path["account_id"]
+    if not _ACCOUNT_ID.fullmatch(account_id):
+        return account_not_found(account_id)
+    found = await call.deps.database.read(lambda rows: _read_account(call, rows, account_id))
+    return found or account_not_found(account_id)
+
+
+@route(
+    "POST",
+    "/ops/api/accounts/{account_id}/adjustments",
+    summary="Adjust an account's credit; what is held cannot be taken",
+    auth=Auth.OPERATOR_ACT,
+    action="adjust_credit",
+    body=Adjustment,
+    reply=AdjustedBody,
+    parameters=(REQUIRED_IDEMPOTENCY_KEY,),
+    errors=("account_not_found", "invalid_amount", "amount_too_large", "insufficient_credit"),
+)
+async def adjust_credit(call: Call) -> Outcome:
+    """The operation names the operator's action, so a repeat of the request is an action without an operation."""
+    body = call.body(Adjustment)
+    idempotency = call.required_idempotency()
+    if isinstance(idempotency, Refusal):
+        return idempotency
+    amount_micro = parse_amount(body.amount.removeprefix("-"), decimals_max=6)
+    if amount_micro is None:
+        return Refusal(
+            code="invalid_amount",
+            message=f"The amount {shown(body.amount)} is not a plain decimal but zero, with at most 6 decimals.",
+            param="amount",
+        )
+    note = read_note(body.note)
+    if isinstance(note, Refusal):
+        return note
+    account_id = await existing_account(call)
+    if isinstance(account_id, Refusal):
+        return account_id
+    assert call.action is not None
+    command = AdjustCredit(
+        amount_micro=-amount_micro if body.amount.startswith("-") else amount_micro,
+        action_id=call.action.action_id,
+        note=note or NOTE,
+        idempotency=idempotency,
+    )
+    return render_reply(await call.ask(call.deps.accounts.ref(account_id), command), _adjusted)
+
+
+@route(
+    "POST",
+    "/ops/api/accounts/{account_id}/disable",
+    summary="Disable an account: its sessions, keys and new work are refused; what runs is finished",
+    auth=Auth.OPERATOR_ACT,
+    action="disable_account",
+    body=AccessRequest,
+    reply=AccessBody,
+    errors=("account_not_found",),
+)
+async def disable_account(call: Call) -> Outcome:
+    """Effective with the next request."""
+    return await _set_access(call, is_disabled=True)
+
+
+@route(
+    "POST",
+    "/ops/api/accounts/{account_id}/enable",
+    summary="Enable an account again; its keys are valid as before",
+    auth=Auth.OPERATOR_ACT,
+    action="enable_account",
+    body=AccessRequest,
+    reply=AccessBody,
+    errors=("account_not_found",),
+)
+async def enable_account(call: Call) -> Outcome:
+    """Effective with the next request."""
+    return await _set_access(call, is_disabled=False)
+
+
+async def existing_account(call: Call) -> str | Refusal:
+    """Return the account of the path. Refuses with ``account_not_found``; an actor could not start without rows."""
+    account_id = call.path["account_id"]
+    if _ACCOUNT_ID.fullmatch(account_id):
+        now = call.deps.now()
+        found = await call.deps.database.read(lambda rows: account_overview(rows, account_id, now=now))
+        if found is not None:
+            return account_id
+    return account_not_found(account_id)
+
+
+def account_not_found(name: str) -> Refusal:
+    """Return the refusal for an account that does not exist."""
+    return Refusal(code="account_not_found", message=f"The account {shown(name)} does not exist.")
+
+
+async def _set_access(call: Call, *, is_disabled: bool) -> Outcome:
+    account_id = await existing_account(call)
+    if isinstance(account_id, Refusal):
+        return account_id
+    done = await call.ask(call.deps.accounts.ref(account_id), SetAccess(is_disabled=is_disabled))
+    if isinstance(done, Refusal):
+        return done
+    return AccessBody(account_id=done.id, disabled_at=time_or_none(done.disabled_at))
+
+
+def _adjusted(reply: Adjusted) -> AdjustedBody:
+    return render(AdjustedBody, reply, account=account_body(reply.account))
+
+
+def _read_account(call: Call, rows: Connection, account_id: str) -> OperatedAccount | None:
+    found = account_overview(rows, account_id, now=call.deps.now())
+    return None if found is None else _account(found, api_keys_of_account(rows, account_id))
+
+
+def _account(found: AccountOverview, keys: list[ApiKeyRecord]) -> OperatedAccount:
+    return render(
+        OperatedAccount,
+        found,
+        held_total=format_amount(found.held_micro),
+        available_balance=format_amount(found.balance_micro - found.held_micro),
+        api_keys=[api_key_body(key) for key in keys],
+    )
