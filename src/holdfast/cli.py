@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
+from urllib.parse import quote
 
 import typer
 
@@ -19,10 +20,19 @@ import holdfast
 from holdfast.exit_codes import BAD_CONFIGURATION, GAVE_UP
 from holdfast.logs import configure_logging
 from holdfast.scrubbing import register_secrets
-from holdfast.settings import Locations, SettingsFault, environment, load_locations, load_settings, prefer
+from holdfast.settings import (
+    Locations,
+    SettingsFault,
+    environment,
+    load_locations,
+    load_service_location,
+    load_settings,
+    prefer,
+)
 
 if TYPE_CHECKING:
     from holdfast.persistence.audit.checks import Check
+    from holdfast.terminal.service_client import ServiceClient
 
 
 app = typer.Typer(
@@ -32,9 +42,14 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+CHECK_LATE_S = 60.0
+"""How much longer than its job a provider's check may take."""
+
 RUN, CHECK = "Run the service", "Check what is stored and configured"
 catalog_app = typer.Typer(no_args_is_help=True, help="Check the catalog of models and prices.")
 app.add_typer(catalog_app, name="catalog", rich_help_panel=CHECK)
+provider_app = typer.Typer(no_args_is_help=True, help="Check media providers.")
+app.add_typer(provider_app, name="provider", rich_help_panel=CHECK)
 
 
 def _print_version(wanted: bool) -> None:
@@ -180,6 +195,47 @@ def catalog_check_command(
     )
 
 
+ServiceUrl = Annotated[
+    str | None,
+    typer.Option("--url", help="The service's address; by default the configured one.", show_default=False),
+]
+
+
+@provider_app.command("check")
+def provider_check_command(
+    name: Annotated[str, typer.Argument(help="The provider's name in the catalog.")],
+    *,
+    model: Annotated[str | None, typer.Option(help="The model to run; by default the cheapest.")] = None,
+    job_input: Annotated[str | None, typer.Option("--input", help="The model's input, as JSON.")] = None,
+    wait_s: Annotated[float, typer.Option("--wait", min=1, max=120, help="Seconds for the job to end.")] = 30.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Run the job even if the provider charges for it.")] = False,
+    url: ServiceUrl = None,
+) -> None:
+    """Run one real job at a provider, for no account, and show each step.
+
+    These are the connection, the submission, the callback, the poll and the download of the outputs. The running
+    service takes them, so the callback comes to its public address. Exits with 1 if a step fails.
+    """
+    import json
+
+    from holdfast.terminal.provider_check import check_lines
+
+    try:
+        given = None if job_input is None else json.loads(job_input)
+    except ValueError as fault:
+        _fail(f"--input is not JSON: {fault}", BAD_CONFIGURATION)
+    body = {"wait_s": wait_s, "accept_cost": yes, "model": model, "input": given}
+    path = f"/ops/api/providers/{quote(name, safe='')}/check"
+    with _report_faults(), _service(url) as service:
+        found = service.post(
+            path, {k: v for k, v in body.items() if v is not None}, timeout_s=wait_s + CHECK_LATE_S
+        )
+    for line in check_lines(found):
+        typer.echo(line)
+    if not found["ok"]:
+        raise typer.Exit(GAVE_UP)
+
+
 @app.command("places", rich_help_panel=RUN)
 def places_command(
     servers: Annotated[
@@ -262,6 +318,19 @@ def _database(place: Locations, *, create: bool) -> Iterator[str]:
         _fail(f"There is no database in {place.data_dir}.", BAD_CONFIGURATION)
     with temporary_embedded(place.data_dir) as url:
         yield url
+
+
+@contextlib.contextmanager
+def _service(url: str | None) -> Iterator[ServiceClient]:
+    """Yield a client of the running service; its faults become a line on stderr and an exit code."""
+    from holdfast.terminal.service_client import ServiceClient, ServiceFault
+
+    try:
+        with ServiceClient(load_service_location(environment()), url=url) as client:
+            yield client
+    except ServiceFault as fault:
+        hint = " Repeat with --yes to accept that." if fault.code == "cost_not_accepted" else ""
+        _fail(f"{fault}{hint}", GAVE_UP)
 
 
 def _refuse_old_tables(url: str) -> None:

@@ -41,10 +41,12 @@ from holdfast.settings_values import (
 __all__ = [
     "PREFIX",
     "Locations",
+    "ServiceLocation",
     "Settings",
     "SettingsFault",
     "environment",
     "load_locations",
+    "load_service_location",
     "load_settings",
     "prefer",
 ]
@@ -81,6 +83,37 @@ class Locations(BaseModel):
     data_dir: AbsolutePath = Field(Path("var"), validate_default=True)
     database_url: DatabaseUrl | None = Field(None, repr=False)
     catalog: ExistingFile | None = None
+
+
+class ServiceLocation(Locations):
+    """Where the service listens, and the operators' token, which are all that calling it needs."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    ops_host: str = "127.0.0.1"
+    ops_port: Port | None = None
+    operator_token: Secret = Field("", repr=False)
+
+    @property
+    def url(self) -> str:
+        """The address of the operators' routes, from this machine."""
+        host, port = (self.host, self.port) if self.ops_port is None else (self.ops_host, self.ops_port)
+        named = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not bound here
+        return f"http://[{named}]:{port}" if ":" in named else f"http://{named}:{port}"
+
+    @property
+    def token_file(self) -> Path:
+        """Where development stores the operators' token."""
+        return self.data_dir / "secrets" / "operator_token"
+
+    def stored_operator_token(self) -> str | None:
+        """Return the operators' token, as set or as stored; None if there is none that can be read."""
+        if self.operator_token:
+            return self.operator_token
+        try:
+            return self.token_file.read_text("ascii").strip() or None
+        except OSError:
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +303,11 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
 def load_locations(environ: Mapping[str, str]) -> Locations:
     """Read only the locations. Raises :class:`SettingsFault`; writes nothing."""
     return _validate(Locations, _given(environ))
+
+
+def load_service_location(environ: Mapping[str, str]) -> ServiceLocation:
+    """Read only what calling the service needs. Raises :class:`SettingsFault`; writes nothing."""
+    return _validate(ServiceLocation, _given(environ))
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -33,6 +33,7 @@ from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.operators.actions import OperatorAction
@@ -42,6 +43,7 @@ from holdfast.persistence.records.tasks import USAGE_ENTRIES, UsageEntry
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.mail import MailFault
+from holdfast.providers.media.provider_check import CheckStep
 from holdfast.providers.storage.local import LocalStore
 from holdfast.reports.feed import ReportFeed
 from holdfast.reports.report import Report, ReportsAfter
@@ -200,6 +202,28 @@ class FakeReportRows:
 
 
 @dataclass
+class FakeProviderChecks:
+    """Checks that take the given steps; ``charging`` are the providers that charge."""
+
+    def __init__(self) -> None:
+        self.charging: dict[str, bool] = {"studio": False}
+        self.steps = [CheckStep("connection", "ok", "connected", 0.01)]
+        self.runs: list[tuple[str, str, dict[str, object], float]] = []
+        self.recorded: list[tuple[str, ProviderUpdate | None, str | None]] = []
+
+    def charges(self, provider: str) -> bool | None:
+        return self.charging.get(provider)
+
+    async def run(
+        self, provider: str, upstream_model: str, job_input: Mapping[str, object], *, wait_s: float
+    ) -> list[CheckStep]:
+        self.runs.append((provider, upstream_model, dict(job_input), wait_s))
+        return self.steps
+
+    async def record_callback(self, check_id: str, *, update: ProviderUpdate | None, refused: str | None) -> None:
+        self.recorded.append((check_id, update, refused))
+
+
 class FakeHealth:
     """A health check with a given state."""
 
@@ -522,6 +546,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         health=FakeHealth(),
         controls=FakeControls(),
         poison=FakePoison(),
+        provider_checks=FakeProviderChecks(),
         metrics_text=lambda: b"# counters\n",
         urls=PublicUrls(
             base=PUBLIC_URL, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s

@@ -99,6 +99,8 @@ EXPECTED = {
     "signature_expired": (401, "authentication_error"),
     "invalid_event": (400, "invalid_request_error"),
     "provider_not_configured": (503, "provider_error"),
+    "provider_not_found": (404, "not_found_error"),
+    "cost_not_accepted": (409, "conflict_error"),
 }
 BEARER = {
     "missing_credentials", "invalid_credentials", "invalid_session", "session_expired", "invalid_api_key",
@@ -109,7 +111,7 @@ NO_RETRY_TIME = {"provider_not_configured", "quote_unavailable"}
 FINAL = {
     "task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached", "payment_order_expired",
     "payment_order_not_payable", "provider_rejected", "child_not_stoppable",
-    "poison_not_replayable",
+    "poison_not_replayable", "cost_not_accepted",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from holdfast.ledger.places import PLACE_DIGITS, place_digits, place_of
 
 Prefix = Literal[
     "acct", "ord", "op", "task", "quo", "key", "ses", "otp", "evt", "rev", "req", "hold", "batch", "asset",
-    "proc", "rep", "act", "poi",
+    "proc", "rep", "act", "poi", "check", "cbk",
 ]  # fmt: skip
 
 

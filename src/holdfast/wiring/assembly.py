@@ -35,6 +35,8 @@ from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
+from holdfast.providers.outbound.guarded import GuardedClient
+from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
 from holdfast.reports.conditions import CARD, DATABASE, Conditions
@@ -53,6 +55,7 @@ from holdfast.wiring.control import control_child, controls_of_all
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.http_server import HttpServer, ListeningSockets
 from holdfast.wiring.poison import poison_keeper, poison_replays
+from holdfast.wiring.provider_checks import ProviderChecks
 from holdfast.wiring.provider_registry import ProviderRegistry
 from holdfast.wiring.workers import WorkerRefs, worker_children
 
@@ -233,6 +236,12 @@ def assemble(
             health=ServiceHealth(database, tree, registry),
             controls=controls,
             poison=poison_replays(settings, database, {ACCOUNTS: accounts, TASKS: tasks}, now),
+            provider_checks=ProviderChecks(
+                database,
+                registry,
+                GuardedClient(registry.origins, resolve=NameLookups("downloads").addresses),
+                callback_url=partial(registry.check_callback_url, public_url=public_url, local_url=local_url),
+            ),
             metrics_text=metrics_text,
             urls=urls,
             conditions=conditions,

@@ -21,6 +21,7 @@ from holdfast.providers.media.base import MediaProvider, ProviderSetup
 from holdfast.providers.media.callback_address import PURPOSE, hook_address
 from holdfast.providers.media.health import ProviderHealth, ProviderState
 from holdfast.providers.media.kinds import KINDS, kind_rules
+from holdfast.providers.media.provider_check import CHECK_ATTEMPT
 from holdfast.providers.outbound.guarded import Origin
 from holdfast.reports.conditions import PROVIDER, Conditions, unwatched
 from holdfast.scrubbing import register_secrets
@@ -244,6 +245,18 @@ class ProviderRegistry:
         is_built_in = config is not None and config.kind == "studio" and config.url is None
         url = f"{local_url if is_built_in else public_url}/v2/callback"
         return url if config is None or config.kind == "studio" else f"{url}/{provider}"
+
+    def check_callback_url(self, provider: str, check_id: str, *, public_url: str, local_url: str) -> str:
+        """Return the sealed URL for callbacks about a check's job, also where the provider's own are not sealed."""
+        url = self.callback_url(provider, public_url=public_url, local_url=local_url)
+        config = self.config_of(provider)
+        seals_itself = config is not None and KINDS[config.kind].rules.webhooks == "standard"
+        return url if seals_itself else self._hook_address(provider, url, check_id, CHECK_ATTEMPT)
+
+    def url_of(self, provider: str) -> str | None:
+        """Return a provider's base address."""
+        config = self.config_of(provider)
+        return None if config is None else self._url_of(config)
 
     def slots(self) -> Mapping[str, int]:
         """Return how many jobs each provider runs at once."""

@@ -22,6 +22,7 @@ ROUNDS_MAX = 20
 """The maximum number of statements, each of up to ``ROWS_MAX`` rows, for one table in one sweep."""
 SIGN_INS_RETENTION_S = 25 * 3600
 SESSIONS_RETENTION_S = 30 * 24 * 3600
+CHECKS_RETENTION_S = 24 * 3600
 EVENTS_RETENTION_S = 90 * 24 * 3600
 OUTBOX_RETENTION_S = 30 * 24 * 3600
 
@@ -45,6 +46,7 @@ class Sweeper:
             "sign_ins": SIGN_INS_RETENTION_S,
             "sessions": SESSIONS_RETENTION_S,
             "operator_sessions": SESSIONS_RETENTION_S,
+            "check_callbacks": CHECKS_RETENTION_S,
             "payment_events": EVENTS_RETENTION_S,
             "outbox": OUTBOX_RETENTION_S,
             "webhook_secrets": OVERLAP_S,

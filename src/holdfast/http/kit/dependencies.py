@@ -21,6 +21,7 @@ from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.operators.actions import OperatorAction
 from holdfast.persistence.operators.poison import PoisonRecord
@@ -28,6 +29,7 @@ from holdfast.persistence.operators.sessions import OperatorSession
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
 from holdfast.providers.media.health import ProviderState
+from holdfast.providers.media.provider_check import CheckStep
 from holdfast.providers.storage.base import AssetStore
 from holdfast.reports.conditions import Conditions
 from holdfast.reports.feed import ReportFeed
@@ -127,6 +129,24 @@ class CardPayments:
     unmatched: UnmatchedEvents
 
 
+class ProviderChecks(Protocol):
+    """Checks of media providers by a job that belongs to no task."""
+
+    def charges(self, provider: str) -> bool | None:
+        """Whether a provider charges for calls; None if there is no such provider."""
+        ...
+
+    async def run(
+        self, provider: str, upstream_model: str, job_input: Mapping[str, object], *, wait_s: float
+    ) -> list[CheckStep]:
+        """Check a provider that exists. Raises ``DatabaseAway``."""
+        ...
+
+    async def record_callback(self, check_id: str, *, update: ProviderUpdate | None, refused: str | None) -> None:
+        """Store a callback about a check's job. Raises ``DatabaseAway``."""
+        ...
+
+
 class ProcessControls(Protocol):
     """The control actors of all processes that serve the database."""
 
@@ -192,6 +212,7 @@ class Dependencies:
     health: Health
     controls: ProcessControls
     poison: PoisonActions
+    provider_checks: ProviderChecks
     metrics_text: Callable[[], bytes]
     urls: PublicUrls
     now: Now = utc_now

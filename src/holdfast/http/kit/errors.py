@@ -106,6 +106,8 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "provider_event_mismatch": ErrorRow(400, INVALID),
     "too_many_open_orders": ErrorRow(429, RATE_LIMIT, retry_after_s=60),
     "provider_not_configured": ErrorRow(503, PROVIDER),
+    "provider_not_found": ErrorRow(404, NOT_FOUND),
+    "cost_not_accepted": ErrorRow(409, CONFLICT, final=True),
     "provider_unavailable": ErrorRow(502, PROVIDER),
     "provider_timeout": ErrorRow(504, PROVIDER),
     "provider_rejected": ErrorRow(502, PROVIDER, final=True),

@@ -50,6 +50,7 @@ _DELETES: dict[str, TextClause] = {
             "where n.account_id = t.account_id and n.generation > t.generation)",
         )
     ),
+    "check_callbacks": text(_delete("check_callbacks", f"at {_BEFORE}")),
     "poison_messages": text(_delete("poison_messages", f"last_at {_BEFORE}")),
     "reports": text(_delete("reports", f"at {_BEFORE}")),
     # By the database's clock, which wrote their times: a process's clock may be wrong.

@@ -1,4 +1,4 @@
-"""The tables of operators: what they did, their sessions in a browser, and messages that crashed their actor."""
+"""The tables of operators: what they did, their sessions, messages that crashed their actor, provider checks."""
 
 from __future__ import annotations
 
@@ -87,4 +87,17 @@ poison_messages = Table(
     ),
     Index("ix_poison_messages_last_at", "last_at"),
     Index("ix_poison_messages_first_at", "first_at", "poison_id"),
+)
+
+check_callbacks = Table(
+    "check_callbacks",
+    metadata,
+    # A callback about the job of a provider check: the update it reports, or why it was refused.
+    Column("callback_id", Text, primary_key=True),
+    Column("check_id", Text, nullable=False),
+    Column("at", Time, nullable=False),
+    Column("refused", Text),
+    Column("update", LargeBinary),
+    Index("ix_check_callbacks_check", "check_id", "at"),
+    Index("ix_check_callbacks_at", "at"),
 )

@@ -26,7 +26,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
-from holdfast.persistence.records.operator_tables import operator_actions, operator_sessions, poison_messages
+from holdfast.persistence.records.operator_tables import (
+    check_callbacks,
+    operator_actions,
+    operator_sessions,
+    poison_messages,
+)
 from holdfast.persistence.records.process_tables import processes, reports, service_clock, singletons
 from holdfast.persistence.records.shared_tables import (
     account_emails,
@@ -42,7 +47,7 @@ from holdfast.persistence.records.table_base import Time, metadata
 
 __all__ = [
     "account_emails", "accounts", "api_keys", "assets", "audit_differences",
-    "audit_progress", "checkpoints", "contents", "holds", "idempotency_records",
+    "audit_progress", "check_callbacks", "checkpoints", "contents", "holds", "idempotency_records",
     "journal_batches", "metadata", "operations", "operator_actions", "operator_sessions", "order_payments",
     "orders", "outbox", "outbox_attempts", "payment_events", "poison_messages", "postings", "processes", "reports",
     "service_clock", "sessions", "sign_ins", "singletons", "task_events", "tasks", "usage_entries",

@@ -7,9 +7,15 @@ from typing import Final
 import msgspec
 
 from holdfast.actors.task.messages import ReceiveProviderUpdate
+from holdfast.http.endpoints.tasks.check_callbacks import (
+    CheckCallbackReceived,
+    is_of_check,
+    receive_for_check,
+    record_refused,
+    sealed_check,
+)
 from holdfast.http.endpoints.tasks.media_tasks import task_not_found, valid_task_id
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.refused_callbacks import count_refused, known_media_provider
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.schemas.tasks import TaskBody, task_body
@@ -47,6 +53,7 @@ class _Sender(msgspec.Struct):
         "status": "processing",
     },
     reply=TaskBody,
+    other_reply=CheckCallbackReceived,
     parameters=(
         Parameter(
             name=SIGNATURE_HEADER,
@@ -67,7 +74,7 @@ class _Sender(msgspec.Struct):
 async def receive_callback(call: Call) -> Outcome:
     """Respond with the task to applied, duplicate, stale and late updates, so that retries stop."""
     provider = known_media_provider(call, key_name(",".join(call.request.headers.getlist(SIGNATURE_HEADER))))
-    return count_refused(call, provider, await receive_signed(call))
+    return await record_refused(call, count_refused(call, provider, await receive_signed(call)))
 
 
 async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
@@ -95,7 +102,7 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
         return update
     if named is None:
         # Any provider's secret was accepted so far; the task's own provider must have signed.
-        provider = await _provider_of(deps, update.request_id)
+        provider = await _provider_of(call, update.request_id)
         if provider is None or (sender is not None and sender != provider):
             return task_not_found(update.request_id)
         verdict = verify(header, call.raw, deps.callback_secrets(provider), now=deps.now())
@@ -107,6 +114,8 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
 
 async def apply_update(call: Call, update: ProviderUpdate, body: bytes) -> Outcome:
     """Ask the task to apply a verified update of its ``provider``; ``body`` is stored."""
+    if is_of_check(update.request_id):
+        return await receive_for_check(call, update)
     if not valid_task_id(update.request_id):
         return task_not_found(update.request_id)
     command = ReceiveProviderUpdate(update=update, body=body)
@@ -114,10 +123,13 @@ async def apply_update(call: Call, update: ProviderUpdate, body: bytes) -> Outco
     return done if isinstance(done, Refusal) else task_body(call.deps, done.task)
 
 
-async def _provider_of(deps: Dependencies, request_id: str) -> str | None:
+async def _provider_of(call: Call, request_id: str) -> str | None:
+    if is_of_check(request_id):
+        sealed = sealed_check(call)
+        return None if sealed is None else sealed[0]
     if not valid_task_id(request_id):
         return None
-    task = await deps.database.read(lambda rows: task_by_id(rows, request_id))
+    task = await call.deps.database.read(lambda rows: task_by_id(rows, request_id))
     return None if task is None else task.provider
 
 

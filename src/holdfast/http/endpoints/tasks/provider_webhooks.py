@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from holdfast.http.endpoints.tasks.callbacks import REFUSED, SIGNATURE_HEADER, apply_update, receive_signed
+from holdfast.http.endpoints.tasks.check_callbacks import CheckCallbackReceived, record_refused
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.refused_callbacks import count_refused, known_media_provider
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
@@ -54,6 +55,7 @@ def _bytes_max(call: Call) -> int:
     raw_body_example={"id": "task_01935f6c2b7d7c3e8a4d5e6f70819203.1", "status": "processing"},
     raw_body_limit=_bytes_max,
     reply=TaskBody,
+    other_reply=CheckCallbackReceived,
     parameters=(
         Parameter(name=ID_HEADER, place="header", description="The message's id (Standard Webhooks)."),
         Parameter(
@@ -77,7 +79,7 @@ def _bytes_max(call: Call) -> int:
 async def receive_provider_webhook(call: Call) -> Outcome:
     """As for our own callbacks, applied, duplicate, stale and late updates get the task in response."""
     provider = known_media_provider(call, call.path["provider"])
-    return count_refused(call, provider, await _receive(call))
+    return await record_refused(call, count_refused(call, provider, await _receive(call)))
 
 
 async def _receive(call: Call) -> Outcome:

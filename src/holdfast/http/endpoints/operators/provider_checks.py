@@ -1,0 +1,117 @@
+"""The check of a media provider: one real job, from the connection to its outputs, that belongs to no account."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.shown import shown
+from holdfast.http.schemas.operators import Reason
+from holdfast.ledger.catalog.catalog import Catalog
+from holdfast.ledger.catalog.least_input import least_input
+from holdfast.ledger.catalog.quotes import PricedInput, quote_input
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import Amount
+from holdfast.ledger.refusals import Refusal
+from holdfast.providers.media.provider_check import CheckStep
+
+route = RouteTable("Operators")
+
+
+class ProviderCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to try: by default the cheapest model that a made-up input fits.
+
+    ``wait_s`` bounds the wait for the job's end. A provider that charges for calls needs ``accept_cost``.
+    """
+
+    reason: Reason | None = None
+    model: str | None = None
+    input: dict[str, Any] | None = None
+    wait_s: Annotated[float, msgspec.Meta(ge=1, le=120)] = 30.0
+    accept_cost: bool = False
+
+
+class ProviderCheckBody(msgspec.Struct, frozen=True):
+    """The steps that were taken, in order. ``ok`` if none failed.
+
+    ``price`` is what a customer would pay for the job; nobody is charged for it here. ``charges``: whether the
+    provider charges for it.
+    """
+
+    provider: str
+    model: str
+    ok: bool
+    price: Amount
+    charges: bool
+    steps: list[CheckStep]
+
+
+@route(
+    "POST",
+    "/ops/api/providers/{provider}/check",
+    summary="Check a provider by a real job: connection, submission, callback, poll, outputs",
+    auth=Auth.OPERATOR_ACT,
+    action="check_provider",
+    body=ProviderCheckRequest,
+    body_optional=True,
+    reply=ProviderCheckBody,
+    errors=(
+        "provider_not_found",
+        "cost_not_accepted",
+        "invalid_parameter",
+        "model_not_found",
+        "model_not_available",
+        "invalid_input",
+        "quote_unavailable",
+    ),
+)
+async def check_provider(call: Call) -> Outcome:
+    """The response comes when the job has ended, or ``wait_s`` later. No account and no credit is involved."""
+    wanted, name, catalog = call.body(ProviderCheckRequest), call.path["provider"], call.deps.catalog()
+    charges = call.deps.provider_checks.charges(name)
+    if charges is None or name not in catalog.providers:
+        return Refusal(code="provider_not_found", message=f"The provider {shown(name)} is not in the catalog.")
+    priced = _priced(catalog, name, wanted)
+    if isinstance(priced, Refusal):
+        return priced
+    price = format_amount(priced.terms.estimate_micro)
+    if charges and not wanted.accept_cost:
+        return Refusal(
+            code="cost_not_accepted",
+            message=f"{name} charges for a job of {priced.terms.model}, which customers pay {price} for.",
+        )
+    steps = await call.deps.provider_checks.run(
+        name, priced.terms.upstream_model, priced.input, wait_s=wanted.wait_s
+    )
+    is_ok = all(step.result != "failed" for step in steps)
+    return ProviderCheckBody(name, priced.terms.model, is_ok, price, charges, steps)
+
+
+def _priced(catalog: Catalog, provider: str, wanted: ProviderCheckRequest) -> PricedInput | Refusal:
+    """Return the input to try, with its terms: as wanted, or the cheapest that fits."""
+    models = {
+        model.id: model
+        for model in catalog.models.values()
+        if model.type == "async" and model.upstream.provider == provider
+    }
+    if wanted.model is not None:
+        if wanted.model in catalog.models and wanted.model not in models:
+            message = f"The model {shown(wanted.model)} is not run by {provider}."
+            return Refusal(code="invalid_parameter", message=message, param="model")
+        if wanted.model not in models:
+            return Refusal(
+                code="model_not_found", message=f"The model {shown(wanted.model)} does not exist.", param="model"
+            )
+        given = wanted.input if wanted.input is not None else least_input(models[wanted.model].schema)
+        return quote_input(catalog, wanted.model, given)
+    if wanted.input is not None:
+        return Refusal(code="invalid_parameter", message="'input' needs a 'model'.", param="model")
+    tried = (quote_input(catalog, model.id, least_input(model.schema)) for model in models.values())
+    fitting = [priced for priced in tried if not isinstance(priced, Refusal)]
+    if not fitting:
+        message = f"No model of {provider} takes a made-up input: name a model and an input."
+        return Refusal(code="invalid_parameter", message=message, param="model")
+    return min(fitting, key=lambda priced: priced.terms.estimate_micro)
