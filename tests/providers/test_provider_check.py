@@ -45,7 +45,7 @@ def update(status: UpdateStatus, *outputs: Output, **fields: object) -> Provider
 
 @dataclass
 class FakeProvider:
-    """A provider that answers as it is told; the last poll is repeated."""
+    """A provider that answers as a test sets it; the last poll is repeated."""
 
     submission: Submission = field(default_factory=lambda: Accepted("job_1", "queued"))
     polled: list[ProviderUpdate | PollFault | None] = field(default_factory=lambda: [update("succeeded", PICTURE)])

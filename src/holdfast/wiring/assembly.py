@@ -55,7 +55,7 @@ from holdfast.wiring.control import control_child, controls_of_all
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.http_server import HttpServer, ListeningSockets
 from holdfast.wiring.poison import poison_keeper, poison_replays
-from holdfast.wiring.provider_checks import ProviderChecks
+from holdfast.wiring.provider_checks import JobChecks
 from holdfast.wiring.provider_registry import ProviderRegistry
 from holdfast.wiring.workers import WorkerRefs, worker_children
 
@@ -236,7 +236,7 @@ def assemble(
             health=ServiceHealth(database, tree, registry),
             controls=controls,
             poison=poison_replays(settings, database, {ACCOUNTS: accounts, TASKS: tasks}, now),
-            provider_checks=ProviderChecks(
+            provider_checks=JobChecks(
                 database,
                 registry,
                 GuardedClient(registry.origins, resolve=NameLookups("downloads").addresses),

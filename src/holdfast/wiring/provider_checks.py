@@ -31,7 +31,7 @@ CHECKS_MAX = 2
 """How many checks run at once."""
 
 
-class ProviderChecks:
+class JobChecks:
     """Runs checks. ``callback_url`` returns the URL for a provider's callbacks about a check, given both names."""
 
     def __init__(

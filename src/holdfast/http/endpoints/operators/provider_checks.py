@@ -37,7 +37,7 @@ class ProviderCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ProviderCheckBody(msgspec.Struct, frozen=True):
     """The steps that were taken, in order. ``ok`` if none failed.
 
-    ``price`` is what a customer would pay for the job; nobody is charged for it here. ``charges``: whether the
+    ``price`` is what a customer would pay for the job; no account is charged here. ``charges``: whether the
     provider charges for it.
     """
 
