@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog.testing
 
+from holdfast import metrics
 from holdfast.http.kit.refused_requests import RefusalResponse, RefusedRequests
 from holdfast.reports.conditions import Conditions
 from holdfast.reports.reporter import Reporter
@@ -17,6 +18,8 @@ def refused(status: int, code: str) -> RefusalResponse:
 
 def test_a_minute_of_refusals_is_one_line() -> None:
     requests = RefusedRequests(Conditions(Reporter(), lambda: 0.0))
+    counter = metrics.REFUSALS.labels("402", "insufficient_credit")._value
+    before = counter.get()
     with structlog.testing.capture_logs() as lines:
         for _ in range(250):
             requests.count(refused(402, "insufficient_credit"))
@@ -26,6 +29,7 @@ def test_a_minute_of_refusals_is_one_line() -> None:
     assert [(line["event"], line["count"], line["codes"]) for line in lines] == [
         ("requests refused", 251, "250 402 insufficient_credit, 1 404 task_not_found")
     ]
+    assert counter.get() == before + 250
 
 
 def test_requests_answered_503_are_an_outage() -> None:

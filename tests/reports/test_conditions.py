@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast import metrics
 from holdfast.reports.conditions import (
     CALLBACKS,
     COUNT_PAUSE_MAX_S,
@@ -41,6 +42,22 @@ class Story:
 @pytest.fixture
 def story() -> Story:
     return Story()
+
+
+def test_a_gauge_has_the_number_of_subjects_with_a_condition(story: Story) -> None:
+    def lasting() -> float:
+        return float(metrics.CONDITIONS.labels("provider")._value.get())
+
+    for provider in ("box", "studio"):
+        story.conditions.failed(PROVIDER, provider, "down: no answer")
+    story.pass_time(1)
+    assert lasting() == 2
+    story.conditions.ended(PROVIDER, "box")
+    story.pass_time(1)
+    assert lasting() == 1
+    story.conditions.ended(PROVIDER, "studio")
+    story.pass_time(1)
+    assert lasting() == 0
 
 
 def test_an_outage_is_one_report_at_its_beginning_and_one_at_its_end(story: Story) -> None:

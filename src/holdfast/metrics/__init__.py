@@ -30,6 +30,9 @@ HTTP_CONNECTIONS_CLOSED = Counter(
     "room (idle, closed for a new one), stop, fault.",
     ["reason"],
 )
+REFUSALS = Counter(
+    "holdfast_refusals", "Requests that were refused, by status and code of the error.", ["status", "code"]
+)
 CALLBACKS_REFUSED = Counter(
     "holdfast_callbacks_refused",
     "Callbacks that were refused, by provider (unknown: none of the catalog) and code of the refusal.",
@@ -97,6 +100,13 @@ ACTORS_QUARANTINED = Gauge(
     ["kind"],
     multiprocess_mode="livesum",
 )
+CONDITIONS = Gauge(
+    "holdfast_conditions",
+    "Lasting trouble, summed over processes: of how many subjects (such as providers) one sees it. By condition: "
+    "database, provider, card, mail, storage, webhooks, callbacks, unavailable (requests answered 503), lockouts.",
+    ["condition"],
+    multiprocess_mode="livesum",
+)
 REPORTS = Counter("holdfast_reports", "Reports to operators, by kind and level.", ["kind", "level"])
 MAILBOX_WAIT_S = BatchedHistogram(
     "holdfast_mailbox_wait_seconds",
@@ -111,7 +121,7 @@ TURN_S = BatchedHistogram(
     buckets=SECONDS,
 )
 POISON_MESSAGES = Counter(
-    "holdfast_poison_messages", "Messages that crashed their actor and were kept, by group.", ["group"]
+    "holdfast_poison_messages", "Messages that crashed their actor and were kept, by kind of actor.", ["kind"]
 )
 DEAD_LETTERS = Counter(
     "holdfast_dead_letters",

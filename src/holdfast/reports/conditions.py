@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 import trio
 
+from holdfast import metrics
 from holdfast.reports.report import Report, ReportKind
 from holdfast.reports.reporter import Reporter
 from holdfast.traces import trace_id
@@ -36,12 +37,13 @@ def unwatched(_reason: str | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A kind of condition. ``begun`` and ``over`` are its beginning and its end in words.
+    """A kind of condition. ``begun`` and ``over`` are its beginning and its end in words, ``name`` is its label.
 
     ``path`` is the part of the tree that notices it. It begins with the failure number ``failures_min`` in a row.
     It ends with a success, or after ``quiet_s`` without a failure.
     """
 
+    name: str
     kind: ReportKind
     path: str
     begun: str
@@ -51,22 +53,34 @@ class Condition:
 
 
 DATABASE: Final = Condition(
-    kind="outage", path="holdfast/database", begun="the database is", over="the database answers"
+    name="database", kind="outage", path="holdfast/database", begun="the database is", over="the database answers"
 )
 PROVIDER: Final = Condition(
-    kind="outage", path="holdfast/workers/provider-watch", begun="the provider is", over="the provider is up"
+    name="provider",
+    kind="outage",
+    path="holdfast/workers/provider-watch",
+    begun="the provider is",
+    over="the provider is up",
 )
 CARD: Final = Condition(
-    kind="outage", path="holdfast/http", begun="the card provider fails", over="the card provider answers"
+    name="card",
+    kind="outage",
+    path="holdfast/http",
+    begun="the card provider fails",
+    over="the card provider answers",
 )
-MAIL: Final = Condition(kind="outage", path="holdfast/http", begun="mail is not sent", over="mail is sent")
+MAIL: Final = Condition(
+    name="mail", kind="outage", path="holdfast/http", begun="mail is not sent", over="mail is sent"
+)
 STORAGE: Final = Condition(
+    name="storage",
     kind="outage",
     path="holdfast/workers/hosting",
     begun="results cannot be stored or read",
     over="results are stored and read",
 )
 WEBHOOKS: Final = Condition(
+    name="webhooks",
     kind="outage",
     path="holdfast/workers/outbox",
     begun="webhooks are not delivered",
@@ -75,6 +89,7 @@ WEBHOOKS: Final = Condition(
     quiet_s=3600.0,
 )
 CALLBACKS: Final = Condition(
+    name="callbacks",
     kind="refusal",
     path="holdfast/http",
     begun="callbacks are refused",
@@ -82,6 +97,7 @@ CALLBACKS: Final = Condition(
     quiet_s=60.0,
 )
 UNAVAILABLE: Final = Condition(
+    name="unavailable",
     kind="outage",
     path="holdfast/http",
     begun="requests are answered 503",
@@ -89,6 +105,7 @@ UNAVAILABLE: Final = Condition(
     quiet_s=10.0,
 )
 LOCKOUTS: Final = Condition(
+    name="lockouts",
     kind="lockout",
     path="holdfast/sign-in",
     begun="sign-in is locked",
@@ -198,6 +215,8 @@ class Conditions:
                     found.report_at_s = now_s + found.pause_s
                     text = _beginning(condition, found.reason)
                     self._report(condition, subject, found, text, lasted_s=now_s - found.since_s)
+            lasting = sum(found.has_begun for found in subjects.values())
+            metrics.CONDITIONS.labels(condition.name).set(lasting)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Check every second until cancelled."""

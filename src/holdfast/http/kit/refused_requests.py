@@ -9,6 +9,7 @@ import structlog
 import trio
 from quart import Response
 
+from holdfast import metrics
 from holdfast.reports.conditions import UNAVAILABLE, Conditions
 
 log = structlog.get_logger("holdfast.http")
@@ -34,6 +35,7 @@ class RefusedRequests:
         """Count a response if it is a refusal."""
         if isinstance(response, RefusalResponse):
             self._counts[response.status_code, response.code] += 1
+            metrics.REFUSALS.labels(str(response.status_code), response.code).inc()
             if response.status_code == 503:
                 self._conditions.failed(UNAVAILABLE, "", response.code)
 
