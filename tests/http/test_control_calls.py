@@ -26,6 +26,7 @@ from holdfast.supervision.control.messages import (
     MemberView,
     PauseGroup,
     ProcessDescription,
+    ProviderView,
     QuarantineKey,
     ReadSamples,
     RestartChild,
@@ -58,7 +59,11 @@ PROCESS = ProcessDescription(
     tree=CHILD,
     groups=[],
     dead_letters={"dead": 1},
-    providers={"studio": "up"},
+    providers={
+        "studio": ProviderView(
+            state="up", calls=7, call_p99_s=0.25, errors={"timeout": 2}, callbacks_refused={"invalid_signature": 3}
+        )
+    },
 )
 AWAY = MemberView(member_id="proc_3", is_this=False, state="ready", unreachable_for_s=7.5)
 OTHER = MemberView(member_id="proc_2", is_this=False, state="ready", unreachable_for_s=None)

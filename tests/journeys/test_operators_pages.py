@@ -11,6 +11,10 @@ from typing import Any
 import httpx2
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
+from sqlalchemy import select
+
+from holdfast.persistence.records.tables import accounts
+from holdfast.persistence.server.connections import connected
 
 from .page_browser import PAGES, SCHEMES, SCREENS, Scheme, new_context, running_browser, sign_in
 from .quiet_provider import MODEL, QuietProvider, signed
@@ -136,6 +140,30 @@ def test_a_quarantine_leaves_neighbours_alone_until_its_release(pages: Pages) ->
     expect(page.get_by_role("status").filter(has_text="Done: release actor.")).to_be_visible()
     expect(card).to_have_count(0)
     assert account.recharge().status_code == 200
+
+
+def test_a_poison_message_is_replayed_once_its_cause_is_gone(pages: Pages, quiet_service: Service) -> None:
+    account = pages.account()
+    number = count_operations(quiet_service, account.account_id, 2**63 - 1)
+    pages.api(f"/ops/api/actors/accounts/{account.account_id}/restart", "read the row that cannot be counted on")
+    assert account.recharge().status_code == 500
+    page = pages.page(f"/ops/poison?key={account.account_id}")
+    card = page.locator("main .card").filter(has_text="Recharge")
+    expect(card).to_contain_text("out of range")
+    count_operations(quiet_service, account.account_id, number)
+    act(page, "Replay", "its row is mended")
+    expect(page.get_by_role("status").filter(has_text="Done: replay poison.")).to_be_visible()
+    expect(card.get_by_text("replayed")).to_be_visible()
+    totals = pages.http.get("/v2/control/account", headers=account.session).json()
+    assert totals["balance"] == "2.00"
+
+
+def count_operations(service: Service, account_id: str, number: int) -> int:
+    """Write how many operations an account has, and return what was written before."""
+    with connected(service.database_url) as rows, rows.begin():
+        count = rows.execute(select(accounts.c.operation_count).where(accounts.c.id == account_id)).scalar_one()
+        rows.execute(accounts.update().where(accounts.c.id == account_id).values(operation_count=number))
+    return int(count)
 
 
 def test_a_review_is_approved_on_its_page(pages: Pages, provider: QuietProvider) -> None:

@@ -29,7 +29,7 @@ _WORDS: Final[dict[Tone, str]] = {
     "idle": "",
     "warn": """
         review held restarting silent paused stopping retrying dead_letter refusal lockout pause restart slow
-        capture_blocked disabled stuck refused unknown loss draining
+        kept replaying capture_blocked disabled stuck refused unknown loss draining
     """,
     "bad": """
         failed down crashed quarantined crash quarantine escalation mismatch poison difference outage given_up

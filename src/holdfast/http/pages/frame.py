@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+from sqlalchemy import Connection
+
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.persistence.queries.orders import OperatorBacklog, operator_backlog
+from holdfast.persistence.operators.poison import open_poison_count
+from holdfast.persistence.queries.orders import operator_backlog
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 COUNTS_VALID: Final = timedelta(seconds=2)
 
-CountName = Literal["held", "mismatched", "in_review"]
+CountName = Literal["poison", "in_review", "held", "mismatched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +48,17 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
         "Waiting for you",
         (
             Entry("/ops/quarantine", "Quarantine"),
+            Entry("/ops/poison", "Poison messages", "poison", "bad"),
             Entry("/ops/reviews", "Reviews", "in_review"),
             Entry("/ops/payments", "Held payments", "held"),
         ),
     ),
     (
         "Service",
-        (Entry("/ops/actions", "Operators' actions"),),
+        (
+            Entry("/ops/providers", "Providers"),
+            Entry("/ops/actions", "Operators' actions"),
+        ),
     ),
 )
 
@@ -60,7 +67,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
 class Frame:
     """The navigation of one listener's pages. Counts are read at most every two seconds, however many pages ask."""
 
-    _counts: OperatorBacklog | None = field(default=None, init=False)
+    _counts: dict[CountName, int] | None = field(default=None, init=False)
     _counted_at: datetime | None = field(default=None, init=False)
 
     async def navigation(self, deps: Dependencies) -> list[tuple[str, list[ShownEntry]]]:
@@ -68,21 +75,31 @@ class Frame:
         counts = await self.counts(deps)
 
         def shown(entry: Entry) -> ShownEntry:
-            count = None if counts is None or entry.counts is None else getattr(counts, entry.counts)
+            count = None if counts is None or entry.counts is None else counts.get(entry.counts)
             return ShownEntry(entry.path, entry.title, count, entry.tone)
 
         return [(title, [shown(entry) for entry in entries]) for title, entries in NAVIGATION]
 
-    async def counts(self, deps: Dependencies) -> OperatorBacklog | None:
+    async def counts(self, deps: Dependencies) -> dict[CountName, int] | None:
         """Return how much waits for an operator; None while the database is away."""
         now = deps.now()
         if self._counted_at is None or not self._counted_at <= now < self._counted_at + COUNTS_VALID:
             try:
-                self._counts = await deps.database.read(operator_backlog)
+                self._counts = await deps.database.read(_read_counts)
             except DatabaseAway:
                 self._counts = None
             self._counted_at = now
         return self._counts
+
+
+def _read_counts(rows: Connection) -> dict[CountName, int]:
+    backlog = operator_backlog(rows)
+    return {
+        "poison": open_poison_count(rows),
+        "in_review": backlog.in_review,
+        "held": backlog.held,
+        "mismatched": backlog.mismatched,
+    }
 
 
 def section_of(path: str) -> str:

@@ -83,6 +83,7 @@ _CLAIM = text(
     "replayed_at = :now where poison_id = :poison_id and (state = 'kept' or (:repeatable and (state = 'unknown' "
     "or (state = 'replaying' and claimed_until < :now)))) returning poison_id"
 )
+_COUNT_OPEN = text(f"select count(*) from poison_messages where {_OPEN}")
 _FINISH = text(
     "update poison_messages set state = :state, replay_result = :result, claimed_until = null "
     "where poison_id = :poison_id and state = 'replaying'"
@@ -114,6 +115,11 @@ def list_poison(
     matches = [poison.c[name] == value for name, value in filters.items()]
     found = page(rows, _ALL.where(*matches), (poison.c.first_at, poison.c.poison_id), **options)
     return [PoisonRecord._make(row) for row in found]
+
+
+def open_poison_count(rows: Connection) -> int:
+    """Return how many messages wait for an operator."""
+    return int(rows.execute(_COUNT_OPEN).scalar_one())
 
 
 def claim_replay(rows: Connection, poison_id: str, *, now: datetime, until: datetime, repeatable: bool) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 import trio
 
@@ -20,6 +21,7 @@ from holdfast.actors.runtime.refs import ASK_DEADLINE_S
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
+from holdfast.metrics.provider_figures import figures_of
 from holdfast.metrics.samples import SampleRing
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.control.children import act_on_child, describe_tree
@@ -37,6 +39,7 @@ from holdfast.supervision.control.messages import (
     ListKeys,
     PauseGroup,
     ProcessDescription,
+    ProviderView,
     QuarantineKey,
     ReadSamples,
     ReleaseKey,
@@ -188,7 +191,10 @@ class ControlActor(Worker):
             tree=describe_tree(process.tree, identity.started_at),
             groups=[group.describe() for group in process.groups.values()],
             dead_letters=process.dead_letters.counts(),
-            providers=dict(process.provider_states()),
+            providers={
+                name: ProviderView(state=state, **msgspec.structs.asdict(figures_of(name)))
+                for name, state in process.provider_states().items()
+            },
         )
 
     def _dead_letters(self, query: ListDeadLetters) -> DeadLetterList:

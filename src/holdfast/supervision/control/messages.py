@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.public_types import Time
+from holdfast.metrics.provider_figures import ProviderFigures
 from holdfast.metrics.samples import Sample
 from holdfast.supervision.dead_letters import DeadReason
 from holdfast.supervision.restart_history import KeyRestart
@@ -52,11 +53,17 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
     oldest_message_age_s: float | None
 
 
+class ProviderView(ProviderFigures, frozen=True, kw_only=True):
+    """A media provider as one process sees it; the counts are since the start."""
+
+    state: str
+
+
 class ProcessDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A process: who it is, its tree with the state of each child, and its keyed groups.
 
     ``worker`` is its slot below a parent. ``state`` is that of the member. ``dead_letters`` are counted by reason
-    since the start. ``providers`` are the states of the media providers as this process sees them.
+    since the start, and ``providers`` by name as this process sees them.
     """
 
     member_id: str
@@ -71,7 +78,7 @@ class ProcessDescription(msgspec.Struct, frozen=True, kw_only=True):
     tree: ChildStatus
     groups: list[GroupDescription]
     dead_letters: dict[DeadReason, int]
-    providers: dict[str, str]
+    providers: dict[str, ProviderView]
 
 
 class KeySummary(msgspec.Struct, frozen=True, kw_only=True):

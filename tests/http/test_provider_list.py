@@ -1,0 +1,71 @@
+"""The list of media providers: what all processes counted, and the tasks in the database."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast import metrics
+from holdfast.metrics.provider_figures import ProviderFigures, figures_of
+from holdfast.supervision.control.messages import MemberView
+
+from .conftest import AwayRows
+from .test_control_calls import PROCESS, call
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Api
+
+OTHER = MemberView(member_id="proc_2", is_this=False, state="ready", unreachable_for_s=None)
+
+
+async def listed(api: Api) -> dict[str, Any]:
+    body = await (await call(api, "GET", "/ops/api/providers")).get_json()
+    return {each.pop("name"): each for each in body["data"]}
+
+
+async def test_providers_are_added_up_over_processes(api: Api) -> None:
+    down = msgspec.structs.replace(PROCESS.providers["studio"], state="down", call_p99_s=0.5, errors={"timeout": 1})
+    other = msgspec.structs.replace(PROCESS, providers={"studio": down})
+    controls: Any = api.deps.controls
+    controls.others = (OTHER,)
+    controls.answer = lambda _command: other if controls.asked[-1][0] == "proc_2" else PROCESS
+    await api.add_task(api.task("task_1", at=api.now - timedelta(seconds=30), wake_at=api.now))
+    await api.add_task(api.task("task_2", status="processing", wake_at=api.now, dispatched=True, provider="gone"))
+    found = await listed(api)
+    assert found["studio"] == {
+        "kind": "studio",
+        "models": 4,
+        "states": {"up": 1, "down": 1},
+        "calls": 14,
+        "call_p99_s": 0.5,
+        "errors": {"timeout": 3},
+        "callbacks_refused": {"invalid_signature": 6},
+        "tasks": {"queued": 1},
+        "oldest_queued_s": 30.0,
+    }
+    assert (found["gone"]["kind"], found["gone"]["states"], found["gone"]["tasks"]) == (None, {}, {"processing": 1})
+
+
+async def test_providers_are_listed_while_the_database_is_away(api: Api) -> None:
+    controls: Any = api.deps.controls
+    controls.answer = lambda _command: PROCESS
+    api.change(database=AwayRows())
+    found = await listed(api)
+    assert (found["studio"]["calls"], found["studio"]["tasks"]) == (7, None)
+
+
+def test_figures_are_those_of_one_provider() -> None:
+    name = "of-this-test"
+    assert figures_of(name) == ProviderFigures(calls=0, call_p99_s=None, errors={}, callbacks_refused={})
+    metrics.PROVIDER_CALL_S.labels(name, "submit").observe(0.04)
+    metrics.PROVIDER_CALL_S.labels(name, "poll").observe(0.04)
+    metrics.PROVIDER_ERRORS.labels(name, "submit", "timeout").inc()
+    metrics.PROVIDER_ERRORS.labels(name, "poll", "timeout").inc(2)
+    metrics.CALLBACKS_REFUSED.labels(name, "invalid_signature").inc()
+    metrics.CALLBACKS_REFUSED.labels("another", "invalid_signature").inc()
+    found = figures_of(name)
+    assert (found.calls, found.errors, found.callbacks_refused) == (2, {"timeout": 3}, {"invalid_signature": 1})
+    assert found.call_p99_s is not None
+    assert 0.02 <= found.call_p99_s <= 0.05
