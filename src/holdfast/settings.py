@@ -225,6 +225,7 @@ class Settings(Locations):
     card_retries: int = Field(2, ge=0, le=5)
     card_automatic_payment_methods: bool = True
     idempotency_ttl_s: int = Field(86_400, ge=60, lt=2**31)
+    stuck_turn_s: Seconds = 30.0
     reports_retention_s: int = Field(2_592_000, ge=60, lt=2**31)
     reports_max: int = Field(500_000, ge=1_000, lt=2**31)
 

@@ -62,7 +62,7 @@ class Accounts:
     received: list[tuple[str, Command[object], str | None]] = field(default_factory=list)
     fault: Exception | None = None
 
-    def accept(self, key: str, envelope: Envelope) -> None:
+    def accept(self, key: str, envelope: Envelope, *, fails_fast: bool = False) -> None:
         if self.fault is not None:
             raise self.fault
         self.asked.append((key, envelope))

@@ -19,7 +19,7 @@ from quart import Response
 
 from holdfast.actors.account.messages import RecordKeyUse
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef
+from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef, WhileDown
 from holdfast.actors.unfenced.operator_records import OperatorRecords
 from holdfast.http.app import HoldfastApp, create_app
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
@@ -80,6 +80,7 @@ class FakeDirectory:
     answer: Any = None
     asked: list[tuple[str, Command[Any]]] = field(default_factory=list)
     deadlines_s: list[float] = field(default_factory=list)
+    while_down: list[WhileDown] = field(default_factory=list)
     tells: list[tuple[str, RecordKeyUse]] = field(default_factory=list)
 
     def ref(self, key: str) -> FakeRef:
@@ -108,8 +109,9 @@ class FakeRef(TrioActorRef):
         self._key = key
 
     def ask(  # type: ignore[override]  # as in TrioActorRef
-        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S
+        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S, while_down: WhileDown = "queue"
     ) -> Awaitable[R | Refusal]:
+        self._directory.while_down.append(while_down)
         return self._directory.ask(self._key, message, deadline_s)
 
     def tell(self, message: Command[object]) -> None:

@@ -50,7 +50,7 @@ class LocalGroup(Protocol):
     @property
     def is_ready(self) -> bool: ...
 
-    def accept(self, key: str, envelope: Envelope) -> object:
+    def accept(self, key: str, envelope: Envelope, *, fails_fast: bool = False) -> object:
         """Put a message into the mailbox of an actor. Raises the faults of an ask."""
         ...
 
@@ -153,7 +153,7 @@ class Answering:
                 raise NotAccepted(f"{ask.group} are not running")
             if self._open_asks > ASKS_MAX:
                 raise Overloaded(f"{ASKS_MAX} asks of {self._member_id} are open")
-            local.accept(ask.key, envelope)
+            local.accept(ask.key, envelope, fails_fast=ask.fails_fast)
         except (AskFault, NotAccepted) as fault:
             answer.fail(fault)
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 import trio
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """The version of frames and of the messages in them. Members of different versions open no links."""
 
 LENGTH_BYTES: Final = 4
@@ -51,6 +51,7 @@ class AskFrame(_Frame, frozen=True, tag=1):
     body: bytes
     within_s: float
     traceparent: str | None = None
+    fails_fast: bool = False
 
 
 class TellFrame(_Frame, frozen=True, tag=2):

@@ -83,8 +83,12 @@ class Link:
             self._close()
         return self._ending
 
-    async def ask(self, group: str, key: str, command: Command[object], deadline_s: float) -> object:
-        """Return the reply. Raises the actor's faults, ``Overloaded`` also if too much waits on this link.
+    async def ask(
+        self, group: str, key: str, command: Command[object], deadline_s: float, *, fails_fast: bool = False
+    ) -> object:
+        """Return the reply; with ``fails_fast`` the actor must not be waiting for its restart.
+
+        Raises the actor's faults, ``Overloaded`` also if too much waits on this link.
 
         Raises :class:`CannotEncode` or :class:`NotAccepted` if the command may be sent elsewhere, and
         :class:`LinkLost` if the link closes first.
@@ -96,7 +100,7 @@ class Link:
         if len(self._waiting) >= ASKS_MAX:
             raise Overloaded(f"{ASKS_MAX} asks wait on the link to {self.member_id}")
         self._numbers = number = self._numbers + 1
-        self._send(AskFrame(number, group, key, name, body, deadline_s, traceparent.get()))
+        self._send(AskFrame(number, group, key, name, body, deadline_s, traceparent.get(), fails_fast))
         future: TrioFuture[object] = TrioFuture()
         self._waiting[number] = future, codec, name
         self._deadlines.add(future, trio.current_time() + deadline_s, deadline_s)

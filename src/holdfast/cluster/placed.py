@@ -13,9 +13,9 @@ from typing import TypeVar, cast
 import trio
 
 from holdfast import metrics
-from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded
+from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded, Quarantined, Unavailable
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import ASK_DEADLINE_S, Directory, TrioActorRef
+from holdfast.actors.runtime.refs import ACCEPT_AGAIN_S, ASK_DEADLINE_S, Directory, TrioActorRef, WhileDown
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.cluster.codec import CannotEncode
 from holdfast.cluster.faults import LinkLost, NotAccepted
@@ -40,10 +40,10 @@ class PlacedRef(TrioActorRef):
         return f"urn:holdfast:{self._directory.name}:{self._key}"
 
     def ask(  # type: ignore[override]  # as in TrioActorRef
-        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S
+        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S, while_down: WhileDown = "queue"
     ) -> Awaitable[R | Refusal]:
         """Send a command; await the returned object for its reply."""
-        return self._directory.ask(self._key, message, deadline_s)
+        return self._directory.ask(self._key, message, deadline_s, while_down)
 
     def tell(self, message: Command[object]) -> None:
         """Send a command without waiting for a reply."""
@@ -63,13 +63,15 @@ class PlacedDirectory:
         """Return an actor's address."""
         return self._local.ref(key) if self._members.is_alone else PlacedRef(self, key)
 
-    async def ask(self, key: str, message: Command[R], deadline_s: float) -> R | Refusal:
+    async def ask(
+        self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown = "queue"
+    ) -> R | Refusal:
         """Ask the actor of a key. Raises as :meth:`TrioActorRef.ask` does."""
         deadline, is_repeated = trio.current_time() + deadline_s, False
         while (link := self._members.link_to(self._place_of(key))) is not None:
             left_s = deadline - trio.current_time()
             try:
-                reply = await link.ask(self.name, key, message, left_s)
+                reply = await link.ask(self.name, key, message, left_s, fails_fast=while_down == "fail")
             except (CannotEncode, NotAccepted):
                 metrics.FORWARDED.labels("served_here").inc()
                 break
@@ -78,11 +80,17 @@ class PlacedDirectory:
                 if is_repeated or not message.is_repeatable:
                     raise OutcomeUnknown(str(lost)) from lost
                 is_repeated = True
+            except Unavailable as fault:
+                if while_down != "wait" or isinstance(fault, Quarantined) or left_s <= ACCEPT_AGAIN_S:
+                    raise
+                await trio.sleep(ACCEPT_AGAIN_S)
             else:
                 metrics.FORWARDED.labels("answered").inc()
                 # The actor's handler of a Command[R] replies with an R.
                 return cast("R | Refusal", reply)
-        return await self._local.ref(key).ask(message, deadline_s=deadline - trio.current_time())
+        return await self._local.ref(key).ask(
+            message, deadline_s=deadline - trio.current_time(), while_down=while_down
+        )
 
     def tell(self, key: str, message: Command[object]) -> None:
         """Tell the actor of a key."""

@@ -20,11 +20,11 @@ from typing import TypeVar, cast
 import trio
 
 from holdfast.actors.runtime.actor import TrioActor
-from holdfast.actors.runtime.faults import Overloaded, Unavailable
+from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded, Unavailable
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef
+from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef, WhileDown, until_accepted
 from holdfast.actors.workers.poison_keeper import PoisonedMessage
 from holdfast.ledger.refusals import Refusal
 from holdfast.reports.reporter import Reporter
@@ -58,10 +58,10 @@ class KeyedRef(TrioActorRef):
         return self._directory.lives.child(self._key).mailbox
 
     def ask(  # type: ignore[override]  # as in TrioActorRef
-        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S
+        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S, while_down: WhileDown = "queue"
     ) -> Awaitable[R | Refusal]:
         """Send a command; await the returned object for its reply."""
-        return self._directory._ask(self._key, message, deadline_s)
+        return self._directory._ask(self._key, message, deadline_s, while_down)
 
     def tell(self, message: Command[object]) -> None:
         """Send a command without waiting for a reply."""
@@ -101,14 +101,17 @@ class KeyedDirectory:
         """Return the address of the actor with this key."""
         return KeyedRef(self, key)
 
-    async def _ask(self, key: str, message: Command[R], deadline_s: float) -> R | Refusal:
+    async def _ask(self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown) -> R | Refusal:
         asker = asking_from.get()
         if asker is not None and key in self.lives.children:
             refuse_cycle(asker, self.lives.children[key])
         now = trio.current_time()
         future: TrioFuture[object] = TrioFuture()
         envelope = Envelope(message, future, deadline=now + deadline_s, sent_at=now, traceparent=traceparent.get())
-        child = self.accept(key, envelope)
+        if while_down == "wait":
+            child = await until_accepted(lambda: self.accept(key, envelope), now + deadline_s)
+        else:
+            child = self.accept(key, envelope, fails_fast=while_down == "fail")
         if asker is not None:
             asker.waiting_on = child
         self._deadlines.add(future, now + deadline_s, deadline_s)
@@ -117,15 +120,23 @@ class KeyedDirectory:
             return cast("R | Refusal", await future.wait())
         finally:
             self._deadlines.remove(future)
+            if not future.is_set:
+                future.fail(OutcomeUnknown("its sender no longer waits"))
             if asker is not None:
                 asker.waiting_on = None
 
-    def accept(self, key: str, envelope: Envelope) -> KeyedChild:
-        """Put an ask into its actor's mailbox. Raises :class:`Unavailable` or :class:`Overloaded`."""
+    def accept(self, key: str, envelope: Envelope, *, fails_fast: bool = False) -> KeyedChild:
+        """Put an ask into its actor's mailbox; with ``fails_fast`` not while the actor waits to be restarted.
+
+        Raises :class:`Unavailable` or :class:`Overloaded`.
+        """
         self._refuse_if_unavailable()
         child = self.lives.child(key)
         if child.state == "quarantined" and not self.lives.quarantine.begin_trial(child):
             raise self.lives.quarantine.refusal(child)
+        if fails_fast and child.backoff is not None:
+            left_s = max(child.backoff.deadline - trio.current_time(), 0.0)
+            raise Unavailable(f"{self.name} {key} restarts", retry_after_s=left_s)
         self._put(child, envelope)
         return child
 
@@ -133,12 +144,12 @@ class KeyedDirectory:
         child = self.lives.child(key)
         envelope = Envelope(message, sent_at=trio.current_time(), traceparent=traceparent.get())
         if child.state == "quarantined" and not self.lives.quarantine.begin_trial(child):
-            self._reports.dead_letter("dead", child, envelope)
+            self._reports.dead_letter(child, "dead", envelope)
             return
         try:
             self._put(child, envelope)
         except Overloaded:
-            self._reports.dead_letter("full", child, envelope)
+            self._reports.dead_letter(child, "full", envelope)
 
     def _refuse_if_unavailable(self) -> None:
         if self.lives.stopping.is_set() or self.lives.nursery is None:

@@ -182,6 +182,7 @@ class KeyedLives:
             with scope:
                 async with self._loading:
                     actor = child.actor = self._factory(child.key, child.mailbox)
+                    actor.on_dead = partial(self._reports.dead_letter, child)
                     if isinstance(actor, JournaledActor) and child.learned:
                         actor.learn(child.learned)
                         child.learned = None

@@ -50,7 +50,7 @@ class KeyedReports:
         """Set the gauge of awake actors."""
         metrics.ACTORS_AWAKE.labels(self._name).set(count)
 
-    def dead_letter(self, reason: DeadReason, child: KeyedChild, envelope: Envelope) -> None:
+    def dead_letter(self, child: KeyedChild, reason: DeadReason, envelope: Envelope) -> None:
         """Record a message that no actor will handle."""
         metrics.DEAD_LETTERS.labels(reason).inc()
         self._dead_letters.record(

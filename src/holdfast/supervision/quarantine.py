@@ -40,7 +40,7 @@ class Quarantine:
         """Refuse all waiting messages."""
         for envelope in child.mailbox.take_all():
             if not envelope.fail(self.refusal(child)):
-                self._reports.dead_letter("dead", child, envelope)
+                self._reports.dead_letter(child, "dead", envelope)
 
     def refusal(self, child: KeyedChild) -> Quarantined:
         """Return the fault for an ask; a retry may succeed when the key's time is over."""

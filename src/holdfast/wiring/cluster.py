@@ -27,7 +27,7 @@ class WorkerGroup:
     def __init__(self, worker: WorkerRef) -> None:
         self._worker = worker
 
-    def accept(self, key: str, envelope: Envelope) -> object:  # noqa: ARG002 - as every group
+    def accept(self, key: str, envelope: Envelope, *, fails_fast: bool = False) -> object:  # noqa: ARG002 - as every group
         """Refuse an ask: workers send no replies."""
         raise Unavailable(f"{self._worker} sends no replies")
 

@@ -47,8 +47,10 @@ from holdfast.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
+from holdfast.supervision.turn_watch import TurnWatch
 from holdfast.wiring.card import CardSetup
 from holdfast.wiring.provider_registry import ProviderRegistry
+from holdfast.wiring.shown_keys import shown_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,15 @@ def worker_children(
         "report-writer": lambda: RunningChild(ReportWriter(reports, database=database, reporter=reporter).run),
         "report-feed": lambda: RunningChild(feed.run),
         "poison-keeper": poison_keeper,
+        "turn-watch": lambda: RunningChild(
+            TurnWatch(
+                directories,
+                limit_s=settings.stuck_turn_s,
+                reporter=reporter,
+                is_database_open=lambda: database.gate.is_open,
+                show=partial(shown_key, settings),
+            ).run
+        ),
         "heartbeat": lambda: Heartbeat(database=database, presence=presence, providers=registry.slots),
         "dispatcher": lambda: Dispatcher(
             refs.dispatcher,

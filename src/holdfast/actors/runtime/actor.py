@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
-from typing import ClassVar, NoReturn
+from typing import ClassVar, Literal, NoReturn
 
 import pykka
 import structlog
@@ -64,6 +65,9 @@ class TrioActor(pykka.Actor):
 
     is_void = False
     """Whether its state is void, so that it must end before the next turn."""
+
+    on_dead: Callable[[Literal["expired", "orphan_reply"], Envelope], None] | None = None
+    """Called with a message whose deadline passed before its turn, or whose sender does not wait for the reply."""
 
     is_serving = False
     """Whether it has started, and handles messages."""
@@ -193,10 +197,17 @@ class TrioActor(pykka.Actor):
         raise exc
 
     def _finish(self, envelope: Envelope, result: object) -> None:
-        envelope.reply(result)
+        self.send_reply(envelope, result)
+
+    def send_reply(self, envelope: Envelope, value: object) -> None:
+        """Send a reply to the sender of a message, if that waits for one."""
+        if not envelope.reply(value) and envelope.reply_to is not None and self.on_dead is not None:
+            self.on_dead("orphan_reply", envelope)
 
     def on_expired(self, envelope: Envelope) -> None:
         """Skip a message whose deadline has passed."""
+        if self.on_dead is not None:
+            self.on_dead("expired", envelope)
         envelope.fail(OutcomeUnknown("the command's deadline passed before its turn"))
 
     def state(self) -> tuple[int | None, object]:

@@ -143,7 +143,7 @@ class JournaledActor(TrioActor):
         elif self._undurable:
             self._undurable.append((envelope, result))
         else:
-            envelope.reply(result)
+            self.send_reply(envelope, result)
 
     def settle(self, unit: Unit, result: UnitResult) -> None:
         """Take the journal's result for a unit: send the reply, or mark all undurable decisions as void."""
@@ -153,7 +153,7 @@ class JournaledActor(TrioActor):
         assert commit.unit is unit
         if isinstance(result, Committed):
             self.committed_any = True
-            envelope.reply(commit.reply)
+            self.send_reply(envelope, commit.reply)
             if commit.tells or commit.life is not None:
                 self._follow_up(commit, envelope)
             self._flush_replies()
@@ -179,7 +179,7 @@ class JournaledActor(TrioActor):
             if self.is_void:
                 self._void.append(envelope)
             else:
-                envelope.reply(reply)
+                self.send_reply(envelope, reply)
 
     def _on_not_committed(self, envelope: Envelope, unit: Unit, result: UnitResult) -> None:
         self.is_void = True

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import NoReturn, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
 import pykka
+import trio
 
+from holdfast.actors.runtime.faults import Quarantined, Unavailable
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.refusals import Refusal
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 ASK_DEADLINE_S = 10.0
+ACCEPT_AGAIN_S = 0.2
+"""How often an ask that waits is offered again."""
+
+WhileDown: TypeAlias = Literal["fail", "queue", "wait"]
+"""What an ask does while its actor cannot handle it.
+
+fail: it fails at once, with the time after which to retry. queue: it waits in the mailbox of an actor that is about
+to be restarted, and fails while the whole group is paused or the database is away. wait: it waits through these as
+well. A quarantined actor's asks always fail at once, and the deadline holds for all.
+"""
 
 
 class StoppedFlag:
@@ -46,7 +59,7 @@ class TrioActorRef(pykka.ActorRef[pykka.Actor]):
         self.actor_urn = urn
 
     def ask(  # type: ignore[override]  # awaited; pykka's blocks
-        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S
+        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S, while_down: WhileDown = "queue"
     ) -> Awaitable[R | Refusal]:
         """Send a command; await the returned object for the reply, which is sent once the change is durable.
 
@@ -74,3 +87,20 @@ class Directory(Protocol):
     def ref(self, key: str) -> TrioActorRef:
         """Return an actor's address. The actor is started by its first message."""
         ...
+
+
+async def until_accepted(accept: Callable[[], T], deadline: float) -> T:
+    """Return what ``accept`` returns once it does not raise :class:`Unavailable`, which it does after ``deadline``.
+
+    A quarantine is not waited for.
+    """
+    while True:
+        try:
+            return accept()
+        except Quarantined:
+            raise
+        except Unavailable as fault:
+            left_s = deadline - trio.current_time()
+            if left_s <= 0:
+                raise
+            await trio.sleep(min(fault.retry_after_s, ACCEPT_AGAIN_S, left_s))

@@ -32,6 +32,7 @@ from holdfast.http.kit.idempotency_header import NO_IDEMPOTENCY_KEY, read_idempo
 from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import Operator, OperatorRole
+from holdfast.http.kit.prefer import read_prefer
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.operators.actions import OperatorAction
 from holdfast.persistence.queries.idempotency import find_reply
@@ -343,8 +344,10 @@ class Call:
         return self.request.args.to_dict(flat=False)
 
     async def ask(self, ref: TrioActorRef, command: Command[T]) -> T | Refusal:
-        """Ask an actor, with the deadline of a request. Raises the actor's faults, which are in the error table."""
-        return await ref.ask(command, deadline_s=self.deps.settings.ask_deadline_s)
+        """Ask an actor, as the header ``Prefer`` says. Raises its faults, which are in the error table."""
+        prefer = self.request.headers.getlist("Prefer")
+        deadline_s, while_down = read_prefer(prefer, self.deps.settings.ask_deadline_s)
+        return await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
 
     # --------------------------------------------------------------------------------------- idempotency
 

@@ -17,7 +17,7 @@ from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, Overloaded
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import ASK_DEADLINE_S
+from holdfast.actors.runtime.refs import ASK_DEADLINE_S, WhileDown
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
@@ -93,7 +93,7 @@ class ControlRef(WorkerRef):
         super().__init__("control", mailbox_max=COMMANDS_MAX)
         self._deadlines = AskDeadlines()
 
-    def accept(self, key: str, envelope: Envelope) -> object:  # noqa: ARG002 - as every group
+    def accept(self, key: str, envelope: Envelope, *, fails_fast: bool = False) -> object:  # noqa: ARG002 - as every group
         """Put a command into the mailbox. Raises :class:`Overloaded`."""
         try:
             self.actor_inbox.put(envelope)
@@ -106,7 +106,11 @@ class ControlRef(WorkerRef):
         return self
 
     async def ask(  # type: ignore[override]  # as in TrioActorRef
-        self, message: Command[object], *, deadline_s: float = ASK_DEADLINE_S
+        self,
+        message: Command[object],
+        *,
+        deadline_s: float = ASK_DEADLINE_S,
+        while_down: WhileDown = "queue",  # noqa: ARG002 - it is never down alone
     ) -> object:
         """Send a command and return its reply."""
         now = trio.current_time()
