@@ -16,6 +16,7 @@ from PIL import Image
 
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.reports.report import KINDS
 from holdfast.settings import Settings
 
 from .journeys.service_process import Service
@@ -135,11 +136,31 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_the_runbook_names_log_events_that_exist() -> None:
-    page = " ".join((ROOT / "docs" / "operating.md").read_text("utf-8").split())
+    pages = ((ROOT / "docs" / name).read_text("utf-8") for name in ("operating.md", "runbook.md"))
+    page = " ".join(" ".join(pages).split())
     named_events = set(re.findall(r"`(?!make |holdfast )([a-z][a-z']*(?: [A-Za-z_']+)+)`", page))
     patterns = _log_events()
     assert len(named_events) > 10
     assert [event for event in named_events if not any(re.fullmatch(each, event) for each in patterns)] == []
+
+
+def test_the_runbook_has_a_section_for_each_report_and_alert() -> None:
+    page = (ROOT / "docs" / "runbook.md").read_text("utf-8")
+    rules = (ROOT / "deploy" / "prometheus" / "holdfast.rules.yml").read_text("utf-8")
+    alerts = re.findall(r"- alert: (\w+)$", rules, re.MULTILINE)
+    links = re.findall(r"runbook_url: docs/runbook.md#(\w+)$", rules, re.MULTILINE)
+    sections = re.findall(r"^### (\w+)$", page, re.MULTILINE)
+    assert sorted(sections) == sorted({*KINDS, *alerts})
+    assert links == [alert.lower() for alert in alerts]
+
+
+def test_links_to_sections_exist() -> None:
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#([\w-]+)\)", page.read_text("utf-8")):
+            linked = page.parent / target if target else page
+            headings = re.findall(r"^#+ (.+)$", linked.read_text("utf-8"), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{named(page)}: {target}#{anchor}"
 
 
 def _log_events() -> set[str]:

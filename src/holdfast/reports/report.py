@@ -30,7 +30,7 @@ ReportKind = Literal[
     "action",
     "loss",
 ]
-"""What happened. docs/operating.md has a row for each."""
+"""What happened. docs/runbook.md has a section for each."""
 
 KINDS: tuple[ReportKind, ...] = get_args(ReportKind)
 
