@@ -5,13 +5,11 @@ Commands import what they need: the parent of worker processes is started here, 
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
 import typer
@@ -19,20 +17,18 @@ import typer
 import holdfast
 from holdfast.exit_codes import BAD_CONFIGURATION, GAVE_UP
 from holdfast.logs import configure_logging
+from holdfast.reports.report import Level, ReportFilter, ReportKind
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import (
-    Locations,
-    SettingsFault,
     environment,
     load_locations,
-    load_service_location,
     load_settings,
     prefer,
 )
+from holdfast.terminal.commands import database, fail, quiet_ends, refuse_old_tables, report_faults, service_client
 
 if TYPE_CHECKING:
     from holdfast.persistence.audit.checks import Check
-    from holdfast.terminal.service_client import ServiceClient
 
 
 app = typer.Typer(
@@ -82,7 +78,7 @@ def serve_command(
 ) -> None:
     """Run the service until it is stopped. Options take precedence over the settings of their names."""
     given = {"PROCESSES": processes, "HOST": host, "PORT": port, "LOG_LEVEL": log_level}
-    with _report_faults():
+    with report_faults():
         prefer({name: str(value) for name, value in given.items() if value is not None})
         settings = load_settings(environment())
         if settings.processes:
@@ -96,7 +92,7 @@ def serve_command(
 @app.command("demo", rich_help_panel=RUN)
 def demo_command() -> None:
     """Run the service with emulated providers and walk through it once."""
-    with _report_faults():
+    with report_faults():
         from holdfast.demo import main as demo
 
         code = demo()
@@ -108,7 +104,7 @@ def migrate_command() -> None:
     """Migrate the database's tables."""
     from holdfast.persistence.server.migrate import migrate
 
-    with _report_faults(), _database(load_locations(environment()), create=True) as url:
+    with report_faults(), database(load_locations(environment()), create=True) as url:
         report = migrate(url)
     done = f"applied {', '.join(report.applied)}" if report.applied else "nothing to do"
     typer.echo(f"database at revision {report.after}: {done}")
@@ -132,21 +128,21 @@ def audit_command(
     """
     if watch:
         if recent or checkpoint:
-            _fail("--watch checks all history, without --recent and --checkpoint.", BAD_CONFIGURATION)
+            fail("--watch checks all history, without --recent and --checkpoint.", BAD_CONFIGURATION)
         _watch_audit()
         return
     from holdfast.persistence.audit.audit import run_audit
     from holdfast.persistence.server.connections import connected
 
-    with _report_faults(), _database(load_locations(environment()), create=False) as url:
-        _refuse_old_tables(url)
+    with report_faults(), database(load_locations(environment()), create=False) as url:
+        refuse_old_tables(url)
         with connected(url) as connection:
             checks = run_audit(connection, recent=recent, checkpoint=checkpoint)
     for check in checks:
         typer.echo(_line(check))
     failed = sum(not check.ok for check in checks)
     if failed:
-        _fail(f"{failed} of {len(checks)} checks failed.", GAVE_UP)
+        fail(f"{failed} of {len(checks)} checks failed.", GAVE_UP)
 
 
 @app.command("reconcile", rich_help_panel=CHECK)
@@ -160,20 +156,44 @@ def reconcile_command(
         if result in ("mismatch", "error", "put_off") or done == total or done % 100 == 0:
             typer.echo(f"{done:>6}/{total}  {order_id}  {result}")
 
-    with _report_faults():
+    with report_faults():
         settings = load_settings(environment())
         register_secrets(settings.secret_values())
-        with _database(load_locations(environment()), create=False) as url:
-            _refuse_old_tables(url)
+        with database(load_locations(environment()), create=False) as url:
+            refuse_old_tables(url)
             try:
                 results = reconcile(settings, url, every=every, progress=show)
             except NoCardProvider:
-                _fail("No card provider is configured.", BAD_CONFIGURATION)
+                fail("No card provider is configured.", BAD_CONFIGURATION)
     counted = ", ".join(f"{many} {result}" for result, many in sorted(results.items())) or "nothing to do"
     typer.echo(f"card orders reconciled: {counted}")
     wrong = sum(results[result] for result in ("mismatch", "error", "put_off"))
     if wrong:
-        _fail(f"{wrong} card orders differ or could not be compared.", GAVE_UP)
+        fail(f"{wrong} card orders differ or could not be compared.", GAVE_UP)
+
+
+@app.command("reports", rich_help_panel=CHECK)
+def reports_command(
+    *,
+    kind: Annotated[ReportKind | None, typer.Option(help="Only this kind.", show_default=False)] = None,
+    level: Annotated[Level | None, typer.Option(help="This level and louder.", show_default=False)] = None,
+    path: Annotated[str | None, typer.Option(help="This child of the tree, and below.", show_default=False)] = None,
+    key: Annotated[str | None, typer.Option(help="Only on this actor.", show_default=False)] = None,
+    member: Annotated[str | None, typer.Option(help="Only of this process.", show_default=False)] = None,
+    trace: Annotated[str | None, typer.Option(help="Only on this request.", show_default=False)] = None,
+    since: Annotated[
+        str | None, typer.Option(help="As long ago as 15m, 2h or 7d, or an RFC 3339 time.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most the newest so many.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until interrupted.")] = False,
+    form: Annotated[
+        Literal["console", "json"], typer.Option("--format", help="Lines for people, or of JSON.")
+    ] = "console",
+) -> None:
+    """Print the reports of all processes, the newest last."""
+    wanted = ReportFilter(kind=kind, level=level, path=path, key=key, member_id=member, trace_id=trace)
+    with report_faults(), quiet_ends():
+        _print_reports(wanted, since, limit=limit, follow=follow, form=form)
 
 
 @catalog_app.command("check")
@@ -186,7 +206,7 @@ def catalog_check_command(
     from holdfast.ledger.catalog.catalog import load_catalog
     from holdfast.providers.media.kinds import kind_rules
 
-    with _report_faults():
+    with report_faults():
         catalog = load_catalog(file or load_locations(environment()).catalog, kind_rules())
     for line in catalog.warnings:
         typer.echo(f"warning: {line}", err=True)
@@ -223,10 +243,10 @@ def provider_check_command(
     try:
         given = None if job_input is None else json.loads(job_input)
     except ValueError as fault:
-        _fail(f"--input is not JSON: {fault}", BAD_CONFIGURATION)
+        fail(f"--input is not JSON: {fault}", BAD_CONFIGURATION)
     body = {"wait_s": wait_s, "accept_cost": yes, "model": model, "input": given}
     path = f"/ops/api/providers/{quote(name, safe='')}/check"
-    with _report_faults(), _service(url) as service:
+    with report_faults(), service_client(url) as service:
         found = service.post(
             path, {k: v for k, v in body.items() if v is not None}, timeout_s=wait_s + CHECK_LATE_S
         )
@@ -256,21 +276,21 @@ def places_command(
     from holdfast.cluster import place_map
 
     if file is None and (socket is not None or every is not None):
-        _fail("--socket and --every need --file.", BAD_CONFIGURATION)
+        fail("--socket and --every need --file.", BAD_CONFIGURATION)
     publish = partial(place_map.publish_map, file, socket) if file is not None else partial(typer.echo, nl=False)
-    with _report_faults():
+    with report_faults():
         try:
             if servers:
                 publish(place_map.place_map({server: server for server in servers}))
                 return
-            with _database(load_locations(environment()), create=False) as url:
-                _refuse_old_tables(url)
+            with database(load_locations(environment()), create=False) as url:
+                refuse_old_tables(url)
                 if every is None:
                     publish(place_map.members_map(url))
                 else:
                     place_map.follow_members(url, publish, every_s=every, report=partial(typer.echo, err=True))
         except place_map.PlaceMapFault as exc:
-            _fail(str(exc), GAVE_UP)
+            fail(str(exc), GAVE_UP)
 
 
 @app.command("version", hidden=True)
@@ -290,8 +310,8 @@ def _watch_audit() -> None:
     from holdfast.terminal.progress_line import ProgressLine
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _report_faults(), _database(load_locations(environment()), create=False) as url:
-        _refuse_old_tables(url)
+    with report_faults(), database(load_locations(environment()), create=False) as url:
+        refuse_old_tables(url)
         watch = AuditWatch(url, ProgressLine(sys.stdout))
         try:
             watch.run()
@@ -300,80 +320,27 @@ def _watch_audit() -> None:
     raise typer.Exit(GAVE_UP if watch.has_found else 0)
 
 
+def _print_reports(
+    wanted: ReportFilter, since: str | None, *, limit: int, follow: bool, form: Literal["console", "json"]
+) -> None:
+    from holdfast.persistence.server.embedded import database_url_of
+    from holdfast.terminal.reports import ReportPrinter, read_since
+
+    begin = None if since is None else read_since(since)
+    if since is not None and begin is None:
+        fail(f"--since must be like 15m or 7d, or an RFC 3339 time with an offset: {since!r}", BAD_CONFIGURATION)
+    place = load_locations(environment())
+    if follow and place.database_url is None and database_url_of(place.data_dir) is None:
+        # Started for this command, it would keep the service from starting.
+        fail("The embedded database does not run: there is nothing to follow.", GAVE_UP)
+    with database(place, create=False) as url:
+        refuse_old_tables(url)
+        printer = ReportPrinter(url, wanted, sys.stdout, warn=partial(typer.echo, err=True), form=form)
+        position = printer.print_newest(limit=limit, since=begin)
+        if follow:
+            printer.follow(position)
+
+
 def _line(check: Check) -> str:
     verdict = "ok    " if check.ok else "FAILED"
     return f"{verdict} {check.counted:>10}  {check.name}" + (f": {check.detail}" if check.detail else "")
-
-
-@contextlib.contextmanager
-def _database(place: Locations, *, create: bool) -> Iterator[str]:
-    """Return the URL of the configured database; an embedded one that does not run is started for this command."""
-    from holdfast.persistence.server.embedded import database_url_of, temporary_embedded
-
-    url = place.database_url or database_url_of(place.data_dir)
-    if url is not None:
-        yield url
-        return
-    if not create and not (place.data_dir / "postgres").exists():
-        _fail(f"There is no database in {place.data_dir}.", BAD_CONFIGURATION)
-    with temporary_embedded(place.data_dir) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def _service(url: str | None) -> Iterator[ServiceClient]:
-    """Yield a client of the running service; its faults become a line on stderr and an exit code."""
-    from holdfast.terminal.service_client import ServiceClient, ServiceFault
-
-    try:
-        with ServiceClient(load_service_location(environment()), url=url) as client:
-            yield client
-    except ServiceFault as fault:
-        hint = " Repeat with --yes to accept that." if fault.code == "cost_not_accepted" else ""
-        _fail(f"{fault}{hint}", GAVE_UP)
-
-
-def _refuse_old_tables(url: str) -> None:
-    from holdfast.persistence.server.migrate import pending
-
-    missing = pending(url)
-    if missing:
-        _fail(f"The database lacks {', '.join(missing)}: run `holdfast migrate` first.", GAVE_UP)
-
-
-@contextlib.contextmanager
-def _report_faults() -> Iterator[None]:
-    """Turn expected faults into lines on stderr and an exit code."""
-    try:
-        yield
-    except SettingsFault as exc:
-        _fail("\n".join(exc.lines), BAD_CONFIGURATION)
-    except typer.Exit:
-        raise
-    except Exception as exc:
-        _report(exc)
-        raise
-
-
-def _report(fault: Exception) -> None:
-    """Exit with the line and the code of an expected fault; return for any other."""
-    from holdfast.ledger.catalog.catalog import CatalogFault
-    from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
-    from holdfast.persistence.server.migrate import MigrationRefused
-    from holdfast.persistence.server.postmaster import EmbeddedFault
-    from holdfast.persistence.server.server_folders import DataFolderInUse
-
-    match fault:
-        case CatalogFault():
-            _fail("\n".join(fault.lines), BAD_CONFIGURATION)
-        case DataFolderInUse() | MigrationRefused() | DatabaseTooOld():
-            _fail(str(fault), BAD_CONFIGURATION)
-        case EmbeddedFault():
-            _fail(str(fault), GAVE_UP)
-        case DatabaseAway():
-            _fail(f"The database cannot be reached: {fault.reason}", GAVE_UP)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(message, err=True)
-    raise typer.Exit(code)

@@ -150,7 +150,7 @@ async def test_a_report_that_cannot_be_stored_harms_no_other(stage: Stage, monke
 
 async def test_no_secret_and_no_odd_character_reaches_a_row(stage: Stage, database_url: str) -> None:
     async with stage.writing():
-        stage.report(key=f"email:ada@example.org {SECRET}", reason=f"Bearer {SECRET} \0\udc80", operator=SECRET)
+        stage.report(key=f"email:ada@example.org {SECRET}", reason=f"Bearer {SECRET} \0\udc80")
         (row,) = await stage.stored(1)
     assert row.report.reason == "Bearer *** ??"
     with psycopg.connect(database_url) as connection:

@@ -17,7 +17,10 @@ import trio
 from benchmarks.roll_clients import RollClients
 from benchmarks.rolls import children_of, workers_of
 
+from holdfast.persistence.queries.reports import reports_after
+from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import database_url_of
+from holdfast.reports.report import Report, ReportFilter
 
 from .conftest import NewCustomer, NewService
 from .load import Witness
@@ -68,6 +71,13 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def crashes(service: Service) -> list[Report]:
+    """The stored reports of crashed workers."""
+    with connected(service.database_url) as rows:
+        wanted = ReportFilter(kind="crash", path="processes")
+        return [stored.report for stored in reports_after(rows, 0, limit=100, wanted=wanted).found]
 
 
 async def test_rolls_refuse_cut_and_lose_nothing(service: Service, new_customer: NewCustomer) -> None:
@@ -125,6 +135,7 @@ async def test_kills_of_a_worker_and_of_the_parent_lose_nothing(
     witness.is_stopping = False
     await witness.hold_to_it()
     assert service.audit() == []
+    assert f"process {killed} was killed by SIGKILL" in {report.reason for report in crashes(service)}
 
 
 async def test_others_accept_for_a_frozen_worker(service: Service) -> None:

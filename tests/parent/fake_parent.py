@@ -35,6 +35,7 @@ class Parent:
             on_end=self.ended.append,
             on_misconfigured=self._note_misconfigured,
             retire_s=RETIRE_S,
+            reporter=self.reporter,
         )
         self.tree = Supervisor(
             "processes",

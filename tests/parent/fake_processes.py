@@ -16,6 +16,8 @@ class FakeProcess:
         self.slot = slot
         self.pid = pid
         self.lines: list[str] = []
+        self.reports: list[str] = []
+        self.is_deaf = False
         self.signals: list[int] = []
         self.ignores_term = False
         self.is_closed = False
@@ -45,8 +47,11 @@ class FakeProcess:
         await trio.lowlevel.checkpoint()
         return self.code
 
-    def tell(self, line: str) -> None:
-        self.lines.append(line)
+    def tell(self, line: str) -> bool:
+        if self.is_deaf:
+            return False
+        (self.reports if line.startswith("report ") else self.lines).append(line)
+        return True
 
     def send_signal(self, number: int) -> None:
         if self.code is not None:

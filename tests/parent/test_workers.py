@@ -6,12 +6,14 @@ import signal
 from contextlib import suppress
 from functools import partial
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.parent.parent import RESTARTS_PER_WORKER
 from holdfast.parent.process_slot import START_S, ProcessSlot
+from holdfast.reports.report import Report
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.faults import GaveUp
 from holdfast.supervision.spec import ChildSpec, Intensity
@@ -155,6 +157,10 @@ async def test_a_roll_has_each_new_worker_ready_before_the_old_one_retires(autoj
         assert done == [True]
         assert parent.tree.is_ready
         assert parent.reports("crash") == []
+        assert [(each.path, each.reason) for each in parent.reports("roll")] == [
+            ("processes/worker-0", "process 1000 by 1002"),
+            ("processes/worker-1", "process 1001 by 1003"),
+        ]
         assert all(old.signals == [] for old in olds)
 
 
@@ -192,6 +198,7 @@ async def test_a_roll_whose_new_worker_fails_leaves_the_old_ones(autojump_clock:
         assert [old.code for old in olds] == [None, None]
         assert parent.tree.is_ready
         assert parent.reports("crash") == []
+        assert [(each.path, each.level) for each in parent.reports("roll")] == [("processes/worker-0", "error")]
         assert parent.misconfigured == 0
 
 
@@ -290,6 +297,7 @@ async def test_a_roll_whose_new_worker_cannot_be_started_leaves_the_old_ones(aut
     async with running(parent):
         starter.fault = FileNotFoundError("python")
         assert not await parent.workers.roll()
+        assert [each.reason for each in parent.reports("roll")] == ["python"]
         assert [process.code for process in starter.started] == [None, None]
         assert parent.tree.is_ready
 
@@ -384,3 +392,34 @@ async def test_a_roll_replaces_a_worker_that_was_starting(autojump_clock: MockCl
         starting.end(0)
         await wait_all_tasks_blocked()
         assert done == [True]
+
+
+async def test_the_parents_reports_go_to_a_worker_that_serves(autojump_clock: MockClock) -> None:
+    parent = Parent(2)
+    async with running(parent):
+        first, second = parent.starter.of(0), parent.starter.of(1)
+        begun = [reported(line) for line in first.reports + second.reports]
+        assert {(report.kind, report.path) for report in begun} == {
+            ("start", "processes/worker-0"),
+            ("start", "processes/worker-1"),
+            ("start", "processes"),
+        }
+        first.is_deaf = True
+        second.end(-signal.SIGKILL)
+        await wait_all_tasks_blocked()
+        assert len(first.reports + second.reports) == len(begun), "one does not read, the other is gone"
+        await trio.sleep(1)
+        parent.starter.of(1).be_ready()
+        await wait_all_tasks_blocked()
+        later = [reported(line) for line in parent.starter.of(1).reports]
+        assert [(report.kind, report.path) for report in later] == [
+            ("crash", "processes/worker-1"),
+            ("restart", "processes/worker-1"),
+        ]
+        assert later == list(reversed(parent.reporter.recent(2)))
+
+
+def reported(line: str) -> Report:
+    command, _, report = line.partition(" ")
+    assert command == "report"
+    return msgspec.json.decode(report, type=Report)

@@ -28,8 +28,8 @@ class Control:
             await trio.sleep(ALIVE_S)
             await self._send(ALIVE)
 
-    async def lines(self) -> AsyncIterator[list[str]]:
-        """Yield the words of each line, until the parent is gone."""
+    async def lines(self) -> AsyncIterator[tuple[str, str]]:
+        """Yield the first word of each line and the rest of it, until the parent is gone."""
         received = b""
         while True:
             try:
@@ -40,7 +40,8 @@ class Control:
                 return
             *lines, received = (received + data).split(b"\n")
             for line in lines:
-                yield line.decode().split()
+                command, _, rest = line.decode().partition(" ")
+                yield command, rest
 
     async def _send(self, line: str) -> None:
         with suppress(OSError):  # the parent is gone, which the lines show

@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
+import msgspec
 import structlog
 import trio
 
@@ -17,7 +19,8 @@ from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.listening import url_of
 from holdfast.logs import configure_logging
 from holdfast.metrics import render_workers
-from holdfast.parent.protocol import COVER, RETIRE, WorkerArguments
+from holdfast.parent.protocol import COVER, REPORT, RETIRE, WorkerArguments
+from holdfast.reports.report import Report
 from holdfast.scrubbing import register_secrets
 from holdfast.service import connections_max, run_assembly, stop_in_order
 from holdfast.settings import environment, load_settings
@@ -71,12 +74,15 @@ async def _follow_parent(assembly: Assembly, control: Control) -> None:
     assert assembly.http is not None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_report_when_ready, assembly, control)
-        async for words in control.lines():
-            if words[:1] == [COVER]:
-                assembly.http.accept_for([int(slot) for slot in words[1:]])
-            elif words == [RETIRE]:
+        async for command, rest in control.lines():
+            if command == COVER:
+                assembly.http.accept_for([int(slot) for slot in rest.split()])
+            elif command == RETIRE:
                 log.info("retiring")
                 nursery.start_soon(_retire, assembly)
+            elif command == REPORT:
+                with suppress(msgspec.MsgspecError):  # of another release
+                    assembly.reporter.accept(msgspec.json.decode(rest, type=Report))
         log.warning("stopping: the parent is gone")
         await stop_in_order(assembly)
 

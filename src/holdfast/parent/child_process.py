@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -29,8 +28,8 @@ class ChildProcess(Protocol):
         """Wait for its end and return its exit code, or the negative number of the signal that killed it."""
         ...
 
-    def tell(self, line: str) -> None:
-        """Send it a line, if it still reads."""
+    def tell(self, line: str) -> bool:
+        """Send it a line. False: it no longer reads, or too slowly."""
         ...
 
     def send_signal(self, number: int) -> None:
@@ -71,10 +70,14 @@ class SystemProcess:
         """Wait for its end and return its exit code, or the negative number of the signal that killed it."""
         return await self._process.wait()
 
-    def tell(self, line: str) -> None:
-        """Send it a line, if it still reads."""
-        with suppress(OSError):
+    def tell(self, line: str) -> bool:
+        """Send it a line. False: it no longer reads, or too slowly."""
+        try:
+            # A local socket takes so little as a whole or not at all.
             self._control.send(f"{line}\n".encode())
+        except OSError:
+            return False
+        return True
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""

@@ -7,6 +7,8 @@ import trio
 
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import EmbeddedFault
+from holdfast.reports.report import Report, ReportKind
+from holdfast.reports.reporter import Reporter
 
 log = structlog.get_logger(__name__)
 
@@ -20,8 +22,9 @@ class DatabaseServer:
     It does not stop the server, which must outlive the last worker.
     """
 
-    def __init__(self, embedded: EmbeddedPostgres) -> None:
+    def __init__(self, embedded: EmbeddedPostgres, reporter: Reporter) -> None:
         self._embedded = embedded
+        self._reporter = reporter
         self._scope = trio.CancelScope()
         self._limiter = trio.CapacityLimiter(2)
 
@@ -31,12 +34,20 @@ class DatabaseServer:
         with self._scope:
             while True:
                 await trio.to_thread.run_sync(self._embedded.wait, limiter=self._limiter, abandon_on_cancel=True)
-                log.warning("the embedded database has stopped; starting it again")
+                began = trio.current_time()
+                self._report("outage", "the embedded database has stopped")
                 await self._start_again()
+                self._report("recovery", "it was started again", round(trio.current_time() - began, 3))
 
     async def stop(self) -> None:
         """End the watch."""
         self._scope.cancel()
+
+    def _report(self, kind: ReportKind, reason: str, duration_s: float | None = None) -> None:
+        now = self._reporter.now()
+        self._reporter.report(
+            Report(kind=kind, at=now, path="processes/database", reason=reason, duration_s=duration_s)
+        )
 
     async def _start_again(self) -> None:
         pause_s = RETRY_FIRST_S

@@ -98,12 +98,14 @@ class Parent:
         self._code = CLEAN
         self._rolls_wanted = trio.Event()
         self._preparing = trio.CancelScope()
+        reporter = Reporter(host=gethostname())
         self._workers = Workers(
             settings.processes,
             self._start_worker,
             on_end=partial(mark_process_dead, path=metrics_dir),
             on_misconfigured=self._misconfigured,
             retire_s=settings.head_timeout_s + settings.body_timeout_s + settings.shutdown_s + RETIRE_MARGIN_S,
+            reporter=reporter,
         )
         self._emulators = ProcessSlot(self._start_emulators, may_finish=True)
         shutdown_s = settings.shutdown_s + STOP_MARGIN_S
@@ -111,14 +113,14 @@ class Parent:
         # Stopped last, in reverse order: workers may still use both.
         specs.insert(0, ChildSpec("emulators", self._new_emulators, restart="transient", shutdown_s=shutdown_s))
         if embedded is not None:
-            specs.insert(0, ChildSpec("database", partial(DatabaseServer, embedded)))
+            specs.insert(0, ChildSpec("database", partial(DatabaseServer, embedded, reporter)))
         self._tree = Supervisor(
             "processes",
             specs,
             # one_for_one: a worker waits for a database that is away, and does not need its siblings.
             strategy="one_for_one",
             intensity=Intensity(RESTARTS_PER_WORKER * settings.processes, RESTARTS_PERIOD_S),
-            reporter=Reporter(host=gethostname()),
+            reporter=reporter,
             drain_timeout_s=shutdown_s + STOP_MARGIN_S,
         )
 

@@ -149,10 +149,9 @@ class ProcessSlot:
             await old.wait_past("ready")
         return True
 
-    def tell(self, line: str) -> None:
-        """Send a line to the process that serves."""
-        if self._current is not None and self._current.state == "ready":
-            self._current.process.tell(line)
+    def tell(self, line: str) -> bool:
+        """Send a line to the process that serves. False: there is none, or it does not read."""
+        return self._current is not None and self._current.state == "ready" and self._current.process.tell(line)
 
     def send_signal(self, number: int) -> None:
         """Send a signal to all processes here.

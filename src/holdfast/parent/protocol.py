@@ -20,7 +20,10 @@ RETIRE: Final = "retire"
 """To a worker whose successor is ready: finish what is open, then end."""
 COVER: Final = "cover"
 """To a worker, followed by slots: accept on the sockets of these workers too, and of no others."""
+REPORT: Final = "report"
+"""To a worker, followed by a report of the parent as JSON: store it."""
 LINE_BYTES_MAX: Final = 4096
+"""How much is read at a time; a line may be longer."""
 
 
 class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):

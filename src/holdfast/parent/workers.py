@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-
-import structlog
 
 from holdfast.parent.child_process import ChildProcess
 from holdfast.parent.process_slot import ProcessSlot
 from holdfast.parent.protocol import COVER
+from holdfast.parent.report_relay import ReportRelay
+from holdfast.reports.report import Level, Report
+from holdfast.reports.reporter import Reporter
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.spec import ChildSpec
-
-log = structlog.get_logger(__name__)
 
 BACKOFF = Backoff(0.1, 30.0, factor=3.0)
 """Steep: a slot whose process always ends at once spends little more than its share of the restart budget."""
@@ -25,7 +24,7 @@ class Workers:
 
     ``start`` starts the process of a slot. ``on_end`` is called with the pid of each that ended,
     ``on_misconfigured`` when the first one of a slot ends with exit code 2. ``retire_s`` is how long one that was
-    replaced may take to end.
+    replaced may take to end. Reports, these and those of others, go to a worker to be stored.
     """
 
     def __init__(
@@ -36,8 +35,12 @@ class Workers:
         on_end: Callable[[int], None],
         on_misconfigured: Callable[[], None],
         retire_s: float,
+        reporter: Reporter,
     ) -> None:
         self.count = count
+        self._reporter = reporter
+        self._relay = ReportRelay(self._tell_one)
+        reporter.listen(self._relay.accept)
         self._start = start
         self._on_end = on_end
         self._on_misconfigured = on_misconfigured
@@ -75,14 +78,22 @@ class Workers:
             before = slot.pids
             try:
                 is_replaced = await slot.replace(retire_s=self._retire_s)
+                why = "the new process was not ready in time"
             except OSError as fault:
-                log.error("worker cannot be started", worker=number, reason=str(fault))
-                is_replaced = False
+                is_replaced, why = False, str(fault)
             if not is_replaced:
-                log.error("roll abandoned", worker=number)
+                self._report_roll(number, why, level="error")
                 return False
-            log.info("worker replaced", worker=number, before=before, after=slot.pids)
+            self._report_roll(number, f"process {_listed(before)} by {_listed(slot.pids)}")
         return True
+
+    def _report_roll(self, number: int, reason: str, *, level: Level | None = None) -> None:
+        path = f"processes/worker-{number}"
+        self._reporter.report(Report(kind="roll", at=self._reporter.now(), path=path, reason=reason, level=level))
+
+    def _tell_one(self, line: str) -> bool:
+        """Send a line to one worker that serves; return whether one has taken it."""
+        return any(slot.tell(line) for slot in self._slots.values())
 
     def _new_slot(self, number: int) -> ProcessSlot:
         self._slots[number] = slot = ProcessSlot(
@@ -100,3 +111,8 @@ class Workers:
         missing = " ".join(str(number) for number in range(self.count) if number not in ready)
         for number in ready:
             self._slots[number].tell(f"{COVER} {missing}".rstrip())
+        self._relay.flush()
+
+
+def _listed(pids: Sequence[int]) -> str:
+    return ", ".join(map(str, pids))

@@ -42,6 +42,8 @@ def _what(report: Report) -> str:
     happened = _HAPPENED[report.kind]
     if report.kind == "crash" and report.context == "start_error":
         happened = "did not start"
+    if report.kind == "roll" and report.level == "error":
+        happened = "roll abandoned"
     if report.kind == "drain" and report.context in ("killed", "stuck", "shutdown_error"):
         happened = "did not stop in order"
     if report.operator is not None:
