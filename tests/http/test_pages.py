@@ -17,6 +17,7 @@ from holdfast.http.pages.addresses import local_path
 from holdfast.http.pages.messages import MESSAGE_COOKIE, Message, message_cookie, read_message
 from holdfast.http.pages.static_files import static_files, static_path
 from holdfast.http.pages.subjects import all_views
+from holdfast.ledger.refusals import Refusal
 
 from .test_operator_calls import frozen
 
@@ -203,3 +204,49 @@ def test_an_invalid_message_is_none(cookie: str | None) -> None:
     sent = message_cookie(Message("naïve “text”" * 300, is_failure=False))
     assert len(sent) < 4_000
     assert read_message(sent.removeprefix(f"{MESSAGE_COOKIE}=").partition(";")[0]) is not None
+
+
+@pytest.mark.parametrize(
+    ("sought", "found"),
+    [
+        ("acct_1", "/ops/accounts/acct_1"),
+        ("task_1/../x?y", "/ops/tasks/task_1%2F..%2Fx%3Fy"),
+        ("rev_1", "/ops/reviews/rev_1"),
+        ("proc_1", "/ops/tree#proc_1"),
+        ("req_1", "/ops/reports?trace_id=req_1&level="),
+    ],
+)
+async def test_an_id_leads_to_its_page(api: Api, sought: str, found: str) -> None:
+    browser = await sign_in(api)
+    response = await api.call("GET", "/ops/find?" + urlencode({"q": sought}), headers=browser)
+    assert (response.status_code, response.headers["Location"]) == (303, found)
+
+
+async def test_an_address_leads_to_its_account(api: Api) -> None:
+    browser = await sign_in(api)
+    address = urlencode({"q": f" {api.account_id}@Example.com "})
+    response = await api.call("GET", f"/ops/find?{address}", headers=browser)
+    assert response.headers["Location"] == f"/ops/accounts/{api.account_id}"
+    unknown = await api.call("GET", "/ops/find?q=nobody%40example.com", headers=browser)
+    assert unknown.status_code == 404
+    nonsense = await api.call("GET", "/ops/find?q=%3Cscript%3E", headers=browser)
+    assert nonsense.status_code == 400
+
+
+async def test_an_adjustment_sent_twice_is_one_command(api: Api) -> None:
+    browser = await sign_in(api)
+    page = await (await api.call("GET", f"/ops/accounts/{api.account_id}", headers=browser)).get_data(as_text=True)
+    key = re.search(r'name="idempotency_key" value="([^"]+)"', page)
+    assert key is not None
+    api.accounts.answer = Refusal(code="insufficient_credit", message="Too much is held.")
+    fields = {"csrf_token": csrf_of(page), "idempotency_key": key.group(1), "reason": "ticket 4711"}
+    path = f"/ops/accounts/{api.account_id}/adjustments"
+    for amount in ("-2.50", "-2.50", "-3.00"):
+        response = await send_form(api, path, browser, amount=amount, **fields)
+        assert response.status_code == 303
+    commands: list[Any] = [command for _, command in api.accounts.asked]
+    assert [command.amount_micro for command in commands] == [-2_500_000, -2_500_000, -3_000_000]
+    keys = [command.idempotency for command in commands]
+    assert keys[0] == keys[1]
+    assert keys[0].key == keys[2].key
+    assert keys[0].fingerprint != keys[2].fingerprint

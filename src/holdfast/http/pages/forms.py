@@ -9,11 +9,13 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from holdfast.http.kit.bodies import convert_body
+from holdfast.http.kit.operator_sessions import CSRF_HEADER
 from holdfast.ledger.refusals import Refusal
 
 FORM_BYTES_MAX: Final = 16 * 1024
 FIELDS_MAX: Final = 40
-CSRF_FIELD: Final = "csrf_token"
+HEADER_FIELDS: Final = {"csrf_token": CSRF_HEADER, "idempotency_key": "Idempotency-Key"}
+"""The fields that stand for headers, which a form cannot send."""
 
 
 def parse_form(raw: bytes, content_type: str | None) -> dict[str, str] | Refusal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -71,9 +72,14 @@ def environment() -> Environment:
         "outside": formats.outside_text,
         "exact": formats.exact_text,
     }
-    made.globals |= {"static": static_path, "identifier": formats.identifier}
+    made.globals |= {"static": static_path, "identifier": formats.identifier, "new_key": _new_key}
     made.tests["refused"] = lambda value: isinstance(value, Refusal)
     return made
+
+
+def _new_key() -> str:
+    """Return the Idempotency-Key of a form, so that a form sent twice acts once."""
+    return secrets.token_urlsafe(16)
 
 
 def render_html(page: Html, *, now: datetime, **values: object) -> Response:

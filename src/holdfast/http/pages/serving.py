@@ -13,11 +13,11 @@ from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, refusal_of_fault, refusal_of_http, row_of
-from holdfast.http.kit.operator_sessions import CSRF_HEADER, csrf_token, read_cookie
+from holdfast.http.kit.operator_sessions import csrf_token, read_cookie
 from holdfast.http.kit.same_origin import refuse_cross_origin
 from holdfast.http.kit.tracing import current_request_id
 from holdfast.http.pages.addresses import SIGN_IN
-from holdfast.http.pages.forms import CSRF_FIELD, FORM_BYTES_MAX, parse_form
+from holdfast.http.pages.forms import FORM_BYTES_MAX, HEADER_FIELDS, parse_form
 from holdfast.http.pages.frame import Frame, section_of
 from holdfast.http.pages.messages import MESSAGE_COOKIE, message_cookie, read_message
 from holdfast.http.pages.rendering import HEADERS, Html, Redirect, render_html
@@ -108,16 +108,16 @@ class PageServer:
 
 
 async def _admit(call: Call) -> Visit | Refusal:
-    """Read the form of a POST, and identify the operator unless the view is for everybody.
-
-    A form's field stands for the header of the CSRF token, which a form cannot send.
-    """
+    """Read the form of a POST, and identify the operator unless the view is for everybody."""
     request, settings, form = call.request, call.deps.settings, dict[str, str]()
     if request.method == "POST":
         parsed = parse_form(await request.read_body(FORM_BYTES_MAX), request.headers.get("Content-Type"))
         if isinstance(parsed, Refusal):
             return parsed
-        request.headers.set(CSRF_HEADER, parsed.pop(CSRF_FIELD, ""))
+        for field, header in HEADER_FIELDS.items():
+            request.headers.remove(header)
+            if field in parsed:
+                request.headers.set(header, parsed.pop(field))
         form = parsed
     if call.route.auth is Auth.NONE:
         # Also who signs in must mean to: a page elsewhere could sign a browser in as another operator.

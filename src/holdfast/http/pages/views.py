@@ -81,7 +81,9 @@ class Visit:
         body = None if route.body is None else body_of_form(fields, route.body)
         if isinstance(body, Refusal):
             return body, ()
-        return await self._run(InnerCall(self.call, route, self.path, {}, body), route)
+        inner = InnerCall(self.call, route, self.path, {}, body)
+        inner.json = dict(fields)
+        return await self._run(inner, route)
 
     async def _run(self, inner: InnerCall, route: Route) -> tuple[msgspec.Struct | Refusal, Headers]:
         try:

@@ -50,7 +50,7 @@ _FILTERS: Final = (
     _filter("task_id", "Only reports that concern this task."),
     _filter("provider", "Only reports that concern this provider."),
     _filter("member_id", "Only reports of this process."),
-    _filter("trace_id", "Only reports on this request, by its `X-Request-Id`."),
+    _filter("trace_id", "Only reports on this request, by its trace's id or its `X-Request-Id`."),
 )
 
 
@@ -71,7 +71,9 @@ async def list_reports(call: Call) -> Outcome:
     after = read_cursor(OPERATORS, window)
     if isinstance(after, Refusal):
         return after
-    wanted = ReportFilter(**window.filters)  # type: ignore[arg-type]  # kind and level are checked by their enums
+    # A request without a traceparent begins a trace whose id is the digits of the request's own.
+    filters = {name: value.removeprefix("req_") for name, value in window.filters.items()}
+    wanted = ReportFilter(**filters)  # type: ignore[arg-type]  # kind and level are checked by their enums
 
     def read(rows: Connection) -> tuple[int, list[Report | UnreadableEntry]]:
         return newest_position(rows), reports_page(

@@ -21,7 +21,7 @@ LEVEL_DEFAULT: Final = "info"
 @view("/ops/reports")
 async def reports(visit: Visit) -> ViewResult:
     """The reports that the filters select; the script adds new ones, unless the page is an older one."""
-    filters = {name: visit.parameter(name) for name in FILTERS}
+    filters = {name: visit.parameter(name).removeprefix("req_") for name in FILTERS}
     if "level" not in visit.call.request.args:
         filters["level"] = LEVEL_DEFAULT
     query = {**filters, "cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}

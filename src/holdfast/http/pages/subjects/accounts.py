@@ -1,0 +1,23 @@
+"""One account: its credit, keys and actor, and what happened to it."""
+
+from __future__ import annotations
+
+from holdfast.http.endpoints.operators.accounts import OperatedAccount, read_operated_account
+from holdfast.http.endpoints.operators.actors import read_actor
+from holdfast.http.pages.rendering import Html
+from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.messages import KeyDescription
+
+view = ViewTable()
+
+
+@view("/ops/accounts/{account_id}")
+async def account(visit: Visit) -> ViewResult:
+    """One account."""
+    account_id = visit.path["account_id"]
+    found = await visit.read(read_operated_account, OperatedAccount, path=visit.path)
+    if isinstance(found, Refusal) and found.code == "account_not_found":
+        return found
+    actor = await visit.read(read_actor, KeyDescription, path={"group": "accounts", "key": account_id})
+    return Html("account.html", {"account": found, "account_id": account_id, "actor": actor}, is_live=True)
