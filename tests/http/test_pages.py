@@ -227,7 +227,7 @@ async def test_an_address_leads_to_its_account(api: Api) -> None:
     address = urlencode({"q": f" {api.account_id}@Example.com "})
     response = await api.call("GET", f"/ops/find?{address}", headers=browser)
     assert response.headers["Location"] == f"/ops/accounts/{api.account_id}"
-    unknown = await api.call("GET", "/ops/find?q=nobody%40example.com", headers=browser)
+    unknown = await api.call("GET", "/ops/find?q=unknown%40example.com", headers=browser)
     assert unknown.status_code == 404
     nonsense = await api.call("GET", "/ops/find?q=%3Cscript%3E", headers=browser)
     assert nonsense.status_code == 400
