@@ -52,7 +52,7 @@ from holdfast.settings import Settings, load_settings
 from holdfast.supervision.control.messages import MemberView
 from holdfast.supervision.poison_replays import NOT_FOUND
 
-from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
+from .order_stand_ins import FakeCard, FakeOrderRepairs, FakeUnmatchedEvents, OrderRules, make_order
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -543,6 +543,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         card=None,
         events=FakeEventCommands(),
         operators=FakeOperatorWrites(),
+        order_repairs=FakeOrderRepairs(),
         report=reporter.report,
         reports=ReportFeed(reporter, FakeReportRows()),
         health=FakeHealth(),

@@ -28,15 +28,16 @@ from holdfast.ledger.orders.decisions import (
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderResult, identity_fx
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
-from holdfast.providers.card.base import CardFault, IntentCreated
+from holdfast.providers.card.base import CardFault, IntentCreated, RefundMade
 
 
 @dataclass
 class FakeCard:
-    """A card provider that creates one intent for each order, or raises ``fault``; it accepts no other call."""
+    """A card provider that creates one intent for each order and refunds, or raises ``fault``; nothing else."""
 
     fault: CardFault | None = None
     asked: list[tuple[str, str, int, str, str]] = field(default_factory=list)
+    refunds: list[tuple[str, int | None, str]] = field(default_factory=list)
 
     async def create_intent(
         self, order_id: str, account_id: str, amount_minor: int, currency: str, *, env: str
@@ -52,8 +53,28 @@ class FakeCard:
     async def cancel_intent(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
         raise AssertionError("the endpoints never cancel at the provider")
 
+    async def refund(self, provider_payment_id: str, amount_minor: int | None, *, key: str) -> RefundMade:
+        self.refunds.append((provider_payment_id, amount_minor, key))
+        if self.fault is not None:
+            raise self.fault
+        return RefundMade("re_1", amount_minor or 1000, "succeeded")
+
     async def close(self) -> None:
         pass
+
+
+@dataclass
+class FakeOrderRepairs:
+    """Records what is expected and checked, in order."""
+
+    done: list[tuple[str, str]] = field(default_factory=list)
+
+    async def expect_change(self, order: Order) -> None:
+        self.done.append(("expected", order.order_id))
+
+    async def check(self, order_id: str) -> str:
+        self.done.append(("checked", order_id))
+        return "reconciled"
 
 
 @dataclass

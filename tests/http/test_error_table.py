@@ -68,6 +68,7 @@ EXPECTED = {
     "insufficient_credit": (402, "insufficient_credit_error"),
     "payment_order_not_found": (404, "not_found_error"),
     "payment_order_expired": (409, "conflict_error"),
+    "payment_order_not_refundable": (409, "conflict_error"),
     "payment_order_not_payable": (409, "conflict_error"),
     "provider_event_mismatch": (400, "invalid_request_error"),
     "too_many_open_orders": (429, "rate_limit_error"),
@@ -110,7 +111,7 @@ NO_RETRY_TIME = {"provider_not_configured", "quote_unavailable"}
 """Codes that only a change of the configuration ends."""
 FINAL = {
     "task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached", "payment_order_expired",
-    "payment_order_not_payable", "provider_rejected", "child_not_stoppable",
+    "payment_order_not_payable", "payment_order_not_refundable", "provider_rejected", "child_not_stoppable",
     "poison_not_replayable", "cost_not_accepted",
 }  # fmt: skip
 

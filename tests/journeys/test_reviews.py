@@ -14,38 +14,12 @@ import trio
 
 from .card_provider import Payer
 from .conftest import NewCustomer
+from .operator_client import Operator
 from .payment_scenarios import check_consistency
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Customer, Service, Totals, code_of, loopback_client, ok, until
+from .service_process import Customer, Service, Totals, code_of, ok, until
 
 FLAGGED = {"flagged": True, "categories": ["gore"]}
-
-
-class Operator:
-    """A client with the operators' token of a service."""
-
-    def __init__(self, service: Service) -> None:
-        token = (service.data_dir / "secrets" / "operator_token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        self.http = loopback_client(base_url=service.url, timeout=30, headers=headers)
-
-    async def case_of(self, customer: Customer) -> dict[str, Any]:
-        """Wait for the open review of a customer's task."""
-
-        async def opened() -> dict[str, Any] | None:
-            query, mine = "?limit=100", []
-            while query:
-                page = ok(await self.http.get(f"/ops/api/reviews{query}"))
-                mine += [each for each in page["data"] if each["account_id"] == customer.account_id]
-                query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
-            return mine[0] if mine else None
-
-        return await until(opened)
-
-    async def say(self, case: dict[str, Any], word: str, note: str | None = None) -> httpx2.Response:
-        """Approve or reject a review."""
-        path = f"/ops/api/reviews/{case['review_case_id']}/{word}"
-        return await self.http.post(path, **({} if note is None else {"json": {"note": note}}))  # type: ignore[arg-type]  # a body or none
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from holdfast.actors.unfenced.event_commands import EventCommands
 from holdfast.actors.unfenced.operator_records import OperatorRecords
 from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.heartbeat import Presence
+from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.poison_keeper import PoisonQueue
 from holdfast.actors.workers.provider_calls import SubmitKey
 from holdfast.actors.workers.report_writer import ReportQueue
@@ -168,6 +169,13 @@ def assemble(
         new_tasks=new_tasks,
     )
     tasks = placed(TASKS, local_tasks, members, place_carried_by)
+    order_checks = OrderChecks(
+        database=database,
+        accounts=accounts,
+        card=None if card is None else card.provider,
+        env=settings.env,
+        now=now,
+    )
 
     tree = build_tree(
         reporter,
@@ -196,11 +204,10 @@ def assemble(
             refs,
             database=database,
             journal=journal,
-            accounts=accounts,
             tasks=tasks,
             registry=registry,
             store=store,
-            card=card,
+            order_checks=order_checks,
             urls=urls,
             presence=presence,
             submits=submits,
@@ -232,6 +239,7 @@ def assemble(
             reports=feed,
             events=EventCommands(journal, refs.outbox, now),
             operators=OperatorRecords(database),
+            order_repairs=order_checks,
             report=reporter.report,
             health=ServiceHealth(database, tree, registry),
             controls=controls,

@@ -48,7 +48,6 @@ from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.supervision.turn_watch import TurnWatch
-from holdfast.wiring.card import CardSetup
 from holdfast.wiring.provider_registry import ProviderRegistry
 from holdfast.wiring.shown_keys import shown_key
 
@@ -73,11 +72,10 @@ def worker_children(
     *,
     database: Database,
     journal: Journal,
-    accounts: Directory,
     tasks: Directory,
     registry: ProviderRegistry,
     store: AssetStore,
-    card: CardSetup | None,
+    order_checks: OrderChecks,
     urls: PublicUrls,
     presence: Presence,
     submits: set[SubmitKey],
@@ -96,8 +94,6 @@ def worker_children(
     actors of this process, ``worker`` is its slot at the parent.
     """
     now = presence.clock.now
-    card_provider = None if card is None else card.provider
-    order_checks = OrderChecks(database=database, accounts=accounts, card=card_provider, env=settings.env, now=now)
     downloads = GuardedClient(registry.origins, resolve=NameLookups("downloads").addresses)
     webhooks = GuardedClient(
         local_allowed=settings.webhook_local_allowed,

@@ -6,6 +6,7 @@ step may be repeated, and several processes may run it at once.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Literal
 
 import structlog
@@ -24,6 +25,7 @@ from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.orders.transitions import can_expire
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.claims.orders import expect_change
 from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database
 from holdfast.providers.card.amounts import minor_from_micro
@@ -37,6 +39,9 @@ CheckResult = Literal[
 """The order's reconcile status after a comparison, or: expired, its intent found or refused, nothing to do."""
 
 
+EXPECTED_WITHIN = timedelta(minutes=1)
+
+
 class OrderChecks:
     """Checks orders. Without a ``card`` provider card orders are left as they are: their intents may be paid."""
 
@@ -48,6 +53,14 @@ class OrderChecks:
         self._card = card
         self._env = env
         self.now = now
+
+    async def expect_change(self, order: Order) -> None:
+        """Have the order checked within a minute, before a change of it is requested at the provider.
+
+        A webhook and this process's own check come first, but both may be lost. Raises ``DatabaseAway``.
+        """
+        at = self.now() + EXPECTED_WITHIN
+        await self._database.work(expect_change, order.account_id, order.order_id, at=at)
 
     async def check(self, order_id: str) -> CheckResult:
         """Expire the order, find its intent, or compare it with its provider, whichever is due.

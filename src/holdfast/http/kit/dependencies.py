@@ -20,6 +20,7 @@ from holdfast.http.kit.refused_requests import RefusedRequests
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
+from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.webhook_secrets import Rotation
@@ -111,6 +112,18 @@ class OperatorWrites(Protocol):
 
     async def end_session(self, cookie_mac: bytes, at: datetime) -> None:
         """End a session."""
+        ...
+
+
+class OrderRepairs(Protocol):
+    """Comparisons of payment orders with their provider. Both raise the faults of a command."""
+
+    async def expect_change(self, order: Order) -> None:
+        """Have the reconciler check the order within a minute, whatever becomes of this process."""
+        ...
+
+    async def check(self, order_id: str) -> str:
+        """Compare an order with its provider now; return the result."""
         ...
 
 
@@ -207,6 +220,7 @@ class Dependencies:
     card: CardPayments | None
     events: EventActions
     operators: OperatorWrites
+    order_repairs: OrderRepairs
     report: Callable[[Report], None]
     reports: ReportFeed
     health: Health

@@ -23,6 +23,16 @@ _CLAIM = (
 _CLAIM_EXPIRED = text(_CLAIM.format(which=_EXPIRED))
 _CLAIM_UNRECONCILED = text(_CLAIM.format(which=f"provider = 'cardprovider' and not {_EXPIRED}"))
 
+_EXPECT = text(
+    "update orders set wake_at = least(wake_at, cast(:at as timestamptz)) "
+    "where account_id = :account_id and order_id = :order_id"
+)
+
+
+def expect_change(rows: Connection, account_id: str, order_id: str, *, at: datetime) -> None:
+    """Have the order checked at ``at``, or earlier: a change of it at the provider is about to be requested."""
+    rows.execute(_EXPECT, {"account_id": account_id, "order_id": order_id, "at": at})
+
 
 def claim_expired_orders(rows: Connection, *, most: int, now: datetime) -> list[str]:
     """Claim unpaid orders that have expired."""

@@ -56,6 +56,15 @@ class IntentCreated:
     client_secret: str = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class RefundMade:
+    """A refund at the provider; its status is the provider's, and may still change."""
+
+    provider_refund_id: str
+    amount_minor: int
+    status: str
+
+
 class CardProvider(Protocol):
     """A provider of card payments."""
 
@@ -77,6 +86,12 @@ class CardProvider(Protocol):
         """Cancel an intent so that it can no longer be paid, then read it. Raises :class:`CardFault`.
 
         If the snapshot's state is not ``canceled``, the intent was paid or is being processed.
+        """
+
+    async def refund(self, provider_payment_id: str, amount_minor: int | None, *, key: str) -> RefundMade:
+        """Refund a payment, None: what is left of it; or return the refund made before under this ``key``.
+
+        Raises :class:`CardFault`.
         """
 
     async def close(self) -> None:

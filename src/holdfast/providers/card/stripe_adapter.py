@@ -26,6 +26,7 @@ from holdfast.providers.card.base import (
     CardTimeout,
     CardUnavailable,
     IntentCreated,
+    RefundMade,
 )
 from holdfast.providers.card.objects import Malformed, Object, code, listed, object_id, snapshot_of
 from holdfast.providers.card.wire import TimedOut, TrioHttp
@@ -34,6 +35,8 @@ from holdfast.reports.conditions import Watch, unwatched
 
 PAGE_COUNT: Final = 100
 PAGES_MAX_COUNT: Final = 20
+REFUND_KEY: Final = "holdfast_refund"
+"""The name of a refund's key in its metadata."""
 RETRY_AFTER_DEFAULT_S: Final = 2
 RETRY_AFTER_MAX_S: Final = 3600
 
@@ -125,6 +128,13 @@ class StripeProvider:
                 raise
         return await self.retrieve(provider_payment_id, as_of=as_of)
 
+    async def refund(self, provider_payment_id: str, amount_minor: int | None, *, key: str) -> RefundMade:
+        """Refund a payment, or return the refund made before under this ``key``. Raises :class:`CardFault`.
+
+        The provider forgets an idempotency key after a day, but the refund has it in its metadata for ever.
+        """
+        return await self._call(lambda: self._refund(provider_payment_id, amount_minor, key))
+
     async def close(self) -> None:
         """Close connections."""
         await self._http.close_async()
@@ -141,6 +151,17 @@ class StripeProvider:
                 refunds = await _all(self._v1.refunds.list_async, {"payment_intent": intent_id, "expand": _REFUNDS})
             disputes = await _all(self._v1.disputes.list_async, {"payment_intent": intent_id})
         return snapshot_of(intent, as_of=as_of, refunds=refunds, disputes=disputes)
+
+    async def _refund(self, intent_id: str, amount_minor: int | None, key: str) -> RefundMade:
+        for made in await _all(self._v1.refunds.list_async, {"payment_intent": intent_id}):
+            metadata = made.get("metadata")
+            if isinstance(metadata, dict) and metadata.get(REFUND_KEY) == key:
+                return _refund_of(made)
+        params: Any = {"payment_intent": intent_id, "metadata": {REFUND_KEY: key}}
+        if amount_minor is not None:
+            params["amount"] = amount_minor
+        options: Any = {"idempotency_key": f"{intent_id}:refund:{key}"}
+        return _refund_of((await self._v1.refunds.create_async(params, options)).to_dict())
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call within the total timeout and map its errors to :class:`CardFault`."""
@@ -175,6 +196,13 @@ async def _all(list_page: Callable[[Any], Awaitable[Any]], params: Mapping[str, 
             return found
         cursor = {"starting_after": object_id(found[-1])}
     raise CardUnavailable("a list of the provider has too many pages")
+
+
+def _refund_of(refund: Object) -> RefundMade:
+    amount_minor = refund.get("amount")
+    if not isinstance(amount_minor, int):
+        raise Malformed("the refund's amount is missing")
+    return RefundMade(object_id(refund), amount_minor, code(refund.get("status")) or "unknown")
 
 
 def _fault(fault: stripe.StripeError) -> CardFault:

@@ -98,6 +98,16 @@ async def resolve_payment_order(call: Call) -> Outcome:
         if isinstance(read, Refusal):
             return read
         amount_micro = read
+    order = await order_of_path(call)
+    if isinstance(order, Refusal):
+        return order
+    command = ResolveOrder(order.order_id, body.credit, amount_micro, note)
+    reply = await call.ask(call.deps.accounts.ref(order.account_id), command)
+    return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
+
+
+async def order_of_path(call: Call) -> Order | Refusal:
+    """Return the order of the path, whose account the action concerns. Refuses with ``payment_order_not_found``."""
     order_id = call.path["order_id"]
     order = None
     if valid_order_id(order_id):
@@ -105,6 +115,4 @@ async def resolve_payment_order(call: Call) -> Outcome:
     if order is None:
         return order_not_found(order_id)
     call.concern(order.account_id)
-    command = ResolveOrder(order_id, body.credit, amount_micro, note)
-    reply = await call.ask(call.deps.accounts.ref(order.account_id), command)
-    return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
+    return order

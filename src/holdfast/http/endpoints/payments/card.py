@@ -55,7 +55,7 @@ CARD_MIN_MICRO: Final = MICRO // 2
 CARD_MAX_MICRO: Final = 999_999_990_000
 """The smallest and the largest payment that card providers accept: 0.50 and 999999.99."""
 
-_NOT_CONFIGURED: Final = Refusal(code="provider_not_configured", message="No card provider is configured.")
+NOT_CONFIGURED: Final = Refusal(code="provider_not_configured", message="No card provider is configured.")
 _REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
     "missing": Refusal(code="missing_signature", message=f"The header {SIGNATURE_HEADER} is missing."),
     "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
@@ -92,7 +92,7 @@ async def create_card_order(call: Call) -> Outcome:
     if card is None:
         if isinstance(amount_micro, Refusal):
             return amount_micro
-        return _NOT_CONFIGURED
+        return NOT_CONFIGURED
     written = await write_order(
         call, PROVIDER, amount_micro, ttl_s=settings.card_order_ttl_s, livemode=card.livemode
     )
@@ -153,7 +153,7 @@ async def _receive_event(call: Call) -> Outcome:
     deps, card, body = call.deps, call.deps.card, call.raw
     secrets = () if card is None else card.webhook_secrets
     if card is None or not any(secret.strip() for secret in secrets):
-        return _NOT_CONFIGURED
+        return NOT_CONFIGURED
     verdict = verify(_signature(call), body, secrets, now=deps.now())
     if verdict != "valid":
         return _REFUSED[verdict]
@@ -211,22 +211,23 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
             deps.accounts.ref(request.account_id), RecordIntentRefused(request.order_id, fault.provider_code)
         )
         log.warning("card provider refused an intent", order_id=request.order_id, code=fault.provider_code)
-        return recorded if isinstance(recorded, Refusal) else _refusal_of(fault)
+        return recorded if isinstance(recorded, Refusal) else refusal_of_card(fault)
     except CardFault as fault:
         log.debug("card provider fault", order_id=request.order_id, reason=str(fault))
-        return _refusal_of(fault)
+        return refusal_of_card(fault)
     attached = await call.ask(
         deps.accounts.ref(request.account_id), AttachIntent(request.order_id, intent.provider_payment_id)
     )
     return attached if isinstance(attached, Refusal) else intent
 
 
-def _refusal_of(fault: CardFault) -> Refusal:
+def refusal_of_card(fault: CardFault) -> Refusal:
+    """Return the response to a fault of the card provider."""
     match fault:
         case CardRejected():
             return Refusal(
                 code="provider_rejected",
-                message="The card provider refused the payment order.",
+                message="The card provider refused the request.",
                 provider_code=fault.provider_code,
             )
         case CardRateLimited():

@@ -1,0 +1,152 @@
+"""Refunds of card payments, and comparisons of orders with the card provider, at an operator's request.
+
+A refund is made at the provider; the credit is reversed by what the provider reports of it, as for every other
+refund. Before the call the order is scheduled to be compared, so that a refund whose response is lost is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from holdfast.http.endpoints.operators.payments import order_of_path
+from holdfast.http.endpoints.payments.card import NOT_CONFIGURED, PROVIDER, refusal_of_card
+from holdfast.http.endpoints.payments.orders import read_order_amount
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, RouteTable
+from holdfast.http.schemas.common import AmountGiven
+from holdfast.http.schemas.operators import ActionRequest, Reason
+from holdfast.http.schemas.payment_rendering import payment_order_body
+from holdfast.http.schemas.payments import PaymentOrderBody
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.targets import received_micro
+from holdfast.ledger.public_types import Amount
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.orders import order_by_id
+from holdfast.providers.card.amounts import micro_per_minor, minor_from_micro
+from holdfast.providers.card.base import CardFault, CardRejected
+
+route = RouteTable("Operators")
+
+_CARD_ERRORS: Final = (
+    "payment_order_not_found",
+    "provider_not_configured",
+    "provider_unavailable",
+    "provider_timeout",
+    "provider_rejected",
+    "provider_rate_limited",
+)
+
+
+class RefundRequest(msgspec.Struct, frozen=True):
+    """The amount to refund, by default all that is left of the payment."""
+
+    reason: Reason
+    amount: AmountGiven | None = None
+
+
+class RefundBody(msgspec.Struct, frozen=True):
+    """A refund, and its order after it. ``status`` is the provider's, and may still change."""
+
+    provider_refund_id: str
+    amount: Amount
+    currency: str
+    status: str
+    order: PaymentOrderBody
+
+
+@route(
+    "POST",
+    "/ops/api/payments/{order_id}/refund",
+    summary="Refund a card payment, or a part of it; the credit is reversed",
+    auth=Auth.OPERATOR_ACT,
+    action="refund_payment",
+    body=RefundRequest,
+    reply=RefundBody,
+    parameters=(REQUIRED_IDEMPOTENCY_KEY,),
+    errors=(*_CARD_ERRORS, "payment_order_not_refundable", "invalid_amount"),
+)
+async def refund_payment(call: Call) -> Outcome:
+    """A repeat with the same Idempotency-Key returns the refund that was made, also after a lost response."""
+    deps, card = call.deps, call.deps.card
+    idempotency = call.required_idempotency()
+    if isinstance(idempotency, Refusal):
+        return idempotency
+    order = await order_of_path(call)
+    if isinstance(order, Refusal):
+        return order
+    if card is None:
+        return NOT_CONFIGURED
+    amount_minor = _amount_minor(order, call.body(RefundRequest).amount)
+    if isinstance(amount_minor, Refusal):
+        return amount_minor
+    assert order.state.payment_id is not None
+    await deps.order_repairs.expect_change(order)
+    key = hashlib.sha256(idempotency.key.encode() + idempotency.fingerprint).hexdigest()[:40]
+    try:
+        made = await card.provider.refund(order.state.payment_id, amount_minor, key=key)
+    except CardFault as fault:
+        if isinstance(fault, CardRejected) and fault.provider_code == "charge_already_refunded":
+            return _not_refundable(order, "it is refunded already")
+        return refusal_of_card(fault)
+    await deps.order_repairs.check(order.order_id)
+    after = await deps.database.read(lambda rows: order_by_id(rows, order.order_id))
+    currency = order.request.currency
+    return RefundBody(
+        provider_refund_id=made.provider_refund_id,
+        amount=format_amount(made.amount_minor * micro_per_minor(currency)),
+        currency=currency,
+        status=made.status,
+        order=payment_order_body(after or order),
+    )
+
+
+@route(
+    "POST",
+    "/ops/api/payments/{order_id}/reconcile",
+    summary="Compare a payment order with the card provider now",
+    auth=Auth.OPERATOR_ACT,
+    action="reconcile_payment",
+    body=ActionRequest,
+    body_optional=True,
+    reply=PaymentOrderBody,
+    errors=("payment_order_not_found", "provider_not_configured"),
+)
+async def reconcile_payment(call: Call) -> Outcome:
+    """The response is the order afterwards; ``reconcile_status`` is ``error`` if the provider did not answer."""
+    order = await order_of_path(call)
+    if isinstance(order, Refusal):
+        return order
+    if call.deps.card is None:
+        return NOT_CONFIGURED
+    await call.deps.order_repairs.check(order.order_id)
+    after = await call.deps.database.read(lambda rows: order_by_id(rows, order.order_id))
+    return payment_order_body(after or order)
+
+
+def _amount_minor(order: Order, given: str | None) -> int | Refusal | None:
+    """Return the amount to refund in minor units, None for all that is left.
+
+    Refuses: 1. ``payment_order_not_refundable``; 2. ``invalid_amount``. How much is left the provider knows best.
+    """
+    if order.request.provider != PROVIDER:
+        return _not_refundable(order, "it was not paid by card")
+    received = received_micro(order.request, order.state.facts)
+    if order.state.payment_id is None or received is None:
+        return _not_refundable(order, "nothing was received for it")
+    if given is None:
+        return None
+    amount_micro = read_order_amount(given, max_micro=received)
+    if isinstance(amount_micro, Refusal):
+        return amount_micro
+    return minor_from_micro(amount_micro, order.request.currency)
+
+
+def _not_refundable(order: Order, why: str) -> Refusal:
+    return Refusal(
+        code="payment_order_not_refundable",
+        message=f"The payment order {order.order_id} cannot be refunded: {why}.",
+    )

@@ -1,0 +1,84 @@
+"""Refunds by operators over HTTP, with a card provider that only records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from holdfast.ledger.orders.facts import Claim, OrderFacts, PaymentFacts
+from holdfast.providers.card.base import CardRateLimited, CardRejected, CardTimeout, CardUnavailable
+
+if TYPE_CHECKING:
+    from quart import Response
+    from tests.http.conftest import Api
+
+
+async def refund(api: Api, order_id: str = "ord_1", **body: Any) -> Response:
+    headers = {"Authorization": f"Bearer {api.deps.settings.operator_token}", "Idempotency-Key": "k"}
+    path = f"/ops/api/payments/{order_id}/refund"
+    return await api.call("POST", path, json={"reason": "agreed", **body}, headers=headers)
+
+
+async def add_paid_order(api: Api, order_id: str = "ord_1", **fields: Any) -> None:
+    order = api.order(order_id, **fields)
+    paid = PaymentFacts(at=1, claims=(Claim(amount_micro=10_000_000, currency="USD"),), charge_ids=("ch_1",))
+    state = msgspec.structs.replace(order.state, payment_id="pi_1", facts=OrderFacts(payments={"pi_1": paid}))
+    await api.add_order(msgspec.structs.replace(order, state=state))
+
+
+async def test_a_refund_is_expected_then_made_then_compared(api: Api) -> None:
+    card, _ = api.configure_card()
+    await add_paid_order(api)
+    response = await refund(api, amount="2.50")
+    body = await response.get_json()
+    assert response.status_code == 200, body
+    assert (body["provider_refund_id"], body["amount"], body["order"]["order_id"]) == ("re_1", "2.50", "ord_1")
+    [(payment_id, amount_minor, key)] = card.refunds
+    assert (payment_id, amount_minor) == ("pi_1", 250)
+    assert api.deps.order_repairs.done == [("expected", "ord_1"), ("checked", "ord_1")]  # type: ignore[attr-defined]
+    await refund(api, amount="2.50")
+    await refund(api, amount="1.00")
+    await refund(api)
+    assert [each[1] for each in card.refunds] == [250, 250, 100, None]
+    keys = [each[2] for each in card.refunds]
+    assert keys[1] == key
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        (CardTimeout("late"), 504, "provider_timeout"),
+        (CardUnavailable("gone"), 502, "provider_unavailable"),
+        (CardRateLimited(7), 503, "provider_rate_limited"),
+        (CardRejected("charge_disputed"), 502, "provider_rejected"),
+        (CardRejected("charge_already_refunded"), 409, "payment_order_not_refundable"),
+    ],
+)
+async def test_a_fault_of_the_provider_is_answered_as_such(api: Api, fault: Any, status: int, code: str) -> None:
+    card, _ = api.configure_card()
+    card.fault = fault
+    await add_paid_order(api)
+    await api.refused(await refund(api), status, code)
+    assert api.deps.order_repairs.done == [("expected", "ord_1")]  # type: ignore[attr-defined]
+
+
+async def test_what_cannot_be_refunded_calls_no_provider(api: Api) -> None:
+    await add_paid_order(api)
+    await api.refused(await refund(api), 503, "provider_not_configured")
+    card, _ = api.configure_card()
+    await api.add_order(api.order("ord_2"))
+    await add_paid_order(api, "ord_3", provider="sandbox", sandbox_event_id="evt_3")
+    for order_id, body, status, code in (
+        ("ord_2", {}, 409, "payment_order_not_refundable"),
+        ("ord_3", {}, 409, "payment_order_not_refundable"),
+        ("ord_9", {}, 404, "payment_order_not_found"),
+        ("ord_1", {"amount": "10.01"}, 400, "invalid_amount"),
+        ("ord_1", {"amount": "0.001"}, 400, "invalid_amount"),
+        ("ord_1", {"amount": "-1"}, 400, "invalid_amount"),
+        ("ord_1", {"reason": ""}, 400, "invalid_parameter"),
+    ):
+        await api.refused(await refund(api, order_id, **body), status, code)
+    assert card.refunds == []

@@ -1,0 +1,41 @@
+"""A client of operators' endpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+
+from .service_process import Customer, Service, loopback_client, ok, until
+
+
+class Operator:
+    """A client with the operators' token of a service."""
+
+    def __init__(self, service: Service) -> None:
+        token = (service.data_dir / "secrets" / "operator_token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        self.http = loopback_client(base_url=service.url, timeout=30, headers=headers)
+
+    async def case_of(self, customer: Customer) -> dict[str, Any]:
+        """Wait for the open review of a customer's task."""
+
+        async def opened() -> dict[str, Any] | None:
+            query, mine = "?limit=100", []
+            while query:
+                page = ok(await self.http.get(f"/ops/api/reviews{query}"))
+                mine += [each for each in page["data"] if each["account_id"] == customer.account_id]
+                query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
+            return mine[0] if mine else None
+
+        return await until(opened)
+
+    async def say(self, case: dict[str, Any], word: str, note: str | None = None) -> httpx2.Response:
+        """Approve or reject a review."""
+        path = f"/ops/api/reviews/{case['review_case_id']}/{word}"
+        return await self.http.post(path, **({} if note is None else {"json": {"note": note}}))  # type: ignore[arg-type]  # a body or none
+
+    async def act(self, path: str, key: str | None = None, **body: object) -> httpx2.Response:
+        """Post an action with a reason, and with an Idempotency-Key if it needs one."""
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return await self.http.post(f"/ops/api/{path}", json={"reason": "a test", **body}, headers=headers)

@@ -1,0 +1,149 @@
+"""Operators' changes of money over real HTTP: refunds with lost responses, adjustments, disabled accounts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from decimal import Decimal
+
+import httpx2
+import pytest
+import trio
+
+from .card_provider import CardProviderProcess, Payer
+from .operator_client import Operator
+from .payment_scenarios import check_consistency, make_order_due
+from .service_process import Service, Totals, code_of, ok
+
+
+@pytest.fixture
+async def operator(card_service: Service) -> AsyncIterator[Operator]:
+    """An operator of the shared service."""
+    operator = Operator(card_service)
+    async with operator.http:
+        yield operator
+
+
+async def test_a_payment_is_refunded_in_parts_once_for_each_key(
+    payer: Payer, operator: Operator, card_service: Service
+) -> None:
+    with trio.fail_after(60):
+        order = await payer.paid_order()
+        path = f"payments/{order['order_id']}/refund"
+        replies: list[httpx2.Response] = []
+
+        async def refund(key: str, **body: object) -> None:
+            replies.append(await operator.act(path, key, **body))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(lambda: refund("part", amount="3.00"))
+        # The card provider answers 409 while it handles a request under the same key.
+        assert {reply.status_code for reply in replies} <= {200, 502}
+        made = ok(await operator.act(path, "part", amount="3.00"))
+        assert (made["amount"], made["status"]) == ("3.00", "succeeded")
+        assert len(await payer.card_provider.refunds_of(order["provider_payment_id"])) == 1
+        partly = await payer.wait_for(order["order_id"], reversal_status="partially_refunded")
+        assert await payer.customer.totals() == Totals(Decimal(7), Decimal(0), Decimal(7))
+        other_body = await operator.act(path, "part", amount="4.00")
+        assert ok(other_body)["amount"] == "4.00"
+        rest = ok(await operator.act(path, "rest"))
+        assert rest["amount"] == "3.00"
+        whole = await payer.wait_for(order["order_id"], reversal_status="refunded")
+        nothing_left = await operator.act(path, "more")
+        assert (nothing_left.status_code, code_of(nothing_left)) == (409, "payment_order_not_refundable")
+        too_much = await operator.act(path, "more", amount="10.01")
+        assert (too_much.status_code, code_of(too_much)) == (400, "invalid_amount")
+        assert await payer.customer.totals() == Totals(Decimal(0), Decimal(0), Decimal(0))
+        check_consistency(whole, await payer.statement())
+        assert len(partly["reversal_operation_ids"]) == 1
+    assert card_service.audit() == []
+
+
+@pytest.mark.parametrize("mode", ["refuse", "lose_answer"])
+async def test_a_refund_whose_response_is_lost_is_found(
+    payer: Payer, operator: Operator, card_service: Service, card_provider: CardProviderProcess, mode: str
+) -> None:
+    """As after a crash before or after the call: no webhook, and no answer to the one who asked."""
+    with trio.fail_after(90):
+        order = await payer.paid_order()
+        await card_provider.webhooks(drop=True)
+        await card_provider.fail("refunds.create", mode)
+        path = f"payments/{order['order_id']}/refund"
+        lost = await operator.act(path, "once", amount="4.00")
+        assert (lost.status_code, code_of(lost)) == (502, "provider_unavailable")
+        assert (await payer.read(order["order_id"]))["reversal_status"] == "none"
+        await card_provider.recover()
+        make_order_due(card_service, order["order_id"])
+        if mode == "lose_answer":
+            await payer.wait_for(order["order_id"], reversal_status="partially_refunded")
+        again = ok(await operator.act(path, "once", amount="4.00"))
+        assert again["amount"] == "4.00"
+        assert len(await card_provider.refunds_of(order["provider_payment_id"])) == 1
+        after = await payer.wait_for(order["order_id"], reversal_status="partially_refunded")
+        assert await payer.customer.totals() == Totals(Decimal(6), Decimal(0), Decimal(6))
+        check_consistency(after, await payer.statement())
+        actions = ok(await operator.http.get(f"/ops/api/actions?target={order['order_id']}"))["data"]
+        assert [(each["result"], each["account_id"]) for each in actions] == [
+            ("done", payer.customer.account_id), ("refused", payer.customer.account_id)
+        ]  # fmt: skip
+    assert card_service.audit() == []
+
+
+async def test_a_refund_is_expected_before_it_is_requested(
+    payer: Payer, operator: Operator, card_provider: CardProviderProcess
+) -> None:
+    with trio.fail_after(60):
+        order = await payer.paid_order()
+        await card_provider.fail("refunds.create", "refuse")
+        unpaid = await payer.order()
+        for one, status, code in (
+            (order, 502, "provider_unavailable"),
+            (unpaid, 409, "payment_order_not_refundable"),
+            ({"order_id": "ord_unknown"}, 404, "payment_order_not_found"),
+        ):
+            refused = await operator.act(f"payments/{one['order_id']}/refund", "k", amount="1.00")
+            assert (refused.status_code, code_of(refused)) == (status, code)
+        missing = await operator.act(f"payments/{order['order_id']}/refund")
+        assert (missing.status_code, code_of(missing)) == (400, "missing_parameter")
+        await card_provider.recover()
+        compared = ok(await operator.act(f"payments/{order['order_id']}/reconcile"))
+        assert (compared["order_id"], compared["reversal_status"]) == (order["order_id"], "none")
+
+
+async def test_a_disabled_account_pays_for_what_runs_and_starts_nothing(
+    payer: Payer, operator: Operator, card_service: Service
+) -> None:
+    customer = payer.customer
+    with trio.fail_after(60):
+        given = ok(await operator.act(f"accounts/{customer.account_id}/adjustments", "gift", amount="5.00"))
+        assert given["account"]["balance"] == "5.00"
+        again = await operator.act(f"accounts/{customer.account_id}/adjustments", "gift", amount="5.00")
+        assert again.headers["Idempotent-Replayed"] == "true"
+        order = await payer.order()
+        created = ok(await customer.create())
+        ok(await operator.act(f"accounts/{customer.account_id}/disable"))
+        for refused in (
+            await customer.create(),
+            await customer.call("GET", f"/v2/task/{created['request_id']}"),
+            await customer.call("GET", "/v2/control/account", as_session=True),
+            await customer.call("POST", "/v2/control/api-keys", {}, as_session=True),
+        ):
+            assert (refused.status_code, code_of(refused)) == (403, "account_disabled")
+        await payer.card_provider.act("payment_intents", order["provider_payment_id"], "pay")
+        path = f"/ops/api/accounts/{customer.account_id}"
+
+        async def settled() -> dict[str, object]:
+            while True:
+                found = ok(await operator.http.get(path))
+                if found["tasks_in_flight"] == 0 and Decimal(found["balance"]) > 10:
+                    return dict(found)
+                await trio.sleep(0.05)
+
+        found = await settled()
+        assert found["disabled_at"] is not None
+        ok(await operator.act(f"accounts/{customer.account_id}/enable"))
+        task = await customer.task(created["request_id"])
+        assert task["status"] == "succeeded"
+        assert (await payer.read(order["order_id"]))["status"] == "credited"
+        assert ok(await operator.http.get(path))["disabled_at"] is None
+    assert card_service.audit() == []
