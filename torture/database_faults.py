@@ -16,7 +16,8 @@ import psycopg
 import trio
 
 from .deployment import Deployment
-from .postgres import PostgresFault, backends_of, children_of, frozen, postmaster_of, send
+from .postgres import PostgresFault, backends_of, frozen, postmaster_of, send
+from .service import children_of
 
 LOCKED_TABLES = ("accounts", "tasks", "operations", "holds", "idempotency_records", "orders", "journal_batches")
 LOG_FILES = 12
@@ -40,6 +41,7 @@ async def kill_everything(deployment: Deployment, _: random.Random) -> None:
     """``kill -9`` of the service and all its database processes at once."""
     pid = postmaster_of(deployment.pgdata)
     pids = [] if pid is None else [pid, *children_of(pid)]
+    pids += deployment.services[0].workers()
     deployment.services[0].kill()
     for each in pids:
         send(each, signal.SIGKILL)

@@ -5,6 +5,7 @@ Each kind of deployment lets other faults happen:
 - ``embedded``: one process with its embedded database
 - ``server``: one process, a PostgreSQL of its own, reached through a proxy
 - ``processes``: three processes on one PostgreSQL, reached through a proxy
+- ``workers``: a parent with its embedded database, and two workers below it
 - ``pair``: one process, a PostgreSQL with a synchronous standby, a URL that names both
 - ``disk``: embedded, everything on a small file system of its own
 - ``files``: embedded, and few files may be open
@@ -36,10 +37,11 @@ from .record import AccountRecord, Witness
 from .sender import Sender
 from .service import Service
 
-DeploymentKind = Literal["embedded", "server", "processes", "pair", "disk", "files", "clock"]
+DeploymentKind = Literal["embedded", "server", "processes", "workers", "pair", "disk", "files", "clock"]
 KINDS: tuple[DeploymentKind, ...] = get_args(DeploymentKind)
 
 PROCESSES = 3
+WORKERS = 2
 ACCOUNTS = 2
 CLIENTS_PER_ACCOUNT = 4
 DISK_MIB = 512
@@ -285,6 +287,8 @@ def _make_services(deployment: Deployment) -> None:
     if kind == "clock":
         environment = _moved_clock(folder)
         deployment.move_clock(0)
+    if kind == "workers":
+        settings["PROCESSES"] = str(WORKERS)
     for number in range(PROCESSES if kind == "processes" else 1):
         limit = FILES_MAX if kind == "files" else None
         deployment.services.append(Service(f"service-{number}", folder, settings, environment, limit))

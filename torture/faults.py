@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import trio
 
 from . import database_faults as database
+from . import worker_faults as workers
 from .deployment import Deployment, DeploymentKind
 from .hostile import attack
 
@@ -38,7 +39,7 @@ class Fault:
 
 
 async def kill_service(deployment: Deployment, rng: random.Random) -> None:
-    """``kill -9`` of one process, sometimes again during its start."""
+    """``kill -9`` of one process, or of a parent, sometimes again during its start."""
     service = rng.choice(deployment.services)
     service.kill()
     while rng.random() < 0.4:
@@ -119,7 +120,7 @@ async def exhaust_files(deployment: Deployment, rng: random.Random) -> None:
             await trio.aclose_forcefully(stream)
 
 
-EVERYWHERE: tuple[DeploymentKind, ...] = ("embedded", "server", "processes", "pair")
+EVERYWHERE: tuple[DeploymentKind, ...] = ("embedded", "server", "processes", "workers", "pair")
 OWN_SERVER: tuple[DeploymentKind, ...] = ("server", "processes")
 
 FAULTS: Mapping[str, Fault] = {
@@ -127,7 +128,7 @@ FAULTS: Mapping[str, Fault] = {
     for fault in (
         Fault("kill", "service", (*EVERYWHERE, "disk", "files", "clock"), kill_service),
         Fault("restart", "service", EVERYWHERE, restart_service),
-        Fault("power", "service", ("embedded",), database.kill_everything),
+        Fault("power", "service", ("embedded", "workers"), database.kill_everything),
         Fault("postmaster", "database", EVERYWHERE, database.kill_postmaster),
         Fault("backend", "database", EVERYWHERE, database.kill_backend),
         Fault("stop", "database", OWN_SERVER, database.stop_and_start),
@@ -143,6 +144,9 @@ FAULTS: Mapping[str, Fault] = {
         Fault("card", "surroundings", EVERYWHERE, disturb_card),
         Fault("hostile", "surroundings", EVERYWHERE, attack),
         Fault("processes", "service", ("processes",), kill_service),
+        Fault("worker", "service", ("workers",), workers.kill_workers),
+        Fault("roll", "service", ("workers",), workers.roll),
+        Fault("pause", "service", ("workers",), workers.freeze_worker),
     )
 }
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psycopg
 
-from .service import free_port
+from .service import children_of, free_port
 
 SYSTEM_USER = "pgserver"
 START_S = 60.0
@@ -62,18 +62,6 @@ def postmaster_of(pgdata: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return pid if b"postgres" in command else None
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the running child processes of a process."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                words = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(words[1]) == pid:
-                    found.append(int(entry.name))
-    return found
 
 
 def backends_of(url: str, *, journal_only: bool = False) -> list[int]:

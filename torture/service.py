@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -26,9 +27,29 @@ def free_port() -> int:
         return port
 
 
+def children_of(pid: int) -> list[int]:
+    """Return the running child processes of a process."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(words[1]) == pid:
+                    found.append(int(entry.name))
+    return found
+
+
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 @dataclass
 class Service:
-    """One process of the service on a port of its own. ``ends`` describes unexpected exits."""
+    """One process of the service, or a parent with workers, on a port of its own. ``ends`` are unexpected exits."""
 
     name: str
     folder: Path
@@ -88,6 +109,23 @@ class Service:
         self.kills += 1
         self.process.send_signal(number)
         return True
+
+    def workers(self) -> list[int]:
+        """Return the processes of its workers, if it is a parent."""
+        if self.process is None:
+            return []
+        return [pid for pid in children_of(self.process.pid) if b"holdfast.children.worker" in command_of(pid)]
+
+    def send_to_worker(self, pid: int, number: int) -> None:
+        """Send a signal to a worker that may have ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            self.kills += number == signal.SIGKILL
+
+    def count_logged(self, *events: str) -> int:
+        """Return how many lines of its log have one of these events."""
+        wanted = tuple(f'"event":"{event}"'.encode() for event in events)
+        return sum(any(each in line for each in wanted) for line in self.log_path.read_bytes().splitlines())
 
     def _start(self) -> subprocess.Popen[bytes]:
         limit = self.files_max

@@ -166,7 +166,7 @@ async def _handle_signals(assembly: Assembly) -> None:
             async for number in signals:
                 if number == signal.SIGHUP:
                     await assembly.registry.reload()
-                    assembly.members.beat_soon()
+                    assembly.presence.beat_soon()
                 elif number == signal.SIGUSR2:
                     log.warning("only a parent of worker processes can roll them")
                 elif not is_stopping:

@@ -18,7 +18,7 @@ from holdfast.persistence.server import postmaster
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres, database_url_of, temporary_embedded
 from holdfast.persistence.server.postmaster import EmbeddedFault
-from holdfast.persistence.server.server_folders import DataFolderInUse, socket_folder
+from holdfast.persistence.server.server_folders import DataFolderInUse, server_user, socket_folder
 
 SERVICE = """
 import signal, sys
@@ -188,6 +188,23 @@ def test_a_pid_file_of_another_process_is_deleted(data_dir: Path) -> None:
         with temporary_embedded(data_dir):
             assert other.poll() is None
         other.kill()
+
+
+def test_a_socket_lock_of_another_process_is_deleted(data_dir: Path) -> None:
+    server = EmbeddedPostgres(data_dir)
+    server.start()
+    server.stop()
+    # Of the server's own user: PostgreSQL takes only such a process for a server.
+    with subprocess.Popen(["sleep", "600"], user=server_user()) as other:
+        try:
+            lock = socket_folder(data_dir / "postgres") / ".s.PGSQL.5432.lock"
+            lock.write_text(f"{other.pid}\n{data_dir / 'postgres'}\n0\n5432\n{lock.parent}\n")
+            server.start()
+            assert server.is_running()
+        finally:
+            other.kill()
+            server.stop()
+            server.release()
 
 
 def test_an_incomplete_cluster_is_created_again(data_dir: Path) -> None:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-
 import pytest
 import trio
 import trio.lowlevel
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.certificates import Authority
 
 from holdfast.providers.outbound.connection_pool import (
     KEEP_ALIVE_S,
-    ConnectionPool,
-    Dial,
     Endpoint,
     render_request,
 )
 from holdfast.providers.outbound.faults import (
     BodyTooLarge,
     ConnectError,
-    ConnectTimeout,
     PoolTimeout,
     ReadTimeout,
     RemoteProtocolError,
@@ -38,11 +30,9 @@ from holdfast.providers.outbound.response_parser import (
     ResponseParser,
 )
 
-HERE = Endpoint("server.test", 80, tls=False, is_trusted=False)
-GET = render_request("GET", b"/", {"Host": "server.test"}, None)
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+from .pool_servers import GET, HERE, OK, Servers, answers, ask, head_of, pool_of
+
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 RESPONSES = [
     (OK, 200, b"ok", True),
@@ -148,63 +138,6 @@ def test_a_request_has_its_length_and_no_control_characters() -> None:
     for name, value in (("A", "b\r\nC: d"), ("A\n", "b"), ("A", "b\r"), ("A", "\0"), ("A", "é")):
         with pytest.raises(ValueError, match=r"control character|ascii"):
             render_request("GET", b"/", {name: value}, None)
-
-
-Serve = Callable[[int, trio.SocketStream], Awaitable[None]]
-
-
-class Servers:
-    """Servers at the other end of socket pairs: ``serve`` runs for each connection, with its number."""
-
-    def __init__(self, nursery: trio.Nursery, serve: Serve) -> None:
-        self.dialed: list[Endpoint] = []
-        self._nursery = nursery
-        self._serve = serve
-
-    async def dial(self, endpoint: Endpoint, _requester: str) -> trio.SocketStream:
-        self.dialed.append(endpoint)
-        ours, theirs = trio.socket.socketpair()
-        self._nursery.start_soon(self._run, len(self.dialed), trio.SocketStream(theirs))
-        return trio.SocketStream(ours)
-
-    async def _run(self, number: int, stream: trio.SocketStream) -> None:
-        async with stream:
-            await self._serve(number, stream)
-
-    def pool(self, *, connections_max_count: int = 2, ssl_context: ssl.SSLContext = NO_TLS) -> ConnectionPool:
-        return pool_of(self.dial, connections_max_count=connections_max_count, ssl_context=ssl_context)
-
-
-def pool_of(dial: Dial, *, connections_max_count: int = 2, ssl_context: ssl.SSLContext = NO_TLS) -> ConnectionPool:
-    return ConnectionPool(
-        dial,
-        ssl_context=ssl_context,
-        connect_timeout_s=3.0,
-        idle_timeout_s=7.0,
-        connections_max_count=connections_max_count,
-        idle_max_count=2,
-    )
-
-
-async def head_of(stream: trio.SocketStream) -> bytes:
-    """Receive one request without a body; b"" at the end of the connection."""
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        data = await stream.receive_some(65536)
-        if not data:
-            return b""
-        head += data
-    return head
-
-
-async def answers(_number: int, stream: trio.SocketStream) -> None:
-    while await head_of(stream):
-        await stream.send_all(OK)
-
-
-async def ask(pool: ConnectionPool, endpoint: Endpoint = HERE, *, is_repeatable: bool = False) -> bytes:
-    async with pool.exchange(endpoint, GET, is_repeatable=is_repeatable) as response:
-        return await response.read(1000)
 
 
 async def test_a_connection_is_used_again_for_its_own_endpoint_alone(nursery: trio.Nursery) -> None:
@@ -406,51 +339,3 @@ async def test_a_refused_connection_is_a_connect_error() -> None:
 
     with pytest.raises(ConnectError):
         await ask(pool_of(dial))
-
-
-@pytest.fixture(scope="module")
-def server_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Path]:
-    """A context for a server named ``server.test``, and the file of its authority's certificate."""
-    authority = Authority(tmp_path_factory.mktemp("tls"))
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(authority.issue("server.test"))
-    return context, authority.path
-
-
-async def test_tls_is_verified_by_name_and_its_connections_are_kept(
-    nursery: trio.Nursery, server_tls: tuple[ssl.SSLContext, Path]
-) -> None:
-    context, path = server_tls
-
-    async def serve(_number: int, stream: trio.SocketStream) -> None:
-        secure = trio.SSLStream(stream, context, server_side=True)
-        try:
-            while b"\r\n\r\n" in await secure.receive_some():
-                await secure.send_all(OK)
-        except trio.BrokenResourceError:
-            pass
-
-    servers = Servers(nursery, serve)
-    here = HERE._replace(port=443, tls=True)
-    trusting = servers.pool(ssl_context=ssl.create_default_context(cafile=str(path)))
-    for _ in range(3):
-        assert await ask(trusting, here) == b"ok"
-    assert len(servers.dialed) == 1
-    with pytest.raises(ConnectError):
-        await ask(trusting, here._replace(host="other.test"))
-    with pytest.raises(ConnectError):
-        await ask(servers.pool(ssl_context=ssl.create_default_context()), here)
-    trusting.close()
-
-
-async def test_a_server_that_does_not_start_tls_is_a_connect_timeout(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    async def serve(_number: int, stream: trio.SocketStream) -> None:
-        while await stream.receive_some():
-            pass
-
-    begun = trio.current_time()
-    with pytest.raises(ConnectTimeout):
-        await ask(Servers(nursery, serve).pool(), HERE._replace(tls=True))
-    assert trio.current_time() - begun == 3

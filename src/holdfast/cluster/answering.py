@@ -21,7 +21,6 @@ from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.cluster.codec import CannotEncode, Codec
 from holdfast.cluster.faults import NotAccepted, fault_frame
 from holdfast.cluster.frames import (
-    BODY_BYTES_MAX,
     PROTOCOL,
     AskFrame,
     Frame,
@@ -170,8 +169,6 @@ class Answering:
         """Send the reply to an ask."""
         try:
             form, body = Codec.encode_reply(reply)
-            if len(body) > BODY_BYTES_MAX:
-                raise CannotEncode(f"a reply of {len(body)} bytes")
         except CannotEncode as exc:
             log.error("reply cannot be sent", member=self._member_id, reason=str(exc))
             self.fail(number, OutcomeUnknown("the reply cannot be sent to the member that asked"))

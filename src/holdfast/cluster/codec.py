@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias, Union, get_args, get_origin, get_type_
 import msgspec
 
 from holdfast.actors.runtime.messages import Command, Replayed
+from holdfast.cluster.frames import BODY_BYTES_MAX
 from holdfast.ledger.refusals import Refusal
 
 VALUE, REFUSAL, REPLAYED, REPLAYED_REFUSAL = 0, 1, 2, 3
@@ -23,7 +24,10 @@ VALUE, REFUSAL, REPLAYED, REPLAYED_REFUSAL = 0, 1, 2, 3
 
 
 class CannotEncode(Exception):
-    """The value has no encoding: its type is not among the group's, or it contains an integer beyond 64 bits."""
+    """The value has no encoding that a frame carries.
+
+    Its type is not among the group's, it contains an integer beyond 64 bits, or it is too large.
+    """
 
 
 class _Named(msgspec.Struct, frozen=True, array_like=True):
@@ -128,7 +132,7 @@ class Codec:
         if kind is None:
             raise CannotEncode(type(command).__name__)
         try:
-            return kind.encode(command)
+            return _bounded(kind.encode(command), command)
         except (TypeError, ValueError, OverflowError) as exc:
             raise CannotEncode(type(command).__name__) from exc
 
@@ -143,7 +147,7 @@ class Codec:
         value = reply.reply if isinstance(reply, Replayed) else reply
         form = REFUSAL if isinstance(value, Refusal) else VALUE
         try:
-            return form + (REPLAYED if is_replayed else 0), _encode(value)
+            return form + (REPLAYED if is_replayed else 0), _bounded(_encode(value), value)
         except (TypeError, ValueError, OverflowError) as exc:
             raise CannotEncode(type(value).__name__) from exc
 
@@ -159,6 +163,12 @@ class Codec:
         if kind is None:
             raise msgspec.ValidationError(f"the command {name[:40]!r} is not known")
         return kind
+
+
+def _bounded(body: bytes, value: object) -> bytes:
+    if len(body) > BODY_BYTES_MAX:
+        raise CannotEncode(f"{type(value).__name__} of {len(body)} bytes")
+    return body
 
 
 def reply_type(command: type[Command[Any]]) -> Any:

@@ -12,10 +12,9 @@ import trio
 from holdfast.actors.runtime.faults import Overloaded
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.messages import Command
-from holdfast.cluster.codec import CannotEncode, Codec
+from holdfast.cluster.codec import Codec
 from holdfast.cluster.faults import LinkLost, NotAccepted, fault_of
 from holdfast.cluster.frames import (
-    BODY_BYTES_MAX,
     PROTOCOL,
     AskFrame,
     Fault,
@@ -90,11 +89,11 @@ class Link:
 
         Raises the actor's faults, ``Overloaded`` also if too much waits on this link.
 
-        Raises :class:`CannotEncode` or :class:`NotAccepted` if the command may be sent elsewhere, and
-        :class:`LinkLost` if the link closes first.
+        Raises :class:`~holdfast.cluster.codec.CannotEncode` or :class:`NotAccepted` if the command may be sent
+        elsewhere, and :class:`LinkLost` if the link closes first.
         """
         name, codec = type(command).__name__, self._codecs[group]
-        body = _encode(codec, command)
+        body = codec.encode_command(command)
         if not self.is_up:
             raise NotAccepted(f"no link to {self.member_id}")
         if len(self._waiting) >= ASKS_MAX:
@@ -112,7 +111,7 @@ class Link:
 
     def tell(self, group: str, key: str, command: Command[object]) -> None:
         """Send a command without reply. Raises ``Overloaded``, and as :meth:`ask` if it may be sent elsewhere."""
-        body = _encode(self._codecs[group], command)
+        body = self._codecs[group].encode_command(command)
         if not self.is_up:
             raise NotAccepted(f"no link to {self.member_id}")
         self._send(TellFrame(group, key, type(command).__name__, body, traceparent.get()))
@@ -181,10 +180,3 @@ class Link:
                 lost = NotAccepted if number in unsent else LinkLost
                 future.fail(lost(f"the link to {self.member_id} closed"))
         self._waiting.clear()
-
-
-def _encode(codec: Codec, command: Command[object]) -> bytes:
-    body = codec.encode_command(command)
-    if len(body) > BODY_BYTES_MAX:
-        raise CannotEncode(f"{type(command).__name__} of {len(body)} bytes")
-    return body

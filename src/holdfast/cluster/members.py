@@ -152,10 +152,6 @@ class Members:
             self._set_state("joining")
             self._endpoint.forget(addresses)
 
-    def beat_soon(self) -> None:
-        """Have the heartbeat write and claim what has changed."""
-        self._presence.beat_soon()
-
     async def drain(self) -> None:
         """Give up all places, and wait until the others can know it."""
         self._set_state("draining")

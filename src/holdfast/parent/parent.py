@@ -11,7 +11,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -28,6 +27,7 @@ from holdfast.listening import CannotListen, Sockets, open_sockets, refuse_new_c
 from holdfast.logs import configure_logging
 from holdfast.parent.child_process import ChildProcess, start_process
 from holdfast.parent.database_server import DatabaseServer
+from holdfast.parent.metrics_folder import metrics_folder
 from holdfast.parent.process_slot import ProcessSlot
 from holdfast.parent.protocol import EmulatorsArguments, WorkerArguments
 from holdfast.parent.workers import Workers
@@ -71,7 +71,7 @@ def serve(settings: Settings) -> int:
         return BAD_CONFIGURATION
     with ExitStack() as stack:
         stack.callback(sockets.close)
-        metrics_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-metrics-"))
+        metrics_dir = stack.enter_context(metrics_folder())
         embedded = stack.enter_context(_embedded(settings))
         variables |= _environment(settings, embedded)
         return trio.run(Parent(settings, sockets, embedded, metrics_dir, variables).run)

@@ -68,6 +68,7 @@ class Assembly:
     settings: Settings
     database: Database
     tree: Supervisor
+    presence: Presence
     members: Members
     registry: ProviderRegistry
     store: AssetStore
@@ -260,6 +261,7 @@ def assemble(
         settings=settings,
         database=database,
         tree=tree,
+        presence=presence,
         members=members,
         registry=registry,
         store=store,

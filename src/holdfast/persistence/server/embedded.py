@@ -145,6 +145,9 @@ class EmbeddedPostgres:
         stop_orphan(self._pgdata)
         folder = socket_folder(self._pgdata)
         make_private(folder, user)
+        # Of a server that was killed. PostgreSQL would refuse to start for as long as any process has its pid, even
+        # that server's own that was not yet waited for. No server uses the folder: we hold the lock.
+        (folder / f".s.PGSQL.{PORT}.lock").unlink(missing_ok=True)
         command = [str(binaries / "postgres"), "-D", str(self._pgdata), "-k", str(folder)]
         for name, value in self._settings.items():
             command += ["-c", f"{name}={value}"]

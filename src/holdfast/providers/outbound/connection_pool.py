@@ -75,6 +75,9 @@ class ClientConnection:
     @property
     def is_stale(self) -> bool:
         """Whether an idle connection has bytes to read, or its end; no request may be sent on it then."""
+        if isinstance(self._stream, trio.SSLStream) and self._stream._incoming.pending:
+            # Read from the socket together with the end of the response, and not decrypted yet.
+            return True
         return self._socket.is_readable()
 
     async def start(self, request: bytes) -> None:
