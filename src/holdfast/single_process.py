@@ -20,6 +20,7 @@ from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import Settings, environment
 from holdfast.settings_warnings import find_warnings
+from holdfast.traces.export import export_traces
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +34,7 @@ def serve(settings: Settings) -> int:
     """
     configure_logging(settings.log_format, level=settings.log_level, in_thread=True)
     register_secrets(settings.secret_values())
+    export_traces(environment())
     for warning in find_warnings(settings):
         log.warning(warning)
     with ExitStack() as stack:

@@ -25,6 +25,7 @@ from holdfast.scrubbing import register_secrets
 from holdfast.service import connections_max, run_assembly, stop_in_order
 from holdfast.settings import environment, load_settings
 from holdfast.supervision.faults import NotRunning
+from holdfast.traces.export import export_traces
 from holdfast.wiring.assembly import Assembly, assemble
 from holdfast.wiring.http_server import ListeningSockets
 
@@ -39,6 +40,7 @@ def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:
     settings = load_settings(environment())
     configure_logging(settings.log_format, level=settings.log_level, in_thread=True, worker=arguments.slot)
     register_secrets(settings.secret_values())
+    export_traces(environment())
     assert settings.database_url is not None, "the parent names its embedded database"
     sockets = ListeningSockets(
         public=_listening(arguments.public_fd),

@@ -24,7 +24,7 @@ from holdfast.http.kit.connection import HoldfastConnection
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.responses import render_error, serve_call
 from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
-from holdfast.http.kit.tracing import start_trace
+from holdfast.http.kit.tracing import end_trace, start_trace
 from holdfast.http.pages.serving import PageServer
 from holdfast.http.pages.subjects import all_views
 from holdfast.http.pages.views import View
@@ -103,6 +103,9 @@ class HoldfastApp(QuartTrio):
                 response = await self._serve(self._routes[rule.endpoint], request, {**path})
         except Exception as error:
             response = render_error(error, request)
+        except BaseException:
+            end_trace(request, None)
+            raise
         return _finish(self.deps, request, response)
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
@@ -165,6 +168,7 @@ def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) ->
     """Record the response's duration, and count a refusal."""
     duration_s = time.perf_counter() - request.started_s
     deps.refused.count(response)
+    end_trace(request, response.status_code)
     _histogram(request.endpoint or "none", response.status_code).observe(duration_s)
     return response
 

@@ -31,6 +31,7 @@ from holdfast.actors.runtime.refs import StoppedFlag
 from holdfast.metrics.batched_histogram import BatchedHistogram
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.traces import traceparent
+from holdfast.traces.spans import start_span
 
 log = structlog.get_logger(__name__)
 
@@ -165,7 +166,10 @@ class TrioActor(pykka.Actor):
             return
         self.last_message = type(envelope.message)
         self.turn, self.turn_began_at = envelope, now
-        traceparent.set(self.trace_of(envelope))
+        trace = self.trace_of(envelope)
+        link = envelope.traceparent if envelope.traceparent != trace else None
+        span = start_span(f"turn {self.last_message.__name__}", trace, link=link)
+        traceparent.set(trace if span is None else span.traceparent)
         try:
             result: object = self._handle_receive(envelope.message)
             if inspect.iscoroutine(result):
@@ -179,6 +183,8 @@ class TrioActor(pykka.Actor):
             self._finish(envelope, result)
         finally:
             turns.observe(trio.current_time() - now)
+            if span is not None:
+                span.end()
         self.turn = None
 
     def trace_of(self, envelope: Envelope) -> str | None:

@@ -34,7 +34,8 @@ from holdfast.persistence.journal.units import (
 from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.traces import within_trace
+from holdfast.traces import traceparent, within_trace
+from holdfast.traces.spans import Span, start_span
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +55,7 @@ class JournaledActor(TrioActor):
         self._journal = journal
         self._undurable: deque[tuple[Envelope, object]] = deque()
         self._units_open = 0
+        self._commits: dict[Unit, Span] = {}
         self._void: list[Envelope] = []
         self._broken: Exception | None = None
         self.committed_any = False
@@ -139,6 +141,10 @@ class JournaledActor(TrioActor):
         if isinstance(result, Commit):
             self._undurable.append((envelope, result))
             self._units_open += 1
+            # One span for each unit, although a batch commits many: each belongs to its own trace.
+            span = start_span("commit", traceparent.get())
+            if span is not None:
+                self._commits[result.unit] = span
             self._journal.submit(result.unit, self)
         elif self._undurable:
             self._undurable.append((envelope, result))
@@ -151,6 +157,9 @@ class JournaledActor(TrioActor):
         envelope, commit = self._undurable.popleft()
         assert isinstance(commit, Commit)
         assert commit.unit is unit
+        span = self._commits.pop(unit, None)
+        if span is not None:
+            span.end(failed=not isinstance(result, Committed))
         if isinstance(result, Committed):
             self.committed_any = True
             self.send_reply(envelope, commit.reply)

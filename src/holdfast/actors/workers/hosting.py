@@ -40,6 +40,7 @@ from holdfast.providers.outbound.guarded import GuardedClient, Origin
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
 from holdfast.reports.conditions import Watch
+from holdfast.traces.spans import span
 
 log = structlog.get_logger(__name__)
 
@@ -106,7 +107,7 @@ class HostingWorker(Worker):
         effect = host.effect
         bind_contextvars(task_id=effect.request_id, account_id=host.account_id, provider=host.provider)
         try:
-            with scope:
+            with scope, span("store outputs"):
                 async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
                     results = [await self._store_output(output, host) for output in effect.outputs]
                 self._tasks.ref(effect.request_id).tell(RecordHosting(effect.attempt, effect.round, tuple(results)))

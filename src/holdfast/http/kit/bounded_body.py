@@ -9,6 +9,8 @@ from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.sansio.request import Request as SansIORequest
 
+from holdfast.traces.spans import Span
+
 
 class HoldfastRequest(TrioRequest):
     """A request whose body stays in the server until it is read."""
@@ -36,6 +38,7 @@ class HoldfastRequest(TrioRequest):
         self.id = ""
         self.traceresponse: str | None = None
         """The caller's trace, which this request continues."""
+        self.span: Span | None = None
 
     @property
     def content_length(self) -> int | None:

@@ -18,6 +18,7 @@ import trio
 from holdfast.providers.outbound.faults import BodyTooLarge
 from holdfast.providers.outbound.tls import tls_context
 from holdfast.traces import trace_header
+from holdfast.traces.spans import span
 
 ANSWER_MAX_BYTES = 8 * 1024 * 1024
 CONNECTIONS_MAX_COUNT = 32
@@ -57,6 +58,12 @@ class TrioHttp(stripe.HTTPClient):
         self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
     ) -> tuple[bytes, int, Mapping[str, str]]:
         """Make one exchange. Raises :class:`NoResponse` for anything that is not a response of the provider."""
+        with span("call cardprovider", "client"):
+            return await self._exchange(method, url, headers, post_data)
+
+    async def _exchange(
+        self, method: str, url: str, headers: Mapping[str, str], post_data: Any
+    ) -> tuple[bytes, int, Mapping[str, str]]:
         sent = {**headers, **trace_header()}
         content = post_data.encode() if isinstance(post_data, str) else post_data
         try:

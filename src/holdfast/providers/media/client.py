@@ -27,6 +27,7 @@ from holdfast.providers.outbound.retry_after import parse_retry_after
 from holdfast.providers.outbound.tls import tls_context
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.traces import trace_header
+from holdfast.traces.spans import span
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
@@ -111,7 +112,20 @@ class ProviderClient:
 
         ``GET`` and ``PUT`` may be sent twice, if a kept connection turns out to be closed.
         """
-        sent = {**self._headers, **trace_header(), **(headers or {})}
+        with span(f"{call} {self._name}", "client", {"provider": self._name}):
+            return await self._ask(call, method, path, within_s, content=content, headers=headers or {})
+
+    async def _ask(
+        self,
+        call: ProviderCall,
+        method: str,
+        path: str,
+        within_s: float,
+        *,
+        content: bytes | None,
+        headers: Mapping[str, str],
+    ) -> ProviderResponse:
+        sent = {**self._headers, **trace_header(), **headers}
         request = render_request(method, self._base_path + path.encode("ascii"), sent, content)
         begun = trio.current_time()
         try:

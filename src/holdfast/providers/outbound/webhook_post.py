@@ -18,6 +18,7 @@ from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreacha
 from holdfast.providers.outbound.retry_after import parse_retry_after
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.traces import trace_header
+from holdfast.traces.spans import span
 
 URL_MAX_CHARS: Final = 1024
 
@@ -60,7 +61,21 @@ async def post_event(
     now: Now,
 ) -> DeliveryResponse:
     """Send one attempt on behalf of an account and return its result; errors of the receiver are not raised."""
-    sent = {"Content-Type": "application/json", **trace_header(), **headers}
+    with span("webhook", "client"):
+        sent = {"Content-Type": "application/json", **trace_header(), **headers}
+        return await _post(client, account_id, url, body, sent, timeout_s=timeout_s, now=now)
+
+
+async def _post(
+    client: GuardedClient,
+    account_id: str,
+    url: str,
+    body: bytes,
+    sent: Mapping[str, str],
+    *,
+    timeout_s: float,
+    now: Now,
+) -> DeliveryResponse:
     try:
         with trio.fail_after(timeout_s):
             async with client.open(
