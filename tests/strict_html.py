@@ -10,7 +10,7 @@ INSIDE = {
     "tr": {"thead", "tbody", "tfoot"},
     "td": {"tr"},
     "th": {"tr"},
-    "li": {"ul", "ol"},
+    "li": {"ul", "ol", "template"},
     "dt": {"dl"},
     "dd": {"dl"},
 }

@@ -226,6 +226,7 @@ class FakeProviderChecks:
         self.recorded.append((check_id, update, refused))
 
 
+@dataclass
 class FakeHealth:
     """A health check with a given state."""
 

@@ -9,16 +9,22 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 from quart import Response
+from tests.cluster.samples import samples as make_samples
 from tests.strict_html import StrictHtml
 
 from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.dependencies import Readiness
 from holdfast.http.pages.addresses import local_path
 from holdfast.http.pages.messages import MESSAGE_COOKIE, Message, message_cookie, read_message
 from holdfast.http.pages.static_files import static_files, static_path
 from holdfast.http.pages.subjects import all_views
 from holdfast.ledger.refusals import Refusal
+from holdfast.metrics.samples import Sample
+from holdfast.supervision.control.messages import DescribeProcess, KeyList, ListKeys, ReadSamples, SampleList
 
+from .conftest import AwayRows, FakeHealth
+from .test_control_calls import PROCESS, summary
 from .test_operator_calls import frozen
 
 if TYPE_CHECKING:
@@ -250,3 +256,48 @@ async def test_an_adjustment_sent_twice_is_one_command(api: Api) -> None:
     assert keys[0] == keys[1]
     assert keys[0].key == keys[2].key
     assert keys[0].fingerprint != keys[2].fingerprint
+
+
+async def test_pages_stay_while_the_database_is_away(api: Api) -> None:
+    browser = await sign_in(api)
+    controls: Any = api.deps.controls
+    controls.answer = lambda command: {
+        DescribeProcess: PROCESS,
+        ReadSamples: SampleList("proc_1", []),
+        ListKeys: KeyList([summary("acct_1")]),
+    }[type(command)]
+    await read_page(api, "/ops", browser)
+    api.change(database=AwayRows(), health=FakeHealth(Readiness(database=False, tree=True)))
+    away = await read_page(api, "/ops", browser)
+    assert "requests wait or are refused" in away.text
+    assert "The database is not available" in away.text
+    assert "acct_1" in (await read_page(api, "/ops/actors", browser)).text
+    assert "proc" in (await read_page(api, "/ops/tree", browser)).text
+    for path in ("/ops/reviews", "/ops/reports", "/ops/poison", "/ops/actions"):
+        assert "The database is not available" in (await read_page(api, path, browser)).text
+
+
+async def test_every_list_without_entries_is_a_valid_page(api: Api) -> None:
+    browser = await sign_in(api)
+    controls: Any = api.deps.controls
+    controls.answer = lambda command: {
+        DescribeProcess: PROCESS,
+        ReadSamples: SampleList("proc_1", make_samples(Sample)),
+        ListKeys: KeyList([]),
+    }[type(command)]
+    for path in PAGES:
+        if "{" not in path and path != "/ops/find":
+            await read_page(api, path, browser)
+
+
+async def test_an_operator_who_may_read_sees_no_action(api: Api) -> None:
+    await api.add_task(frozen(api, 1))
+    browser = await sign_in(api)
+    assert "Approve" in (await read_page(api, "/ops/reviews/rev_1", browser)).text
+    api.configure(operator_readers=(f"{api.account_id}@example.com",))
+    reader = {"Authorization": f"Bearer {api.token}"}
+    page = await read_page(api, "/ops/reviews/rev_1", reader)
+    assert "may read" in page.text
+    assert "Approve" not in page.text
+    refused = await send_form(api, "/ops/reviews/rev_1/approve", reader, reason="I may not")
+    assert refused.status_code == 403
