@@ -5,7 +5,6 @@ Commands import what they need: the parent of worker processes is started here, 
 
 from __future__ import annotations
 
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,10 @@ app = typer.Typer(
 CHECK_LATE_S = 60.0
 """How much longer than its job a provider's check may take."""
 
-RUN, CHECK = "Run the service", "Check what is stored and configured"
+PIPE_CHARS = 250
+"""The width of a look that is not printed on a terminal."""
+
+RUN, CHECK, WATCH = "Run the service", "Check what is stored and configured", "Watch a running service"
 catalog_app = typer.Typer(no_args_is_help=True, help="Check the catalog of models and prices.")
 app.add_typer(catalog_app, name="catalog", rich_help_panel=CHECK)
 provider_app = typer.Typer(no_args_is_help=True, help="Check media providers.")
@@ -238,6 +240,7 @@ def provider_check_command(
     """
     import json
 
+    from holdfast.http.endpoints.operators.provider_checks import ProviderCheckBody
     from holdfast.terminal.provider_check import check_lines
 
     try:
@@ -247,13 +250,33 @@ def provider_check_command(
     body = {"wait_s": wait_s, "accept_cost": yes, "model": model, "input": given}
     path = f"/ops/api/providers/{quote(name, safe='')}/check"
     with report_faults(), service_client(url) as service:
-        found = service.post(
-            path, {k: v for k, v in body.items() if v is not None}, timeout_s=wait_s + CHECK_LATE_S
-        )
+        wanted = {name: value for name, value in body.items() if value is not None}
+        found = service.post(path, wanted, ProviderCheckBody, timeout_s=wait_s + CHECK_LATE_S)
     for line in check_lines(found):
         typer.echo(line)
-    if not found["ok"]:
+    if not found.ok:
         raise typer.Exit(GAVE_UP)
+
+
+@app.command("top", rich_help_panel=WATCH)
+def top_command(
+    url: ServiceUrl = None,
+    every_s: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and print it, also without a terminal.")] = False,
+) -> None:
+    """Show the processes, their rates and the supervisor tree as they live; q quits."""
+    from rich.console import Console
+
+    from holdfast.terminal.screen import show_until_quit
+    from holdfast.terminal.top import look, look_again, render
+
+    console = Console()
+    with report_faults(), service_client(url) as service:
+        if once or not (console.is_terminal and sys.stdin.isatty()):
+            # As wide as its lines: another program reads them.
+            Console(width=None if console.is_terminal else PIPE_CHARS).print(render(look(service)))
+        else:
+            show_until_quit(lambda: look_again(service), every_s=every_s, console=console)
 
 
 @app.command("places", rich_help_panel=RUN)
@@ -309,8 +332,7 @@ def _watch_audit() -> None:
     from holdfast.terminal.audit_watch import AuditWatch
     from holdfast.terminal.progress_line import ProgressLine
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with report_faults(), database(load_locations(environment()), create=False) as url:
+    with quiet_ends(), report_faults(), database(load_locations(environment()), create=False) as url:
         refuse_old_tables(url)
         watch = AuditWatch(url, ProgressLine(sys.stdout))
         try:

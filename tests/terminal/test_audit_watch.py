@@ -45,7 +45,7 @@ class Clock:
 
 @pytest.fixture
 def books_url(database_url: str) -> str:
-    """A database with a valid history of four accounts."""
+    """A database with a valid history."""
     with connected(database_url) as connection:
         write_books(connection)
     return database_url
@@ -57,7 +57,7 @@ def test_each_pass_ends_in_a_line(books_url: str) -> None:
     watch.run(passes_max=2)
     lines = out.getvalue().splitlines()
     assert [line.rpartition(", ")[0] for line in lines] == [
-        f"pass {number}: 4 accounts, 16 operations, no differences" for number in (1, 2)
+        f"pass {number}: 5 accounts, 18 operations, no differences" for number in (1, 2)
     ]
     assert clock.slept == [audit_watch.PAUSE_S]
     assert not watch.has_found
@@ -67,16 +67,16 @@ def test_progress_is_shown_in_place_on_a_terminal(books_url: str) -> None:
     out, clock = Terminal(), Clock()
     AuditWatch(books_url, ProgressLine(out, clock=clock), clock=clock).run(passes_max=1)
     drawn = out.getvalue().split("\r\x1b[K")
-    assert drawn[1].startswith("pass 1: 0 of 4 accounts, 16 operations, ")
-    assert drawn[-2].startswith("pass 1: 4 of 4 accounts, 16 operations, ")
+    assert drawn[1].startswith("pass 1: 0 of 5 accounts, 18 operations, ")
+    assert drawn[-2].startswith("pass 1: 5 of 5 accounts, 18 operations, ")
     assert drawn[-2].endswith("/s, 0 s left")
-    assert drawn[-1].startswith("pass 1: 4 accounts, 16 operations, no differences, ")
+    assert drawn[-1].startswith("pass 1: 5 accounts, 18 operations, no differences, ")
 
 
 def test_progress_is_lines_now_and_then_elsewhere(books_url: str) -> None:
     out, clock = io.StringIO(), Clock()
     AuditWatch(books_url, ProgressLine(out, clock=clock), clock=clock).run(passes_max=1)
-    lines = [line for line in out.getvalue().splitlines() if " of 4 accounts" in line]
+    lines = [line for line in out.getvalue().splitlines() if " of 5 accounts" in line]
     assert 2 <= len(lines) <= clock.now / LINES_S
     assert "\r" not in out.getvalue()
 
@@ -95,7 +95,7 @@ def test_a_difference_is_shown_once_and_when_it_is_gone(books_url: str) -> None:
     )
     [gone] = [line for line in lines if line.startswith("ok") and BALANCES in line]
     assert gone == f"ok     account acct_bob differs no longer ({BALANCES})"
-    assert lines[-1].startswith("pass 3: 4 accounts, 16 operations, no differences")
+    assert lines[-1].startswith("pass 3: 5 accounts, 18 operations, no differences")
     assert watch.has_found
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 import httpx2
 import msgspec
 
+from holdfast import __version__
 from holdfast.settings import ServiceLocation
+
+T = TypeVar("T")
 
 TIMEOUT_S = 15.0
 
@@ -41,15 +45,17 @@ class ServiceClient:
     ) -> None:
         self._client.close()
 
-    def get(self, path: str) -> dict[str, Any]:
+    def get(self, path: str, reply: type[T]) -> T:
         """Return the body of the response to a GET."""
-        return self._call("GET", path, None, TIMEOUT_S)
+        return self._call("GET", path, None, reply, TIMEOUT_S)
 
-    def post(self, path: str, body: dict[str, object], *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    def post(self, path: str, body: Mapping[str, object], reply: type[T], *, timeout_s: float = TIMEOUT_S) -> T:
         """Return the body of the response to a POST."""
-        return self._call("POST", path, body, timeout_s)
+        return self._call("POST", path, body, reply, timeout_s)
 
-    def _call(self, method: str, path: str, body: dict[str, object] | None, timeout_s: float) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, body: Mapping[str, object] | None, reply: type[T], timeout_s: float
+    ) -> T:
         try:
             response = self._client.request(method, path, json=body, timeout=timeout_s)
         except httpx2.TimeoutException as fault:
@@ -57,10 +63,20 @@ class ServiceClient:
         except httpx2.TransportError as fault:
             raise ServiceFault(f"The service at {self.url} cannot be reached: {fault}") from fault
         try:
-            answer = msgspec.json.decode(response.content, type=dict[str, Any])
+            if response.is_success:
+                return msgspec.json.decode(response.content, type=reply)
+            error = msgspec.json.decode(response.content, type=_ErrorAnswer).error
         except msgspec.MsgspecError as fault:
-            raise ServiceFault(f"{self.url} is not Holdfast: it answered {response.status_code}.") from fault
-        if response.is_success:
-            return answer
-        error = answer.get("error", {})
-        raise ServiceFault(error.get("message", f"The service answered {response.status_code}."), error.get("code"))
+            raise ServiceFault(
+                f"{self.url} did not answer as Holdfast {__version__} does: {response.status_code}, {fault}"
+            ) from fault
+        raise ServiceFault(error.message, error.code)
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class _ErrorAnswer(msgspec.Struct, frozen=True):
+    error: _Error

@@ -36,8 +36,8 @@ from holdfast.reports.report import Report
 log = structlog.get_logger(__name__)
 
 IDLE_S: Final = 1.0
-PASS_S: Final = 15.0
-"""A pass takes at least this long: a small ledger needs no checks without a pause."""
+PASS_PAUSE_S: Final = 15.0
+"""The least time between two passes: a small ledger needs no checks all the time."""
 MEASURE_S: Final = 10.0
 PATH: Final = "holdfast/workers/checker"
 RULE_NAMES: Final = frozenset(rule.name for rule in QUERY_RULES)
@@ -93,7 +93,7 @@ class Checker:
                     await trio.sleep(IDLE_S)
                     continue
                 pause_s = self._pace.pause_s(trio.current_time() - begun)
-                await trio.sleep(max(pause_s, PASS_S) if has_passed else pause_s)
+                await trio.sleep(max(pause_s, PASS_PAUSE_S) if has_passed else pause_s)
 
     def forget(self) -> None:
         """Forget what is not stored; the next check continues from the rows."""
@@ -203,7 +203,8 @@ class Checker:
         )
         await self._database.work(store, ended, {}, gone)
         self._report_gone(gone)
-        self._progress = await self._first_of_pass(ended)
+        # The next pass begins when its first accounts are read.
+        self._progress = None
 
     def _report_new(self, found: dict[BrokenRule, str]) -> None:
         for broken, what in found.items():
