@@ -83,6 +83,12 @@ DATABASE_WAIT_S = BatchedHistogram(
     ["pool"],
     buckets=SECONDS,
 )
+WAL_SYNC_S = Gauge(
+    "holdfast_database_wal_sync_seconds",
+    "Mean time of PostgreSQL's flushes of its log in the last seconds, by its own statistics; NaN without a flush "
+    "or without track_wal_io_timing, which the embedded server has.",
+    multiprocess_mode="livemostrecent",
+)
 DATABASE_OUTAGES = Counter("holdfast_database_outages", "How often the database became unreachable or too slow.")
 
 # Actors

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from datetime import datetime
 from functools import reduce
+from math import isnan
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +25,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """What a process did in the ``interval_s`` that ended ``at``, and its queues at the end.
 
     Responses are those of this process, whichever process owns the account; creates are counted likewise, ended
-    tasks where the task's actor is. A latency is None if nothing was measured. ``oldest_message_s`` is the age of
+    tasks where the task's actor is. A latency is None if nothing was measured. ``wal_sync_mean_s`` is that of
+    the database's flushes of its log, for any process. ``oldest_message_s`` is the age of
     the oldest message in a mailbox. ``cpu_s`` was used in the interval; it and ``memory_bytes`` are None where the
     system does not tell.
     """
@@ -41,6 +43,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     units_per_commit: float | None
     commit_p50_s: float | None
     commit_p99_s: float | None
+    wal_sync_mean_s: float | None = None
     mailbox_wait_p50_s: float | None
     mailbox_wait_p99_s: float | None
     loop_lag_max_s: float
@@ -130,6 +133,7 @@ def sample_between(
         units_per_commit=(now.units - before.units) / commits.count if commits.count else None,
         commit_p50_s=commits.quantile(0.5),
         commit_p99_s=commits.quantile(0.99),
+        wal_sync_mean_s=None if isnan(wal_sync_s := _value_of(metrics.WAL_SYNC_S)) else wal_sync_s,
         mailbox_wait_p50_s=waits.quantile(0.5),
         mailbox_wait_p99_s=waits.quantile(0.99),
         loop_lag_max_s=loop_lag_max_s,

@@ -61,7 +61,6 @@ class Reporter:
         except Exception:
             self.dropped_count += 1
             return
-        metrics.REPORTS.labels(report.kind, report.level).inc()
         # The log may be a closed pipe, which is no reason to fail.
         with suppress(Exception):
             self._write(report, fault)
@@ -126,6 +125,7 @@ class Reporter:
             self._log.debug("traceback", path=report.path, exc_info=fault)
 
     def _pass_on(self, report: Report) -> None:
+        metrics.REPORTS.labels(report.kind, report.level).inc()
         self._ring.append(report)
         for listener in tuple(self._listeners.values()):
             try:

@@ -11,8 +11,8 @@ from itertools import chain
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
-from holdfast.actors.workers.backlog_meter import BacklogMeter
 from holdfast.actors.workers.checker import Checker
+from holdfast.actors.workers.database_meter import DatabaseMeter
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.actors.workers.hosting import HostingWorker
@@ -191,7 +191,7 @@ def worker_children(
                 is_ours=partial(presence.holds, "sweeper"),
             ).run
         ),
-        "backlog-meter": lambda: RunningChild(BacklogMeter(database=database, now=now).run),
+        "database-meter": lambda: RunningChild(DatabaseMeter(database=database, now=now).run),
         "sampler": lambda: RunningChild(
             Sampler(
                 samples,

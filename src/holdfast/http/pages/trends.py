@@ -53,7 +53,11 @@ TRENDS: Final = (
     Trend("Units in a commit", (("units", lambda sample: sample.units_per_commit),), max, number_text),
     Trend(
         "Time of a commit",
-        (("99%", lambda sample: sample.commit_p99_s), ("50%", lambda sample: sample.commit_p50_s)),
+        (
+            ("99%", lambda sample: sample.commit_p99_s),
+            ("50%", lambda sample: sample.commit_p50_s),
+            ("its flush", lambda sample: sample.wal_sync_mean_s),
+        ),
         max,
         duration_text,
     ),

@@ -56,6 +56,7 @@ SERVER_SETTINGS: Mapping[str, str] = {
     "wal_compression": "on",
     "max_wal_size": "2GB",
     "checkpoint_timeout": "15min",
+    "track_wal_io_timing": "on",
     "jit": "off",
     "timezone": "UTC",
     "log_timezone": "UTC",

@@ -1,8 +1,9 @@
-"""The backlog meter: counts what is unfinished in the database, for the metrics."""
+"""The database meter: counts what is unfinished in the database, and measures how fast its log is flushed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -11,15 +12,17 @@ from prometheus_client import Gauge
 from holdfast import metrics
 from holdfast.actors.workers.loops import repeat
 from holdfast.ledger.clock import Now
+from holdfast.metrics.samples import SAMPLE_S
 from holdfast.persistence.queries.backlog import measure_backlog
+from holdfast.persistence.queries.wal_syncs import WalSyncs, read_wal_syncs
 from holdfast.persistence.server.database import Database
 
-MEASURE_S = 30.0
+BACKLOG_S = 30.0
 
 Labels = TypeVar("Labels", bound=Hashable)
 
 
-class BacklogMeter:
+class DatabaseMeter:
     """Every process measures, so that each one's metrics are complete. ``now`` is service time."""
 
     def __init__(self, *, database: Database, now: Now) -> None:
@@ -27,14 +30,17 @@ class BacklogMeter:
         self._now = now
         self._tasks: Mapping[tuple[str, str], float] = {}
         self._queued_age_s: Mapping[str, float] = {}
+        self._syncs: WalSyncs | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Measure every few seconds until cancelled."""
-        task_status.started()
-        await repeat(self.measure, every_s=MEASURE_S, name="backlog metrics")
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            nursery.start_soon(partial(repeat, self.measure_backlog, every_s=BACKLOG_S, name="backlog metrics"))
+            nursery.start_soon(partial(repeat, self.measure_syncs, every_s=SAMPLE_S, name="metrics of the log"))
 
-    async def measure(self) -> None:
-        """Measure once. Raises :class:`DatabaseAway`."""
+    async def measure_backlog(self) -> None:
+        """Count what is unfinished. Raises :class:`DatabaseAway`."""
         found = await self._database.scan(measure_backlog, self._now())
         _show(self._tasks, found.tasks, lambda labels: metrics.TASKS_UNFINISHED.labels(*labels))
         _show(self._queued_age_s, found.queued_age_s, metrics.TASKS_QUEUED_AGE_S.labels)
@@ -44,6 +50,16 @@ class BacklogMeter:
         metrics.ORDERS_HELD.set(found.operators.held)
         metrics.ORDERS_MISMATCHED.set(found.operators.mismatched)
         metrics.REVIEWS_OPEN.set(found.operators.in_review)
+
+    async def measure_syncs(self) -> None:
+        """Measure the flushes since the last call, by any process. Raises :class:`DatabaseAway`."""
+        before = self._syncs
+        self._syncs = now = await self._database.read(read_wal_syncs)
+        if before is None or now is None or now.count <= before.count:
+            # Not measured, no flush, or a server with new statistics.
+            metrics.WAL_SYNC_S.set(float("nan"))
+        else:
+            metrics.WAL_SYNC_S.set((now.seconds - before.seconds) / (now.count - before.count))
 
 
 def _show(before: Mapping[Labels, float], now: Mapping[Labels, float], gauge_of: Callable[[Labels], Gauge]) -> None:

@@ -1,18 +1,20 @@
-"""The backlog meter: the gauges of what is unfinished follow the rows, and a long queue is counted in part."""
+"""The database meter: its gauges follow the rows and the server's statistics; a long queue is counted in part."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from math import isnan
 from typing import Any
 
 import psycopg
 import pytest
 
 from holdfast import metrics
-from holdfast.actors.workers.backlog_meter import BacklogMeter
+from holdfast.actors.workers.database_meter import DatabaseMeter
 from holdfast.persistence.queries import backlog
+from holdfast.persistence.queries.wal_syncs import WalSyncs, read_wal_syncs
 from holdfast.persistence.server.database import Database
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -72,8 +74,8 @@ async def test_the_gauges_follow_the_rows(database: Database, rows: psycopg.Conn
     add_tasks(rows, "studio", "succeeded", 9, dispatched=True, is_due=False)
     rows.execute(ADD_EVENT, ("evt_1", NOW, NOW, "pending", NOW))
     rows.execute(ADD_EVENT, ("evt_2", NOW, None, "delivered", NOW))
-    meter = BacklogMeter(database=database, now=lambda: NOW)
-    await meter.measure()
+    meter = DatabaseMeter(database=database, now=lambda: NOW)
+    await meter.measure_backlog()
     assert (unfinished("studio", "queued"), unfinished("box", "queued")) == (5, 1)
     assert (unfinished("studio", "processing"), unfinished("studio", "review")) == (3, 2)
     assert (queued_age_s("studio"), queued_age_s("box")) == (64, 7)
@@ -83,7 +85,7 @@ async def test_the_gauges_follow_the_rows(database: Database, rows: psycopg.Conn
 
     rows.execute("update tasks set wake_at = null")
     rows.execute("update outbox set due_at = null")
-    await meter.measure()
+    await meter.measure_backlog()
     assert [unfinished("studio", status) for status in ("queued", "processing", "review")] == [0, 0, 0]
     assert (queued_age_s("studio"), queued_age_s("box"), metrics.EVENTS_PENDING_AGE_S._value.get()) == (0, 0, 0)
 
@@ -94,5 +96,28 @@ async def test_a_long_queue_is_counted_in_part_and_hides_no_other(
     monkeypatch.setattr(backlog, "COUNTED_MAX", 10)
     add_tasks(rows, "a", "queued", 50, dispatched=False)
     add_tasks(rows, "b", "queued", 4, dispatched=False)
-    await BacklogMeter(database=database, now=lambda: NOW).measure()
+    await DatabaseMeter(database=database, now=lambda: NOW).measure_backlog()
     assert (unfinished("a", "queued"), unfinished("b", "queued")) == (10, 4)
+
+
+async def test_the_embedded_server_measures_its_flushes(database: Database) -> None:
+    found = await database.read(read_wal_syncs)
+    assert found is not None
+    assert found.count >= 0
+    assert found.seconds >= 0
+
+
+async def test_the_gauge_has_the_mean_of_the_flushes_since_the_last_look() -> None:
+    looks = [WalSyncs(100, 1.0), WalSyncs(100, 1.0), WalSyncs(110, 1.02), WalSyncs(5, 0.01), None, WalSyncs(9, 1.0)]
+
+    class Statistics:
+        async def read(self, _: object) -> WalSyncs | None:
+            return looks.pop(0)
+
+    statistics: Any = Statistics()
+    meter = DatabaseMeter(database=statistics, now=lambda: NOW)
+    means = []
+    while looks:
+        await meter.measure_syncs()
+        means.append(float(metrics.WAL_SYNC_S._value.get()))
+    assert [None if isnan(mean) else round(mean, 6) for mean in means] == [None, None, 0.002, None, None, None]
