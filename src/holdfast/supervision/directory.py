@@ -199,8 +199,10 @@ class KeyedDirectory:
 
     @property
     def is_ready(self) -> bool:
-        """Whether asks are accepted now."""
-        return self.lives.nursery is not None and not self.lives.stopping.is_set() and not self.lives.pause.is_on
+        """Whether asks are answered here: accepted, or refused because an operator paused the group."""
+        lives = self.lives
+        is_paused = lives.pause.is_on and lives.pause.operators_reason is None
+        return lives.nursery is not None and not lives.stopping.is_set() and not is_paused
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run actors until :meth:`stop` has drained them. Messages left over wake their actors in the next run."""

@@ -47,6 +47,7 @@ from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import LoadedSignIn
 from holdfast.persistence.records.accounts import AccountHead, AccountRow, SessionRow, SignInRow
 from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.unreadable import read_row
 
 R = TypeVar("R")
 
@@ -71,6 +72,9 @@ class OriginState(msgspec.Struct, frozen=True, omit_defaults=True):
     """The code requests of an origin within the last hour."""
 
     requests: tuple[datetime, ...] = ()
+
+
+S = TypeVar("S", CodesState, OriginState)
 
 
 def new_session_token(account_id: str) -> str:
@@ -114,11 +118,14 @@ class SignInActor(JournaledActor):
         loaded = await self._load(self._key)
         self._version = loaded.version
         if self._key.startswith("origin:"):
-            self._origin = msgspec.convert(loaded.state, OriginState)
+            self._origin = self._read(loaded.state, OriginState)
         else:
-            self._codes = msgspec.convert(loaded.state, CodesState)
+            self._codes = self._read(loaded.state, CodesState)
         self._account_id = loaded.account_id
         self._role = loaded.role
+
+    def _read(self, state: object, shape: type[S]) -> S:
+        return read_row(lambda each: msgspec.convert(each, shape), state, "sign_ins", self._key)
 
     def on_receive(self, message: SignInCommand) -> Turn[object] | Awaitable[Turn[object]]:
         """Decide one command."""
