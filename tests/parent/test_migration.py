@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -17,9 +19,16 @@ from holdfast.settings import load_settings
 
 
 @pytest.fixture
-def parent(database_url: str, tmp_path: Path) -> Parent:
+def parent(database_url: str, tmp_path: Path) -> Iterator[Parent]:
     given = {"HOLDFAST_DATA_DIR": str(tmp_path), "HOLDFAST_DATABASE_URL": database_url, "HOLDFAST_PROCESSES": "1"}
-    return Parent(load_settings(given), Sockets((), (), is_ours=True), None, str(tmp_path), {**os.environ, **given})
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield Parent(
+            load_settings(given),
+            Sockets((listening,), (), is_ours=True),
+            None,
+            str(tmp_path),
+            {**os.environ, **given},
+        )
 
 
 async def test_a_migrated_database_needs_no_process(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +58,26 @@ async def test_a_process_that_cannot_be_started_is_a_failure(
 
     monkeypatch.setattr(trio, "run_process", refuse)
     assert await parent._migrate() == GAVE_UP
+
+
+async def test_a_worker_is_not_started_on_older_tables(
+    parent: Parent, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("update alembic_version set version_num = '9999'")
+    with pytest.raises(OSError, match="not migrated"):
+        await parent._start_worker(0)
+
+
+async def test_a_worker_is_started_while_the_database_is_away(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parent, "_database_url", "postgresql://absent@127.0.0.1:1/nothing")
+    started: list[str] = []
+
+    async def start(module: str, *_arguments: object, **_options: object) -> None:
+        started.append(module)
+
+    monkeypatch.setattr("holdfast.parent.parent.start_process", start)
+    await parent._start_worker(0)
+    assert started == ["holdfast.children.worker"]

@@ -190,7 +190,7 @@ class Parent:
 
     async def _migrate(self) -> int:
         """Migrate the database by the code that is installed now, in a process of its own if there is need."""
-        if await trio.to_thread.run_sync(is_migrated, self._database_url, abandon_on_cancel=True):
+        if await self._is_migrated():
             return CLEAN
         try:
             done = await trio.run_process(
@@ -206,7 +206,14 @@ class Parent:
             return GAVE_UP
         return done.returncode if done.returncode >= 0 else GAVE_UP
 
+    async def _is_migrated(self) -> bool | None:
+        return await trio.to_thread.run_sync(is_migrated, self._database_url, abandon_on_cancel=True)
+
     async def _start_worker(self, slot: int) -> ChildProcess:
+        """Start a worker. Raises OSError."""
+        # A release may have been installed since the last one was started, and its tables are not there yet.
+        if await self._is_migrated() is False and await self._migrate() != CLEAN:
+            raise OSError("the database was not migrated")
         public, operators = self._sockets.public, self._sockets.operators
         of_slots = {
             each: tuple(sockets[each % len(sockets)].fileno() for sockets in (public, operators) if sockets)

@@ -28,10 +28,10 @@ def revision_of(connection: psycopg.Connection[Any]) -> str | None:
     return None if row is None else str(row[0])
 
 
-def is_migrated(url: str) -> bool:
-    """Whether the database at ``url`` is at the newest installed revision; False if it cannot be read. Blocks."""
+def is_migrated(url: str) -> bool | None:
+    """Whether the database at ``url`` is at the newest installed revision; None if it cannot be read. Blocks."""
     try:
         with psycopg.connect(url, connect_timeout=CONNECT_S, application_name="holdfast migrate") as connection:
             return revision_of(connection) == installed_revisions()[-1]
     except psycopg.Error:
-        return False
+        return None
