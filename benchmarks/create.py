@@ -65,8 +65,8 @@ def drive(side: Side, *, connections: int, seconds: float) -> Run:
     """Load one server."""
     before = cpu_s(side.module)
     result = load.run(
-        ("127.0.0.1", side.port),
-        lambda n: side.requests[n % len(side.requests)],
+        [side.port],
+        lambda _, n: side.requests[n % len(side.requests)],
         connections=connections,
         seconds=seconds,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -58,21 +58,24 @@ class Connection:
         return None
 
 
-def run(address: tuple[str, int], request: Callable[[int], bytes], *, connections: int, seconds: float) -> Result:
-    """Keep ``connections`` busy for ``seconds`` with ``request(n)``; every begun request is awaited."""
+def run(ports: Sequence[int], request: Callable[[int, int], bytes], *, connections: int, seconds: float) -> Result:
+    """Keep ``connections`` busy for ``seconds``, spread evenly over servers on this machine.
+
+    ``request(server, n)`` is sent to a server, which is given by its place in ``ports``; every begun request is
+    awaited.
+    """
     result = Result()
     waiting = selectors.DefaultSelector()
-    sent = 0
-    begun = time.perf_counter()
-    for _ in range(connections):
-        connection = Connection(address)
-        waiting.register(connection.socket, selectors.EVENT_READ, connection)
-        connection.send(request(sent))
+    begun, sent = time.perf_counter(), 0
+    for number in range(connections):
+        server = number % len(ports)
+        connection = Connection(("127.0.0.1", ports[server]))
+        waiting.register(connection.socket, selectors.EVENT_READ, (connection, server))
+        connection.send(request(server, sent))
         sent += 1
-    connections_open = connections
-    while connections_open:
+    while waiting.get_map():
         for key, _ in waiting.select(timeout=30):
-            connection = key.data
+            connection, server = key.data
             received = connection.receive()
             if received is None:
                 continue
@@ -80,12 +83,11 @@ def run(address: tuple[str, int], request: Callable[[int], bytes], *, connection
             result.statuses[status] = result.statuses.get(status, 0) + 1
             result.latencies_s.append(latency_s)
             if time.perf_counter() - begun < seconds:
-                connection.send(request(sent))
+                connection.send(request(server, sent))
                 sent += 1
             else:
                 waiting.unregister(connection.socket)
                 connection.socket.close()
-                connections_open -= 1
     result.took_s = time.perf_counter() - begun
     result.latencies_s.sort()
     return result

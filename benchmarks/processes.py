@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import selectors
 import statistics
 import subprocess
 import sys
@@ -127,42 +126,17 @@ def measure(
     started: Sequence[Server], request: Callable[[int, int], bytes], *, connections: int, seconds: float
 ) -> Run:
     """Keep connections busy, spread evenly over the processes; ``request(process, n)`` is sent to a process."""
-    waiting = selectors.DefaultSelector()
-    latencies: list[float] = []
-    statuses: dict[int, int] = {}
     before = [(server.cpu_s(), server.metric(STALE), server.metric(FORWARDED)) for server in started]
-    begun, sent = time.perf_counter(), 0
-    for number in range(connections):
-        target = number % len(started)
-        connection = load.Connection(("127.0.0.1", started[target].port))
-        waiting.register(connection.socket, selectors.EVENT_READ, (connection, target))
-        connection.send(request(target, sent))
-        sent += 1
-    while waiting.get_map():
-        for key, _ in waiting.select(timeout=30):
-            connection, target = key.data
-            received = connection.receive()
-            if received is None:
-                continue
-            statuses[received[0]] = statuses.get(received[0], 0) + 1
-            latencies.append(received[1])
-            if time.perf_counter() - begun < seconds:
-                connection.send(request(target, sent))
-                sent += 1
-            else:
-                waiting.unregister(connection.socket)
-                connection.socket.close()
-    took_s = time.perf_counter() - begun
+    result = load.run([server.port for server in started], request, connections=connections, seconds=seconds)
     after = [(server.cpu_s(), server.metric(STALE), server.metric(FORWARDED)) for server in started]
-    assert set(statuses) == {200}, statuses
+    assert set(result.statuses) == {200}, result.statuses
     cpu_s, stale, forwarded = (sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in range(3))
-    latencies.sort()
-    count = len(latencies)
+    count = len(result.latencies_s)
     return Run(
-        count / took_s,
+        result.rate,
         cpu_s / count * 1e6,
-        latencies[count // 2] * 1e3,
-        latencies[count * 99 // 100] * 1e3,
+        result.percentile_ms(0.5),
+        result.percentile_ms(0.99),
         stale,
         forwarded / count,
     )
