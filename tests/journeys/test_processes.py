@@ -99,6 +99,10 @@ async def test_rolls_refuse_cut_and_lose_nothing(service: Service, new_customer:
     assert sorted(tally.created.values()) == sorted(found)
     # The counts of workers that have ended are not lost.
     await until_holds(lambda: service.metric("holdfast_http_request_duration_seconds_count") >= tally.requests)
+    # The gauges of those are.
+    assert service.metric("holdfast_build_info") == 2
+    cpu_s = r'holdfast_process_cpu_seconds_total\{process="%s"\}'
+    await until_holds(lambda: all(service.metric(cpu_s % process) for process in ("parent", "0", "1")))
     after = workers(service)
     assert len(after) == 2
     assert not {*before} & {*after}
