@@ -124,6 +124,8 @@ class NoRows:
     async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
         raise AssertionError("this call must not read the database")
 
+    scan = read
+
 
 class AwayRows:
     """A database that is away."""
@@ -142,6 +144,9 @@ class CountingRows:
     async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
         self.reads += 1
         return await self.database.read(query)
+
+    async def scan(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
+        return await self.database.scan(query)
 
 
 @dataclass

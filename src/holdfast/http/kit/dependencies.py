@@ -52,6 +52,10 @@ class Reads(Protocol):
         """
         ...
 
+    async def scan(self, query: Callable[[Connection], T], /) -> T:
+        """Run a query that may take up to a minute; one runs at a time. Raises as :meth:`read` does."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Readiness:

@@ -1,0 +1,81 @@
+"""The books over all accounts agree with rows that are added up one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import date, timedelta
+
+import pytest
+from sqlalchemy import Connection, select, text
+
+from holdfast.ledger.credit.operations import OperationKind
+from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.queries.books import RevenueBy, liabilities, revenue, trial_balance
+from holdfast.persistence.records import tables
+from holdfast.persistence.server.connections import connected
+
+from .account_history import START, write_books
+
+
+def test_a_trial_balance_has_every_ledger_account_and_sums_to_zero(database_url: str) -> None:
+    with connected(database_url) as connection:
+        assert trial_balance(connection).ledger_accounts == ()
+        connection.rollback()
+        write_books(connection)
+        found = trial_balance(connection)
+        sums: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        for row in connection.execute(select(tables.postings)):
+            sums[row.ledger_account] += row.amount_micro
+            counts[row.ledger_account] += 1
+        assert {name: (balance, count) for name, balance, count in found.ledger_accounts} == {
+            name: (sums[name], counts[name]) for name in sums
+        }
+        assert sum(sums.values()) == 0
+        assert {"available", "held", "revenue", "adjustments", "cash:sandbox", "cash:cardprovider"} == set(sums)
+        stored = connection.execute(select(tables.accounts)).all()
+        assert (
+            found.stored_balance_micro
+            == sum(row.balance_micro for row in stored)
+            == sums["available"] + sums["held"]
+        )
+        assert found.stored_held_micro == sum(row.held_micro for row in stored) == sums["held"]
+        connection.rollback()
+        assert [check for check in run_audit(connection) if not check.ok] == []
+
+
+def test_liabilities_are_the_accounts_balances_and_open_holds(database_url: str) -> None:
+    with connected(database_url) as connection:
+        write_books(connection)
+        found = liabilities(connection)
+        balances = [row.balance_micro for row in connection.execute(select(tables.accounts))]
+    assert found.accounts == len(balances)
+    assert found.credit_micro == sum(each for each in balances if each > 0)
+    assert found.overdrawn_micro == sum(each for each in balances if each < 0) < 0
+    assert (found.accounts_with_credit, found.accounts_overdrawn) == (
+        sum(each > 0 for each in balances), sum(each < 0 for each in balances)
+    )  # fmt: skip
+    assert (found.holds_open, found.holds_open_micro) == (1, found.held_micro) == (1, 1_000_000)
+
+
+@pytest.mark.parametrize(("by", "names"), [("day", {""}), ("model", {"studio/still"}), ("provider", {"studio"})])
+def test_revenue_is_what_was_captured_in_the_time(database_url: str, by: RevenueBy, names: set[str]) -> None:
+    def total(connection: Connection, **time: int) -> int:
+        until = START + timedelta(**time)
+        return sum(each.amount_micro for each in revenue(connection, by, since=START, until=until))
+
+    with connected(database_url) as connection:
+        write_books(connection)
+        lines = revenue(connection, by, since=START, until=START + timedelta(days=1))
+        assert {(line.day, line.name) for line in lines} == {(date(2026, 11, 20), name) for name in names}
+        captured = connection.execute(
+            select(tables.operations).where(tables.operations.c.kind == OperationKind.CAPTURE)
+        ).all()
+        assert sum(line.captures for line in lines) == len(captured) == 2
+        assert sum(line.amount_micro for line in lines) == sum(row.amount_micro for row in captured) == 2_500_000
+        revenue_balance = dict(trial_balance(connection).ledger_accounts[i][:2] for i in range(6))["revenue"]
+        assert total(connection, days=1) == revenue_balance
+        first = min(row.at for row in captured)
+        assert total(connection, milliseconds=(first - START) // timedelta(milliseconds=1)) == 0
+        plan = connection.execute(text("explain select from operations where at >= now()")).scalars().all()
+    assert plan
