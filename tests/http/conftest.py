@@ -519,6 +519,10 @@ class Api(Stage):
         await self.write(tables.usage_entries.insert().values(**values))
 
 
+async def render_metrics() -> bytes:
+    return b"# counters\n"
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Development settings that know nothing of the real environment."""
@@ -556,7 +560,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         controls=FakeControls(),
         poison=FakePoison(),
         provider_checks=FakeProviderChecks(),
-        metrics_text=lambda: b"# counters\n",
+        metrics_text=render_metrics,
         urls=PublicUrls(
             base=PUBLIC_URL, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s
         ),

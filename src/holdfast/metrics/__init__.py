@@ -7,6 +7,7 @@ Labels have few values: providers are those of the catalog, and nothing has the 
 
 from __future__ import annotations
 
+import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -312,12 +313,22 @@ def flush() -> None:
         histogram.flush()
 
 
-def render_workers(folder: str) -> bytes:
+async def render_process() -> bytes:
+    """Render this process's metrics."""
+    return generate_latest()
+
+
+async def render_workers(folder: str) -> bytes:
     """Render the totals of all workers that write to ``folder``, those that have ended included.
 
-    What the others observed in the last seconds is added at their next :func:`flush`.
+    What the others observed in the last moment is added at their next :func:`flush`. Reading the files of many
+    workers takes long, so a thread does it.
     """
     flush()
+    return await trio.to_thread.run_sync(_render_files, folder)
+
+
+def _render_files(folder: str) -> bytes:
     registry = CollectorRegistry()
     MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
     return generate_latest(registry)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from socket import gethostname
-
-from prometheus_client import generate_latest
 
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.new_tasks import NewTasks
@@ -27,6 +25,7 @@ from holdfast.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.places import place_carried_by, place_of
+from holdfast.metrics import render_process
 from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.journal import Journal
@@ -87,7 +86,7 @@ def assemble(
     embedded: EmbeddedPostgres | None = None,
     sockets: ListeningSockets | None = None,
     has_emulators: bool = True,
-    metrics_text: Callable[[], bytes] = generate_latest,
+    metrics_text: Callable[[], Awaitable[bytes]] = render_process,
     worker: int | None = None,
 ) -> Assembly:
     """Compose the service. ``local_url`` is where it listens. Raises :class:`CatalogFault`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -231,7 +231,7 @@ class Dependencies:
     controls: ProcessControls
     poison: PoisonActions
     provider_checks: ProviderChecks
-    metrics_text: Callable[[], bytes]
+    metrics_text: Callable[[], Awaitable[bytes]]
     urls: PublicUrls
     now: Now = utc_now
     catalog_of: Callable[[str], Catalog | None] = no_earlier_catalogs

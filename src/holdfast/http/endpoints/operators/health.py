@@ -66,4 +66,4 @@ async def readyz(call: Call) -> Outcome:
 )
 async def metrics(call: Call) -> Outcome:
     """Metrics of this process."""
-    return Response(call.deps.metrics_text(), content_type=METRICS_CONTENT_TYPE)
+    return Response(await call.deps.metrics_text(), content_type=METRICS_CONTENT_TYPE)
