@@ -13,6 +13,7 @@ PARTS = {
     "create": "creating tasks over HTTP, beside a row-lock peer",
     "whole": "whole tasks beside a row-lock peer",
     "processes": "creating tasks through one and two processes",
+    "readers": "creates beside slow readers of the report stream",
     "memory": "memory of an awake account",
     "rolls": "rolls and kills of workers under load",
     "growth": "costs with large books beside small ones",
