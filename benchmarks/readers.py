@@ -3,7 +3,7 @@
 Another member's reports arrive all the time, in both cases. The readers read a part of what they are sent, so that
 their queues fill and they skip. CPU is that of the service's process alone, per create.
 
-Run: python -m benchmarks readers [--readers 50] [--reports 20] [--seconds 6] [--rounds 5]
+Run: python -m benchmarks readers [--readers 50] [--reports 20] [--seconds 2] [--rounds 16]
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--readers", type=int, default=50)
     parser.add_argument("--reports", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=16)
     options = parser.parse_args()
     port = free_port()
     with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:

@@ -58,7 +58,7 @@ class Stage:
 
     @staticmethod
     def emit(reporter: Reporter, key: str) -> Report:
-        reporter.report(Report(kind="crash", at=utc_now(), path="holdfast/accounts", key=key))
+        reporter.report(Report(kind="crash", at=utc_now(), path=f"holdfast/{key}", key=key))
         return reporter.recent(1)[0]
 
     def emit_elsewhere(self, *keys: str) -> None:

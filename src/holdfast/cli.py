@@ -182,7 +182,9 @@ def reports_command(
     path: Annotated[str | None, typer.Option(help="This child of the tree, and below.", show_default=False)] = None,
     key: Annotated[str | None, typer.Option(help="Only on this actor.", show_default=False)] = None,
     member: Annotated[str | None, typer.Option(help="Only of this process.", show_default=False)] = None,
-    trace: Annotated[str | None, typer.Option(help="Only on this request.", show_default=False)] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="Only on this request: its trace, or X-Request-Id.", show_default=False)
+    ] = None,
     since: Annotated[
         str | None, typer.Option(help="As long ago as 15m, 2h or 7d, or an RFC 3339 time.", show_default=False)
     ] = None,
@@ -193,7 +195,8 @@ def reports_command(
     ] = "console",
 ) -> None:
     """Print the reports of all processes, the newest last."""
-    wanted = ReportFilter(kind=kind, level=level, path=path, key=key, member_id=member, trace_id=trace)
+    trace_id = None if trace is None else trace.removeprefix("req_")
+    wanted = ReportFilter(kind=kind, level=level, path=path, key=key, member_id=member, trace_id=trace_id)
     with report_faults(), quiet_ends():
         _print_reports(wanted, since, limit=limit, follow=follow, form=form)
 

@@ -181,7 +181,8 @@ async def test_an_entry_says_what_happened_in_words(api: Api) -> None:
         ("key=task_2", ["task_2"]),
         ("account_id=acct_1&kind=crash", ["acct_1"]),
         ("task_id=task_2", ["task_2"]),
-        ("trace_id=req_1", ["task_2"]),
+        (f"trace_id={'1' * 32}", ["task_2"]),
+        (f"trace_id=req_{'1' * 32}", ["task_2"]),
         ("member_id=proc_none", []),
         ("from=2999-01-01", []),
         ("to=2999-01-01&limit=1", ["task_2"]),
@@ -193,7 +194,7 @@ async def test_the_list_is_filtered(api: Api, query: str, keys: list[str]) -> No
         api,
         emit(api, "acct_0", kind="restart"),
         emit(api, "acct_1"),
-        emit(api, "task_2", kind="quarantine", path="holdfast/tasks", trace_id="req_1"),
+        emit(api, "task_2", kind="quarantine", path="holdfast/tasks", trace_id="1" * 32),
     )
     page = await (await api.call("GET", f"{LIST}?{query}", headers=PROOF)).get_json()
     assert [each["key"] for each in page["data"]] == keys

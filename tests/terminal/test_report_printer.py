@@ -80,7 +80,7 @@ def test_json_lines_have_every_field_that_is_set(configured_url: str) -> None:
 
 def test_options_choose_reports(configured_url: str) -> None:
     store(configured_url, "acct_1", at=NOW - timedelta(hours=3))
-    store(configured_url, "acct_2", kind="restart", level="info", member_id="proc_2", trace_id="req_2")
+    store(configured_url, "acct_2", kind="restart", level="info", member_id="proc_2", trace_id="2" * 32)
     store(configured_url, "task_3", path="holdfast/tasks")
 
     def keys(*words: str) -> list[str]:
@@ -91,7 +91,7 @@ def test_options_choose_reports(configured_url: str) -> None:
     assert keys("--kind", "crash") == ["acct_1", "task_3"]
     assert keys("--level", "error", "--path", "holdfast/accounts") == ["acct_1"]
     assert keys("--key", "task_3") == ["task_3"]
-    assert keys("--member", "proc_2") == keys("--trace", "req_2") == ["acct_2"]
+    assert keys("--member", "proc_2") == keys("--trace", "req_" + "2" * 32) == ["acct_2"]
 
 
 @pytest.mark.parametrize("words", [("--since", "yesterday"), ("--since", "2026-01-01"), ("--kind", "novel")])

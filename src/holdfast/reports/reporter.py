@@ -16,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from holdfast import metrics
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
+from holdfast.reports.bursts import Bursts
 from holdfast.reports.report import Report, level_of
 from holdfast.reports.words import in_words
 from holdfast.scrubbing import scrub
@@ -48,6 +49,7 @@ class Reporter:
         self._host = host
         self._worker = worker
         self._number = 0
+        self._bursts = Bursts()
         self._ring: deque[Report] = deque(maxlen=ring_records)
         self._listeners: dict[int, Callable[[Report], None]] = {}
         self._next_listener = 0
@@ -56,6 +58,16 @@ class Reporter:
 
     def report(self, report: Report, fault: BaseException | None = None) -> None:
         """Accept one report; the traceback of ``fault`` is logged at debug. Never raises."""
+        self.report_sums()
+        if not self._bursts.sums(report):
+            self._emit(report, fault)
+
+    def report_sums(self) -> None:
+        """Report the sums of bursts that are over. Called now and then: a burst may be the last for long."""
+        for total in self._bursts.take(self.now()):
+            self._emit(total, None)
+
+    def _emit(self, report: Report, fault: BaseException | None) -> None:
         try:
             report = self._complete(report)
         except Exception:

@@ -60,6 +60,17 @@ class KeyedReports:
             message_type=type(envelope.message).__name__,
             trace_id=envelope.trace_id,
         )
+        self._reporter.report(
+            Report(
+                kind="dead_letter",
+                at=self._reporter.now(),
+                path=self.path,
+                key=child.key,
+                reason=f"{type(envelope.message).__name__} ({reason})",
+                mailbox_depth=len(child.mailbox),
+                trace_id=envelope.trace_id,
+            )
+        )
 
     def crash(
         self,

@@ -16,6 +16,7 @@ import trio
 from holdfast.persistence.claims.reports import write_last_reports, write_reports
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.reports.bursts import PERIOD_S
 from holdfast.reports.report import Report
 from holdfast.reports.reporter import Reporter
 
@@ -82,9 +83,16 @@ class ReportWriter:
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Store reports until cancelled."""
         task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report_sums)
+            while True:
+                await self._queue.wait()
+                await self._store(self._queue.first(BATCH_MAX))
+
+    async def _report_sums(self) -> None:
         while True:
-            await self._queue.wait()
-            await self._store(self._queue.first(BATCH_MAX))
+            await trio.sleep(PERIOD_S / 2)
+            self._reporter.report_sums()
 
     async def _store(self, batch: list[Report]) -> None:
         try:
