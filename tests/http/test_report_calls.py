@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import trio
 import trio.lowlevel
+from tests.event_streams import STREAM, StreamReader, reading
 from trio.testing import MockClock
 
 from holdfast.http.endpoints.operators import reports as endpoint
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OPERATOR = "operator-token-of-these-tests"
 PROOF = {"Authorization": f"Bearer {OPERATOR}"}
-LIST, STREAM = "/ops/api/reports", "/ops/api/reports/stream"
+LIST = "/ops/api/reports"
 SECRET = "whsec_MfKQ9r8GKYqrTwjU"
 
 
@@ -35,84 +35,6 @@ def emit(stage: Stage, key: str = "acct_1", **fields: Any) -> Report:
     reporter = stage.reporter
     reporter.report(Report(**{"kind": "crash", "at": utc_now(), "path": "holdfast/accounts", "key": key, **fields}))
     return reporter.recent(1)[0]
-
-
-@dataclass
-class Event:
-    """A server-sent event as it was received."""
-
-    fields: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def data(self) -> Any:
-        return msgspec.json.decode(self.fields["data"])
-
-
-class Reader:
-    """A client of the stream, which reads its chunks itself. ``status`` and ``head`` are the response's."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-        self._received = b""
-        self._text = b""
-        self.head = ""
-        self.status = 0
-        self.is_complete = False
-        """Whether the response has ended as it should: with its last chunk."""
-
-    async def read_head(self) -> None:
-        self.head = (await self._until(b"\r\n\r\n")).decode().lower()
-        self.status = int(self.head.split()[1])
-
-    async def next(self) -> Event | None:
-        """Return the next event with data; None at the end of the stream."""
-        with trio.fail_after(20):
-            while True:
-                while b"\n\n" not in self._text:
-                    size = int((await self._until(b"\r\n")).strip() or b"0", 16)
-                    self._text += (await self._exactly(size + 2))[:size]
-                    if not size:
-                        self.is_complete = True
-                        return None
-                block, _, self._text = self._text.partition(b"\n\n")
-                lines = [line.partition(": ") for line in block.decode().split("\n") if not line.startswith(":")]
-                event = Event({name: value for name, _, value in lines})
-                if "data" in event.fields:
-                    return event
-
-    async def keys(self, count: int) -> list[str]:
-        found = [await self.next() for _ in range(count)]
-        return [event.data["key"] for event in found if event is not None]
-
-    async def _until(self, end: bytes) -> bytes:
-        while end not in self._received:
-            await self._receive()
-        part, _, self._received = self._received.partition(end)
-        return part
-
-    async def _exactly(self, size: int) -> bytes:
-        while len(self._received) < size:
-            await self._receive()
-        part, self._received = self._received[:size], self._received[size:]
-        return part
-
-    async def _receive(self) -> None:
-        data = await self._stream.receive_some(65_536)
-        assert data, "the response was cut"
-        self._received += data
-
-
-@asynccontextmanager
-async def reading(base: str, query: str = "", *, status: int = 200, **headers: str) -> AsyncIterator[Reader]:
-    host, _, port = base.removeprefix("http://").partition(":")
-    lines = [f"GET {STREAM}{query} HTTP/1.1", f"Host: {host}"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in {**PROOF, **headers}.items()]
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        await stream.send_all("\r\n".join([*lines, "", ""]).encode())
-        reader = Reader(stream)
-        await reader.read_head()
-        assert reader.status == status, reader.head
-        yield reader
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -219,7 +141,7 @@ async def test_reports_are_for_operators_alone(api: Api, path: str) -> None:
 
 
 async def test_a_local_report_is_streamed_at_once(api: Api) -> None:
-    async with serving(api) as base, reading(base) as reader:
+    async with serving(api) as base, reading(base, OPERATOR) as reader:
         assert "content-type: text/event-stream" in reader.head
         report = emit(api, reason=f"Bearer {SECRET}")
         event = await reader.next()
@@ -231,7 +153,7 @@ async def test_a_local_report_is_streamed_at_once(api: Api) -> None:
 
 async def test_the_stream_has_reports_of_other_members(api: Api) -> None:
     report = emit(api, "acct_other")
-    async with serving(api) as base, reading(base) as reader:
+    async with serving(api) as base, reading(base, OPERATOR) as reader:
         emit(api, "acct_here")
         assert await reader.keys(1) == ["acct_here"]
         await until(lambda: api.deps.reports.position is not None)
@@ -247,7 +169,7 @@ async def test_the_stream_resumes_from_a_position(api: Api, by: str) -> None:
     _, second, *later = await positions(api)
     sent = {"Last_Event_ID": str(second)} if by == "header" else {}
     query = "" if by == "header" else f"?after={second}"
-    async with serving(api) as base, reading(base, query, status=200, **sent) as reader:
+    async with serving(api) as base, reading(base, OPERATOR, query, status=200, **sent) as reader:
         events = [await reader.next(), await reader.next()]
         found = [(event.data["key"], int(event.fields["id"])) for event in events if event]
         assert found == list(zip(("acct_2", "acct_3"), later, strict=True))
@@ -267,16 +189,16 @@ async def test_too_many_readers_are_refused_until_one_hangs_up(api: Api) -> None
     async with serving(api) as base:
         feed = api.deps.reports
         feed.readers_max = 2
-        async with reading(base), reading(base), reading(base, status=503) as refused:
+        async with reading(base, OPERATOR), reading(base, OPERATOR), reading(base, OPERATOR, status=503) as refused:
             assert "retry-after: 1" in refused.head
         await until(lambda: not feed.is_full)
-        async with reading(base) as reader:
+        async with reading(base, OPERATOR) as reader:
             emit(api)
             assert await reader.keys(1) == ["acct_1"]
 
 
 async def test_a_reader_that_does_not_read_costs_bounded_memory(api: Api) -> None:
-    async with serving(api) as base, reading(base) as slow:
+    async with serving(api) as base, reading(base, OPERATOR) as slow:
         report = emit(api, reason="word " * 400)
         # More than the sockets' buffers take; the reader reads none of it meanwhile.
         for number in range(20_000):
@@ -297,11 +219,11 @@ async def test_a_reader_that_does_not_read_costs_bounded_memory(api: Api) -> Non
 
 async def test_streams_end_in_order_when_the_server_stops(api: Api) -> None:
     api.configure(operator_token=OPERATOR)
-    readers: list[Reader] = []
+    readers: list[StreamReader] = []
     keys: list[str] = []
 
     async def read(base: str, *, task_status: trio.TaskStatus[None]) -> None:
-        async with reading(base) as reader:
+        async with reading(base, OPERATOR) as reader:
             readers.append(reader)
             task_status.started()
             keys.extend(await reader.keys(1))
