@@ -35,7 +35,7 @@ test: $(TESTABLE)  ## Run the tests, several at a time (ARGS="-k name" narrows t
 	@# Debian has promtool in the package prometheus, whose installation would start a server: it is taken from the package.
 	@command -v promtool >/dev/null || [ -x $(BIN)/promtool ] || \
 		{ command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null && echo "unpacking promtool" && \
-			{ [ "$$(id -u)" != 0 ] || apt-get update -qq; } && cd $(VENV) && apt-get download -qq prometheus && \
+			{ [ "$$(id -u)" != 0 ] || apt-get update -qq; } && cd $(VENV) && apt-get download -qq -o APT::Sandbox::User=root prometheus && \
 			dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x -C bin --strip-components=3 ./usr/bin/promtool && \
 			rm prometheus_*.deb; } || \
 		{ echo "The tests need promtool. On Debian and Ubuntu: apt install prometheus" >&2; exit 1; }

@@ -90,13 +90,15 @@ async def test_a_call_that_takes_too_long_is_measured_and_a_timeout(autojump_clo
     assert measured.total == pytest.approx(took_s)
 
 
-async def test_an_answered_call_is_measured_and_no_error(autojump_clock: MockClock) -> None:
-    provider = box("answers", answer=200, after_s=0.3)
+@pytest.mark.parametrize("status", [200, 404, 405, 422])
+async def test_an_answer_about_the_job_is_measured_and_no_error(autojump_clock: MockClock, status: int) -> None:
+    name = f"answers_{status}"
+    provider = box(name, answer=status, after_s=0.3)
     await provider.probe()
-    measured = metrics.PROVIDER_CALL_S.labels("answers", "probe").distribution
+    measured = metrics.PROVIDER_CALL_S.labels(name, "probe").distribution
     assert measured.count == 1
     assert measured.total == pytest.approx(0.3)
-    assert [labels for labels in metrics.PROVIDER_ERRORS._metrics if labels[0] == "answers"] == []
+    assert [labels for labels in metrics.PROVIDER_ERRORS._metrics if labels[0] == name] == []
 
 
 async def test_the_gauge_has_the_state_that_a_process_sees(mock_clock: MockClock, nursery: trio.Nursery) -> None:

@@ -188,7 +188,7 @@ PROVIDER_ERRORS = Counter(
     "holdfast_provider_call_errors",
     "Calls that failed, by provider, call and reason: timeout, connect_error, connect_timeout, pool_timeout, "
     "read_error, read_timeout, write_error, write_timeout, remote_protocol_error, body_too_large, or status_ with "
-    "the number of an HTTP status from 400.",
+    "the number of an HTTP status: 401, 402, 403, 408, 429, and from 500.",
     ["provider", "call", "reason"],
 )
 PROVIDER_SLOTS = Gauge(

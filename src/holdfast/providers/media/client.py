@@ -33,6 +33,9 @@ ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
 PROBE_TIMEOUT_S = 5.0
 
+REFUSING_STATUSES = frozenset({401, 402, 403, 408, 429})
+"""Statuses that concern us. Others below 500 concern the job: an input that is refused, a job that is unknown."""
+
 ProviderCall = Literal["submit", "poll", "cancel", "probe"]
 _METHODS = {"poll": "GET", "cancel": "POST"}
 
@@ -142,7 +145,7 @@ class ProviderClient:
             raise
         finally:
             metrics.PROVIDER_CALL_S.labels(self._name, call).observe(trio.current_time() - begun)
-        if response.status >= 400:
+        if response.status >= 500 or response.status in REFUSING_STATUSES:
             self._count_error(call, f"status_{response.status}")
         self.health.call_answered(response.status)
         return ProviderResponse(response.status, response.header("retry-after"), body)
