@@ -131,6 +131,14 @@ async def test_requests_get_503_until_a_stopped_database_is_back(
         await until(ready, within_s=30)
 
     await under_load(service, ada, trouble)
+    lines = [line for line in service.log_lines() if not str(line["event"]).startswith(("task ", "account "))]
+    assert len(lines) < 40, lines
+    story = [line for line in lines if line["event"] in {"outage", "recovery"}]
+    of_database = [str(line["text"]) for line in story if line["path"] == "holdfast/database"]
+    assert of_database[0].startswith(("the database is away: ", "the database is slow: "))
+    assert of_database[-1].startswith("the database answers; lasted ")
+    assert next(line["event"] for line in story if line["path"] == "holdfast/http") == "outage"
+    assert sum(line["count"] for line in lines if line["event"] == "requests refused") > 0
 
 
 async def test_a_killed_embedded_server_is_restarted(new_service: NewService, new_customer: NewCustomer) -> None:

@@ -84,9 +84,12 @@ def test_while_it_lasts_its_count_is_reported_ever_more_rarely(story: Story) -> 
     assert story.reporter.recent(1)[0].count == 10980
 
 
-def test_a_change_of_state_is_reported_at_once(story: Story) -> None:
+def test_a_change_of_state_is_reported_unless_it_alternates(story: Story) -> None:
     watch = story.conditions.watch(PROVIDER, "studio", provider="studio")
-    for reason in ("silent: no updates", "silent: none", "down: refused", "down: timed out"):
+    for reason in ("silent: no updates", "down: refused", "silent: none"):
+        watch(reason)
+    story.pass_time(10)
+    for reason in ("silent: none", "down: refused", "down: timed out"):
         watch(reason)
     watch(None)
     assert [line.partition(";")[0] for line in story.lines] == [

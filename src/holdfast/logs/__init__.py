@@ -40,7 +40,9 @@ _SECRET_KEY = re.compile(
 # Their INFO lines contain statements with parameters, URLs with query strings, or what each start repeats.
 _TRACE_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _QUIET_LOGGERS = ("sqlalchemy", "httpx2", "httpcore2", "pykka", "alembic")
-_ROUTED_LOGGERS = ("hypercorn.error", "hypercorn.access", *_QUIET_LOGGERS)
+# It warns of each connection that is lost with the server, which is one outage.
+_SILENT_LOGGERS = ("psycopg",)
+_ROUTED_LOGGERS = ("hypercorn.error", "hypercorn.access", *_QUIET_LOGGERS, *_SILENT_LOGGERS)
 
 
 def scrub_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -192,7 +194,8 @@ def configure_logging(
         logger = logging.getLogger(name)
         logger.handlers = []
         logger.propagate = True
-        logger.setLevel(max(number, logging.WARNING) if name in _QUIET_LOGGERS else number)
+        least = logging.ERROR if name in _SILENT_LOGGERS else logging.WARNING if name in _QUIET_LOGGERS else number
+        logger.setLevel(max(number, least))
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -213,9 +216,9 @@ def log_life(event: str, fields: Mapping[str, str | int | None]) -> None:
     numbers: never a text from outside.
     """
     if _lines.level <= logging.INFO:
-        line: dict[str, object] = {"time": time_of_line(), "level": "info", "event": event}
-        line.update({name: value for name, value in fields.items() if value is not None})
-        line.update(_lines.context())
+        line = {"time": time_of_line(), "level": "info", "event": event, **fields, **_lines.context()}
+        if None in fields.values():
+            line = {name: value for name, value in line.items() if value is not None}
         _lines.put(_lines.render(line))
 
 

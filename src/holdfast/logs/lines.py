@@ -28,6 +28,9 @@ _PLAIN: Final = re.compile(r'[^\s"=]+')
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 
 
+_encode: Final = msgspec.json.Encoder(enc_hook=str).encode
+
+
 class _Second:
     """The text of the current second, since formatting a date costs more than the rest of a line."""
 
@@ -54,7 +57,7 @@ def in_order(fields: Mapping[str, object]) -> Fields:
 def render_json(fields: Mapping[str, object]) -> str:
     """Render ordered fields as one JSON object."""
     try:
-        return msgspec.json.encode(fields, enc_hook=str).decode()
+        return _encode(fields).decode()
     except (UnicodeEncodeError, TypeError, ValueError):
         # A lone surrogate, from bytes that are not UTF-8, or a key that is not text.
         return json.dumps(fields, default=str)

@@ -26,6 +26,9 @@ SUBJECTS_MAX: Final = 50
 OTHERS: Final = "others"
 
 STATES: Final = frozenset({"away", "slow", "down", "silent"})
+"""The states that a reason may begin with; the change from one to another is reported too."""
+CHANGE_PAUSE_S: Final = 10.0
+"""How long a condition must have been reported before a change of its state is; at first they alternate."""
 
 Watch: TypeAlias = Callable[[str | None], None]
 """Takes the outcome of a call: the reason of a failure, or None for a success."""
@@ -127,6 +130,7 @@ class _Lasting:
     has_begun: bool = False
     pause_s: float = FIRST_COUNT_S
     report_at_s: float = 0.0
+    reported_s: float = 0.0
 
 
 def _is_going_on(condition: Condition, found: _Lasting, now_s: float) -> bool:
@@ -135,7 +139,7 @@ def _is_going_on(condition: Condition, found: _Lasting, now_s: float) -> bool:
 
 
 def _state(reason: str) -> str | None:
-    """Return the state that a reason begins with, if any: the change of it is reported too."""
+    """Return the state that a reason begins with, if any."""
     state = reason.partition(":")[0]
     return state if state in STATES else None
 
@@ -183,7 +187,8 @@ class Conditions:
         before, found.reason = found.reason, reason
         found.count, found.last_s = found.count + 1, now_s
         is_due = found.count >= condition.failures_min
-        if (is_due and not found.has_begun) or (found.has_begun and _state(reason) != _state(before)):
+        is_other = _state(reason) != _state(before) and now_s - found.reported_s >= CHANGE_PAUSE_S
+        if is_other if found.has_begun else is_due:
             found.has_begun = True
             found.report_at_s = now_s + found.pause_s
             self._report(condition, subject, found, _beginning(condition, reason))
@@ -239,6 +244,7 @@ class Conditions:
         lasted_s: float | None = None,
         kind: ReportKind | None = None,
     ) -> None:
+        found.reported_s = self._clock()
         self._reporter.report(
             Report(
                 kind=kind or condition.kind,

@@ -217,7 +217,7 @@ class Journal:
             self._note(results)
             return results
         except ConnectionLost as lost:
-            log.warning("database connection lost before a commit", units=len(units), reason=str(lost))
+            log.debug("database connection lost before a commit", units=len(units), reason=str(lost))
             self._gate.close(str(lost))
             return [NotWritten("the database connection was lost before the commit")] * len(units)
         except CommitUnanswered as lost:

@@ -179,7 +179,7 @@ class Database:
 
     def close(self) -> None:
         """Close the gate and every idle connection."""
-        self.gate.close("The database connection is closed.")
+        self.gate.close("The database connection is closed.", is_fault=False)
         self._dispose()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -194,7 +194,6 @@ class Database:
                 await self._open_again(task_status if first else trio.TASK_STATUS_IGNORED)
                 first = False
                 await self._watch()
-                _log.warning("the database is %s: %s", self.gate.state, self.gate.reason)
                 # Idle connections in the pools may be lost too; using one would close the gate again.
                 self._dispose()
         finally:
@@ -213,7 +212,6 @@ class Database:
                 task_status.started()
                 reported = True
             if self.gate.is_open:
-                _log.info("the database answers")
                 return
             await trio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads the probes
             pause_s = min(pause_s * 2, PROBE_LAST_S)

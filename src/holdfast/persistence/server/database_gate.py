@@ -65,18 +65,22 @@ class DatabaseGate:
         self._trouble = None
         self._update()
 
-    def close(self, reason: str, trouble: Trouble = "away") -> None:
-        """Close the gate: refuse callers with ``reason``. Running reads are cancelled after :data:`GRACE_S`."""
+    def close(self, reason: str, trouble: Trouble = "away", *, is_fault: bool = True) -> None:
+        """Close the gate: refuse callers with ``reason``. Running reads are cancelled after :data:`GRACE_S`.
+
+        It is no fault when this process ends.
+        """
         self.reason = reason
         self._trouble = trouble
-        self.watch(f"{trouble}: {reason}")
+        if is_fault:
+            self.watch(f"{trouble}: {_first_line(reason)}")
         self._update()
 
     @contextmanager
     def stalled(self, reason: str) -> Iterator[None]:
         """Keep the gate closed while the journal looks up a commit, even if probes succeed."""
         self.reason = self._stalled = reason
-        self.watch(f"slow: {reason}")
+        self.watch(f"slow: {_first_line(reason)}")
         self._update()
         try:
             yield
@@ -151,3 +155,8 @@ class DatabaseGate:
                 soon = trio.current_time() + GRACE_S
                 for scope in self._waiting:
                     scope.deadline = min(scope.deadline, soon)
+
+
+def _first_line(reason: str) -> str:
+    """Return the fault itself; the lines after it are the driver's advice."""
+    return reason.partition("\n")[0]
