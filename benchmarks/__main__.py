@@ -16,9 +16,10 @@ PARTS = {
     "readers": "creates beside slow readers of the report stream",
     "memory": "memory of an awake account",
     "rolls": "rolls and kills of workers under load",
+    "checker": "creates with the checker and without, and its speed",
     "growth": "costs with large books beside small ones",
 }
-LONG = {"growth", "rolls"}
+LONG = {"checker", "growth", "rolls"}
 
 
 def main(arguments: list[str]) -> int:

@@ -47,7 +47,8 @@ _PLANS_BY_KEY = (
 )
 """The writer finds every row by its key, and its plans are reused by all batches."""
 
-_ON_ONE_CORE = "set max_parallel_workers_per_gather = 0; set jit = off"
+_FEW_ROWS_BY_KEY = "set enable_seqscan = off; set max_parallel_workers_per_gather = 0; set jit = off"
+"""For reads of a few accounts' rows: no plan reads a whole table, or runs on several of the server's cores."""
 
 _LOCK_ALL = "lock table {} in row exclusive mode"
 """The lock that a write takes. It conflicts only with sessions that block readers or writers."""
@@ -122,20 +123,20 @@ def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
 
 
 def make_engine(
-    url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool, on_one_core: bool = False
+    url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool, by_key: bool = False
 ) -> Engine:
     """Create an engine whose connections are ours, so that the URL means what it means to libpq.
 
     A ``read_only`` one has no transactions, which saves the round trips of BEGIN and COMMIT. Under READ COMMITTED
-    each statement has its own snapshot anyway. ``on_one_core``: the server runs no query in several processes.
+    each statement has its own snapshot anyway. ``by_key``: no plan reads a whole table.
     """
 
     def creator() -> psycopg.Connection[Any]:
         connection = connect(url, statement_timeout_ms=statement_timeout_ms)
         if read_only:
             connection.execute("select set_config('default_transaction_read_only', 'on', false)")
-        if on_one_core:
-            connection.execute(_ON_ONE_CORE)
+        if by_key:
+            connection.execute(_FEW_ROWS_BY_KEY)
         connection.commit()
         return connection
 

@@ -75,9 +75,7 @@ class Database:
         self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, read_only=True)
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
         self._work_engine = make_engine(url, pool_size=WORK_SIZE, statement_timeout_ms=WORK_MS, read_only=False)
-        self._scan_engine = make_engine(
-            url, pool_size=1, statement_timeout_ms=SCAN_MS, read_only=True, on_one_core=True
-        )
+        self._scan_engine = make_engine(url, pool_size=1, statement_timeout_ms=SCAN_MS, read_only=True, by_key=True)
 
     @property
     def limiters(self) -> dict[str, trio.CapacityLimiter]:
@@ -119,8 +117,8 @@ class Database:
     async def scan(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``query(connection, …)`` like :meth:`read`, on a connection of its own and for as long as a minute.
 
-        One runs at a time, on one of the server's cores. That it takes long says nothing of the database. Raises
-        like :meth:`read`.
+        One runs at a time, on one of the server's cores, and finds its rows by their keys. That it takes long says
+        nothing of the database. Raises like :meth:`read`.
         """
         self._refuse_if_closed()
         with trio.CancelScope() as scope, self.gate.cutting_short(scope):

@@ -1,0 +1,165 @@
+"""The checker of the ledger: what it costs creates, and how fast it is.
+
+Two databases on one server hold the same books. A service on each takes creates in turn, one without the checker
+and one with it; the other one is stopped meanwhile (SIGSTOP), so that its checker costs neither. Printed are the
+speed of checking all accounts without a pause and the longest slices, then creates a second and CPU a create, with
+the medians of their ratios.
+
+Run: python -m benchmarks.checker [--operations 100000] [--share 0.05] [--seconds 8] [--rounds 5] [--connections 16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psycopg
+
+from benchmarks import load
+from benchmarks.conditions import describe, fresh_database
+from benchmarks.growth import Books, write
+from benchmarks.servers import CATALOG, SCHEMA, SECRET, creates, environment_without_settings, free_port
+from holdfast.persistence.audit.scope import next_accounts
+from holdfast.persistence.audit.slices import ACCOUNTS_MAX, OPERATIONS_MAX, AccountsCheck
+from holdfast.persistence.server.connections import make_engine
+
+READY_S = 60.0
+
+
+@contextmanager
+def served(books: Books, folder: Path, share: float) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a service on these books; yields its process."""
+    books.port = free_port()
+    data = folder / books.name
+    data.mkdir()
+    environment = environment_without_settings() | books.settings(data) | {"HOLDFAST_CHECKER_SHARE": str(share)}
+    with (data / "log").open("wb") as log:
+        service = subprocess.Popen([sys.executable, "-m", "holdfast", "serve"], env=environment, stderr=log)
+    try:
+        deadline = time.monotonic() + READY_S
+        while b'"ready":true' not in _readiness(books.port):
+            assert time.monotonic() < deadline, (data / "log").read_text()
+            time.sleep(0.05)
+        yield service
+    finally:
+        service.send_signal(signal.SIGCONT)
+        service.terminate()
+        service.wait(60)
+
+
+def _readiness(port: int) -> bytes:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+            connection.sendall(b"GET /readyz HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+    except OSError:
+        return b""
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def drive(
+    books: Books, service: subprocess.Popen[bytes], *, seconds: float, connections: int
+) -> tuple[float, float]:
+    """Create tasks; return creates a second, and CPU microseconds of the service for each."""
+    requests = creates([key.secret for key in books.keys])
+    before = cpu_of(service.pid)
+    result = load.run(
+        [books.port],
+        lambda _server, n: requests[n * 7919 % len(requests)],
+        connections=connections,
+        seconds=seconds,
+    )
+    assert set(result.statuses) == {200}, result.statuses
+    return result.rate, (cpu_of(service.pid) - before) / len(result.latencies_s) * 1e6
+
+
+def speed(books: Books) -> None:
+    """Check all accounts without a pause, and print the speed and the longest slices."""
+    slices_s: dict[str, list[float]] = {}
+    operations = accounts = 0
+    after = ""
+    begun = time.perf_counter()
+    engine = make_engine(books.url, pool_size=1, statement_timeout_ms=0, read_only=True, by_key=True)
+    with engine.connect() as connection:
+        while found := next_accounts(connection, after, accounts_max=ACCOUNTS_MAX, operations_max=OPERATIONS_MAX):
+            check = AccountsCheck(found)
+            for name, slice_ in check.slices():
+                slice_begun = time.perf_counter()
+                slice_(connection)
+                slices_s.setdefault(name, []).append(time.perf_counter() - slice_begun)
+            assert not check.found, check.found
+            operations, accounts, after = operations + check.operations, accounts + len(found), [*found][-1]
+    took_s = time.perf_counter() - begun
+    print(f"{operations:,} operations of {accounts:,} accounts in {took_s:.1f} s: {operations / took_s:,.0f}/s")
+    count = sum(map(len, slices_s.values()))
+    median_ms = statistics.median(each for times in slices_s.values() for each in times) * 1e3
+    print(f"{count:,} slices, median {median_ms:.1f} ms; the longest by name:")
+    for name, times in sorted(slices_s.items(), key=lambda item: -max(item[1]))[:8]:
+        print(f"  {max(times) * 1e3:8.1f} ms, {sum(times):6.2f} s in all  {name}")
+
+
+def main() -> None:
+    """Write both books, measure in turn, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--operations", type=int, default=100_000)
+    parser.add_argument("--share", type=float, default=0.05)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--connections", type=int, default=16)
+    options = parser.parse_args()
+    with fresh_database() as (server, root), tempfile.TemporaryDirectory(prefix="holdfast-checker-") as scratch:
+        folder = Path(scratch)
+        print(describe(root), flush=True)
+        catalog = folder / "catalog.toml"
+        catalog.write_text(CATALOG.format(url=f"http://127.0.0.1:{free_port()}", secret=SECRET, slots=1))
+        catalog.with_name("prompt.json").write_text(SCHEMA)
+        sides = {
+            name: write(name, server, catalog, options.operations, os.cpu_count() or 1)
+            for name in ("plain", "checked")
+        }
+        with psycopg.connect(server, autocommit=True) as rows:
+            rows.execute("checkpoint")
+        speed(sides["plain"])
+        ratios: list[tuple[float, float]] = []
+        with ExitStack() as stack:
+            services = {
+                name: stack.enter_context(served(books, folder, options.share if name == "checked" else 0.0))
+                for name, books in sides.items()
+            }
+            for number in range(options.rounds + 1):
+                found = {}
+                for name, books in sides.items():
+                    for other, service in services.items():
+                        service.send_signal(signal.SIGCONT if other == name else signal.SIGSTOP)
+                    found[name] = drive(
+                        books, services[name], seconds=options.seconds, connections=options.connections
+                    )
+                shown = " | ".join(
+                    f"{name} {rate:,.0f}/s, CPU {cpu:,.0f} us" for name, (rate, cpu) in found.items()
+                )
+                print(shown + (" (warm-up)" if number == 0 else ""), flush=True)
+                if number:
+                    ratios.append(
+                        (found["checked"][0] / found["plain"][0], found["checked"][1] / found["plain"][1])
+                    )
+        rate, cpu = (statistics.median(each) for each in zip(*ratios, strict=True))
+        print(f"with the checker: {rate:.3f} x the creates, {cpu:.3f} x the CPU a create (medians)")
+
+
+if __name__ == "__main__":
+    main()
