@@ -21,10 +21,12 @@ from holdfast.http.pages.static_files import static_files, static_path
 from holdfast.http.pages.subjects import all_views
 from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.samples import Sample
+from holdfast.persistence.records import tables
 from holdfast.supervision.control.messages import DescribeProcess, KeyList, ListKeys, ReadSamples, SampleList
 
 from .conftest import AwayRows, FakeHealth
 from .test_control_calls import PROCESS, summary
+from .test_event_calls import plant
 from .test_operator_calls import frozen
 
 if TYPE_CHECKING:
@@ -301,3 +303,20 @@ async def test_an_operator_who_may_read_sees_no_action(api: Api) -> None:
     assert "Approve" not in page.text
     refused = await send_form(api, "/ops/reviews/rev_1/approve", reader, reason="I may not")
     assert refused.status_code == 403
+
+
+async def test_orders_and_webhooks_are_valid_pages(api: Api) -> None:
+    browser = await sign_in(api)
+    order = api.order("ord_1")
+    await api.add_order(order)
+    await api.write(tables.orders.update().values(status="held"))
+    await plant(api, attempts=2, url="https://evil.example/<script>\u202e" + "x" * 2_000)
+    await api.write(tables.outbox.update().values(attempts=2))
+    for path, words in (
+        ("/ops/payments", "10.00 USD"),
+        ("/ops/payments/ord_1", "Compare now"),
+        ("/ops/orders?trouble=mismatched", "Every paid order"),
+        ("/ops/webhooks", "<script>"),
+        (f"/ops/accounts/{api.account_id}", "API keys"),
+    ):
+        assert words in (await read_page(api, path, browser)).text, path

@@ -10,12 +10,13 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.persistence.operators.poison import open_poison_count
+from holdfast.persistence.queries.events import failed_event_count
 from holdfast.persistence.queries.orders import operator_backlog
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 COUNTS_VALID: Final = timedelta(seconds=2)
 
-CountName = Literal["poison", "in_review", "held", "mismatched"]
+CountName = Literal["poison", "in_review", "held", "mismatched", "given_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
             Entry("/ops/poison", "Poison messages", "poison", "bad"),
             Entry("/ops/reviews", "Reviews", "in_review"),
             Entry("/ops/payments", "Held payments", "held"),
+            Entry("/ops/orders", "Unreconciled orders", "mismatched", "bad"),
+            Entry("/ops/webhooks", "Failed webhooks", "given_up"),
         ),
     ),
     (
@@ -99,6 +102,7 @@ def _read_counts(rows: Connection) -> dict[CountName, int]:
         "in_review": backlog.in_review,
         "held": backlog.held,
         "mismatched": backlog.mismatched,
+        "given_up": failed_event_count(rows),
     }
 
 

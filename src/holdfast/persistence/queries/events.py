@@ -1,15 +1,17 @@
-"""A task's events, each with its newest attempts."""
+"""Events with their newest attempts: a task's, or those of all accounts whose delivery fails."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Unpack
 
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, tuple_
 
 from holdfast.ledger.tasks.deliveries import DeliveryStatus
 from holdfast.ledger.tasks.task import EventKind
+from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.mapping import selected
 from holdfast.persistence.records.outbox import OutboxAttemptRow
 from holdfast.persistence.records.tables import outbox, outbox_attempts
@@ -32,7 +34,23 @@ class EventRecord(NamedTuple):
     attempts: tuple[OutboxAttemptRow, ...]
 
 
+class FailedEvent(NamedTuple):
+    """An event of a task, as operators see it."""
+
+    account_id: str
+    request_id: str
+    event: EventRecord
+
+
 _EVENT = selected(outbox, [name for name in EventRecord._fields if name != "attempts"])
+_OPERATED = selected(outbox, ["account_id", "request_id", *(n for n in EventRecord._fields if n != "attempts")])
+# The first attempt of a new event is counted when it begins, and recorded when it has failed.
+_FAILED = (outbox.c.status == "given_up") | (
+    outbox.c.due_at.is_not(None)
+    & exists().where(
+        outbox_attempts.c.account_id == outbox.c.account_id, outbox_attempts.c.event_id == outbox.c.event_id
+    )
+)
 _ATTEMPT = selected(outbox_attempts, OutboxAttemptRow._fields).join_from(
     outbox_attempts,
     outbox,
@@ -50,8 +68,53 @@ def events_of_task(
     if event_id is not None:
         where &= outbox.c.event_id == event_id
     found = rows.execute(_EVENT.where(where).order_by(outbox.c.created_at.desc(), outbox.c.event_id.desc())).all()
-    attempts: defaultdict[str, list[OutboxAttemptRow]] = defaultdict(list)
-    if found:
-        for row in rows.execute(_ATTEMPT.where(where).order_by(outbox_attempts.c.number.desc())):
-            attempts[row.event_id].append(OutboxAttemptRow._make(row))
-    return [EventRecord._make((*row, tuple(attempts[row.event_id]))) for row in found]
+    attempts = _attempts_of(rows, where) if found else {}
+    return [EventRecord._make((*row, attempts.get((account_id, row.event_id), ()))) for row in found]
+
+
+def failed_events(
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
+) -> list[FailedEvent]:
+    """Return a page of the events that were given up or had an attempt that failed, newest first.
+
+    ``filters`` are exact matches by column name.
+    """
+    matches = [outbox.c[name] == value for name, value in filters.items()]
+    found = page(rows, _OPERATED.where(_FAILED, *matches), (outbox.c.created_at, outbox.c.event_id), **options)
+    return _with_attempts(rows, found)
+
+
+def event_of_account(rows: Connection, account_id: str, event_id: str) -> FailedEvent | None:
+    """Return an event, delivered or not; None if the account has no such event."""
+    found = rows.execute(_OPERATED.where(outbox.c.account_id == account_id, outbox.c.event_id == event_id)).all()
+    return next(iter(_with_attempts(rows, found)), None)
+
+
+def failed_event_count(rows: Connection) -> int:
+    """Return how many events were given up within their retention."""
+    return int(rows.execute(select(func.count()).where(outbox.c.status == "given_up")).scalar_one())
+
+
+def _with_attempts(rows: Connection, found: Sequence[Row[*tuple[Any, ...]]]) -> list[FailedEvent]:
+    if not found:
+        return []
+    keys = [(row.account_id, row.event_id) for row in found]
+    attempts = _attempts_of(rows, tuple_(outbox.c.account_id, outbox.c.event_id).in_(keys))
+    return [
+        FailedEvent(
+            row.account_id,
+            row.request_id,
+            EventRecord._make((*row[2:], attempts.get((row.account_id, row.event_id), ()))),
+        )
+        for row in found
+    ]
+
+
+def _attempts_of(
+    rows: Connection, where: ColumnElement[bool]
+) -> dict[tuple[str, str], tuple[OutboxAttemptRow, ...]]:
+    """Return the newest attempts by account and event, newest first."""
+    attempts: defaultdict[tuple[str, str], list[OutboxAttemptRow]] = defaultdict(list)
+    for row in rows.execute(_ATTEMPT.where(where).order_by(outbox_attempts.c.number.desc())):
+        attempts[row.account_id, row.event_id].append(OutboxAttemptRow._make(row))
+    return {key: tuple(each) for key, each in attempts.items()}

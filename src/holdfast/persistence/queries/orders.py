@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Final, Literal, NamedTuple, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select, text
 
@@ -27,6 +27,18 @@ _TO_RECONCILE = text(
     "and created_at > now() - make_interval(secs => :until_s) "
     "and (:every or (wake_at is not null and reconcile_status <> 'reconciled')) order by created_at, order_id"
 )
+
+
+OrderTrouble = Literal["held", "mismatched", "unreconciled"]
+_TROUBLES: Final[dict[OrderTrouble, ColumnElement[bool]]] = {
+    "held": orders.c.status == "held",
+    "mismatched": orders.c.reconcile_status == "mismatch",
+    # Each is found by the index of due orders: what is reconciled or too old has no due time.
+    "unreconciled": orders.c.wake_at.is_not(None)
+    & (orders.c.provider == "cardprovider")
+    & orders.c.status.in_(("credited", "held"))
+    & orders.c.reconcile_status.in_(("unreconciled", "pending", "error")),
+}
 
 
 class OperatorBacklog(NamedTuple):
@@ -80,6 +92,17 @@ def held_orders(rows: Connection, **options: Unpack[PageOptions]) -> list[Order 
     """Return a page of the held orders of any account, oldest first by (created_at, order_id)."""
     held = ORDER.where(orders.c.status == "held")
     return _listed(page(rows, held, _ORDERING, oldest_first=True, **options))
+
+
+def troubled_orders(
+    rows: Connection, trouble: OrderTrouble | None, **options: Unpack[PageOptions]
+) -> list[Order | UnreadableEntry]:
+    """Return a page of orders with this trouble, of any account, oldest first by (created_at, order_id).
+
+    None: with any but ``held``.
+    """
+    wanted = _TROUBLES[trouble] if trouble is not None else _TROUBLES["mismatched"] | _TROUBLES["unreconciled"]
+    return _listed(page(rows, ORDER.where(wanted), _ORDERING, oldest_first=True, **options))
 
 
 def pending_order_count(rows: Connection, account_id: str) -> int:

@@ -345,6 +345,7 @@ outbox = Table(
     PrimaryKeyConstraint("account_id", "event_id"),
     Index("ix_outbox_task", "account_id", "request_id"),
     Index("ix_outbox_due", "due_at", postgresql_where=text("due_at is not null")),
+    Index("ix_outbox_given_up", "created_at", "event_id", postgresql_where=text("status = 'given_up'")),
     Index("ix_outbox_done", "done_at", postgresql_where=text("done_at is not null")),
     postgresql_with={"fillfactor": "80"},
 )

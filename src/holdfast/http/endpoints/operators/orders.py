@@ -1,0 +1,95 @@
+"""Payment orders of all accounts that need attention, and one of them with its account."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.http.endpoints.operators.reviews import OPERATORS
+from holdfast.http.endpoints.payments.orders import order_not_found, position_of, valid_order_id
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import cut_page, read_cursor, read_window
+from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.schemas.payment_rendering import payment_order_body
+from holdfast.http.schemas.payments import PaymentOrderBody
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.orders import OrderTrouble, order_by_id, troubled_orders
+from holdfast.persistence.records.unreadable import UnreadableEntry
+
+route = RouteTable("Operators")
+
+_TROUBLE: Final = Parameter(
+    name="trouble",
+    place="query",
+    description="`held`: the payment waits for a decision. `mismatched`: the order differs from its provider's "
+    "record. `unreconciled`: paid, and not compared yet, or the comparison failed. Without it all but `held`.",
+    schema=(("type", "string"), ("enum", list(get_args(OrderTrouble)))),
+)
+
+
+class OperatedOrder(msgspec.Struct, frozen=True):
+    """A payment order and its account."""
+
+    account_id: str
+    order: PaymentOrderBody
+
+
+class OperatedOrderList(msgspec.Struct, frozen=True):
+    """A page of payment orders, oldest first."""
+
+    data: list[OperatedOrder]
+    next_cursor: str | None
+
+
+@route(
+    "GET",
+    "/ops/api/orders",
+    summary="List the payment orders that need attention, oldest first",
+    auth=Auth.OPERATOR_READ,
+    reply=OperatedOrderList,
+    parameters=(_TROUBLE, FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_troubled_orders(call: Call) -> Outcome:
+    """One read."""
+    window = read_window(call.query(), kind="orders that need attention", filters=(_TROUBLE,))
+    if isinstance(window, Refusal):
+        return window
+    after = read_cursor(OPERATORS, window)
+    if isinstance(after, Refusal):
+        return after
+    trouble = msgspec.convert(window.filters.get("trouble"), OrderTrouble | None)
+
+    def read(rows: Connection) -> list[Order | UnreadableEntry]:
+        return troubled_orders(
+            rows, trouble, limit=window.read_max, since=window.since, until=window.until, after=after
+        )
+
+    found = await call.deps.database.read(read)
+    page, next_cursor = cut_page(found, OPERATORS, window, position_of)
+    return OperatedOrderList(data=[_operated(order) for order in page], next_cursor=next_cursor)
+
+
+@route(
+    "GET",
+    "/ops/api/orders/{order_id}",
+    summary="Retrieve a payment order of any account",
+    auth=Auth.OPERATOR_READ,
+    reply=OperatedOrder,
+    errors=("payment_order_not_found",),
+)
+async def read_operated_order(call: Call) -> Outcome:
+    """One read."""
+    order_id = call.path["order_id"]
+    order = None
+    if valid_order_id(order_id):
+        order = await call.deps.database.read(lambda rows: order_by_id(rows, order_id))
+    return order_not_found(order_id) if order is None else _operated(order)
+
+
+def _operated(order: Order) -> OperatedOrder:
+    return OperatedOrder(account_id=order.account_id, order=payment_order_body(order))

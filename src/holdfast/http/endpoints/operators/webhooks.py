@@ -1,0 +1,120 @@
+"""Events whose delivery to an account's server fails, and another try."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.http.endpoints.operators.reviews import OPERATORS
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.shown import shown
+from holdfast.http.schemas.events import EventBody, event_body
+from holdfast.http.schemas.operators import ActionRequest
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.events import FailedEvent, event_of_account, failed_events
+
+route = RouteTable("Operators")
+
+_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
+_FILTERS: Final = (
+    Parameter(
+        name="status",
+        place="query",
+        description="`given_up`: no attempt is left. `pending`: an attempt failed, and the next is due.",
+        schema=(("type", "string"), ("enum", ["pending", "given_up"])),
+    ),
+    Parameter(
+        name="account_id",
+        place="query",
+        description="Only events of this account.",
+        schema=(("type", "string"), ("maxLength", FILTER_MAX_CHARS)),
+    ),
+)
+
+
+class FailedEventBody(msgspec.Struct, frozen=True):
+    """An event that its account's server has not accepted, with the newest attempts."""
+
+    account_id: str
+    request_id: str
+    event: EventBody
+
+
+class FailedEventList(msgspec.Struct, frozen=True):
+    """A page of events, newest first."""
+
+    data: list[FailedEventBody]
+    next_cursor: str | None
+
+
+@route(
+    "GET",
+    "/ops/api/webhooks",
+    summary="List the events of all accounts whose delivery fails, newest first",
+    auth=Auth.OPERATOR_READ,
+    reply=FailedEventList,
+    parameters=(*_FILTERS, FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_failed_events(call: Call) -> Outcome:
+    """One read."""
+    window = read_window(call.query(), kind="failed events", filters=_FILTERS)
+    if isinstance(window, Refusal):
+        return window
+    after = read_cursor(OPERATORS, window)
+    if isinstance(after, Refusal):
+        return after
+
+    def read(rows: Connection) -> list[FailedEvent]:
+        return failed_events(
+            rows,
+            limit=window.read_max,
+            since=window.since,
+            until=window.until,
+            after=after,
+            filters=window.filters,
+        )
+
+    found = await call.deps.database.read(read)
+    page, next_cursor = cut_page(
+        found, OPERATORS, window, lambda each: Position(each.event.created_at, each.event.event_id)
+    )
+    return FailedEventList(data=[_body(each) for each in page], next_cursor=next_cursor)
+
+
+@route(
+    "POST",
+    "/ops/api/webhooks/{account_id}/{event_id}/retry",
+    summary="Deliver an event again now, under the same id",
+    auth=Auth.OPERATOR_ACT,
+    action="retry_webhook",
+    body=ActionRequest,
+    body_optional=True,
+    reply=FailedEventBody,
+    errors=("event_not_found",),
+)
+async def retry_event(call: Call) -> Outcome:
+    """The event becomes due, with all its attempts before it; a worker delivers it."""
+    account_id, event_id = call.path["account_id"], call.path["event_id"]
+    not_found = Refusal(code="event_not_found", message=f"There is no event {shown(event_id)} of this account.")
+    if not _ID.fullmatch(account_id) or not _ID.fullmatch(event_id):
+        return not_found
+
+    def read(rows: Connection) -> FailedEvent | None:
+        return event_of_account(rows, account_id, event_id)
+
+    if await call.deps.database.read(read) is None:
+        return not_found
+    await call.deps.events.resend(account_id, event_id)
+    found = await call.deps.database.read(read)
+    return not_found if found is None else _body(found)
+
+
+def _body(found: FailedEvent) -> FailedEventBody:
+    return FailedEventBody(found.account_id, found.request_id, event_body(found.event))

@@ -1,0 +1,42 @@
+"""Payment orders: the held ones, those that differ from their provider's record, and one with its history."""
+
+from __future__ import annotations
+
+from holdfast.http.endpoints.operators.orders import (
+    OperatedOrder,
+    OperatedOrderList,
+    list_troubled_orders,
+    read_operated_order,
+)
+from holdfast.http.pages.rendering import Html
+from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
+from holdfast.ledger.refusals import Refusal
+
+view = ViewTable()
+
+
+@view("/ops/payments")
+async def held_payments(visit: Visit) -> ViewResult:
+    """The held orders, oldest first."""
+    query = {"trouble": "held", "cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
+    found = await visit.read(list_troubled_orders, OperatedOrderList, query=query)
+    return Html("payments.html", {"orders": found}, is_live=True)
+
+
+@view("/ops/orders")
+async def unreconciled_orders(visit: Visit) -> ViewResult:
+    """The orders that do not match their provider's record, or are not compared yet."""
+    values = {
+        "orders": await visit.read_list(list_troubled_orders, OperatedOrderList, ("trouble",)),
+        "trouble": visit.parameter("trouble"),
+    }
+    return Html("orders.html", values, is_live=True)
+
+
+@view("/ops/payments/{order_id}")
+async def order(visit: Visit) -> ViewResult:
+    """One order."""
+    found = await visit.read(read_operated_order, OperatedOrder, path=visit.path)
+    if isinstance(found, Refusal):
+        return found
+    return Html("order.html", {"account_id": found.account_id, "order": found.order}, is_live=True)

@@ -1,0 +1,23 @@
+"""Events whose delivery to an account's server fails."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.http.endpoints.operators.webhooks import FailedEventList, list_failed_events
+from holdfast.http.pages.rendering import Html
+from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+
+view = ViewTable()
+
+FILTERS: Final = ("status", "account_id")
+
+
+@view("/ops/webhooks")
+async def failed_webhooks(visit: Visit) -> ViewResult:
+    """The events that the filters select, newest first."""
+    values = {
+        "events": await visit.read_list(list_failed_events, FailedEventList, FILTERS),
+        "filters": {name: visit.parameter(name) for name in FILTERS},
+    }
+    return Html("webhooks.html", values, is_live=True)

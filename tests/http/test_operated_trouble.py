@@ -1,0 +1,80 @@
+"""Operators' lists of orders that need attention and of events whose delivery fails."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from holdfast.persistence.records import tables
+
+from .test_event_calls import plant
+from .test_operator_calls import get, heads, post
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Api
+
+ORDERS = "/ops/api/orders"
+WEBHOOKS = "/ops/api/webhooks"
+
+
+async def add_order(api: Api, number: int, **columns: Any) -> None:
+    order = api.order(f"ord_{number}", at=api.now + timedelta(minutes=number))
+    await api.add_order(order)
+    changed = tables.orders.update().where(tables.orders.c.order_id == f"ord_{number}")
+    await api.write(changed.values(**columns))
+
+
+async def listed(api: Api, query: str = "") -> list[str]:
+    body = await get(api, f"{ORDERS}{query}")
+    assert {each["account_id"] for each in body["data"]} <= {api.account_id}
+    return [each["order"]["order_id"] for each in body["data"]]
+
+
+async def test_orders_that_need_attention_are_listed_oldest_first(api: Api) -> None:
+    due = {"status": "credited", "wake_at": api.now}
+    await add_order(api, 5, reconcile_status="mismatch", wake_at=None, status="credited")
+    await add_order(api, 4, reconcile_status="error", **due)
+    await add_order(api, 3, reconcile_status="unreconciled", **due)
+    await add_order(api, 2, reconcile_status="reconciled", **due)
+    await add_order(api, 1, reconcile_status="unreconciled", status="held", wake_at=None)
+    await add_order(api, 0, reconcile_status="unreconciled", status="pending", wake_at=api.now)
+    assert await listed(api) == ["ord_3", "ord_4", "ord_5"]
+    assert await listed(api, "?trouble=mismatched") == ["ord_5"]
+    assert await listed(api, "?trouble=unreconciled") == ["ord_3", "ord_4"]
+    assert await listed(api, "?trouble=held") == ["ord_1"]
+    first = await get(api, f"{ORDERS}?limit=2")
+    assert await listed(api, f"?limit=2&cursor={first['next_cursor']}") == ["ord_5"]
+    refused = await api.call("GET", f"{ORDERS}?trouble=much", headers=heads(api))
+    await api.refused(refused, 400, "invalid_parameter")
+    one = await get(api, f"{ORDERS}/ord_4")
+    assert (one["account_id"], one["order"]["reconcile_status"]) == (api.account_id, "unreconciled")
+    await api.refused(await api.call("GET", f"{ORDERS}/ord_9", headers=heads(api)), 404, "payment_order_not_found")
+
+
+async def test_events_whose_delivery_fails_are_listed_and_retried(api: Api) -> None:
+    older, newer = await plant(api, attempts=2)
+    outbox = tables.outbox
+    await api.write(outbox.update().values(attempts=2))
+    await api.write(outbox.update().where(outbox.c.event_id == older).values(status="given_up", due_at=None))
+    body = await get(api, WEBHOOKS)
+    assert [(each["event"]["event_id"], each["event"]["status"]) for each in body["data"]] == [
+        (newer, "pending"),
+        (older, "given_up"),
+    ]
+    assert body["data"][0]["account_id"] == api.account_id
+    assert [each["number"] for each in body["data"][0]["event"]["attempts"]] == [2, 1]
+    given_up = await get(api, f"{WEBHOOKS}?status=given_up&account_id={api.account_id}")
+    assert [each["event"]["event_id"] for each in given_up["data"]] == [older]
+    assert (await get(api, f"{WEBHOOKS}?account_id={api.other_account_id}"))["data"] == []
+    await post(api, f"{WEBHOOKS}/{api.account_id}/{older}/retry", {"reason": "their server is back"})
+    events: Any = api.deps.events
+    assert events.sent_again == [(api.account_id, older)]
+    unknown = await api.call("POST", f"{WEBHOOKS}/{api.account_id}/evt_9/retry", headers=heads(api), json={})
+    await api.refused(unknown, 404, "event_not_found")
+
+
+async def test_new_and_delivered_events_are_not_listed(api: Api) -> None:
+    await plant(api)
+    assert (await get(api, WEBHOOKS))["data"] == []
+    await api.write(tables.outbox.update().values(status="delivered", due_at=None, attempts=1))
+    assert (await get(api, WEBHOOKS))["data"] == []
