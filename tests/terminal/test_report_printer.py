@@ -37,6 +37,8 @@ def store(url: str, *keys: str, **fields: Any) -> None:
                 "report_id": f"rep_{key}",
                 "number": 1,
                 "member_id": "proc_1",
+                "host": "db7",
+                "worker": 1,
                 "reason": "no",
                 **fields,
             }
@@ -67,7 +69,7 @@ def test_the_newest_are_printed_last(configured_url: str) -> None:
     assert result.exit_code == 0
     first, second = result.output.splitlines()
     time = NOW.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    assert first == f"{time} error    crash       holdfast/accounts acct_2: crashed: no; not restarted"
+    assert first == f"{time} error    crash       db7/1 holdfast/accounts acct_2: crashed: no; not restarted"
     assert "acct_3" in second
 
 

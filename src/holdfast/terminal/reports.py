@@ -46,7 +46,8 @@ def line_of(report: Report, form: Format) -> str:
     """Return a report as a line: for people, or as JSON with every field that is set."""
     if form == "json":
         return msgspec.json.encode({**msgspec.to_builtins(report), "text": in_words(report)}).decode()
-    where = " ".join(part for part in (report.path, report.key) if part)
+    process = f"{report.host}/{report.worker}" if report.worker is not None else report.host
+    where = " ".join(part for part in (process, report.path, report.key) if part)
     return f"{format_time(report.at)} {report.level or '':8} {report.kind:11} {where}: {in_words(report)}"
 
 
