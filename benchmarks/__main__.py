@@ -15,6 +15,7 @@ PARTS = {
     "processes": "creating tasks through one and two processes",
     "readers": "creates beside slow readers of the report stream",
     "memory": "memory of an awake account",
+    "recovery": "awake accounts killed at once",
     "rolls": "rolls and kills of workers under load",
     "checker": "creates with the checker and without, and its speed",
     "growth": "costs with large books beside small ones",

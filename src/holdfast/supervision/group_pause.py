@@ -26,6 +26,8 @@ class GroupPause:
         self._crashes = RestartWindow(limits.group_crashes, limits.group_period_s)
         self._over: trio.Event | None = None
         self._reason: str | None = None
+        self.more_crashes = 0
+        """Crashes during the pause, which are not reported one by one."""
         self.operators_reason: str | None = None
         """Why an operator paused the group; None if none did."""
 
@@ -47,6 +49,7 @@ class GroupPause:
         """Pause because of ``exc``, and probe in ``nursery``. Has no effect during a pause."""
         if self._over is None:
             self._over = trio.Event()
+            self.more_crashes = 0
             self._reason = describe(exc).reason
             nursery.start_soon(self._probe_until_ok, self._over)
             self._reports.pause(exc, self._crashes.count(trio.current_time()))
@@ -88,4 +91,4 @@ class GroupPause:
         if self._over is over and self.operators_reason is None:
             self._crashes.clear()
             self.end()
-            self._reports.resumed()
+            self._reports.resumed(more_crashes=self.more_crashes)

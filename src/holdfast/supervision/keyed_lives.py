@@ -57,6 +57,11 @@ class KeyedLives:
         self._loading = trio.CapacityLimiter(limits.loading_max)
         self._emptied = trio.Event()
 
+    @property
+    def loading_count(self) -> int:
+        """How many actors load their rows now, at most ``limits.loading_max``."""
+        return self._loading.borrowed_tokens
+
     def child(self, key: str) -> KeyedChild:
         """Return the child of a key; a new one is asleep."""
         child = self.children.get(key)
@@ -257,9 +262,14 @@ class KeyedLives:
             child.window = RestartWindow(self.limits.child_restarts, self.limits.child_period_s)
         within_budget = child.window.record(now)
         if not self.pause.note_crash():
-            if self.nursery is not None:
-                self.pause.begin(self.nursery, exc)
-            self._reports.crash(child, exc, "pause")
+            if self.pause.is_on:
+                # Of many at once, neither the crash nor the restart is reported for each.
+                self.pause.more_crashes += 1
+                child.crashed = False
+            else:
+                if self.nursery is not None:
+                    self.pause.begin(self.nursery, exc)
+                self._reports.crash(child, exc, "pause")
             return not child.mailbox.empty()
         if not within_budget:
             self.quarantine.put(child, exc)

@@ -193,6 +193,16 @@ class KeyedReports:
             Report(kind="pause", at=self._reporter.now(), path=self.path, reason=reason, decision="pause")
         )
 
-    def resumed(self, reason: str | None = None) -> None:
-        """Report that the group has resumed."""
-        self._reporter.report(Report(kind="resume", at=self._reporter.now(), path=self.path, reason=reason))
+    def resumed(self, reason: str | None = None, *, more_crashes: int = 0) -> None:
+        """Report that the group has resumed, and how many of its actors crashed while it was paused."""
+        if more_crashes:
+            reason = f"{more_crashes} more actors had crashed meanwhile"
+        self._reporter.report(
+            Report(
+                kind="resume",
+                at=self._reporter.now(),
+                path=self.path,
+                reason=reason,
+                count=more_crashes or None,
+            )
+        )
