@@ -78,7 +78,10 @@ def serve_command(
         str | None, typer.Option(help="The least level of log lines: debug, info, warning, …", show_default=False)
     ] = None,
 ) -> None:
-    """Run the service until it is stopped. Options take precedence over the settings of their names."""
+    """Run the service until it is stopped.
+
+    Options take precedence over the settings of their names.
+    """
     given = {"PROCESSES": processes, "HOST": host, "PORT": port, "LOG_LEVEL": log_level}
     with report_faults():
         prefer({name: str(value) for name, value in given.items() if value is not None})
@@ -174,7 +177,7 @@ def reconcile_command(
         fail(f"{wrong} card orders differ or could not be compared.", GAVE_UP)
 
 
-@app.command("reports", rich_help_panel=CHECK)
+@app.command("reports", rich_help_panel=WATCH)
 def reports_command(
     *,
     kind: Annotated[ReportKind | None, typer.Option(help="Only this kind.", show_default=False)] = None,
@@ -238,8 +241,11 @@ def provider_check_command(
 ) -> None:
     """Run one real job at a provider, for no account, and show each step.
 
-    These are the connection, the submission, the callback, the poll and the download of the outputs. The running
-    service takes them, so the callback comes to its public address. Exits with 1 if a step fails.
+    These are the connection, the submission, the callback, the poll and the download of the outputs.
+
+    The running service takes them, so the callback comes to its public address.
+
+    Exits with 1 if a step fails.
     """
     import json
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from tests.persistence.account_history import AccountHistory, write_books
 from tests.persistence.tampered_rows import BALANCES, CASES, CHAINS, NEWEST, tamper
 
@@ -18,6 +20,7 @@ from holdfast.persistence.audit.audit import QUERY_RULES
 from holdfast.persistence.audit.progress import AuditProgress, known_differences, load_progress
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.reports.report import Report
 
 SLICES_OF_ACCOUNTS = len(QUERY_RULES) + 4
@@ -213,6 +216,43 @@ async def test_rows_written_between_slices_are_no_difference(checking: Checking)
             connection.commit()
     assert checking.reports == []
     assert (await checking.progress()).operations_done > 18
+
+
+async def test_a_result_that_cannot_be_stored_is_not_reported_again(
+    checking: Checking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tamper(checking.database.url, "update operations set reason = 'a gift' where account_id = 'acct_bob'")
+    work = checking.database.work
+    failures = 2
+
+    async def failing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise DatabaseAway("it restarts")
+        return await work(*args, **kwargs)
+
+    monkeypatch.setattr(checking.database, "work", failing)
+    for _ in range(2):
+        with pytest.raises(DatabaseAway):
+            await checking.passes()
+        checking.checker.forget()
+    await checking.passes()
+    assert [report.account_id for report in checking.reports] == ["acct_bob"]
+    assert await checking.broken() == {CHAINS}
+
+
+async def test_nothing_is_checked_while_the_database_is_away(checking: Checking, nursery: trio.Nursery) -> None:
+    tamper(checking.database.url, "update operations set reason = 'a gift' where account_id = 'acct_bob'")
+    found = trio.Event()
+    checker = Checker(database=checking.database, report=lambda _: found.set(), pace=Pace(1.0, Load()))
+    checking.database.gate.close("it restarts")
+    await nursery.start(checker.run)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert not found.is_set()
+    checking.database.gate.open()
+    await found.wait()
+    nursery.cancel_scope.cancel()
 
 
 def test_the_pace_gives_the_checks_a_share_of_the_time() -> None:
