@@ -160,7 +160,7 @@ async def test_a_slow_probe_delays_the_next_by_no_more_than_its_own_time(autojum
         await trio.sleep(FAILURES_MAX * (PROBE_S + 2))
         nursery.cancel_scope.cancel()
     pauses = [round(later - earlier, 1) for earlier, later in pairwise(asked_at)]
-    assert pauses == [2.0, 2.0, 11.0, 11.0]
+    assert pauses[:5] == [2.0, 2.0, 3.0, 3.0, 3.0]
     assert provider.health.state == "down"
 
 

@@ -16,6 +16,8 @@ log = structlog.get_logger(__name__)
 PROBE_S = 10.0
 CHECK_S = 1.0
 """How often due probes are started, and a doubted provider is probed: so its state is known soon."""
+DOWN_PROBE_S = 2.0
+"""How often a provider is probed that is down, where probes cost nothing."""
 PROBES_MAX = 8
 """How many probes run at once."""
 
@@ -42,7 +44,7 @@ class ProviderWatch:
         now = trio.current_time()
         for name, provider in list(self._providers.items()):
             health = provider.health
-            pause_s = CHECK_S if health.is_doubted else PROBE_S
+            pause_s = _pause_s(provider)
             is_wanted = provider.probes_when_idle or health.is_doubted or health.state == "down"
             is_due = is_wanted and now - health.called_at_s >= pause_s
             if is_due and name not in self._under_way:
@@ -67,3 +69,10 @@ class ProviderWatch:
             log.exception("probe failed", provider=name)
         finally:
             self._under_way.discard(name)
+
+
+def _pause_s(provider: MediaProvider) -> float:
+    """Return how long after its last call a provider is probed."""
+    if provider.health.is_doubted:
+        return CHECK_S
+    return DOWN_PROBE_S if provider.health.state == "down" and provider.probes_when_idle else PROBE_S
