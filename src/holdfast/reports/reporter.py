@@ -58,8 +58,13 @@ class Reporter:
 
     def report(self, report: Report, fault: BaseException | None = None) -> None:
         """Accept one report; the traceback of ``fault`` is logged at debug. Never raises."""
-        self.report_sums()
-        if not self._bursts.sums(report):
+        try:
+            self.report_sums()
+            is_summed = self._bursts.sums(report)
+        except Exception:
+            self.dropped_count += 1
+            is_summed = False
+        if not is_summed:
             self._emit(report, fault)
 
     def report_sums(self) -> None:
