@@ -92,6 +92,10 @@ class ControlledGroup:
     async def act(self, action: KeyAction) -> KeyDescription | Refusal:
         """Do what an operator asks of one key, and describe it afterwards."""
         child = self._find(action.key)
+        if child is not None and child.order is not None:
+            # One order at a time: an incarnation ends once.
+            with trio.move_on_after(2 * END_TURN_S):
+                await child.order.obeyed.wait()
         if isinstance(action, QuarantineKey) and (child is not None or self.show(action.key) == action.key):
             # Also of a key that is not active: its next message would start an actor.
             child = self.directory.lives.child(action.key) if child is None else child
@@ -136,7 +140,7 @@ class ControlledGroup:
         child.mailbox.put_system(message)
         with trio.move_on_after(END_TURN_S):
             await order.obeyed.wait()
-        if not order.obeyed.is_set() and child.scope is not None:
+        if child.order is order and child.scope is not None:
             child.scope.cancel(reason=f"an operator ended it: {order.reason}")
             with trio.move_on_after(END_TURN_S):
                 await order.obeyed.wait()

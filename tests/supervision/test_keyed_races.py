@@ -1,0 +1,160 @@
+"""Ends that meet: crashes during start, stop and restart of an actor, and orders that arrive too late."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from holdfast.actors.runtime.faults import Quarantined
+from holdfast.actors.runtime.mailbox import SystemMessage
+from holdfast.persistence.journal.units import Committed, NotWritten
+from holdfast.supervision.control.keys import ControlledGroup
+from holdfast.supervision.control.messages import CrashKey, DescribeKey, QuarantineKey, RestartKey
+from holdfast.supervision.intensity import Backoff
+from holdfast.supervision.keyed_child import KeyedLimits
+
+from .keyed_actors import Break, Harness, PlainActor, Rest, Say, Write, WritingActor, collect, outcome
+
+
+def group_of(harness: Harness) -> ControlledGroup:
+    return ControlledGroup(harness.directory, "proc_1", str)
+
+
+class FailsAtEnd(PlainActor):
+    """Raises when it is passivated or stopped."""
+
+    async def on_stop(self) -> None:  # type: ignore[override]  # may await
+        await trio.sleep(0.5)
+        raise OSError("cannot clean up")
+
+
+async def test_a_crash_while_passivated_keeps_what_arrives_meanwhile(autojump_clock: MockClock) -> None:
+    harness = Harness(actor=FailsAtEnd, limits=KeyedLimits(idle_s=10, backoff=Backoff(1, 1, jitter=0)))
+    async with harness.running() as directory:
+        assert await harness.ask("a") == "hello"
+        child = directory.lives.children["a"]
+        child.mailbox.put_system(SystemMessage.PASSIVATE)
+        await trio.sleep(0.2)
+        assert await harness.ask("a", Say("arrived meanwhile")) == "arrived meanwhile"
+    assert harness.started["a"] == 2
+    assert harness.reports("crash")[0].reason == "cannot clean up"
+
+
+async def test_a_crash_in_the_drain_does_not_hold_it_up(autojump_clock: MockClock) -> None:
+    harness = Harness(actor=FailsAtEnd, limits=KeyedLimits(backoff=Backoff(500, 500, jitter=0)))
+    begun = 0.0
+    async with harness.running():
+        for key in "abc":
+            await harness.ask(key)
+        begun = trio.current_time()
+    assert trio.current_time() - begun < 5
+    assert {report.key for report in harness.reports("crash")} == {"a", "b", "c"}
+
+
+async def test_a_crash_at_a_restart_by_an_operator_backs_off(autojump_clock: MockClock) -> None:
+    harness = Harness(limits=KeyedLimits(backoff=Backoff(4, 4, jitter=0)))
+    group = group_of(harness)
+    replies: dict[int, Any] = {}
+    async with harness.running(), trio.open_nursery() as nursery:
+        nursery.start_soon(collect, harness, [("a", Rest(0.5)), ("a", Say("kept"))], replies)
+        await trio.sleep(0.1)
+        harness.failing_starts["a"] = 1
+        nursery.start_soon(group.act, RestartKey("actors", "a", "to see it"))
+        await trio.sleep(2)
+        found = group.describe_key(DescribeKey("actors", "a"))
+        assert getattr(found, "state", None) == "backing_off"
+    assert replies == {0: "rested", 1: "kept"}
+    assert [each.decision for each in harness.directory.history.of("a")] == ["backoff", "restart"]
+
+
+async def test_a_quarantine_during_the_start_holds_after_it(autojump_clock: MockClock) -> None:
+    class SlowStart(PlainActor):
+        async def on_start(self) -> None:  # type: ignore[override]  # may await
+            await trio.sleep(0.5)
+            await super().on_start()
+
+    harness = Harness(actor=SlowStart)
+    group = group_of(harness)
+    replies: dict[int, Any] = {}
+    async with harness.running(), trio.open_nursery() as nursery:
+        nursery.start_soon(collect, harness, [("a", Say("waits"))], replies)
+        await trio.sleep(0.1)
+        await group.act(QuarantineKey("actors", "a", "by hand", 60))
+        await wait_all_tasks_blocked()
+        assert isinstance(replies[0], Quarantined)
+        assert harness.directory.quarantined() == ["a"]
+        assert harness.handled["a"] == []
+
+
+async def test_an_order_that_comes_too_late_ends_no_later_incarnation(autojump_clock: MockClock) -> None:
+    harness = Harness(limits=KeyedLimits(backoff=Backoff(0.1, 0.1, jitter=0)))
+    async with harness.running() as directory:
+        await harness.ask("a")
+        child = directory.lives.children["a"]
+        assert not isinstance(await outcome(lambda: harness.ask("a", Break())), str)
+        # The incarnation that these were meant for has ended.
+        child.mailbox.put_system(SystemMessage.CRASH)
+        child.mailbox.put_system(SystemMessage.END)
+        assert await harness.ask("a") == "hello"
+        await trio.sleep(10)
+        assert (child.incarnation, harness.started["a"]) == (2, 2)
+    assert len(harness.reports("crash")) == 1
+
+
+@pytest.mark.parametrize("order", [RestartKey, CrashKey, partial(QuarantineKey, for_s=60)])
+async def test_an_order_during_open_decisions_waits_for_their_results(
+    autojump_clock: MockClock, order: Any
+) -> None:
+    harness = Harness(actor=WritingActor)
+    group = group_of(harness)
+    replies: dict[int, Any] = {}
+    async with harness.running(), trio.open_nursery() as nursery:
+        nursery.start_soon(collect, harness, [("a", Write("1")), ("a", Write("2"))], replies)
+        await trio.sleep(1)
+        nursery.start_soon(group.act, order("actors", "a", "by hand"))
+        await trio.sleep(5)
+        assert replies == {}
+        harness.settle(Committed(), NotWritten("the database was away"))
+        await trio.sleep(5)
+        assert replies[0] == "1"
+        if order in (RestartKey, CrashKey):
+            # The void decision is made again by the next incarnation.
+            harness.settle(Committed())
+            await trio.sleep(1)
+            assert replies[1] == "2"
+        else:
+            assert isinstance(replies[1], Quarantined)
+    assert harness.handled["a"][0] == "1"
+
+
+async def test_two_orders_at_once_are_obeyed_one_after_the_other(autojump_clock: MockClock) -> None:
+    harness = Harness()
+    group = group_of(harness)
+    async with harness.running(), trio.open_nursery() as nursery:
+        nursery.start_soon(collect, harness, [("a", Rest(0.5))], {})
+        await trio.sleep(0.1)
+        async with trio.open_nursery() as both:
+            both.start_soon(group.act, RestartKey("actors", "a", "one"))
+            both.start_soon(group.act, RestartKey("actors", "a", "two"))
+        await trio.sleep(5)
+        assert harness.started["a"] == 3
+        assert harness.live == harness.most_live == {"a": 1}
+
+
+async def test_a_restart_in_a_pause_takes_effect_when_it_ends(autojump_clock: MockClock) -> None:
+    harness = Harness()
+    group = group_of(harness)
+    async with harness.running() as directory:
+        await harness.ask("a")
+        directory.pause("maintenance")
+        await group.act(RestartKey("actors", "a", "to see it"))
+        await trio.sleep(5)
+        found = group.describe_key(DescribeKey("actors", "a"))
+        assert (getattr(found, "state", None), harness.started["a"]) == ("starting", 1)
+        directory.resume("done")
+        assert await harness.ask("a") == "hello"
+        assert harness.started["a"] == 2
