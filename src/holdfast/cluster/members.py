@@ -12,7 +12,7 @@ sends what it still receives to the members that took over its places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -87,6 +87,8 @@ class Members:
         self._lost: dict[str, Peer] = {}
         """Members whose lease ended though they did not drain, the first to go first."""
         self._links: Sequence[Link | None] | None = None
+        self.on_full: Callable[[str, str, str], None] | None = None
+        """Called with the group, key and type of a message that a full link dropped."""
         self.owners: tuple[str, ...] = ()
         """The members that own places."""
         self._known = trio.Event()

@@ -94,7 +94,8 @@ class PlacedDirectory:
 
     def tell(self, key: str, message: Command[object]) -> None:
         """Tell the actor of a key."""
-        _tell_via(self._members.link_to(self._place_of(key)), self.name, key, message, self._local.ref(key))
+        link = self._members.link_to(self._place_of(key))
+        _tell_via(self._members, link, self._local.ref(key), group=self.name, key=key, message=message)
 
 
 class DispatcherRef(TrioActorRef):
@@ -109,10 +110,12 @@ class DispatcherRef(TrioActorRef):
         """Send a command about a provider's slots."""
         assert isinstance(message, TaskQueued | SlotFreed)
         link = self._members.link_for_name(slots_of(message.provider))
-        _tell_via(link, DISPATCHER, "", message, self._local)
+        _tell_via(self._members, link, self._local, group=DISPATCHER, key="", message=message)
 
 
-def _tell_via(link: Link | None, group: str, key: str, message: Command[object], local: TrioActorRef) -> None:
+def _tell_via(
+    members: Members, link: Link | None, local: TrioActorRef, *, group: str, key: str, message: Command[object]
+) -> None:
     """Tell over a link, or here if there is none or it does not take the message. A full link drops it."""
     if link is None:
         local.tell(message)
@@ -121,5 +124,7 @@ def _tell_via(link: Link | None, group: str, key: str, message: Command[object],
         link.tell(group, key, message)
     except Overloaded:
         metrics.DEAD_LETTERS.labels("full").inc()
+        if members.on_full is not None:
+            members.on_full(group, key, type(message).__name__)
     except (CannotEncode, NotAccepted):
         local.tell(message)

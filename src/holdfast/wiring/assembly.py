@@ -51,7 +51,7 @@ from holdfast.supervision.tree import RunningChild, add_http_server, build_tree
 from holdfast.wiring.actors import account_directory, sign_in_directory, task_directory
 from holdfast.wiring.card import PROVIDER, CardSetup, card_setup
 from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, placed
-from holdfast.wiring.control import control_child, controls_of_all
+from holdfast.wiring.control import collect_dead_letters, control_child, controls_of_all
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.http_server import HttpServer, ListeningSockets
 from holdfast.wiring.poison import poison_keeper, poison_replays
@@ -126,6 +126,7 @@ def assemble(
     new_tasks = NewTasks()
     dead_letters = DeadLetters()
     poison = PoisonQueue()
+    collect_dead_letters(dead_letters, refs.all(), members)
     control_ref = ControlRef()
     controls = controls_of_all(control_ref, members)
     local_accounts = account_directory(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from socket import gethostname
 
 from holdfast import __version__
+from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.controls import Controls
 from holdfast.cluster.groups import ACCOUNTS, CONTROL, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
@@ -29,6 +30,21 @@ def controls_of_all(ref: ControlRef, members: Members) -> Controls:
     """Return the control actors of all members; others may ask the one at ``ref``."""
     members.serve(CONTROL, ref)
     return Controls(members, ref, {ACCOUNTS: place_of, SIGN_INS: place_of, TASKS: place_carried_by})
+
+
+def collect_dead_letters(dead_letters: DeadLetters, workers: Iterable[WorkerRef], members: Members) -> None:
+    """Record messages that a worker's full mailbox or a full link drops; keyed actors record their own."""
+
+    def dropped(path: str, key: str | None, message_type: str, trace_id: str | None = None) -> None:
+        dead_letters.record("full", path=path, key=key, message_type=message_type, trace_id=trace_id)
+
+    def watch(worker: WorkerRef) -> None:
+        path = f"holdfast/workers/{worker.name}"
+        worker.on_full = lambda letter: dropped(path, None, type(letter.message).__name__, letter.trace_id)
+
+    for worker in workers:
+        watch(worker)
+    members.on_full = lambda group, key, message_type: dropped(f"link:{group}", key or None, message_type)
 
 
 def control_child(

@@ -61,9 +61,13 @@ class WorkerRefs:
     hosting: WorkerRef = field(default_factory=lambda: WorkerRef("hosting"))
     outbox: WorkerRef = field(default_factory=lambda: WorkerRef("outbox"))
 
+    def all(self) -> tuple[WorkerRef, ...]:
+        """Return all of them."""
+        return self.dispatcher, self.provider_calls, self.hosting, self.outbox
+
     def mailboxes(self) -> list[Mailbox]:
         """Return the workers' mailboxes."""
-        return [ref.actor_inbox for ref in (self.dispatcher, self.provider_calls, self.hosting, self.outbox)]
+        return [ref.actor_inbox for ref in self.all()]
 
 
 def worker_children(

@@ -30,14 +30,19 @@ class WorkerRef(TrioActorRef):
     def __init__(self, name: str, *, mailbox_max: int = WORKER_MAILBOX_MAX) -> None:
         super().__init__(f"urn:holdfast:workers:{name}")
         self.name = name
+        self.on_full: Callable[[Envelope], None] | None = None
+        """Called with a message that the full mailbox dropped."""
         self.actor_inbox = Mailbox(mailbox_max)
 
     def tell(self, message: Command[object]) -> None:
         """Send a command; workers send no replies."""
+        envelope = Envelope(message, sent_at=trio.current_time(), traceparent=traceparent.get())
         try:
-            self.actor_inbox.put(Envelope(message, sent_at=trio.current_time(), traceparent=traceparent.get()))
+            self.actor_inbox.put(envelope)
         except MailboxFull:
             metrics.DEAD_LETTERS.labels("full").inc()
+            if self.on_full is not None:
+                self.on_full(envelope)
             log.warning("worker mailbox full", worker=self.name, message=type(message).__name__)
 
 
