@@ -433,3 +433,9 @@ def test_links_between_machines_need_all_tls_files(
     assert load_settings(development | {"HOLDFAST_MEMBER_ADDRESS": "127.0.0.1:7400"}).member_certificate is None
     with pytest.raises(SettingsFault, match="HOLDFAST_MEMBER_ADDRESS must be a host and a port"):
         load_settings(development | {"HOLDFAST_MEMBER_ADDRESS": "10.0.0.5"})
+
+
+def test_the_log_level_is_one_of_four_in_any_case(development: dict[str, str]) -> None:
+    assert load_settings({**development, "HOLDFAST_LOG_LEVEL": "WARNING"}).log_level == "warning"
+    (line,) = faults({**development, "HOLDFAST_LOG_LEVEL": "loud"})
+    assert line.startswith("HOLDFAST_LOG_LEVEL must be 'debug', 'info', 'warning' or 'error'")
