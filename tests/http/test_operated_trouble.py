@@ -1,4 +1,4 @@
-"""Operators' lists of orders that need attention and of events whose delivery fails."""
+"""What operators see of other accounts' orders, events and tasks."""
 
 from __future__ import annotations
 
@@ -78,3 +78,11 @@ async def test_new_and_delivered_events_are_not_listed(api: Api) -> None:
     assert (await get(api, WEBHOOKS))["data"] == []
     await api.write(tables.outbox.update().values(status="delivered", due_at=None, attempts=1))
     assert (await get(api, WEBHOOKS))["data"] == []
+
+
+async def test_a_task_of_any_account_is_shown(api: Api) -> None:
+    await api.add_task(api.task("task_1", account_id=api.other_account_id, at=api.now))
+    found = await get(api, "/ops/api/tasks/task_1")
+    assert (found["account_id"], found["provider"], found["attempts"]) == (api.other_account_id, "studio", 0)
+    assert found["task"]["request_id"] == "task_1"
+    await api.refused(await api.call("GET", "/ops/api/tasks/task_2", headers=heads(api)), 404, "task_not_found")

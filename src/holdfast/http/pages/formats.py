@@ -23,7 +23,7 @@ ID_TAIL_CHARS: Final = 7
 _WORDS: Final[dict[Tone, str]] = {
     "ok": """
         succeeded up running ready yes paid credited reconciled delivered done verified active released recovered
-        enabled approved capture_approved start recovery release resume finished
+        balanced enabled approved capture_approved start recovery release resume finished
     """,
     "live": "processing submitted awake starting trial joining hosting act backing_off",
     "idle": "",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from holdfast.http.endpoints.operators.accounts import OperatedAccount, read_operated_account
 from holdfast.http.endpoints.operators.actors import read_actor
+from holdfast.http.endpoints.operators.time_lines import TimeLine, read_account_time_line
 from holdfast.http.pages.rendering import Html
-from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import KeyDescription
 
@@ -19,5 +20,11 @@ async def account(visit: Visit) -> ViewResult:
     found = await visit.read(read_operated_account, OperatedAccount, path=visit.path)
     if isinstance(found, Refusal) and found.code == "account_not_found":
         return found
-    actor = await visit.read(read_actor, KeyDescription, path={"group": "accounts", "key": account_id})
-    return Html("account.html", {"account": found, "account_id": account_id, "actor": actor}, is_live=True)
+    page = {"cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
+    values = {
+        "account": found,
+        "account_id": account_id,
+        "actor": await visit.read(read_actor, KeyDescription, path={"group": "accounts", "key": account_id}),
+        "time_line": await visit.read(read_account_time_line, TimeLine, path=visit.path, query=page),
+    }
+    return Html("account.html", values, is_live=True)

@@ -1,0 +1,30 @@
+"""One task: where it stands, its actor, outputs and what happened to it."""
+
+from __future__ import annotations
+
+from holdfast.http.endpoints.operators.actors import read_actor
+from holdfast.http.endpoints.operators.tasks import OperatedTask, read_operated_task
+from holdfast.http.endpoints.operators.time_lines import TimeLine, read_task_time_line
+from holdfast.http.pages.rendering import Html
+from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
+from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.messages import KeyDescription
+
+view = ViewTable()
+
+
+@view("/ops/tasks/{request_id}")
+async def task(visit: Visit) -> ViewResult:
+    """One task."""
+    task_id = visit.path["request_id"]
+    found = await visit.read(read_operated_task, OperatedTask, path=visit.path)
+    if isinstance(found, Refusal) and found.code == "task_not_found":
+        return found
+    page = {"cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
+    values = {
+        "operated": found,
+        "task_id": task_id,
+        "actor": await visit.read(read_actor, KeyDescription, path={"group": "tasks", "key": task_id}),
+        "time_line": await visit.read(read_task_time_line, TimeLine, path=visit.path, query=page),
+    }
+    return Html("task.html", values, is_live=True)
