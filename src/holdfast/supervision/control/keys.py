@@ -106,8 +106,10 @@ class ControlledGroup:
             if child.state != "quarantined":
                 return Refusal(code="actor_not_quarantined", message="The actor is not quarantined.")
             self.directory.lives.release(child, action.reason)
-        elif isinstance(action, RestartKey) and child.backoff is not None:
-            child.backoff.cancel()
+        elif isinstance(action, RestartKey) and child.actor is None and child.task is not None:
+            # It is about to start: at once, if it is backing off.
+            if child.backoff is not None:
+                child.backoff.cancel()
         elif child.actor is None:
             return Refusal(code="actor_not_active", message=f"The actor is not active: it is {_state(child)}.")
         else:
