@@ -158,3 +158,20 @@ async def test_the_number_of_retained_catalogs_is_bounded(setup: Setup) -> None:
         assert await setup.write(priced(f"{number + 2}"))
     known = [setup.registry.catalog_of(version) is not None for version in seen]
     assert known == [False] * 3 + [True] * PAST_CATALOGS_MAX
+
+
+async def test_callback_addresses_of_checks_are_sealed_once(setup: Setup) -> None:
+    hosted = '[providers.hosted]\nkind = "replicate"\ntoken = "r8_token_of_the_test"\n[[models]]'
+    setup.file.write_text(CATALOG.replace("[[models]]", hosted, 1))
+    assert await setup.registry.reload()
+
+    def address(provider: str) -> str:
+        return setup.registry.check_callback_url(
+            provider, "check_1", public_url="https://holdfast.test", local_url="http://127.0.0.1:8000"
+        )
+
+    sealed, _, query = address("box").partition("?")
+    assert sealed == "https://holdfast.test/v2/callback/box"
+    assert query.startswith("request_id=check_1&attempt=1&seal=")
+    # The provider of this kind adds the seal itself when it submits a job.
+    assert address("hosted") == "https://holdfast.test/v2/callback/hosted"

@@ -207,6 +207,18 @@ async def test_a_check_that_takes_too_long_is_skipped_and_verifies_nothing(
     database.close()
 
 
+async def test_a_check_that_fails_is_skipped_and_the_others_are_made(
+    checking: Checking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = QUERY_RULES[0]._replace(breaking="select * from no_such_table")
+    monkeypatch.setattr("holdfast.persistence.audit.slices.QUERY_RULES", (wrong, *QUERY_RULES[1:]))
+    tamper(checking.database.url, "update accounts set balance_micro = balance_micro + 1 where id = 'acct_bob'")
+    await checking.passes()
+    assert await checking.broken() == {BALANCES, NEWEST}
+    progress = await checking.progress()
+    assert (progress.skipped, progress.verified_up_to) == (1, None)
+
+
 async def test_rows_written_between_slices_are_no_difference(checking: Checking) -> None:
     with connected(checking.database.url) as connection:
         history = AccountHistory(connection, "acct_bee")

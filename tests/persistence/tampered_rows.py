@@ -131,6 +131,7 @@ CASES: list[tuple[list[str], set[str]]] = [
     ([in_state("ord_back", "{statuses,reconcile_status}", "reconciled")], {HISTORY, COLUMNS}),
     ([in_state("ord_back", "{history,1,operation_id}", "op_x")], {HISTORY}),
     ([in_state("ord_back", "{moves,1,amount_micro}", 3_000_000)], {NET, LISTED}),
+    ([in_state("ord_back", "{moves,1,amount_micro}", "many")], {LISTED, COLUMNS}),
     ([in_state("ord_back", "{facts,refunds,re_back,amount_micro}", 1)], {NET}),
     ([in_state("ord_back", "{moves,1,operation_id}", "op_x")], {LISTED, HISTORY}),
     ([in_state("ord_paid", "{event_ids}", [])], {STORED}),

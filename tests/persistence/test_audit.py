@@ -57,6 +57,7 @@ def broken_in_slices(url: str) -> set[str]:
     """The rules that are broken when the accounts are checked two at a time, in slices."""
     names: set[str] = set()
     with connected(url) as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
         for check in check_accounts(connection, accounts_max=2, operations_max=100):
             assert {broken.account_id for broken in check.found} <= check.accounts.keys()
             names |= {broken.rule for broken in check.found}

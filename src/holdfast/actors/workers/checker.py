@@ -155,12 +155,22 @@ class Checker:
         try:
             await self._database.scan(slice_)
         except QueryTimedOut as late:
-            assert self._progress is not None
-            self._progress = replace(self._progress, skipped=self._progress.skipped + 1)
+            self._skip(name, check)
             log.warning("check took too long", rule=name, accounts=[*check.accounts][:3], reason=late.reason)
+        except DatabaseAway:
+            raise
+        except Exception:
+            # Whatever the rows contain, the other accounts are checked, and the service runs.
+            self._skip(name, check)
+            log.exception("check failed", rule=name, accounts=[*check.accounts][:3])
+
+    def _skip(self, name: str, check: AccountsCheck) -> None:
+        """Leave out a check of these accounts in this pass, which then verifies nothing."""
+        assert self._progress is not None
+        self._progress = replace(self._progress, skipped=self._progress.skipped + 1)
+        if name not in RULE_NAMES:
             # A page that cannot be read would be requested for ever.
-            if name not in RULE_NAMES:
-                self._slices = check.rules()
+            self._slices = check.rules()
 
     async def _end_accounts(self, progress: AuditProgress, check: AccountsCheck) -> None:
         """Report what is new and what is gone, and store how far the pass has come."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DataError
 
 from holdfast.ledger.credit.operations import CHAIN_START
 from holdfast.ledger.money import format_amount
@@ -33,10 +34,14 @@ class Rule(NamedTuple):
 
 
 def check_rule(connection: Connection, rule: Rule) -> Check:
-    """Check a rule on all accounts."""
+    """Check a rule on all accounts. A value that it cannot read breaks it too."""
     counted = connection.execute(of_all(rule.counted)).scalar_one()
     query = f"select found.*, count(*) over () as total from ({rule.breaking}) found limit {EXAMPLES_MAX}"
-    rows = connection.execute(of_all(query), _parameters(query)).all()
+    try:
+        with connection.begin_nested():
+            rows = connection.execute(of_all(query), _parameters(query)).all()
+    except DataError as fault:
+        return make_check(rule.name, int(counted), [unreadable(fault)], 1)
     differences = [_difference(rule, row) for row in rows]
     total = int(rows[0].total) if rows else 0
     return make_check(rule.name, int(counted), [each.words for each in differences], total)
@@ -51,6 +56,11 @@ def find_differences(connection: Connection, rule: Rule, scope: Sequence[str]) -
     )
     rows = connection.execute(of_accounts(query), {**_parameters(query), "scope": list(scope)})
     return [(_difference(rule, row), int(row.total)) for row in rows]
+
+
+def unreadable(fault: DataError) -> str:
+    """Say in words that a rule found a value that is not of its type."""
+    return f"a value cannot be read: {str(fault.orig).splitlines()[0]}"
 
 
 def _parameters(query: str) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DataError
 
 from holdfast.ledger.credit.operations import Operation
 from holdfast.persistence.audit.audit import QUERY_RULES
 from holdfast.persistence.audit.checks import EXAMPLES_MAX, Difference, summary
 from holdfast.persistence.audit.history import HistoryPage, check_histories, check_history
 from holdfast.persistence.audit.orders import Position, check_orders
-from holdfast.persistence.audit.rules import Rule, find_differences
+from holdfast.persistence.audit.rules import Rule, find_differences, unreadable
 from holdfast.persistence.audit.scope import next_accounts
 
 ACCOUNTS_MAX = 100
@@ -98,7 +99,11 @@ class AccountsCheck:
 
     def _rule(self, rule: Rule) -> Slice:
         def read(rows: Connection) -> None:
-            for difference, total in find_differences(rows, rule, self._scope):
+            try:
+                found = find_differences(rows, rule, self._scope)
+            except DataError:
+                found = [each for account_id in self._scope for each in _find_alone(rows, rule, account_id)]
+            for difference, total in found:
                 self._add([difference])
                 self._totals[_broken_by(difference)] = total
 
@@ -117,6 +122,14 @@ class AccountsCheck:
             examples = self._examples.setdefault(broken, [])
             if len(examples) < EXAMPLES_MAX:
                 examples.append(each.what)
+
+
+def _find_alone(rows: Connection, rule: Rule, account_id: str) -> list[tuple[Difference, int]]:
+    """Return what breaks a rule in one account; a value that the rule cannot read breaks it too."""
+    try:
+        return find_differences(rows, rule, [account_id])
+    except DataError as fault:
+        return [(Difference(rule.name, account_id, unreadable(fault)), 1)]
 
 
 def check_accounts(
