@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
+import structlog
 import trio
 from sqlalchemy import text
 from torture.card_faults import serve_faulty_card_emulator
@@ -381,6 +382,18 @@ async def test_without_a_card_provider_card_orders_are_left_alone(setup: Setup) 
         order = await setup.order(expires_at=utc_now() - PAST)
         await setup.run(OrderSweeper, card=False)
         assert (await setup.read(order)).status == "pending"
+
+
+async def test_a_damaged_order_is_named_and_leaves_the_others_to_the_worker(setup: Setup) -> None:
+    with trio.fail_after(30), structlog.testing.capture_logs() as logs:
+        damaged, sound = [await setup.order("sandbox", expires_at=utc_now() - PAST) for _ in range(2)]
+        await setup.change(f"update orders set state = '[]' where order_id = '{damaged.order_id}'")
+        assert await setup.run(OrderSweeper) == 2
+        assert (await setup.read(sound)).status == "expired"
+        # The account serves on.
+        assert (await setup.order("sandbox")).status == "pending"
+    assert any(damaged.order_id in str(line) and line["log_level"] == "error" for line in logs)
+    assert not any(sound.order_id in str(line) for line in logs if line["log_level"] == "error")
 
 
 # ------------------------------------------------------------------------------------------------------- together
