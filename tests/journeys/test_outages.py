@@ -19,7 +19,7 @@ from holdfast.persistence.server.postmaster import postmaster_pid
 
 from .conftest import NewCustomer, NewService
 from .load import Witness
-from .service_process import Customer, Service, until
+from .service_process import OPERATOR_TOKEN, Customer, Service, until
 
 CREDIT = Decimal("1000.00")
 STOPPED_S = float(os.environ.get("OUTAGE_S", "4"))
@@ -106,7 +106,7 @@ async def test_cut_database_connections_under_load_lose_nothing(
 async def test_requests_get_503_until_a_stopped_database_is_back(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
-    service = new_service(DATABASE_URL=postgres.url)
+    service = new_service(DATABASE_URL=postgres.url, OPERATOR_TOKEN=OPERATOR_TOKEN)
     await trio.to_thread.run_sync(service.start)
     ada = await new_customer(service, credit=str(CREDIT))
 
@@ -129,6 +129,14 @@ async def test_requests_get_503_until_a_stopped_database_is_back(
             return (await ada.http.get("/readyz")).status_code == 200
 
         await until(ready, within_s=30)
+
+        async def is_stored() -> bool:
+            path = "/ops/api/reports?path=holdfast/database"
+            found = (await ada.http.get(path, headers={"Authorization": f"Bearer {OPERATOR_TOKEN}"})).json()["data"]
+            kinds = [report["kind"] for report in reversed(found) if report["kind"] in {"outage", "recovery"}]
+            return kinds[:1] == ["outage"] and kinds[-1:] == ["recovery"]
+
+        await until(is_stored)
 
     await under_load(service, ada, trouble)
     lines = [line for line in service.log_lines() if not str(line["event"]).startswith(("task ", "account "))]
