@@ -26,6 +26,8 @@ PLACES: Final = {
 async def find(visit: Visit) -> ViewResult:
     """Go to the page; the id of a request shows its reports."""
     sought = visit.parameter("q")
+    if not sought:
+        return Redirect("/ops")
     if "@" in sought:
         found = await visit.read(find_account, OperatedAccount, query={"email": sought})
         return found if isinstance(found, Refusal) else Redirect(f"/ops/accounts/{found.account_id}")

@@ -21,15 +21,23 @@ async def overview(visit: Visit) -> ViewResult:
     """The state of the whole service; parts that are not available say so."""
     sampled = await visit.read(list_samples, ProcessSamples)
     processes = [] if isinstance(sampled, Refusal) else [each.samples for each in sampled.processes]
+    tree = await visit.read(read_tree, Tree)
     values = {
         "health": await visit.call.deps.health.readiness(),
-        "tree": await visit.read(read_tree, Tree),
+        "tree": tree,
+        "quarantined": None if isinstance(tree, Refusal) else _quarantined(tree),
         "now_figures": _figures(latest(processes)),
         "ledger": await visit.read(read_ledger_health, LedgerHealth),
-        "reports": await visit.read(list_reports, ReportList, query={"limit": "12", "level": "info"}),
+        "reports": await visit.read(list_reports, ReportList, query={"limit": "8", "level": "info"}),
         "plots": plots_of(processes, visit.call.deps.now()),
     }
     return Html("overview.html", values, is_live=True)
+
+
+def _quarantined(tree: Tree) -> int:
+    """Return how many actors are quarantined in the processes that answered."""
+    processes = [member.process for member in tree.members if member.process is not None]
+    return sum(group.states.get("quarantined", 0) for process in processes for group in process.groups)
 
 
 def _figures(samples: list[Sample]) -> dict[str, float | None]:
