@@ -157,6 +157,18 @@ async def test_a_difference_of_an_account_without_rows_is_gone(checking: Checkin
     assert await checking.broken() == set()
 
 
+async def test_many_differences_are_one_report(checking: Checking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.actors.workers.checker.REPORTS_MAX", 3)
+    tamper(checking.database.url, "update accounts set balance_micro = balance_micro + 1, operation_count = 99")
+    await checking.passes()
+    *first, last = checking.reports
+    assert [report.kind for report in checking.reports] == ["difference"] * 4
+    assert all(report.account_id for report in first)
+    known = len(await checking.database.read(known_differences))
+    assert last.reason is not None
+    assert last.reason.startswith(f"{known - 3} more rules are broken by accounts")
+
+
 async def test_another_checker_continues_where_the_last_one_was(checking: Checking) -> None:
     checking.accounts_max = 1
     checking.checker = checking.new()

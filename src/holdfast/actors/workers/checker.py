@@ -38,6 +38,8 @@ log = structlog.get_logger(__name__)
 IDLE_S: Final = 1.0
 PASS_PAUSE_S: Final = 15.0
 """The least time between two passes: a small ledger needs no checks all the time."""
+REPORTS_MAX: Final = 100
+"""With more differences than this, the further ones of a pass are one report: the list has them all."""
 MEASURE_S: Final = 10.0
 PATH: Final = "holdfast/workers/checker"
 RULE_NAMES: Final = frozenset(rule.name for rule in QUERY_RULES)
@@ -70,6 +72,7 @@ class Checker:
         """The known differences that are reported and not in the rows yet."""
         self._unseen: set[BrokenRule] | None = None
         """The known differences of accounts that this pass has not come to; None in a pass that was continued."""
+        self._unreported = 0
         self._check: AccountsCheck | None = None
         self._slices: Iterator[tuple[str, Slice]] = iter(())
 
@@ -213,14 +216,22 @@ class Checker:
         )
         await self._database.work(store, ended, {}, gone)
         self._report_gone(gone)
+        if self._unreported:
+            reason = f"{self._unreported} more rules are broken by accounts: GET /ops/api/ledger counts them"
+            self._report(Report(kind="difference", at=self._now(), path=PATH, reason=reason))
+            self._unreported = 0
         # The next pass begins when its first accounts are read.
         self._progress = None
 
     def _report_new(self, found: dict[BrokenRule, str]) -> None:
         for broken, what in found.items():
-            if broken not in self._known:
-                self._known.add(broken)
-                self._unstored.add(broken)
+            if broken in self._known:
+                continue
+            self._known.add(broken)
+            self._unstored.add(broken)
+            if len(self._known) > REPORTS_MAX:
+                self._unreported += 1
+            else:
                 reason = f"{what} (rule: {broken.rule})"
                 self._report(
                     Report(
@@ -234,7 +245,7 @@ class Checker:
 
     def _report_gone(self, gone: set[BrokenRule]) -> None:
         self._known -= gone
-        for broken in sorted(gone):
+        for broken in sorted(gone)[:REPORTS_MAX]:
             self._report(
                 Report(
                     kind="recovery",
