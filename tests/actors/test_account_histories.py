@@ -22,10 +22,12 @@ from holdfast.actors.account.messages import (
     TaskAccepted,
 )
 from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, SetAccess
+from holdfast.actors.account.order_messages import CreateOrder, ReceivePaymentEvent
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
@@ -47,6 +49,7 @@ from .account_checks import (
     settle_command,
     unwrapped,
 )
+from .actor_system import Payments
 
 NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)
 
@@ -234,6 +237,11 @@ class FaultyWriter:
         self.inner.close()
 
 
+STEPS = (
+    "recharge", "create", "create", "settle", "settle", "adjust", "access", "pay", "refund", "void", "crash"
+)  # fmt: skip
+
+
 class Poison:
     """A message no account understands: it ends the incarnation that reads it."""
 
@@ -254,7 +262,12 @@ class Auditor:
     def adjusted(self, reply: Adjusted) -> None:
         self.balance_micro += reply.amount_micro
         self.operations += 1
-        assert reply.account.balance_micro >= reply.account.held_micro
+        assert reply.amount_micro > 0 or reply.account.balance_micro >= reply.account.held_micro
+
+    def paid(self, amount_micro: int) -> None:
+        """A payment was credited; below zero, a part of it was refunded."""
+        self.balance_micro += amount_micro
+        self.operations += 1
 
     def accepted(self, reply: TaskAccepted) -> None:
         assert reply.request_id not in self.open
@@ -275,6 +288,7 @@ async def test_random_histories_with_faults_match_the_auditor(
     start_system: StartSystem,
     database: Database,
     new_task: NewTask,
+    payments: Payments,
     *,
     nursery: trio.Nursery,
     seed: int,
@@ -305,10 +319,9 @@ async def test_random_histories_with_faults_match_the_auditor(
 
     async def client(account_id: str, key_id: str, name: int) -> None:
         mine: list[str] = []
+        orders: list[str] = []
         for step in range(25):
-            match rng.choice(
-                ["recharge", "create", "create", "settle", "settle", "adjust", "access", "void", "crash"]
-            ):
+            match rng.choice(STEPS):
                 case "recharge":
                     command = Recharge(rng.randrange(1, 3 * CREDIT), keyed(f"{name}-{step}"))
                     reply = unwrapped(await until_answered(account_id, command))
@@ -325,6 +338,21 @@ async def test_random_histories_with_faults_match_the_auditor(
                         auditor.adjusted(reply)
                     else:
                         assert reply.code == "insufficient_credit"
+                case "pay":
+                    order = CreateOrder(payments.request(account_id), keyed(f"{name}-{step}"))
+                    reply = unwrapped(await until_answered(account_id, order))
+                    if isinstance(reply, OrderResult):
+                        orders.append(reply.order.order_id)
+                        event = payments.paid(orders[-1])
+                        await until_answered(account_id, ReceivePaymentEvent(orders[-1], event, b"{}"))
+                        auditor.paid(payments.amount_micro)
+                    else:
+                        assert reply.code == "account_disabled"
+                case "refund" if orders:
+                    order_id, amount_micro = orders.pop(), rng.randrange(1, payments.amount_micro + 1)
+                    event = payments.refunded(order_id, amount_micro)
+                    await until_answered(account_id, ReceivePaymentEvent(order_id, event, b"{}"))
+                    auditor.paid(-amount_micro)
                 case "access":
                     await until_answered(account_id, SetAccess(is_disabled=rng.random() < 0.3))
                 case "create":

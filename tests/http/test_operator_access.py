@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from quart import Response
+from sqlalchemy import Connection, select
 
 from holdfast.actors.account.messages import SignOut
 from holdfast.actors.sign_in.messages import CodeIssued, OriginAdmitted, SignedIn
@@ -15,6 +16,7 @@ from holdfast.http.app import ROUTES, is_for_operators
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.operators import FAILURES_MAX, FAILURES_WINDOW
 from holdfast.ledger.sign_in_codes import new_otp_id
+from holdfast.persistence.records import tables
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 from .test_operator_calls import frozen
@@ -203,6 +205,19 @@ async def test_an_outage_of_the_database_keeps_a_session_for_a_while(api: Api) -
     assert (await api.call("GET", who, headers=cookie)).status_code == 503
 
 
+async def test_a_cookie_is_stored_as_a_mac_alone(api: Api) -> None:
+    cookie, csrf = await sign_in(api)
+
+    def read(rows: Connection) -> list[str]:
+        return [str(row) for row in rows.execute(select(tables.operator_sessions))]
+
+    [stored] = await api.database.read(read)
+    secret = cookie["Cookie"].partition("=")[2]
+    for each in (secret, csrf, api.deps.settings.operator_token):
+        assert each not in stored
+        assert each not in str(api.reports)
+
+
 async def test_wrong_tokens_lock_an_origin_out_and_are_reported(stage: Stage) -> None:
     now = stage.now
     wrong, right = {"token": "wrong"}, {"token": stage.deps.settings.operator_token}
@@ -217,6 +232,7 @@ async def test_wrong_tokens_lock_an_origin_out_and_are_reported(stage: Stage) ->
             response = await stage.call(*READ, headers={"Authorization": "Bearer wrong"})
             await stage.refused(response, 401, "invalid_credentials")
     assert [(each.kind, each.count) for each in stage.reports] == [("lockout", FAILURES_MAX)]
+    assert "Bearer" not in str(stage.reports)
     locked = await try_in(right)
     await stage.refused(locked, 429, "sign_in_locked")
     assert 0 < int(locked.headers["Retry-After"]) <= FAILURES_WINDOW.total_seconds() + 1
