@@ -49,14 +49,15 @@ class Tally:
 
 
 class RollClients:
-    """Clients of the service at ``url``, for accounts with these API keys."""
+    """Clients of the service at ``url``, for accounts with these API keys; ``body`` is sent to create a task."""
 
-    def __init__(self, url: str, api_keys: list[str]) -> None:
+    def __init__(self, url: str, api_keys: list[str], body: bytes = BODY) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
         self._address = (parts.hostname, parts.port)
         self._api_keys = itertools.cycle(api_keys)
+        self._body = body
         self._numbers = itertools.count()
         self.tally = Tally()
         self.is_stopping = False
@@ -110,9 +111,9 @@ class RollClients:
         head = (
             "POST /v2/task/create HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer {next(self._api_keys)}\r\nIdempotency-Key: {key}\r\n"
-            f"Content-Length: {len(BODY)}\r\n\r\n"
+            f"Content-Length: {len(self._body)}\r\n\r\n"
         )
-        return key, head.encode() + BODY
+        return key, head.encode() + self._body
 
     async def _exchange(self, client: _Client, parts: list[bytes], key: str | None) -> None:
         began = trio.current_time()

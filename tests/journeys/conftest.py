@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 import httpx2
 import pytest
+from tests.fresh_clusters import create_data_folder
 
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 
@@ -96,17 +97,25 @@ async def new_customer() -> AsyncIterator[NewCustomer]:
         yield make
 
 
-@pytest.fixture
-def shared_url() -> Iterator[str]:
-    """A database for several services."""
+@contextmanager
+def shared_database() -> Iterator[str]:
+    """Run a database for several services; its URL."""
     folder = new_folder()
-    server = EmbeddedPostgres(folder)
+    create_data_folder(folder / "var")
+    server = EmbeddedPostgres(folder / "var")
     try:
         yield server.start()
     finally:
         server.stop()
         server.release()
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def shared_url() -> Iterator[str]:
+    """A database for several services."""
+    with shared_database() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 import trio
+from tests.fresh_clusters import create_data_folder
 
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
@@ -84,6 +85,12 @@ class Service:
 
     def start(self) -> None:
         """Start it, on the same port as before, and wait until it is ready."""
+        self._launch()
+        self._await_ready()
+
+    def _launch(self) -> None:
+        if not self.data_dir.exists() and "HOLDFAST_DATABASE_URL" not in self.environment:
+            create_data_folder(self.data_dir)
         self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         limited = [] if self.open_files is None else ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
         with self.log_path.open("ab") as log:
@@ -95,6 +102,9 @@ class Service:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _await_ready(self) -> None:
+        assert self.process is not None
         deadline = time.monotonic() + START_S
         while not self._is_ready():
             assert self.process.poll() is None, f"the service ended by itself:\n{self.log_tail()}"
@@ -160,6 +170,14 @@ class Service:
             return False
 
 
+def start_together(services: Sequence[Service]) -> None:
+    """Start services side by side, and wait until all are ready."""
+    for service in services:
+        service._launch()
+    for service in services:
+        service._await_ready()
+
+
 @contextmanager
 def running_service(folder: Path, **settings: str) -> Iterator[Service]:
     """Run a service in a folder that is deleted afterwards. It must stop with exit code 0."""
@@ -176,9 +194,10 @@ def running_service(folder: Path, **settings: str) -> Iterator[Service]:
 
 @dataclass
 class Customer:
-    """A client with an account, a session and an API key, on its own connections."""
+    """A client with an account, a session and an API key, on its own connections. Its tasks are of ``model``."""
 
     http: httpx2.AsyncClient
+    model: str = "studio/image-1"
     email: str = field(default_factory=lambda: f"{secrets.token_hex(8)}@example.com")
     account_id: str = ""
     session: str = ""
@@ -218,10 +237,11 @@ class Customer:
         ok(await self.call("POST", path, {"amount": amount}, key=key, as_session=True))
 
     async def create(
-        self, model: str = "studio/image-1", *, key: str | None = None, **wanted: object
+        self, model: str | None = None, *, key: str | None = None, **wanted: object
     ) -> httpx2.Response:
         """Create a task for a small image, or with other input."""
-        return await self.call("POST", "/v2/task/create", {"model": model, "input": {**IMAGE, **wanted}}, key=key)
+        body = {"model": model or self.model, "input": {**IMAGE, **wanted}}
+        return await self.call("POST", "/v2/task/create", body, key=key)
 
     async def task(self, request_id: str) -> dict[str, Any]:
         """Read one of the account's tasks."""

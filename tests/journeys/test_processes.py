@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -24,18 +25,21 @@ from holdfast.reports.report import Report, ReportFilter
 
 from .conftest import NewCustomer, NewService
 from .load import Witness
+from .quiet_provider import MODEL, QuietProvider
 from .service_process import Service, loopback_client, new_folder, ok, until
 
 ROLLS = int(os.environ.get("ROLLS", "2"))
 CREDIT = Decimal("1000.00")
+CREATE = json.dumps({"model": MODEL, "input": {"prompt": "a lighthouse at dusk"}}).encode()
 COMMAND = f"{sys.executable} -m holdfast serve"
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
+def service(provider: QuietProvider) -> Iterator[Service]:
     """A parent with two workers, which every test leaves running."""
     folder = new_folder()
-    service = Service(folder, PROCESSES="2", TASKS_IN_FLIGHT_MAX="1000000")
+    catalog = str(provider.write_catalog(folder))
+    service = Service(folder, PROCESSES="2", TASKS_IN_FLIGHT_MAX="1000000", CATALOG=catalog)
     try:
         service.start()
         yield service
@@ -85,7 +89,7 @@ async def test_rolls_refuse_cut_and_lose_nothing(service: Service, new_customer:
     # As many accounts as clients: two workers that decide for one account repeat each other's work.
     customers = [await new_customer(service, credit=str(CREDIT)) for _ in range(10)]
     before = workers(service)
-    clients = RollClients(service.url, [customer.key for customer in customers])
+    clients = RollClients(service.url, [customer.key for customer in customers], CREATE)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(clients.run, keep_alive=4, fresh=2, slow=2, idle=2, pause_s=0.25))
         for number in range(1, ROLLS + 1):
@@ -113,6 +117,7 @@ async def test_kills_of_a_worker_and_of_the_parent_lose_nothing(
     service: Service, new_customer: NewCustomer
 ) -> None:
     ada = await new_customer(service, credit=str(CREDIT))
+    ada.model = MODEL
     witness = Witness(ada, seed=11)
 
     async def answers(more: int) -> None:

@@ -18,7 +18,6 @@ from decimal import Decimal
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx2
 import pytest
 import trio
 from tests.bucket_server import BucketServer
@@ -29,20 +28,11 @@ from holdfast.ledger.places import place_of
 from .conftest import NewService
 from .load import Witness
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Customer, Service, loopback_client, ok, until
+from .service_process import Customer, Service, loopback_client, ok, start_together, until
 
 FREEZE_S = float(os.environ.get("FREEZE_S", "0"))
 CREDIT = Decimal("1000.00")
 LANES = 3
-
-
-@dataclass
-class QuietCustomer(Customer):
-    """A customer whose tasks go to the quiet provider."""
-
-    async def create(self, model: str = MODEL, *, key: str | None = None, **wanted: object) -> httpx2.Response:
-        """Create a task."""
-        return await super().create(model, key=key, **wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +71,7 @@ def cluster(
         **bucket.settings(),
     }
     members = [new_service(**settings) for _ in range(3)]
-    for member in members:
-        member.start()
+    start_together(members)
     named = {urlsplit(member.url).netloc: member for member in members}
     with haproxy(tmp_path / "haproxy", list(named), listening) as proxy:
         follow = ["places", "--file", str(proxy.places), "--socket", str(proxy.control), "--every", "0.5"]
@@ -94,14 +83,14 @@ def cluster(
 
 
 @pytest.fixture
-async def new_customer_of(cluster: Cluster) -> AsyncIterator[Callable[[str], Awaitable[QuietCustomer]]]:
+async def new_customer_of(cluster: Cluster) -> AsyncIterator[Callable[[str], Awaitable[Customer]]]:
     """Sign customers in through HAProxy until one belongs to the member."""
     async with AsyncExitStack() as stack:
 
-        async def make(owner: str) -> QuietCustomer:
+        async def make(owner: str) -> Customer:
             http = await stack.enter_async_context(loopback_client(base_url=cluster.proxy.url, timeout=60))
             while True:
-                customer = QuietCustomer(http)
+                customer = Customer(http, model=MODEL)
                 await customer.sign_in()
                 if cluster.owner_of(customer) == owner:
                     await customer.recharge(str(CREDIT))
@@ -121,7 +110,7 @@ async def answers(witness: Witness, more: int) -> None:
 
 
 async def test_a_frozen_member_behind_haproxy_does_no_harm(
-    cluster: Cluster, provider: QuietProvider, new_customer_of: Callable[[str], Awaitable[QuietCustomer]]
+    cluster: Cluster, provider: QuietProvider, new_customer_of: Callable[[str], Awaitable[Customer]]
 ) -> None:
     await until(cluster.are_linked)
     witnesses = {owner: Witness(await new_customer_of(owner), seed=1, pause_s=0.1) for owner in cluster.members}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
 
 import httpx2
+import pytest
 import trio
 
-from .conftest import NewCustomer, NewService
+from .conftest import NewCustomer, shared_database
 from .quiet_provider import MODEL, QuietProvider
-from .service_process import Customer, Service, Totals, loopback_client, ok, until
+from .service_process import Customer, Service, Totals, loopback_client, new_folder, ok, start_together, until
 
 STALE = "holdfast_fence_stale_units_total"
 SERVER_KEY = "the-server-key-that-both-processes-have-0123456789"
@@ -22,13 +24,32 @@ MEMBERS = "holdfast_members"
 FORWARDED = "holdfast_forwarded_asks_total"
 
 
+@pytest.fixture(scope="module")
+def services(provider: QuietProvider) -> Iterator[list[Service]]:
+    """Two services on one database, which every test leaves running."""
+    folders = [new_folder(), new_folder()]
+    with shared_database() as url:
+        settings = {
+            "DATABASE_URL": url,
+            "CATALOG": str(provider.write_catalog(folders[0])),
+            "SERVER_KEY": SERVER_KEY,
+        }
+        started = [Service(folder, **settings) for folder in folders]
+        try:
+            start_together(started)
+            yield started
+            assert [service.stop() for service in started] == [0, 0]
+        finally:
+            for service in started:
+                if service.is_alive():
+                    service.kill()
+            for folder in folders:
+                shutil.rmtree(folder)
+
+
 async def test_two_processes_serve_one_account_consistently(
-    new_service: NewService, new_customer: NewCustomer, shared_url: str, provider: QuietProvider, tmp_path: Path
+    services: list[Service], new_customer: NewCustomer
 ) -> None:
-    catalog = str(provider.write_catalog(tmp_path))
-    services = [new_service(DATABASE_URL=shared_url, CATALOG=catalog, SERVER_KEY=SERVER_KEY) for _ in range(2)]
-    for service in services:
-        await trio.to_thread.run_sync(service.start)
     ada = await new_customer(services[0], credit="500.00")
     answers: list[httpx2.Response] = []
     shared_keys: dict[str, set[str]] = {}
@@ -70,18 +91,10 @@ async def test_two_processes_serve_one_account_consistently(
     assert sum(service.metric(FORWARDED) for service in services) > 96
     assert sum(service.metric(STALE) for service in services) <= STALE_MAX
     assert services[0].audit() == []
-    for service in services:
-        assert service.faults() == []
-        assert await trio.to_thread.run_sync(service.stop) == 0
+    assert [service.faults() for service in services] == [[], []]
 
 
-async def test_two_processes_never_overspend_an_account(
-    new_service: NewService, new_customer: NewCustomer, shared_url: str, provider: QuietProvider, tmp_path: Path
-) -> None:
-    catalog = str(provider.write_catalog(tmp_path))
-    services = [new_service(DATABASE_URL=shared_url, CATALOG=catalog, SERVER_KEY=SERVER_KEY) for _ in range(2)]
-    for service in services:
-        await trio.to_thread.run_sync(service.start)
+async def test_two_processes_never_overspend_an_account(services: list[Service], new_customer: NewCustomer) -> None:
     ada = await new_customer(services[0], credit="7.00")
     answers: list[httpx2.Response] = []
     async with loopback_client(base_url=services[1].url, timeout=30) as other:
@@ -97,17 +110,11 @@ async def test_two_processes_never_overspend_an_account(
         assert Counter(answer.status_code for answer in answers) == {200: 7, 402: 93}
         assert await ada.totals() == Totals(Decimal(7), Decimal(7), Decimal(0))
     assert services[1].audit() == []
-    for service in services:
-        assert await trio.to_thread.run_sync(service.stop) == 0
 
 
 async def test_accounts_of_a_killed_process_move_to_the_other(
-    new_service: NewService, new_customer: NewCustomer, shared_url: str, provider: QuietProvider, tmp_path: Path
+    services: list[Service], new_customer: NewCustomer
 ) -> None:
-    catalog = str(provider.write_catalog(tmp_path))
-    services = [new_service(DATABASE_URL=shared_url, CATALOG=catalog, SERVER_KEY=SERVER_KEY) for _ in range(2)]
-    for service in services:
-        await trio.to_thread.run_sync(service.start)
     customers = [await new_customer(services[0], credit="50.00") for _ in range(6)]
     outcomes: Counter[int] = Counter()
 
@@ -153,9 +160,7 @@ async def test_accounts_of_a_killed_process_move_to_the_other(
     # Each key created one task, though some were sent again.
     assert [len(await customer.tasks()) for customer in customers] == [6 + 6 + 2 + 4] * len(customers)
     assert services[0].audit() == []
-    for service in services:
-        assert service.faults() == []
-        assert await trio.to_thread.run_sync(service.stop) == 0
+    assert [service.faults() for service in services] == [[], []]
 
 
 async def both_are_members(services: list[Service]) -> bool:
