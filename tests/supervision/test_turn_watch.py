@@ -78,10 +78,12 @@ async def test_a_start_that_takes_too_long_is_stuck(autojump_clock: MockClock) -
 
     harness.directory.lives._factory = _with_start(harness, slow)
     async with watched(harness) as nursery:
+        await trio.sleep(1000)
         nursery.start_soon(collect, harness, [("a", Say())], {})
         await trio.sleep(60)
         [report] = harness.reports("stuck")
         assert report.last_message_type == "its start"
+        assert 30 <= (report.duration_s or 0) <= 36
 
 
 def _with_start(harness: Harness, on_start: Any) -> Any:

@@ -65,7 +65,8 @@ def _condition(report: Report) -> str:
     if report.duration_s is None:
         return text
     lasted = "lasted" if report.kind == "recovery" else "for"
-    return f"{text}; {lasted} {report.duration_s:g} s, counted {report.count} times"
+    times = "" if report.count is None else f", counted {report.count} times"
+    return f"{text}; {lasted} {report.duration_s:g} s{times}"
 
 
 def _decided(report: Report) -> str:

@@ -186,6 +186,7 @@ class KeyedLives:
         try:
             with scope:
                 async with self._loading:
+                    child.began_at = trio.current_time()
                     actor = child.actor = self._factory(child.key, child.mailbox)
                     actor.on_dead = partial(self._reports.dead_letter, child)
                     if isinstance(actor, JournaledActor) and child.learned:
