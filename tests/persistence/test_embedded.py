@@ -216,6 +216,22 @@ def test_an_incomplete_cluster_is_created_again(data_dir: Path) -> None:
     assert not making.exists()
 
 
+def test_files_that_are_gone_are_not_replaced_by_an_empty_cluster(data_dir: Path) -> None:
+    server = EmbeddedPostgres(data_dir, settings={"fsync": "off"})
+    server.start()
+    folder = (data_dir / "postgres").resolve()
+    try:
+        server.stop()
+        folder.rename(folder.with_name("moved"))
+        with pytest.raises(EmbeddedFault, match="are gone"):
+            server.start()
+        folder.with_name("moved").rename(folder)
+        server.start()
+    finally:
+        server.stop()
+        server.release()
+
+
 def test_a_path_too_long_for_a_socket_gets_a_short_private_one(data_dir: Path) -> None:
     deep = data_dir / ("d" * 60) / ("e" * 60)
     server = EmbeddedPostgres(deep)

@@ -78,6 +78,7 @@ class EmbeddedPostgres:
         self._settings = {**SERVER_SETTINGS, **(settings or {})}
         self._lock_fd: int | None = None
         self._child: Postmaster | None = None
+        self._has_run = False
         self._turn = threading.Lock()
 
     def acquire(self) -> None:
@@ -142,6 +143,11 @@ class EmbeddedPostgres:
         self._pgdata = place_cluster(self.data_dir, user)
         binaries = place_programs(self._pgdata, user)
         if not (self._pgdata / "PG_VERSION").exists():
+            if self._has_run:
+                # An empty database would take the place of one with customers' credit.
+                raise EmbeddedFault(
+                    f"The files of the embedded PostgreSQL are gone from {self._pgdata}: restore them."
+                )
             self._create_cluster(binaries, user)
         stop_orphan(self._pgdata)
         folder = socket_folder(self._pgdata)
@@ -166,7 +172,7 @@ class EmbeddedPostgres:
             if time.monotonic() > deadline or not _tail(log_path, "still in use"):
                 raise EmbeddedFault(f"The embedded PostgreSQL did not start; its log is {log_path}.")
             time.sleep(0.2)
-        self._child = child
+        self._child, self._has_run = child, True
         _create_database(_url(folder, "postgres"))
 
     def _create_cluster(self, binaries: Path, user: str | None) -> None:
