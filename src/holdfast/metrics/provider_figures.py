@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
+from typing import Final
 
 import msgspec
 from prometheus_client import Counter
 
 from holdfast import metrics
 from holdfast.metrics.batched_histogram import Distribution
+
+UNKNOWN: Final = "unknown"
+"""The provider of callbacks that name none of the catalog."""
 
 
 class ProviderFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +29,7 @@ class ProviderFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_of(provider: str) -> ProviderFigures:
-    """Return the figures of one provider; of the name ``unknown`` those of callbacks that name no provider."""
+    """Return the figures of one provider, or of :data:`UNKNOWN`."""
     of_calls = [each.distribution for labels, each in metrics.PROVIDER_CALL_S.children() if labels[0] == provider]
     calls = reduce(Distribution.plus, of_calls) if of_calls else None
     errors: dict[str, int] = {}

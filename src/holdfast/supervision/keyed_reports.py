@@ -51,7 +51,7 @@ class KeyedReports:
         metrics.ACTORS_AWAKE.labels(self._name).set(count)
 
     def dead_letter(self, child: KeyedChild, reason: DeadReason, envelope: Envelope) -> None:
-        """Record a message that no actor will handle."""
+        """Record a message that no actor will handle, or whose sender no longer waits."""
         metrics.DEAD_LETTERS.labels(reason).inc()
         self._dead_letters.record(
             reason,
@@ -60,6 +60,9 @@ class KeyedReports:
             message_type=type(envelope.message).__name__,
             trace_id=envelope.trace_id,
         )
+        if reason == "orphan_reply":
+            # The message was handled: a client that hangs up is counted, but is nothing to look into.
+            return
         self._reporter.report(
             Report(
                 kind="dead_letter",

@@ -8,10 +8,8 @@ from holdfast import metrics
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome
 from holdfast.ledger.refusals import Refusal
+from holdfast.metrics.provider_figures import UNKNOWN
 from holdfast.reports.conditions import CALLBACKS
-
-UNKNOWN: Final = "unknown"
-"""The provider of a callback that names none of the catalog."""
 
 _REPORTED: Final = frozenset(
     {"missing_signature", "invalid_signature", "signature_expired", "provider_not_configured", "invalid_event"}

@@ -21,7 +21,7 @@ from holdfast.actors.runtime.refs import ASK_DEADLINE_S, WhileDown
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
-from holdfast.metrics.provider_figures import figures_of
+from holdfast.metrics.provider_figures import UNKNOWN, figures_of
 from holdfast.metrics.samples import SampleRing
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.control.children import act_on_child, describe_tree
@@ -195,10 +195,7 @@ class ControlActor(Worker):
             tree=describe_tree(process.tree, identity.started_at),
             groups=[group.describe() for group in process.groups.values()],
             dead_letters=process.dead_letters.counts(),
-            providers={
-                name: ProviderView(state=state, **msgspec.structs.asdict(figures_of(name)))
-                for name, state in process.provider_states().items()
-            },
+            providers=_providers(process.provider_states()),
         )
 
     def _dead_letters(self, query: ListDeadLetters) -> DeadLetterList:
@@ -219,3 +216,12 @@ class ControlActor(Worker):
             ],
             counts=self._process.dead_letters.counts(),
         )
+
+
+def _providers(states: Mapping[str, str]) -> dict[str, ProviderView]:
+    """Return what this process knows of each provider; as ``unknown``, of callbacks that name none of them."""
+    nameless = figures_of(UNKNOWN)
+    known = {**states, UNKNOWN: UNKNOWN} if nameless.callbacks_refused else states
+    return {
+        name: ProviderView(state=state, **msgspec.structs.asdict(figures_of(name))) for name, state in known.items()
+    }
