@@ -37,7 +37,8 @@ class FakeCard:
 
     fault: CardFault | None = None
     asked: list[tuple[str, str, int, str, str]] = field(default_factory=list)
-    refunds: list[tuple[str, int | None, str]] = field(default_factory=list)
+    refunds: dict[tuple[str, str], RefundMade] = field(default_factory=dict)
+    """The refunds by payment and key."""
 
     async def create_intent(
         self, order_id: str, account_id: str, amount_minor: int, currency: str, *, env: str
@@ -53,11 +54,13 @@ class FakeCard:
     async def cancel_intent(self, provider_payment_id: str, *, as_of: int) -> ProviderSnapshot:
         raise AssertionError("the endpoints never cancel at the provider")
 
-    async def refund(self, provider_payment_id: str, amount_minor: int | None, *, key: str) -> RefundMade:
-        self.refunds.append((provider_payment_id, amount_minor, key))
+    async def refund(
+        self, provider_payment_id: str, amount_minor: int | None, *, key: str, request: str
+    ) -> RefundMade:
         if self.fault is not None:
             raise self.fault
-        return RefundMade("re_1", amount_minor or 1000, "succeeded")
+        made = RefundMade(f"re_{len(self.refunds) + 1}", amount_minor or 1000, "succeeded", request)
+        return self.refunds.setdefault((provider_payment_id, key), made)
 
     async def close(self) -> None:
         pass

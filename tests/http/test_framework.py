@@ -182,7 +182,7 @@ async def test_too_many_or_too_large_headers_are_refused(stage: Stage, headers: 
 @pytest.mark.parametrize(
     "target",
     [b"//metrics", b"/%6detrics", b"/%6Detrics", b"/./metrics", b"/x/../metrics", b"/x/..%2fmetrics",
-     b"/ops%2freviews", b"///healthz", b"/v2%2fmodels", b"/v2/%2e/models", b"/v1/models/%61"],
+     b"/ops%2freviews", b"///healthz", b"/v2%2fmodels", b"/v2/%2e/models", b"/v1/models/%61", b"/v2/task/a%00"],
 )  # fmt: skip
 async def test_a_path_that_is_not_in_normal_form_is_404(stage: Stage, target: bytes) -> None:
     with trio.fail_after(5):

@@ -35,16 +35,20 @@ async def test_a_refund_is_expected_then_made_then_compared(api: Api) -> None:
     body = await response.get_json()
     assert response.status_code == 200, body
     assert (body["provider_refund_id"], body["amount"], body["order"]["order_id"]) == ("re_1", "2.50", "ord_1")
-    [(payment_id, amount_minor, key)] = card.refunds
-    assert (payment_id, amount_minor) == ("pi_1", 250)
+    [((payment_id, _), made)] = card.refunds.items()
+    assert (payment_id, made.amount_minor) == ("pi_1", 250)
     assert api.deps.order_repairs.done == [("expected", "ord_1"), ("checked", "ord_1")]  # type: ignore[attr-defined]
-    await refund(api, amount="2.50")
-    await refund(api, amount="1.00")
-    await refund(api)
-    assert [each[1] for each in card.refunds] == [250, 250, 100, None]
-    keys = [each[2] for each in card.refunds]
-    assert keys[1] == key
-    assert len(set(keys)) == 3
+    assert await (await refund(api, amount="2.50")).get_json() == body
+    assert len(card.refunds) == 1
+
+
+async def test_one_idempotency_key_refunds_once_whatever_the_body(api: Api) -> None:
+    card, _ = api.configure_card()
+    await add_paid_order(api)
+    assert (await refund(api, amount="2.50")).status_code == 200
+    for other in ({"amount": "1.00"}, {}, {"amount": "2.50", "reason": "a better one"}):
+        await api.refused(await refund(api, **other), 422, "idempotency_key_reused")
+    assert len(card.refunds) == 1
 
 
 @pytest.mark.parametrize(
@@ -54,6 +58,7 @@ async def test_a_refund_is_expected_then_made_then_compared(api: Api) -> None:
         (CardUnavailable("gone"), 502, "provider_unavailable"),
         (CardRateLimited(7), 503, "provider_rate_limited"),
         (CardRejected("charge_disputed"), 502, "provider_rejected"),
+        (CardRejected("idempotency_error"), 422, "idempotency_key_reused"),
         (CardRejected("charge_already_refunded"), 409, "payment_order_not_refundable"),
     ],
 )
@@ -81,4 +86,4 @@ async def test_what_cannot_be_refunded_calls_no_provider(api: Api) -> None:
         ("ord_1", {"reason": ""}, 400, "invalid_parameter"),
     ):
         await api.refused(await refund(api, order_id, **body), status, code)
-    assert card.refunds == []
+    assert card.refunds == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -26,7 +28,16 @@ from holdfast.supervision.poison_replays import PoisonReplays
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
 
 SEAL = Seal(b"k" * 32)
-KINDS: dict[str, Any] = {each.__name__: each for each in (Say, Break, Write)}
+
+
+@dataclass(frozen=True)
+class KeyedBreak(Break):
+    """Breaks its actor under an Idempotency-Key."""
+
+    idempotency: str = "k"
+
+
+KINDS: dict[str, Any] = {each.__name__: each for each in (Say, Break, KeyedBreak, Write)}
 
 
 def encode(_group: str, message: object) -> bytes | None:
@@ -113,17 +124,19 @@ class Stored:
         self.queue = PoisonQueue()
         self.harness = Harness(poison=self.queue.put, actor=Mended)
         self.database = database
+        self.waited = timedelta()
         self.replays = PoisonReplays(
             database,
             {"actors": _Shown(self.harness)},
             decode=decode,
             seal=SEAL,
-            now=utc_now,
+            now=lambda: utc_now() + self.waited,
+            idempotency_ttl_s=3600,
         )
 
-    async def crash(self) -> PoisonRecord:
+    async def crash(self, message: Break = Break()) -> PoisonRecord:  # noqa: B008 - frozen
         """Crash an actor, and return the stored message."""
-        assert isinstance(await outcome(lambda: self.harness.ask("a", Break())), Crashed)
+        assert isinstance(await outcome(lambda: self.harness.ask("a", message)), Crashed)
         return await self.kept()
 
     async def kept(self, crashes: int = 1) -> PoisonRecord:
@@ -205,6 +218,22 @@ async def test_two_replays_at_once_ask_the_actor_once(database: Database, mended
                 both.start_soon(replay)
         assert sum(isinstance(each, PoisonRecord) for each in results) == 1
         assert {each.code for each in results if isinstance(each, Refusal)} == {"poison_not_open"}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_message_is_not_replayed_after_its_key_has_expired(database: Database, mended: Any) -> None:
+    """Its sender may have repeated it: what the key's reply was is forgotten, so a replay would do it twice."""
+    stored = Stored(database)
+    async with stored.harness.running(), trio.open_nursery() as nursery:
+        await run(stored, nursery)
+        poison_id = (await stored.crash(KeyedBreak())).poison_id
+        mended()
+        stored.waited = timedelta(hours=1)
+        refused = await stored.replays.replay(poison_id, deadline_s=5)
+        assert isinstance(refused, Refusal)
+        assert refused.code == "poison_not_replayable"
+        stored.waited = timedelta(minutes=59)
+        assert (await stored.replay(poison_id)).state == "replayed"
         nursery.cancel_scope.cancel()
 
 

@@ -192,10 +192,10 @@ _DOTS: Final = re.compile(rb"/\.\.?(?:/|$)")
 def is_normal_path(raw_path: bytes) -> bool:
     """Whether a path is in normal form (RFC 3986, 6.2.2), so that a proxy's rules match the path that is routed.
 
-    No empty and no dot segments, no percent-encoding that is not needed, and an encoded slash only inside a model's
-    id.
+    No empty and no dot segments, no percent-encoding that is not needed, an encoded slash only inside a model's id,
+    and no NUL, which no name has and no row can store.
     """
-    if b"//" in raw_path or (b"/." in raw_path and _DOTS.search(raw_path)):
+    if b"//" in raw_path or b"%00" in raw_path or (b"/." in raw_path and _DOTS.search(raw_path)):
         return False
     if b"%" not in raw_path:
         return True

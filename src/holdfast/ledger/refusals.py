@@ -34,4 +34,10 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
     """True if repeating the same call can never succeed (``x-should-retry: false``)."""
 
 
+IDEMPOTENCY_KEY_REUSED: Final = Refusal(
+    code="idempotency_key_reused",
+    message="This Idempotency-Key was used with another request.",
+    param="Idempotency-Key",
+    final=True,
+)
 ACCOUNT_DISABLED: Final = Refusal(code="account_disabled", message="The account is disabled; ask the operator.")

@@ -43,19 +43,21 @@ class PoisonReplays:
         decode: Callable[[str, str, bytes], Command[object]],
         seal: Seal,
         now: Now,
+        idempotency_ttl_s: float,
     ) -> None:
         self._database = database
         self._directories = directories
         self._decode = decode
         self._seal = seal
         self._now = now
+        self._idempotency_ttl = timedelta(seconds=idempotency_ttl_s)
 
     async def replay(self, poison_id: str, *, deadline_s: float) -> PoisonRecord | Refusal:
         """Ask the message's actor once more, and return the row with the result.
 
-        One that crashes again is kept. Refuses with ``poison_not_found``, ``poison_not_replayable`` (no body, or
-        one that cannot be read), ``poison_not_open`` (replayed, discarded, or claimed). Raises the faults of an ask
-        that was not accepted, and ``DatabaseAway``.
+        One that crashes again is kept. Refuses with ``poison_not_found``, ``poison_not_replayable`` (no body, one
+        that cannot be read, or an Idempotency-Key that has expired), ``poison_not_open`` (replayed, discarded, or
+        claimed). Raises the faults of an ask that was not accepted, and ``DatabaseAway``.
         """
         found = await self._read(poison_id)
         if isinstance(found, Refusal):
@@ -67,6 +69,8 @@ class PoisonReplays:
             )
         now = self._now()
         until = now + timedelta(seconds=deadline_s + CLAIM_MARGIN_S)
+        if getattr(command, "idempotency", None) is not None and until >= found.first_at + self._idempotency_ttl:
+            return KEY_EXPIRED
         if not await self._database.work(
             claim_replay, poison_id, now=now, until=until, repeatable=command.is_repeatable
         ):
@@ -120,6 +124,10 @@ class PoisonReplays:
 
 
 NOT_FOUND: Final = Refusal(code="poison_not_found", message="There is no such poison message.")
+KEY_EXPIRED: Final = Refusal(
+    code="poison_not_replayable",
+    message="The message's Idempotency-Key has expired: a replay could do again what its sender has repeated.",
+)
 NOT_OPEN: Final = Refusal(
     code="poison_not_open", message="The message was replayed or discarded, or a replay of it is in progress."
 )

@@ -41,7 +41,14 @@ def poison_replays(
     settings: Settings, database: Database, directories: Mapping[str, Directory], now: Now
 ) -> PoisonReplays:
     """Return what replays and discards poison messages."""
-    return PoisonReplays(database, directories, decode=_decode, seal=_seal(settings), now=now)
+    return PoisonReplays(
+        database,
+        directories,
+        decode=_decode,
+        seal=_seal(settings),
+        now=now,
+        idempotency_ttl_s=settings.idempotency_ttl_s,
+    )
 
 
 def _seal(settings: Settings) -> Seal:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
 from holdfast.persistence.records.accounts import IdempotencyProbe, IdempotencyRow, StoredReply
 
 R = TypeVar("R")
@@ -27,12 +27,7 @@ _encoder = msgspec.json.Encoder()
 def replay(stored: StoredReply, idempotency: IdempotencyKey, reply_type: type[R]) -> Replayed[R] | Refusal:
     """Return the stored reply. Refuses with ``idempotency_key_reused`` if it belongs to another request."""
     if stored.fingerprint != idempotency.fingerprint:
-        return Refusal(
-            code="idempotency_key_reused",
-            message="This Idempotency-Key was used with another request.",
-            param="Idempotency-Key",
-            final=True,
-        )
+        return IDEMPOTENCY_KEY_REUSED
     return Replayed(msgspec.json.decode(stored.reply, type=reply_type | Refusal))
 
 

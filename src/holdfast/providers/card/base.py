@@ -58,11 +58,15 @@ class IntentCreated:
 
 @dataclass(frozen=True, slots=True)
 class RefundMade:
-    """A refund at the provider; its status is the provider's, and may still change."""
+    """A refund at the provider; its status is the provider's, and may still change.
+
+    ``request`` is that of :meth:`CardProvider.refund`, "" if it was made elsewhere.
+    """
 
     provider_refund_id: str
     amount_minor: int
     status: str
+    request: str
 
 
 class CardProvider(Protocol):
@@ -88,9 +92,12 @@ class CardProvider(Protocol):
         If the snapshot's state is not ``canceled``, the intent was paid or is being processed.
         """
 
-    async def refund(self, provider_payment_id: str, amount_minor: int | None, *, key: str) -> RefundMade:
+    async def refund(
+        self, provider_payment_id: str, amount_minor: int | None, *, key: str, request: str
+    ) -> RefundMade:
         """Refund a payment, None: what is left of it; or return the refund made before under this ``key``.
 
+        ``request`` names what is asked for: a refund under this key with another one was made for another request.
         Raises :class:`CardFault`.
         """
 

@@ -36,6 +36,7 @@ from holdfast.reports.conditions import Watch, unwatched
 PAGE_COUNT: Final = 100
 PAGES_MAX_COUNT: Final = 20
 REFUND_KEY: Final = "holdfast_refund"
+REFUND_REQUEST: Final = "holdfast_refund_request"
 """The name of a refund's key in its metadata."""
 RETRY_AFTER_DEFAULT_S: Final = 2
 RETRY_AFTER_MAX_S: Final = 3600
@@ -128,12 +129,14 @@ class StripeProvider:
                 raise
         return await self.retrieve(provider_payment_id, as_of=as_of)
 
-    async def refund(self, provider_payment_id: str, amount_minor: int | None, *, key: str) -> RefundMade:
+    async def refund(
+        self, provider_payment_id: str, amount_minor: int | None, *, key: str, request: str
+    ) -> RefundMade:
         """Refund a payment, or return the refund made before under this ``key``. Raises :class:`CardFault`.
 
         The provider forgets an idempotency key after a day, but the refund has it in its metadata for ever.
         """
-        return await self._call(lambda: self._refund(provider_payment_id, amount_minor, key))
+        return await self._call(lambda: self._refund(provider_payment_id, amount_minor, key, request))
 
     async def close(self) -> None:
         """Close connections."""
@@ -152,12 +155,12 @@ class StripeProvider:
             disputes = await _all(self._v1.disputes.list_async, {"payment_intent": intent_id})
         return snapshot_of(intent, as_of=as_of, refunds=refunds, disputes=disputes)
 
-    async def _refund(self, intent_id: str, amount_minor: int | None, key: str) -> RefundMade:
+    async def _refund(self, intent_id: str, amount_minor: int | None, key: str, request: str) -> RefundMade:
         for made in await _all(self._v1.refunds.list_async, {"payment_intent": intent_id}):
-            metadata = made.get("metadata")
-            if isinstance(metadata, dict) and metadata.get(REFUND_KEY) == key:
+            if _metadata_of(made).get(REFUND_KEY) == key:
                 return _refund_of(made)
-        params: Any = {"payment_intent": intent_id, "metadata": {REFUND_KEY: key}}
+        metadata = {REFUND_KEY: key, REFUND_REQUEST: request}
+        params: Any = {"payment_intent": intent_id, "metadata": metadata}
         if amount_minor is not None:
             params["amount"] = amount_minor
         options: Any = {"idempotency_key": f"{intent_id}:refund:{key}"}
@@ -202,7 +205,13 @@ def _refund_of(refund: Object) -> RefundMade:
     amount_minor = refund.get("amount")
     if not isinstance(amount_minor, int):
         raise Malformed("the refund's amount is missing")
-    return RefundMade(object_id(refund), amount_minor, code(refund.get("status")) or "unknown")
+    status = code(refund.get("status")) or "unknown"
+    return RefundMade(object_id(refund), amount_minor, status, str(_metadata_of(refund).get(REFUND_REQUEST, "")))
+
+
+def _metadata_of(made: Object) -> Object:
+    metadata = made.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _fault(fault: stripe.StripeError) -> CardFault:

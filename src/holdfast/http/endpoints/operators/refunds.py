@@ -24,7 +24,7 @@ from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.targets import received_micro
 from holdfast.ledger.public_types import Amount
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
 from holdfast.persistence.queries.orders import order_by_id
 from holdfast.providers.card.amounts import micro_per_minor, minor_from_micro
 from holdfast.providers.card.base import CardFault, CardRejected
@@ -67,10 +67,13 @@ class RefundBody(msgspec.Struct, frozen=True):
     body=RefundRequest,
     reply=RefundBody,
     parameters=(REQUIRED_IDEMPOTENCY_KEY,),
-    errors=(*_CARD_ERRORS, "payment_order_not_refundable", "invalid_amount"),
+    errors=(*_CARD_ERRORS, "payment_order_not_refundable", "invalid_amount", "idempotency_key_reused"),
 )
 async def refund_payment(call: Call) -> Outcome:
-    """A repeat with the same Idempotency-Key returns the refund that was made, also after a lost response."""
+    """A repeat with the same Idempotency-Key returns the refund that was made, also after a lost response.
+
+    Another request with the key, as with another reason, refunds nothing.
+    """
     deps, card = call.deps, call.deps.card
     idempotency = call.required_idempotency()
     if isinstance(idempotency, Refusal):
@@ -85,13 +88,19 @@ async def refund_payment(call: Call) -> Outcome:
         return amount_minor
     assert order.state.payment_id is not None
     await deps.order_repairs.expect_change(order)
-    key = hashlib.sha256(idempotency.key.encode() + idempotency.fingerprint).hexdigest()[:40]
+    key = hashlib.sha256(idempotency.key.encode()).hexdigest()[:40]
+    request = idempotency.fingerprint.hex()[:40]
     try:
-        made = await card.provider.refund(order.state.payment_id, amount_minor, key=key)
+        made = await card.provider.refund(order.state.payment_id, amount_minor, key=key, request=request)
     except CardFault as fault:
-        if isinstance(fault, CardRejected) and fault.provider_code == "charge_already_refunded":
-            return _not_refundable(order, "it is refunded already")
+        match fault:
+            case CardRejected(provider_code="charge_already_refunded"):
+                return _not_refundable(order, "it is refunded already")
+            case CardRejected(provider_code="idempotency_error"):
+                return IDEMPOTENCY_KEY_REUSED
         return refusal_of_card(fault)
+    if made.request != request:
+        return IDEMPOTENCY_KEY_REUSED
     await deps.order_repairs.check(order.order_id)
     after = await deps.database.read(lambda rows: order_by_id(rows, order.order_id))
     currency = order.request.currency
