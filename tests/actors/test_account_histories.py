@@ -320,7 +320,7 @@ async def test_random_histories_with_faults_match_the_auditor(
     async def client(account_id: str, key_id: str, name: int) -> None:
         mine: list[str] = []
         orders: list[str] = []
-        for step in range(25):
+        for step in range(18):
             match rng.choice(STEPS):
                 case "recharge":
                     command = Recharge(rng.randrange(1, 3 * CREDIT), keyed(f"{name}-{step}"))
