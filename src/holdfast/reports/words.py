@@ -76,7 +76,7 @@ def _decided(report: Report) -> str:
     if report.decision == "backoff":
         return f"restarts in {report.delay_s or 0:.3g} s{used}"
     if report.decision == "quarantine":
-        return f"for {report.delay_s or 0:.3g} s{used}"
+        return f"for {report.delay_s or 0:.6g} s{used}"
     if report.decision == "pause" and report.kind == "crash":
         return "its group pauses"
     if report.decision == "escalate" and report.kind == "crash":
