@@ -62,7 +62,7 @@ async def test_an_account_is_found_by_its_id_and_its_address(api: Api) -> None:
     assert await by_email.get_json() == await by_id.get_json()
     for path, status, code in (
         ("/ops/api/accounts/acct_9", 404, "account_not_found"),
-        ("/ops/api/accounts/x%00", 404, "account_not_found"),
+        ("/ops/api/accounts/x'y", 404, "account_not_found"),
         ("/ops/api/accounts?email=eve@example.com", 404, "account_not_found"),
         ("/ops/api/accounts?email=eve", 400, "invalid_email"),
         ("/ops/api/accounts", 400, "missing_parameter"),
