@@ -118,10 +118,10 @@ class HoldfastApp(QuartTrio):
         """Answer OPTIONS within Quart's dispatch."""
         return _options(self._adapter, _current())
 
-    async def _serve(self, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Response:
+    def _serve(self, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Awaitable[Response]:
         if isinstance(route, View):
-            return await self._pages.serve(self.deps, route, request, path)
-        return await serve_call(self.deps, route, request, path)
+            return self._pages.serve(self.deps, route, request, path)
+        return serve_call(self.deps, route, request, path)
 
     def _view(self, route: Served) -> Callable[..., Awaitable[Response]]:
         async def view(**path: str) -> Response:

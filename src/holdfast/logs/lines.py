@@ -24,6 +24,7 @@ LAST: Final = ("logger", "stack", "exception")
 _PLACE: Final = {name: place for place, name in enumerate(FIRST)} | {
     name: len(FIRST) + 1 + place for place, name in enumerate(LAST)
 }
+_OUTSIDE_PAIRS: Final = frozenset({"time", "level", "event", "exception", "stack"})
 _PLAIN: Final = re.compile(r'[^\s"=]+')
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 
@@ -74,9 +75,7 @@ def console_renderer(*, colours: bool) -> Render:
             shown_level = f"\x1b[{_COLOURS.get(level, '0')}m{shown_level}\x1b[0m"
             event = f"\x1b[1m{event}\x1b[0m"
         pairs = " ".join(
-            f"{name}={_value(value)}"
-            for name, value in fields.items()
-            if name not in ("time", "level", "event", "exception", "stack")
+            [f"{name}={_value(value)}" for name, value in fields.items() if name not in _OUTSIDE_PAIRS]
         )
         head = f"{fields['time']} {shown_level} {event}"
         blocks = [str(fields[name]) for name in ("stack", "exception") if name in fields]
@@ -86,6 +85,8 @@ def console_renderer(*, colours: bool) -> Render:
 
 
 def _value(value: object) -> str:
+    if type(value) is int:
+        return str(value)
     text = value if isinstance(value, str) else render_json_value(value)
     return text if _PLAIN.fullmatch(text) and text.isprintable() else json.dumps(text, ensure_ascii=False)
 

@@ -15,7 +15,7 @@ from typing import Final
 
 CHARS_MAX: Final = 4 * 1024 * 1024
 """How much text may wait: a minute of a busy service."""
-GATHER_S: Final = 0.02
+GATHER_S: Final = 0.05
 """How long the thread waits for more lines before it writes, so that many lines cost one write."""
 TICK_S: Final = 1.0
 BLOCKED_PAUSE_S: Final = 0.05
@@ -48,7 +48,8 @@ class LineWriter:
             self._chars += len(line)
             self._lines.append(line)
             is_first = self._written.is_set()
-            self._written.clear()
+            if is_first:
+                self._written.clear()
         if is_first:
             self._wake.set()
 

@@ -34,7 +34,7 @@ from holdfast.persistence.journal.units import (
 from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.traces import traceparent, within_trace
+from holdfast.traces import traceparent
 from holdfast.traces.spans import Span, start_span
 
 log = structlog.get_logger(__name__)
@@ -176,11 +176,15 @@ class JournaledActor(TrioActor):
 
     def _follow_up(self, commit: Commit[object], envelope: Envelope) -> None:
         """Log the event and send the tells within the trace of their cause: this runs in the journal's task."""
-        with within_trace(self.trace_of(envelope)):
+        # As within_trace, which costs four times as much: each commit comes here.
+        token = traceparent.set(self.trace_of(envelope))
+        try:
             if commit.life is not None:
                 log_life(commit.life.event, commit.life.fields)
             for tell in commit.tells:
                 tell.to.tell(tell.message)
+        finally:
+            traceparent.reset(token)
 
     def _flush_replies(self) -> None:
         while self._undurable and not isinstance(self._undurable[0][1], Commit):

@@ -6,12 +6,13 @@ and may write; the command carries the claim.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 import msgspec
+from prometheus_client import Counter
 from sqlalchemy import Connection
 
 from holdfast import metrics
@@ -76,7 +77,7 @@ async def create_task(call: Call) -> Outcome:
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
     account_id = call.known_key.account_id
-    command = await call.compute(partial(_command, call, account_id, call.known_key.key_id, idempotency))
+    command = await call.compute(functools.partial(_command, call, account_id, call.known_key.key_id, idempotency))
     return await _ask_account(call, account_id, command, idempotency)
 
 
@@ -89,8 +90,13 @@ async def _ask_account(
     else:
         reply = await call.ask(call.deps.accounts.ref(account_id), command)
         if isinstance(reply, TaskAccepted):
-            metrics.TASKS_CREATED.labels(command.request.terms.provider).inc()
+            _created_of(command.request.terms.provider).inc()
     return render_reply(reply, lambda accepted: task_created(call.deps, accepted))
+
+
+@functools.cache
+def _created_of(provider: str) -> Counter:
+    return metrics.TASKS_CREATED.labels(provider)
 
 
 def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyKey | None) -> CreateTask | Refusal:
@@ -188,7 +194,7 @@ async def retry_task(call: Call) -> Outcome:
     if isinstance(original, Refusal):
         return original
     # The stored input may be large although this request is small, so it is priced in a thread.
-    retry = partial(_retry_command, call, original, key_id, idempotency)
+    retry = functools.partial(_retry_command, call, original, key_id, idempotency)
     command = await call.compute(retry, caller=original.account_id)
     return await _ask_account(call, original.account_id, command, idempotency)
 
