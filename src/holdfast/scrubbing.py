@@ -48,11 +48,12 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<![\w.+%-])[\w.+%-]+@[\w.+%@-]+"), SCRUBBED),
 )
 
-_RUN = re.compile(
-    r"(?<![A-Za-z0-9])(?:acct|act|ord|op|task|quo|key|ses|otp|evt|rev|req|hold|batch|asset|proc|rep|poi)_[0-9a-f]{32}(?![\w-])"
-    r"|(?<![A-Za-z0-9])cat_[0-9a-f]{16}(?![\w-])"
-    r"|[A-Za-z0-9+/_-]{20,}={0,2}"
+_OWN_ID = (
+    r"(?:(?:acct|act|ord|op|task|quo|key|ses|otp|evt|rev|req|hold|batch|asset|proc|rep|poi)_[0-9a-f]{32}"
+    r"|cat_[0-9a-f]{16})(?![\w-])"
 )
+# A run ends before an identifier that is the next segment of a path.
+_RUN = re.compile(rf"(?<![A-Za-z0-9]){_OWN_ID}|(?:(?!(?<=/){_OWN_ID})[A-Za-z0-9+/_-]){{20,}}={{0,2}}")
 _IDENTIFIER = re.compile(r"[a-z]+_[0-9a-f]{32}|cat_[0-9a-f]{16}")
 _LONG_HEX = re.compile(r"[0-9a-fA-F]{24,}")
 

@@ -349,6 +349,13 @@ async def test_refused_and_failed_actions_are_recorded_too(api: Api) -> None:
     assert len(await listed(api, "?action=reject_review&task_id=task_1")) == 2
 
 
+async def test_a_secret_in_the_place_of_an_id_is_not_recorded(api: Api) -> None:
+    for pasted in (api.deps.settings.operator_token, "hk_live_4eC39HqLyjWDarjtT1zdp7dc"):
+        await api.call("POST", f"/ops/api/reviews/{pasted}/reject", headers=bearer(api))
+    targets = [each["target"] for each in await listed(api)]
+    assert targets == ["hk_live_***", "***"]
+
+
 async def test_an_action_that_cannot_be_recorded_is_not_done(api: Api) -> None:
     await api.add_task(frozen(api, 1))
 

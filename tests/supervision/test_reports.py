@@ -70,6 +70,8 @@ def test_planted_secrets_are_scrubbed(text: str, secret: str) -> None:
         "connection to server at 127.0.0.1, port 5432 failed: Connection refused",
         "password authentication failed for user holdfast",
         "2026-11-20T18:40:00.123Z",
+        "accounts/acct_0199f3c2aa017000800000000000cafe",
+        "proc_0199f3c2aa017000800000000000feed/tasks/task_0199f3c2aa017000800000000000beef/timeline",
         "t=3, n=4",
     ],
 )

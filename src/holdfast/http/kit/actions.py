@@ -62,7 +62,7 @@ async def _begin(call: Call) -> None:
         credential=operator.credential,
         origin=call.origin(),
         action=action,
-        target=call.target(),
+        target=scrub(call.target()),
         account_id=_with_prefix(call, "acct_"),
         task_id=_with_prefix(call, "task_"),
         reason=None if reason is None else scrub(reason),
