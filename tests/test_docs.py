@@ -173,8 +173,8 @@ def _log_events() -> set[str]:
         for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in levels:
                 messages += node.args[:1]
-        if "LifeEvent" in source:
-            # Events in the lives of tasks and orders are values, which an actor logs when they are durable.
+        if "LogEvent" in source:
+            # Log events of tasks and orders are values, which an actor logs when they are durable.
             messages += [node for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr)]
     patterns = set()
     for message in messages:

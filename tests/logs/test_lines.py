@@ -15,7 +15,7 @@ import structlog
 
 from holdfast import cli
 from holdfast.exit_codes import BAD_CONFIGURATION
-from holdfast.logs import configure_logging, flush_logs, log_life, scrub_secrets
+from holdfast.logs import configure_logging, flush_logs, log_event, scrub_secrets
 from holdfast.scrubbing import register_secrets, scrub, unregister_secrets
 from holdfast.settings import load_settings
 from holdfast.single_process import serve
@@ -95,7 +95,7 @@ def test_a_line_has_its_ids_then_the_trace_then_the_rest_in_order(out: io.String
     configure_logging("json", stream=out, worker=3)
     with within_trace(TRACE):
         structlog.get_logger("x").warning("it went", zeal=1, age_s=2, account_id="acct_1", path="a/b", none=None)
-        log_life("task created", {"task_id": "task_1", "provider": "studio", "amount_micro": 5})
+        log_event("task created", {"task_id": "task_1", "provider": "studio", "amount_micro": 5})
     names = [list(line) for line in lines(out)]
     assert names[0] == ["time", "level", "event", "path", "account_id", "trace_id", "worker", "age_s", "zeal"]
     assert names[1] == ["time", "level", "event", "task_id", "provider", "amount_micro", "trace_id", "worker"]
@@ -105,7 +105,7 @@ def test_a_line_has_its_ids_then_the_trace_then_the_rest_in_order(out: io.String
 def test_the_console_shows_a_line_as_text(out: io.StringIO) -> None:
     configure_logging("console", stream=out)
     structlog.get_logger("x").warning("it\nwent", path="a/b", reason='he said "no"', nested={"a": [1, 2]})
-    log_life("task created", {"task_id": "task_1", "amount_micro": 5, "error": None})
+    log_event("task created", {"task_id": "task_1", "amount_micro": 5, "error": None})
     first, second = out.getvalue().splitlines()
     assert first[24:] == r' warning  it\nwent  path=a/b nested="{\"a\":[1,2]}" reason="he said \"no\""'
     assert second[24:] == " info     task created  task_id=task_1 amount_micro=5"
@@ -113,7 +113,7 @@ def test_the_console_shows_a_line_as_text(out: io.StringIO) -> None:
 
 def test_a_level_silences_what_is_below_it(out: io.StringIO) -> None:
     configure_logging("json", level="warning", stream=out)
-    log_life("task created", {"task_id": "task_1"})
+    log_event("task created", {"task_id": "task_1"})
     structlog.get_logger("x").info("all is well")
     logging.getLogger("x").info("all is well")
     assert out.getvalue() == ""

@@ -18,7 +18,7 @@ from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.turns import Commit, Tell
-from holdfast.actors.workers.poison_keeper import PoisonedMessage
+from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.persistence.journal.units import Author, NotWritten, Unit, UnitResult
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.reports.report import Report

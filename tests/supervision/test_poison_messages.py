@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.runtime.faults import Crashed, Quarantined
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.workers.poison_keeper import PoisonedMessage, PoisonKeeper, PoisonQueue
+from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonQueue, PoisonWriter
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Broken, Committed
@@ -49,8 +49,8 @@ def decode(_group: str, name: str, body: bytes) -> Command[object]:
     return command
 
 
-def keeper_of(harness: Harness, queue: PoisonQueue, database: Database | None = None) -> PoisonKeeper:
-    return PoisonKeeper(
+def writer_of(harness: Harness, queue: PoisonQueue, database: Database | None = None) -> PoisonWriter:
+    return PoisonWriter(
         queue,
         database=database,  # type: ignore[arg-type]  # not needed to make a record
         reporter=harness.reporter,
@@ -67,7 +67,7 @@ async def test_the_message_that_crashed_is_kept_with_its_cause(autojump_clock: M
         await outcome(lambda: harness.ask("a", Say("fine")))
         assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
     [message] = kept
-    record = keeper_of(harness, PoisonQueue()).record(message)
+    record = writer_of(harness, PoisonQueue()).record(message)
     assert (record.group_name, record.key, record.message_type) == ("actors", "shown:a", "Break")
     assert (record.reason_type, record.reason, record.incarnation) == ("ValueError", "broken on purpose", 1)
     assert "keyed_actors:" in (record.location or "")
@@ -118,7 +118,7 @@ class Mended(WritingActor):
 
 
 class Stored:
-    """A directory of actors with a keeper on a real database."""
+    """A directory of actors with a writer on a real database."""
 
     def __init__(self, database: Database) -> None:
         self.queue = PoisonQueue()
@@ -173,7 +173,7 @@ def mended(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 async def run(stored: Stored, nursery: trio.Nursery) -> None:
     await nursery.start(
-        lambda *, task_status: keeper_of(stored.harness, stored.queue, stored.database).run(task_status=task_status)
+        lambda *, task_status: writer_of(stored.harness, stored.queue, stored.database).run(task_status=task_status)
     )
 
 

@@ -25,7 +25,7 @@ from holdfast.logs.writer import LineWriter
 from holdfast.scrubbing import SCRUBBED, has_registered_secret, scrub
 from holdfast.traces import request_id, trace_id
 
-__all__ = ["configure_logging", "flush_logs", "log_life", "scrub_secrets"]
+__all__ = ["configure_logging", "flush_logs", "log_event", "scrub_secrets"]
 
 VALUE_LIMIT_CHARS = 16_000
 """Enough for a complete traceback."""
@@ -209,7 +209,7 @@ def _put_now(out: TextIO, line: str) -> None:
     out.flush()
 
 
-def log_life(event: str, fields: Mapping[str, str | int | None]) -> None:
+def log_event(event: str, fields: Mapping[str, str | int | None]) -> None:
     """Log one event in the life of a task or a payment, at level info, in a few microseconds.
 
     The fields are put as they are and in this order, so they are only our own ids, names of the catalog, codes and

@@ -25,7 +25,7 @@ from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef, WhileDown, until_accepted
-from holdfast.actors.workers.poison_keeper import PoisonedMessage
+from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.ledger.refusals import Refusal
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.ask_cycles import asking_from, refuse_cycle

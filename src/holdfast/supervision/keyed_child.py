@@ -15,17 +15,17 @@ from holdfast.supervision.intensity import Backoff, RestartWindow
 KeyedState = Literal["asleep", "awake", "backing_off", "quarantined"]
 
 
-OrderKind = Literal["restart", "crash", "quarantine"]
+EndKind = Literal["restart", "crash", "quarantine"]
 
 
 @dataclass(frozen=True, slots=True)
-class EndOrder:
+class EndRequest:
     """Why an operator ends an incarnation. ``for_s``: how long a quarantine lasts."""
 
-    kind: OrderKind
+    kind: EndKind
     reason: str
     for_s: float | None = None
-    obeyed: trio.Event = field(default_factory=trio.Event)
+    done: trio.Event = field(default_factory=trio.Event)
 
 
 _RESTARTS = Backoff(0.2, 30.0, jitter=0.2)
@@ -75,12 +75,12 @@ class KeyedChild:
         "began_at",
         "crashed",
         "crashes",
+        "end_request",
         "incarnation",
         "key",
         "last_used",
         "learned",
         "mailbox",
-        "order",
         "postponed",
         "quarantine_reason",
         "quarantined_until",
@@ -104,7 +104,7 @@ class KeyedChild:
         self.scope: trio.CancelScope | None = None
         """The scope of its present incarnation."""
         self.backoff: trio.CancelScope | None = None
-        self.order: EndOrder | None = None
+        self.end_request: EndRequest | None = None
         self.incarnation = 0
         self.began_at = 0.0
         """When the present incarnation began to load (trio's clock)."""
@@ -123,11 +123,11 @@ class KeyedChild:
         self.waiting_on: KeyedChild | None = None
         self.learned: list[tuple[IdempotencyProbe, StoredReply]] | None = None
 
-    def end_order(self) -> None:
+    def finish_end_request(self) -> None:
         """Record that the incarnation that an operator ended has ended."""
-        order, self.order = self.order, None
-        if order is not None:
-            order.obeyed.set()
+        request, self.end_request = self.end_request, None
+        if request is not None:
+            request.done.set()
 
     @property
     def is_idle(self) -> bool:

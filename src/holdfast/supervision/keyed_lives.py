@@ -136,7 +136,7 @@ class KeyedLives:
         was_cancelled = True
         try:
             while await self._incarnate(child):
-                child.end_order()
+                child.finish_end_request()
             was_cancelled = False
         except Exception as exc:
             # A bug in this module: quarantine this key rather than cancel all others.
@@ -148,7 +148,7 @@ class KeyedLives:
                 # The journal may still return messages, perhaps during another run of the directory.
                 child.actor.on_requeued = partial(self._on_requeued, child)
             child.actor = child.task = None
-            child.end_order()
+            child.finish_end_request()
             if child.state != "quarantined":
                 child.state = "asleep"
                 if child.mailbox.empty():
@@ -198,15 +198,15 @@ class KeyedLives:
                 ending = await actor.serve()
             if scope.cancelled_caught and isinstance(actor, JournaledActor):
                 await actor.wind_down()
-            order = child.order
-            if order is not None and (ending in {Ending.ENDED, Ending.VOIDED} or order.kind == "quarantine"):
-                return await self._obey(child, actor)
+            request = child.end_request
+            if request is not None and (ending in {Ending.ENDED, Ending.VOIDED} or request.kind == "quarantine"):
+                return await self._end_as_requested(child, actor)
         except Exception as exc:
             if isinstance(actor, JournaledActor):
                 await actor.wind_down()
-            order = child.order
-            if order is not None and (isinstance(exc, EndedByOperator) or order.kind == "quarantine"):
-                return await self._obey(child, actor)
+            request = child.end_request
+            if request is not None and (isinstance(exc, EndedByOperator) or request.kind == "quarantine"):
+                return await self._end_as_requested(child, actor)
             return await self._on_crash(child, exc)
         if ending is Ending.VOIDED:
             assert actor is not None
@@ -215,17 +215,17 @@ class KeyedLives:
         self._reports.count(ending.value)
         return False
 
-    async def _obey(self, child: KeyedChild, actor: TrioActor | None) -> bool:
+    async def _end_as_requested(self, child: KeyedChild, actor: TrioActor | None) -> bool:
         """Do what an operator has ended the incarnation for."""
-        order = child.order
-        assert order is not None
+        request = child.end_request
+        assert request is not None
         if isinstance(actor, JournaledActor):
             child.learned = actor.learned
-        cause = EndedByOperator(order.reason)
-        if order.kind == "crash":
+        cause = EndedByOperator(request.reason)
+        if request.kind == "crash":
             return await self._on_crash(child, cause)
-        if order.kind == "quarantine":
-            self.quarantine.put(child, cause, for_s=order.for_s)
+        if request.kind == "quarantine":
+            self.quarantine.put(child, cause, for_s=request.for_s)
             return False
         self._reports.ended(child, cause)
         return True
@@ -293,7 +293,7 @@ class KeyedLives:
 
     async def _back_off(self, child: KeyedChild, delay_s: float) -> None:
         child.state, child.actor = "backing_off", None
-        child.end_order()
+        child.finish_end_request()
         with trio.move_on_after(delay_s) as child.backoff:
             await self.stopping.wait()
         child.backoff = None

@@ -10,7 +10,7 @@ import trio
 from holdfast import metrics
 from holdfast.actors.runtime.faults import Crashed
 from holdfast.actors.runtime.mailbox import Envelope
-from holdfast.actors.workers.poison_keeper import PoisonedMessage, poisoned
+from holdfast.actors.workers.poison_writer import PoisonedMessage, poisoned
 from holdfast.ledger.clock import format_time
 from holdfast.reports.causes import Cause, describe
 from holdfast.reports.report import Report, level_of_failure

@@ -15,7 +15,7 @@
     ├── workers         one_for_one    work for tasks and orders; independent of each other
     │   ├── report-writer              stores reports
     │   ├── report-feed                follows the reports of other members
-    │   ├── poison-keeper              stores messages that crashed their actor
+    │   ├── poison-writer              stores messages that crashed their actor
     │   ├── turn-watch                 reports actors that handle one message for too long
     │   ├── heartbeat                  renews the process's lease and measures service time
     │   ├── dispatcher                 assigns provider slots to tasks, wakes due tasks
@@ -29,7 +29,7 @@
     │   ├── asset-sweeper              expires stored results
     │   ├── checker                    checks the rows of all accounts
     │   ├── sweeper                    deletes expired rows
-    │   ├── database-meter             measures what is unfinished in the database
+    │   ├── database-metrics             measures what is unfinished in the database
     │   └── sampler                    measures the event loop's lag and this process's rates
     ├── control                        independent: answers operators, also while other parts restart
     └── http            rest_for_one   independent: it responds 503 while other parts restart

@@ -14,7 +14,7 @@ from holdfast.actors.task.actor import TaskActor
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.actors.task.worker_messages import TaskQueued
-from holdfast.actors.workers.poison_keeper import PoisonQueue
+from holdfast.actors.workers.poison_writer import PoisonQueue
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task

@@ -16,7 +16,7 @@ from holdfast.actors.unfenced.operator_records import OperatorRecords
 from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.actors.workers.poison_keeper import PoisonQueue
+from holdfast.actors.workers.poison_writer import PoisonQueue
 from holdfast.actors.workers.provider_calls import SubmitKey
 from holdfast.actors.workers.report_writer import ReportQueue
 from holdfast.cluster.groups import ACCOUNTS, SIGN_INS, TASKS
@@ -54,7 +54,7 @@ from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, placed
 from holdfast.wiring.control import collect_dead_letters, control_child, controls_of_all
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.http_server import HttpServer, ListeningSockets
-from holdfast.wiring.poison import poison_keeper, poison_replays
+from holdfast.wiring.poison import poison_replays, poison_writer
 from holdfast.wiring.provider_checks import JobChecks
 from holdfast.wiring.provider_registry import ProviderRegistry
 from holdfast.wiring.workers import WorkerRefs, worker_children
@@ -215,7 +215,7 @@ def assemble(
             reporter=reporter,
             reports=reports,
             samples=samples,
-            poison_keeper=poison_keeper(settings, poison, database, reporter),
+            poison_writer=poison_writer(settings, poison, database, reporter),
             directories=(local_accounts, local_sign_ins, local_tasks),
             worker=worker,
             feed=feed,

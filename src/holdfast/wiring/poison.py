@@ -8,7 +8,7 @@ from typing import cast
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.workers.poison_keeper import PoisonKeeper, PoisonQueue
+from holdfast.actors.workers.poison_writer import PoisonQueue, PoisonWriter
 from holdfast.cluster.codec import CannotEncode
 from holdfast.cluster.groups import SIGN_INS, codecs
 from holdfast.ledger.clock import Now
@@ -22,11 +22,11 @@ from holdfast.supervision.tree import RunningChild
 from holdfast.wiring.shown_keys import shown_key
 
 
-def poison_keeper(
+def poison_writer(
     settings: Settings, queue: PoisonQueue, database: Database, reporter: Reporter
 ) -> Callable[[], Child]:
     """Return the function that starts the worker which stores poison messages."""
-    keeper = PoisonKeeper(
+    writer = PoisonWriter(
         queue,
         database=database,
         reporter=reporter,
@@ -34,7 +34,7 @@ def poison_keeper(
         encode=_encode,
         show=partial(shown_key, settings),
     )
-    return lambda: RunningChild(keeper.run)
+    return lambda: RunningChild(writer.run)
 
 
 def poison_replays(

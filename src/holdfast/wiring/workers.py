@@ -12,7 +12,7 @@ from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.checker import Checker
-from holdfast.actors.workers.database_meter import DatabaseMeter
+from holdfast.actors.workers.database_metrics import DatabaseMetrics
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.actors.workers.hosting import HostingWorker
@@ -86,7 +86,7 @@ def worker_children(
     reporter: Reporter,
     reports: ReportQueue,
     samples: SampleRing,
-    poison_keeper: Callable[[], Child],
+    poison_writer: Callable[[], Child],
     directories: Sequence[KeyedDirectory],
     worker: int | None,
     feed: ReportFeed,
@@ -115,7 +115,7 @@ def worker_children(
     workers: dict[str, Callable[[], Child]] = {
         "report-writer": lambda: RunningChild(ReportWriter(reports, database=database, reporter=reporter).run),
         "report-feed": lambda: RunningChild(feed.run),
-        "poison-keeper": poison_keeper,
+        "poison-writer": poison_writer,
         "turn-watch": lambda: RunningChild(
             TurnWatch(
                 directories,
@@ -195,7 +195,7 @@ def worker_children(
                 is_ours=partial(presence.holds, "sweeper"),
             ).run
         ),
-        "database-meter": lambda: RunningChild(DatabaseMeter(database=database, now=now).run),
+        "database-metrics": lambda: RunningChild(DatabaseMetrics(database=database, now=now).run),
         "sampler": lambda: RunningChild(
             Sampler(
                 samples,

@@ -41,7 +41,7 @@ from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.actors.runtime.turns import Commit, LifeEvent, Tell, Turn
+from holdfast.actors.runtime.turns import Commit, LogEvent, Tell, Turn
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import (
     AccountTotals,
@@ -203,8 +203,10 @@ class AccountActor(JournaledActor):
         totals = AccountTotals(self._account_id, state.balance_micro, state.held_micro)
         reply = Recharged(operation_id, command.amount_micro, totals)
         fields: dict[str, str | int | None] = {"account_id": self._account_id, "amount_micro": command.amount_micro}
-        life = LifeEvent("account recharged", fields)
-        return self._units.commit(reply, operations=(operation,), idempotency=command.idempotency, life=life)
+        log_event = LogEvent("account recharged", fields)
+        return self._units.commit(
+            reply, operations=(operation,), idempotency=command.idempotency, log_event=log_event
+        )
 
     def _adjust(self, command: AdjustCredit) -> Turn[Adjusted | Replayed[Adjusted]]:
         """Refuses: 1. a used idempotency key; 2. the ledger's refusals of an adjustment."""
@@ -274,7 +276,7 @@ class AccountActor(JournaledActor):
             rows=(task,),
             idempotency=command.idempotency,
             tells=(self._announce(task),),
-            life=_created(task),
+            log_event=_created(task),
         )
 
     def _settle_task(self, command: SettleTask) -> Turn[Settlement]:
@@ -377,7 +379,7 @@ class AccountActor(JournaledActor):
         return None
 
 
-def _created(task: Task) -> LifeEvent:
+def _created(task: Task) -> LogEvent:
     """Return the event of a new task."""
     fields: dict[str, str | int | None] = {
         "task_id": task.request_id,
@@ -386,4 +388,4 @@ def _created(task: Task) -> LifeEvent:
         "model": task.model,
         "hold_micro": task.request.hold_micro,
     }
-    return LifeEvent("task created", fields)
+    return LogEvent("task created", fields)

@@ -30,7 +30,7 @@ from holdfast.actors.account.order_messages import (
 )
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.messages import IdempotencyKey
-from holdfast.actors.runtime.turns import Commit, LifeEvent, Turn
+from holdfast.actors.runtime.turns import Commit, LogEvent, Turn
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState, decide_credit, decide_reversal
 from holdfast.ledger.credit.operations import Operation
@@ -143,8 +143,10 @@ class AccountOrders:
             return self._units.refuse(refusal, command.idempotency)
         order = create_order(command.request)
         row = OrderRow(order, next_check_at(order, self._now()))
-        life = _life_event("order created", order, amount_micro=order.request.amount_micro)
-        return self._commit(OrderResult(order, "applied"), rows=(row,), idempotency=command.idempotency, life=life)
+        log_event = _log_event("order created", order, amount_micro=order.request.amount_micro)
+        return self._commit(
+            OrderResult(order, "applied"), rows=(row,), idempotency=command.idempotency, log_event=log_event
+        )
 
     async def _receive_event(self, command: ReceivePaymentEvent, order: Order, now: datetime) -> Turn[OrderResult]:
         event, provider, order_id = command.event, order.request.provider, order.order_id
@@ -238,8 +240,8 @@ class AccountOrders:
         rows: list[Row] = [OrderChangedRow(after, next_check_at(after, self._now())), *more]
         if event is not None:
             rows.append(event)
-        life = _life_event_of(order, after)
-        return self._commit(result, operations=operations, rows=tuple(rows), life=life)
+        log_event = _log_event_of(order, after)
+        return self._commit(result, operations=operations, rows=tuple(rows), log_event=log_event)
 
     def _commit(
         self,
@@ -248,10 +250,12 @@ class AccountOrders:
         operations: tuple[Operation, ...] = (),
         rows: tuple[Row, ...],
         idempotency: IdempotencyKey | None = None,
-        life: LifeEvent | None = None,
+        log_event: LogEvent | None = None,
     ) -> Commit[OrderResult]:
         self._cache_order(result.order)
-        commit = self._units.commit(result, operations=operations, rows=rows, idempotency=idempotency, life=life)
+        commit = self._units.commit(
+            result, operations=operations, rows=rows, idempotency=idempotency, log_event=log_event
+        )
         order_id = result.order.order_id
         self._undurable[commit.unit] = order_id
         self._open[order_id] += 1
@@ -306,12 +310,12 @@ def _is_for(command: OrderCommand, order: Order) -> bool:
     return order.request.provider == ("sandbox" if isinstance(command, PaySandboxOrder) else "cardprovider")
 
 
-def _life_event(event: str, order: Order, **amounts_micro: int | None) -> LifeEvent:
+def _log_event(event: str, order: Order, **amounts_micro: int | None) -> LogEvent:
     about = {"order_id": order.order_id, "account_id": order.account_id, "provider": order.request.provider}
-    return LifeEvent(event, {**about, **amounts_micro})
+    return LogEvent(event, {**about, **amounts_micro})
 
 
-def _life_event_of(before: Order, after: Order) -> LifeEvent | None:
+def _log_event_of(before: Order, after: Order) -> LogEvent | None:
     """Return the event that a decision is: credit given or taken back, or another status."""
     moves = _new_moves(before, after)
     credit_micro = sum(move.amount_micro for move in moves if move.kind == "credit")
@@ -319,9 +323,9 @@ def _life_event_of(before: Order, after: Order) -> LifeEvent | None:
     if credit_micro or reversed_micro:
         event = "order reversed" if reversed_micro else "order credited"
         amounts = {"credited_micro": credit_micro or None, "reversed_micro": reversed_micro or None}
-        return _life_event(event, after, **amounts)
+        return _log_event(event, after, **amounts)
     if after.status != before.status:
-        return _life_event(f"order {after.status}", after)
+        return _log_event(f"order {after.status}", after)
     return None
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from holdfast.actors.account.replies import STORED_REFUSALS, RecentReplies
 from holdfast.actors.runtime.messages import IdempotencyKey
-from holdfast.actors.runtime.turns import Commit, LifeEvent, Tell
+from holdfast.actors.runtime.turns import Commit, LogEvent, Tell
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.credit.operations import Operation
@@ -37,9 +37,9 @@ class AccountUnits:
         fences: tuple[Fence, ...] = (),
         idempotency: IdempotencyKey | None = None,
         tells: tuple[Tell, ...] = (),
-        life: LifeEvent | None = None,
+        log_event: LogEvent | None = None,
     ) -> Commit[R]:
-        """Move the account to its next version; ``reply`` is stored under ``idempotency``, ``life`` is logged."""
+        """Move the account to its next version. ``reply`` is stored under ``idempotency``, ``log_event`` logged."""
         state = self.state
         fence = Fence("account", state.account_id, state.version)
         state.version += 1
@@ -56,7 +56,7 @@ class AccountUnits:
             state.chain_head,
         )
         return Commit(
-            Unit(fences=(fence, *fences), rows=(head, *operations, *rows), probe=probe), reply, tells, life
+            Unit(fences=(fence, *fences), rows=(head, *operations, *rows), probe=probe), reply, tells, log_event
         )
 
     def confirm(self, reply: R, rows: tuple[Row, ...] = (), *, probe: IdempotencyProbe | None = None) -> Commit[R]:

@@ -18,7 +18,7 @@ from holdfast.actors.runtime.actor import Ending, TrioActor
 from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown, StaleFence
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.turns import Commit
-from holdfast.logs import log_life
+from holdfast.logs import log_event
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -163,7 +163,7 @@ class JournaledActor(TrioActor):
         if isinstance(result, Committed):
             self.committed_any = True
             self.send_reply(envelope, commit.reply)
-            if commit.tells or commit.life is not None:
+            if commit.tells or commit.log_event is not None:
                 self._follow_up(commit, envelope)
             self._flush_replies()
         else:
@@ -179,8 +179,8 @@ class JournaledActor(TrioActor):
         # As within_trace, which costs four times as much: each commit comes here.
         token = traceparent.set(self.trace_of(envelope))
         try:
-            if commit.life is not None:
-                log_life(commit.life.event, commit.life.fields)
+            if commit.log_event is not None:
+                log_event(commit.log_event.event, commit.log_event.fields)
             for tell in commit.tells:
                 tell.to.tell(tell.message)
         finally:

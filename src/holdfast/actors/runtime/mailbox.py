@@ -116,7 +116,7 @@ class Mailbox:
         self._system.clear()
 
     def drop_orders(self) -> None:
-        """Drop what an operator ordered of an incarnation that has ended."""
+        """Drop what an operator requested of an incarnation that has ended."""
         if self._system:
             self._system = [m for m in self._system if m not in {SystemMessage.END, SystemMessage.CRASH}]
 

@@ -22,7 +22,7 @@ class Tell(msgspec.Struct, frozen=True):
     message: Command[object]
 
 
-class LifeEvent(msgspec.Struct, frozen=True):
+class LogEvent(msgspec.Struct, frozen=True):
     """An event in the life of a task or a payment, logged once it is durable.
 
     The fields are our own ids, names of the catalog, codes and numbers, never a text from outside.
@@ -33,12 +33,12 @@ class LifeEvent(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, Generic[R_co], frozen=True, eq=False):
-    """Write ``unit``; once it is durable send ``reply`` and ``tells``, and log ``life``."""
+    """Write ``unit``; once it is durable send ``reply`` and ``tells``, and log its event."""
 
     unit: Unit
     reply: R_co
     tells: tuple[Tell, ...] = ()
-    life: LifeEvent | None = None
+    log_event: LogEvent | None = None
 
 
 Turn: TypeAlias = Commit[R | Refusal] | R | Refusal

@@ -20,7 +20,7 @@ from holdfast.actors.runtime.journaled import JournaledActor, Reload
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.turns import Commit, Tell, Turn
 from holdfast.actors.task.dependencies import TaskDependencies
-from holdfast.actors.task.life import life_event_of
+from holdfast.actors.task.log_events import log_event_of
 from holdfast.actors.task.messages import (
     CancelTask,
     DecideReview,
@@ -54,7 +54,7 @@ from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.silence import on_silence
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure, Step
-from holdfast.logs import log_life
+from holdfast.logs import log_event
 from holdfast.persistence.claims.contents import CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
@@ -331,7 +331,7 @@ class TaskActor(JournaledActor):
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
-            return Commit(unit, self._reply, tuple(tells), life_event_of(before, after))
+            return Commit(unit, self._reply, tuple(tells), log_event_of(before, after))
         await self._settle_hold(SettleTask(self._request_id, before.version, step.settle, rows))
         self._task = after
         _measure_end(after)
@@ -372,6 +372,6 @@ def _measure_end(task: Task) -> None:
 
 
 def _log_end(before: Task, after: Task) -> None:
-    life = life_event_of(before, after)
-    if life is not None:
-        log_life(life.event, life.fields)
+    event = log_event_of(before, after)
+    if event is not None:
+        log_event(event.event, event.fields)

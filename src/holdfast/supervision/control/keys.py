@@ -31,11 +31,11 @@ from holdfast.supervision.control.messages import (
     ShownState,
 )
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.keyed_child import EndOrder, KeyedChild
+from holdfast.supervision.keyed_child import EndRequest, KeyedChild
 from holdfast.supervision.status import work_of
 
 END_TURN_S = 1.0
-"""How long an actor may take to finish its turn before an operator's order ends it in the turn."""
+"""How long an actor may take to finish its turn before an operator's request ends it in the turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class ControlledGroup:
     async def act(self, action: KeyAction) -> KeyDescription | Refusal:
         """Do what an operator asks of one key, and describe it afterwards."""
         child = self._find(action.key)
-        if child is not None and child.order is not None:
-            # One order at a time: an incarnation ends once.
+        if child is not None and child.end_request is not None:
+            # One request at a time: an incarnation ends once.
             with trio.move_on_after(2 * END_TURN_S):
-                await child.order.obeyed.wait()
+                await child.end_request.done.wait()
         if isinstance(action, QuarantineKey) and (child is not None or self.show(action.key) == action.key):
             # Also of a key that is not active: its next message would start an actor.
             child = self.directory.lives.child(action.key) if child is None else child
@@ -114,8 +114,8 @@ class ControlledGroup:
             return Refusal(code="actor_not_active", message=f"The actor is not active: it is {_state(child)}.")
         else:
             kind = SystemMessage.CRASH if isinstance(action, CrashKey) else SystemMessage.END
-            order = EndOrder("crash" if isinstance(action, CrashKey) else "restart", action.reason)
-            await self._end(child, order, kind)
+            request = EndRequest("crash" if isinstance(action, CrashKey) else "restart", action.reason)
+            await self._end(child, request, kind)
         return self._describe(child)
 
     def pause_or_resume(self, action: GroupAction) -> GroupDescription:
@@ -127,25 +127,25 @@ class ControlledGroup:
         return self.describe()
 
     async def _quarantine(self, child: KeyedChild, action: QuarantineKey) -> None:
-        order = EndOrder("quarantine", action.reason, action.for_s)
+        request = EndRequest("quarantine", action.reason, action.for_s)
         if child.state == "quarantined" or child.actor is None:
             self.directory.lives.quarantine.put(child, EndedByOperator(action.reason), for_s=action.for_s)
             if child.backoff is not None:
                 child.backoff.cancel()
         else:
-            await self._end(child, order, SystemMessage.END)
+            await self._end(child, request, SystemMessage.END)
 
     @staticmethod
-    async def _end(child: KeyedChild, order: EndOrder, message: SystemMessage) -> None:
+    async def _end(child: KeyedChild, request: EndRequest, message: SystemMessage) -> None:
         """End the present incarnation: after its turn, or in it. Returns when it has ended, or has begun to."""
-        child.order = order
+        child.end_request = request
         child.mailbox.put_system(message)
         with trio.move_on_after(END_TURN_S):
-            await order.obeyed.wait()
-        if child.order is order and child.scope is not None:
-            child.scope.cancel(reason=f"an operator ended it: {order.reason}")
+            await request.done.wait()
+        if child.end_request is request and child.scope is not None:
+            child.scope.cancel(reason=f"an operator ended it: {request.reason}")
             with trio.move_on_after(END_TURN_S):
-                await order.obeyed.wait()
+                await request.done.wait()
 
     # ------------------------------------------------------------------------------------------------- details
 

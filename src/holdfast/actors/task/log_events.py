@@ -4,11 +4,11 @@ That it was created is an event of its account."""
 
 from __future__ import annotations
 
-from holdfast.actors.runtime.turns import LifeEvent
+from holdfast.actors.runtime.turns import LogEvent
 from holdfast.ledger.tasks.task import Task
 
 
-def life_event_of(before: Task, after: Task) -> LifeEvent | None:
+def log_event_of(before: Task, after: Task) -> LogEvent | None:
     """Return the event that a step is, if it is one."""
     if after.is_terminal and not before.is_terminal:
         return _event(
@@ -30,6 +30,6 @@ def life_event_of(before: Task, after: Task) -> LifeEvent | None:
     return None
 
 
-def _event(event: str, task: Task, **fields: str | int | None) -> LifeEvent:
+def _event(event: str, task: Task, **fields: str | int | None) -> LogEvent:
     about = {"task_id": task.request_id, "account_id": task.account_id, "provider": task.provider}
-    return LifeEvent(event, {**about, **fields})
+    return LogEvent(event, {**about, **fields})

@@ -1,4 +1,4 @@
-"""The poison keeper: stores the messages whose handling crashed their actor, so that an operator can replay them.
+"""The poison writer: stores the messages whose handling crashed their actor, so that an operator can replay them.
 
 Nothing waits for it. While the database is away the queue keeps the newest messages.
 """
@@ -67,7 +67,7 @@ def poisoned(
 
 
 class PoisonQueue:
-    """Messages that are not stored yet. It outlives the keeper."""
+    """Messages that are not stored yet. It outlives the writer."""
 
     def __init__(self) -> None:
         self._waiting: deque[PoisonedMessage] = deque(maxlen=QUEUE_MAX)
@@ -91,7 +91,7 @@ class PoisonQueue:
             self._waiting.popleft()
 
 
-class PoisonKeeper:
+class PoisonWriter:
     """Stores what is in ``queue``.
 
     ``encode`` returns a message's body, or None if it must not be stored; ``show`` the key that operators see.

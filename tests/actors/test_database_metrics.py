@@ -1,4 +1,4 @@
-"""The database meter: its gauges follow the rows and the server's statistics; a long queue is counted in part."""
+"""The database metrics: its gauges follow the rows and the server's statistics; a long queue is counted in part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from holdfast import metrics
-from holdfast.actors.workers.database_meter import DatabaseMeter
+from holdfast.actors.workers.database_metrics import DatabaseMetrics
 from holdfast.persistence.queries import backlog
 from holdfast.persistence.queries.wal_syncs import WalSyncs, read_wal_syncs
 from holdfast.persistence.server.database import Database
@@ -74,7 +74,7 @@ async def test_the_gauges_follow_the_rows(database: Database, rows: psycopg.Conn
     add_tasks(rows, "studio", "succeeded", 9, dispatched=True, is_due=False)
     rows.execute(ADD_EVENT, ("evt_1", NOW, NOW, "pending", NOW))
     rows.execute(ADD_EVENT, ("evt_2", NOW, None, "delivered", NOW))
-    meter = DatabaseMeter(database=database, now=lambda: NOW)
+    meter = DatabaseMetrics(database=database, now=lambda: NOW)
     await meter.measure_backlog()
     assert (unfinished("studio", "queued"), unfinished("box", "queued")) == (5, 1)
     assert (unfinished("studio", "processing"), unfinished("studio", "review")) == (3, 2)
@@ -96,7 +96,7 @@ async def test_a_long_queue_is_counted_in_part_and_hides_no_other(
     monkeypatch.setattr(backlog, "COUNTED_MAX", 10)
     add_tasks(rows, "a", "queued", 50, dispatched=False)
     add_tasks(rows, "b", "queued", 4, dispatched=False)
-    await DatabaseMeter(database=database, now=lambda: NOW).measure_backlog()
+    await DatabaseMetrics(database=database, now=lambda: NOW).measure_backlog()
     assert (unfinished("a", "queued"), unfinished("b", "queued")) == (10, 4)
 
 
@@ -115,7 +115,7 @@ async def test_the_gauge_has_the_mean_of_the_flushes_since_the_last_look() -> No
             return looks.pop(0)
 
     statistics: Any = Statistics()
-    meter = DatabaseMeter(database=statistics, now=lambda: NOW)
+    meter = DatabaseMetrics(database=statistics, now=lambda: NOW)
     means = []
     while looks:
         await meter.measure_syncs()

@@ -1,4 +1,4 @@
-"""The database meter: counts what is unfinished in the database, and measures how fast its log is flushed."""
+"""Metrics of the database: how much in it is unfinished, and how fast its log is flushed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BACKLOG_S = 30.0
 Labels = TypeVar("Labels", bound=Hashable)
 
 
-class DatabaseMeter:
+class DatabaseMetrics:
     """Every process measures, so that each one's metrics are complete. ``now`` is service time."""
 
     def __init__(self, *, database: Database, now: Now) -> None:
