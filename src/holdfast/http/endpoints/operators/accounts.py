@@ -43,7 +43,7 @@ SignedAmount = Annotated[
 ]
 
 
-class OperatedAccount(msgspec.Struct, frozen=True):
+class AccountDetails(msgspec.Struct, frozen=True):
     """An account as operators see it. ``disabled_at`` is null unless it is disabled."""
 
     account_id: str
@@ -98,7 +98,7 @@ class AccessBody(msgspec.Struct, frozen=True):
     "/ops/api/accounts",
     summary="Find an account by its e-mail address",
     auth=Auth.OPERATOR_READ,
-    reply=OperatedAccount,
+    reply=AccountDetails,
     parameters=(_EMAIL,),
     errors=("missing_parameter", "invalid_email", "account_not_found"),
 )
@@ -111,7 +111,7 @@ async def find_account(call: Call) -> Outcome:
     if isinstance(email, Refusal):
         return email
 
-    def read(rows: Connection) -> OperatedAccount | None:
+    def read(rows: Connection) -> AccountDetails | None:
         account_id = account_of_email(rows, email)
         return None if account_id is None else _read_account(call, rows, account_id)
 
@@ -123,10 +123,10 @@ async def find_account(call: Call) -> Outcome:
     "/ops/api/accounts/{account_id}",
     summary="Retrieve an account: its totals, its state and its keys",
     auth=Auth.OPERATOR_READ,
-    reply=OperatedAccount,
+    reply=AccountDetails,
     errors=("account_not_found",),
 )
-async def read_operated_account(call: Call) -> Outcome:
+async def read_account_details(call: Call) -> Outcome:
     """One read."""
     account_id = call.path["account_id"]
     if not _ACCOUNT_ID.fullmatch(account_id):
@@ -235,14 +235,14 @@ def _adjusted(reply: Adjusted) -> AdjustedBody:
     return render(AdjustedBody, reply, account=account_body(reply.account))
 
 
-def _read_account(call: Call, rows: Connection, account_id: str) -> OperatedAccount | None:
+def _read_account(call: Call, rows: Connection, account_id: str) -> AccountDetails | None:
     found = account_overview(rows, account_id, now=call.deps.now())
     return None if found is None else _account(found, api_keys_of_account(rows, account_id))
 
 
-def _account(found: AccountOverview, keys: list[ApiKeyRecord]) -> OperatedAccount:
+def _account(found: AccountOverview, keys: list[ApiKeyRecord]) -> AccountDetails:
     return render(
-        OperatedAccount,
+        AccountDetails,
         found,
         held_total=format_amount(found.held_micro),
         available_balance=format_amount(found.balance_micro - found.held_micro),

@@ -31,17 +31,17 @@ _TROUBLE: Final = Parameter(
 )
 
 
-class OperatedOrder(msgspec.Struct, frozen=True):
+class OrderDetails(msgspec.Struct, frozen=True):
     """A payment order and its account."""
 
     account_id: str
     order: PaymentOrderBody
 
 
-class OperatedOrderList(msgspec.Struct, frozen=True):
+class OrderDetailsList(msgspec.Struct, frozen=True):
     """A page of payment orders, oldest first."""
 
-    data: list[OperatedOrder]
+    data: list[OrderDetails]
     next_cursor: str | None
 
 
@@ -50,7 +50,7 @@ class OperatedOrderList(msgspec.Struct, frozen=True):
     "/ops/api/orders",
     summary="List the payment orders that need attention, oldest first",
     auth=Auth.OPERATOR_READ,
-    reply=OperatedOrderList,
+    reply=OrderDetailsList,
     parameters=(_TROUBLE, FROM, TO, CURSOR, LIMIT),
     errors=("invalid_parameter", "invalid_cursor"),
 )
@@ -71,7 +71,7 @@ async def list_troubled_orders(call: Call) -> Outcome:
 
     found = await call.deps.database.read(read)
     page, next_cursor = cut_page(found, OPERATORS, window, position_of)
-    return OperatedOrderList(data=[_operated(order) for order in page], next_cursor=next_cursor)
+    return OrderDetailsList(data=[_details(order) for order in page], next_cursor=next_cursor)
 
 
 @route(
@@ -79,17 +79,17 @@ async def list_troubled_orders(call: Call) -> Outcome:
     "/ops/api/orders/{order_id}",
     summary="Retrieve a payment order of any account",
     auth=Auth.OPERATOR_READ,
-    reply=OperatedOrder,
+    reply=OrderDetails,
     errors=("payment_order_not_found",),
 )
-async def read_operated_order(call: Call) -> Outcome:
+async def read_order_details(call: Call) -> Outcome:
     """One read."""
     order_id = call.path["order_id"]
     order = None
     if valid_order_id(order_id):
         order = await call.deps.database.read(lambda rows: order_by_id(rows, order_id))
-    return order_not_found(order_id) if order is None else _operated(order)
+    return order_not_found(order_id) if order is None else _details(order)
 
 
-def _operated(order: Order) -> OperatedOrder:
-    return OperatedOrder(account_id=order.account_id, order=payment_order_body(order))
+def _details(order: Order) -> OrderDetails:
+    return OrderDetails(account_id=order.account_id, order=payment_order_body(order))

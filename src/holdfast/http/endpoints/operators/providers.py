@@ -18,7 +18,7 @@ from holdfast.supervision.control.messages import DescribeProcess, ProviderView
 route = RouteTable("Operators")
 
 
-class OperatedProvider(msgspec.Struct, frozen=True, kw_only=True):
+class ProviderDetails(msgspec.Struct, frozen=True, kw_only=True):
     """A media provider.
 
     ``states`` counts processes by the state they see. ``calls``, ``errors`` by reason and ``callbacks_refused`` by
@@ -41,7 +41,7 @@ class OperatedProvider(msgspec.Struct, frozen=True, kw_only=True):
 class ProviderList(msgspec.Struct, frozen=True):
     """The providers of the catalog, and those removed whose tasks have not ended."""
 
-    data: list[OperatedProvider]
+    data: list[ProviderDetails]
 
 
 @route(
@@ -71,10 +71,10 @@ async def list_providers(call: Call) -> Outcome:
     )
 
 
-def _provider(call: Call, name: str, views: list[ProviderView], backlog: Backlog | None) -> OperatedProvider:
+def _provider(call: Call, name: str, views: list[ProviderView], backlog: Backlog | None) -> ProviderDetails:
     catalog = call.deps.catalog()
     config = catalog.providers.get(name)
-    return OperatedProvider(
+    return ProviderDetails(
         name=name,
         kind=None if config is None else config.kind,
         models=sum(model.upstream.provider == name for model in catalog.models.values()),

@@ -16,7 +16,7 @@ from holdfast.persistence.queries.tasks import task_by_id
 route = RouteTable("Operators")
 
 
-class OperatedTask(msgspec.Struct, frozen=True):
+class TaskDetails(msgspec.Struct, frozen=True):
     """A task as operators see it.
 
     ``provider`` got ``attempts`` submissions of it. ``wake_at`` is when the task is looked at next, null once it
@@ -37,16 +37,16 @@ class OperatedTask(msgspec.Struct, frozen=True):
     "/ops/api/tasks/{request_id}",
     summary="Retrieve a task of any account",
     auth=Auth.OPERATOR_READ,
-    reply=OperatedTask,
+    reply=TaskDetails,
     errors=("task_not_found",),
 )
-async def read_operated_task(call: Call) -> Outcome:
+async def read_task_details(call: Call) -> Outcome:
     """One read."""
     task_id = call.path["request_id"]
     found = await call.deps.database.read(lambda rows: task_by_id(rows, task_id))
     if found is None:
         return Refusal(code="task_not_found", message=f"The task {shown(task_id)} does not exist.")
-    return OperatedTask(
+    return TaskDetails(
         account_id=found.account_id,
         api_key_id=found.request.api_key_id,
         provider=found.provider,

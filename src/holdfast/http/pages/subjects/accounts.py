@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.operators.accounts import OperatedAccount, read_operated_account
+from holdfast.http.endpoints.operators.accounts import AccountDetails, read_account_details
 from holdfast.http.endpoints.operators.actors import read_actor
 from holdfast.http.endpoints.operators.time_lines import TimeLine, read_account_time_line
 from holdfast.http.pages.rendering import Html
@@ -17,7 +17,7 @@ view = ViewTable()
 async def account(visit: Visit) -> ViewResult:
     """One account."""
     account_id = visit.path["account_id"]
-    found = await visit.read(read_operated_account, OperatedAccount, path=visit.path)
+    found = await visit.read(read_account_details, AccountDetails, path=visit.path)
     if isinstance(found, Refusal) and found.code == "account_not_found":
         return found
     page = {"cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}

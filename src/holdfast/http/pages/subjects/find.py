@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from holdfast.http.endpoints.operators.accounts import OperatedAccount, find_account
+from holdfast.http.endpoints.operators.accounts import AccountDetails, find_account
 from holdfast.http.kit.shown import shown
 from holdfast.http.pages.rendering import Redirect
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
@@ -29,7 +29,7 @@ async def find(visit: Visit) -> ViewResult:
     if not sought:
         return Redirect("/ops")
     if "@" in sought:
-        found = await visit.read(find_account, OperatedAccount, query={"email": sought})
+        found = await visit.read(find_account, AccountDetails, query={"email": sought})
         return found if isinstance(found, Refusal) else Redirect(f"/ops/accounts/{found.account_id}")
     for prefix, place in PLACES.items():
         if sought.startswith(prefix):

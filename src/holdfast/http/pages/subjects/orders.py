@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from holdfast.http.endpoints.operators.orders import (
-    OperatedOrder,
-    OperatedOrderList,
+    OrderDetails,
+    OrderDetailsList,
     list_troubled_orders,
-    read_operated_order,
+    read_order_details,
 )
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
@@ -19,7 +19,7 @@ view = ViewTable()
 async def held_payments(visit: Visit) -> ViewResult:
     """The held orders, oldest first."""
     query = {"trouble": "held", "cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
-    found = await visit.read(list_troubled_orders, OperatedOrderList, query=query)
+    found = await visit.read(list_troubled_orders, OrderDetailsList, query=query)
     return Html("payments.html", {"orders": found}, is_live=True)
 
 
@@ -27,7 +27,7 @@ async def held_payments(visit: Visit) -> ViewResult:
 async def unreconciled_orders(visit: Visit) -> ViewResult:
     """The orders that do not match their provider's record, or are not compared yet."""
     values = {
-        "orders": await visit.read_list(list_troubled_orders, OperatedOrderList, ("trouble",)),
+        "orders": await visit.read_list(list_troubled_orders, OrderDetailsList, ("trouble",)),
         "trouble": visit.parameter("trouble"),
     }
     return Html("orders.html", values, is_live=True)
@@ -36,7 +36,7 @@ async def unreconciled_orders(visit: Visit) -> ViewResult:
 @view("/ops/payments/{order_id}")
 async def order(visit: Visit) -> ViewResult:
     """One order."""
-    found = await visit.read(read_operated_order, OperatedOrder, path=visit.path)
+    found = await visit.read(read_order_details, OrderDetails, path=visit.path)
     if isinstance(found, Refusal):
         return found
     return Html("order.html", {"account_id": found.account_id, "order": found.order}, is_live=True)

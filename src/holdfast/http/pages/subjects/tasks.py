@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.http.endpoints.operators.actors import read_actor
-from holdfast.http.endpoints.operators.tasks import OperatedTask, read_operated_task
+from holdfast.http.endpoints.operators.tasks import TaskDetails, read_task_details
 from holdfast.http.endpoints.operators.time_lines import TimeLine, read_task_time_line
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
@@ -17,12 +17,12 @@ view = ViewTable()
 async def task(visit: Visit) -> ViewResult:
     """One task."""
     task_id = visit.path["request_id"]
-    found = await visit.read(read_operated_task, OperatedTask, path=visit.path)
+    found = await visit.read(read_task_details, TaskDetails, path=visit.path)
     if isinstance(found, Refusal) and found.code == "task_not_found":
         return found
     page = {"cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
     values = {
-        "operated": found,
+        "details": found,
         "task_id": task_id,
         "actor": await visit.read(read_actor, KeyDescription, path={"group": "tasks", "key": task_id}),
         "time_line": await visit.read(read_task_time_line, TimeLine, path=visit.path, query=page),
