@@ -74,14 +74,14 @@ class Needs:
     method: Method
     path: str
     auth: Auth
-    scope: str | None
-    body: type[msgspec.Struct] | None
-    body_optional: bool
-    takes_input: bool
-    raw_body_bytes_max: int | None
-    raw_body_limit: Callable[[Call], int] | None
-    action: str | None
-    is_urgent: bool
+    scope: str | None = None
+    body: type[msgspec.Struct] | None = None
+    body_optional: bool = False
+    takes_input: bool = False
+    raw_body_bytes_max: int | None = None
+    raw_body_limit: Callable[[Call], int] | None = None
+    action: str | None = None
+    is_urgent: bool = False
 
     @property
     def name(self) -> str:

@@ -32,6 +32,8 @@ LIMIT_MAX: Final = 100
 LIMIT_DEFAULT: Final = 20
 FILTER_MAX_CHARS: Final = 200
 CURSOR_MAX_CHARS: Final = 512
+OPERATORS: Final = "operators"
+"""The owner of the operators' lists in a cursor; an account's lists are owned by the account's id."""
 
 _LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)

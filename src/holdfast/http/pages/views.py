@@ -149,22 +149,7 @@ class ViewTable:
         """Declare the decorated handler as a view."""
 
         def declare(handler: ViewHandler) -> ViewHandler:
-            self.views.append(
-                View(
-                    method=method,
-                    path=path,
-                    handler=handler,
-                    auth=auth,
-                    scope=None,
-                    body=None,
-                    body_optional=True,
-                    takes_input=False,
-                    raw_body_bytes_max=None,
-                    raw_body_limit=None,
-                    action=None,
-                    is_urgent=False,
-                )
-            )
+            self.views.append(View(method=method, path=path, handler=handler, auth=auth))
             return handler
 
         return declare

@@ -1,10 +1,13 @@
-"""What the bodies of operators' actions share."""
+"""What the parameters and bodies of operators' endpoints share."""
 
 from __future__ import annotations
 
 from typing import Annotated, Final
 
 import msgspec
+
+GROUPS: Final = ("accounts", "tasks", "sign-in")
+"""The keyed groups of actors."""
 
 REASON_MAX_CHARS: Final = 400
 
@@ -18,7 +21,13 @@ Reason = Annotated[
         examples=["the customer asked for it, ticket 4711"],
     ),
 ]
-"""The type of an action's field ``reason``: required for money and accounts, else with None as its default."""
+"""The type of an action's field ``reason``."""
+
+
+class ActionWithReason(msgspec.Struct, frozen=True):
+    """An action that needs nothing but its reason."""
+
+    reason: Reason
 
 
 class ActionRequest(msgspec.Struct, frozen=True):

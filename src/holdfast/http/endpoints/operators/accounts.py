@@ -16,7 +16,7 @@ from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.common import AccountBody, ApiKeyBody, account_body, api_key_body
-from holdfast.http.schemas.operators import Reason
+from holdfast.http.schemas.operators import ActionWithReason, Reason
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.public_types import Amount, Time, time_or_none
@@ -78,12 +78,6 @@ class AdjustedBody(msgspec.Struct, frozen=True):
     operation_id: str
     amount: Amount
     account: AccountBody
-
-
-class AccessRequest(msgspec.Struct, frozen=True):
-    """Why the account is disabled, or enabled again."""
-
-    reason: Reason
 
 
 class AccessBody(msgspec.Struct, frozen=True):
@@ -181,7 +175,7 @@ async def adjust_credit(call: Call) -> Outcome:
     summary="Disable an account: its sessions, keys and new work are refused; what runs is finished",
     auth=Auth.OPERATOR_ACT,
     action="disable_account",
-    body=AccessRequest,
+    body=ActionWithReason,
     reply=AccessBody,
     errors=("account_not_found",),
 )
@@ -196,7 +190,7 @@ async def disable_account(call: Call) -> Outcome:
     summary="Enable an account again; its keys are valid as before",
     auth=Auth.OPERATOR_ACT,
     action="enable_account",
-    body=AccessRequest,
+    body=ActionWithReason,
     reply=AccessBody,
     errors=("account_not_found",),
 )

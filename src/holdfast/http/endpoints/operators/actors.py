@@ -11,12 +11,12 @@ from typing import Annotated, Final, get_args
 
 import msgspec
 
-from holdfast.http.endpoints.operators.controls import ControlAction, ask_all, ask_control
+from holdfast.http.endpoints.operators.controls import ask_all, ask_control
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import read_window
 from holdfast.http.kit.parameters import CURSOR, LIMIT
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
-from holdfast.http.schemas.operators import Reason
+from holdfast.http.schemas.operators import GROUPS, ActionWithReason, Reason
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import (
     CrashKey,
@@ -44,7 +44,7 @@ _GROUP: Final = Parameter(
     name="group",
     place="query",
     description="The group of actors.",
-    schema=(("type", "string"), ("enum", ["accounts", "sign-in", "tasks"])),
+    schema=(("type", "string"), ("enum", list(GROUPS))),
     required=True,
 )
 _STATE: Final = Parameter(
@@ -61,7 +61,7 @@ _DEAD_REASON: Final = Parameter(
 )
 
 
-class QuarantineGiven(msgspec.Struct, frozen=True):
+class QuarantineRequest(msgspec.Struct, frozen=True):
     """Why the operator acts, and for how many seconds at most 30 days; an hour if not given."""
 
     reason: Reason
@@ -124,13 +124,13 @@ async def read_actor(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="restart_actor",
     is_urgent=True,
-    body=ControlAction,
+    body=ActionWithReason,
     reply=KeyDescription,
     errors=(*_ERRORS, "actor_not_active"),
 )
 async def restart_actor(call: Call) -> Outcome:
     """An actor that is stuck in a turn is ended in it; that message's outcome is then unknown to its sender."""
-    return await _act(call, RestartKey, call.body(ControlAction).reason)
+    return await _act(call, RestartKey, call.body(ActionWithReason).reason)
 
 
 @route(
@@ -140,13 +140,13 @@ async def restart_actor(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="crash_actor",
     is_urgent=True,
-    body=ControlAction,
+    body=ActionWithReason,
     reply=KeyDescription,
     errors=(*_ERRORS, "actor_not_active"),
 )
 async def crash_actor(call: Call) -> Outcome:
     """It counts against the actor's restart budget."""
-    return await _act(call, CrashKey, call.body(ControlAction).reason)
+    return await _act(call, CrashKey, call.body(ActionWithReason).reason)
 
 
 @route(
@@ -156,13 +156,13 @@ async def crash_actor(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="quarantine_actor",
     is_urgent=True,
-    body=QuarantineGiven,
+    body=QuarantineRequest,
     reply=KeyDescription,
     errors=_ERRORS,
 )
 async def quarantine_actor(call: Call) -> Outcome:
     """Also an actor that is not active: its next message would start it."""
-    given = call.body(QuarantineGiven)
+    given = call.body(QuarantineRequest)
     return await _act(call, partial(QuarantineKey, for_s=given.for_s), given.reason)
 
 
@@ -173,13 +173,13 @@ async def quarantine_actor(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="release_actor",
     is_urgent=True,
-    body=ControlAction,
+    body=ActionWithReason,
     reply=KeyDescription,
     errors=(*_ERRORS, "actor_not_quarantined"),
 )
 async def release_actor(call: Call) -> Outcome:
     """Its restart budget starts over."""
-    return await _act(call, ReleaseKey, call.body(ControlAction).reason)
+    return await _act(call, ReleaseKey, call.body(ActionWithReason).reason)
 
 
 @route(

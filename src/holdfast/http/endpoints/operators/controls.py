@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-import msgspec
 import trio
 
 from holdfast.actors.runtime.faults import AskFault
 from holdfast.actors.runtime.messages import Command
 from holdfast.http.kit.calls import Call
-from holdfast.http.schemas.operators import Reason
 from holdfast.ledger.refusals import Refusal
 
 T = TypeVar("T")
 
 GATHER_S: Final = 2.0
 """How long a view over all members waits for each of them."""
-
-
-class ControlAction(msgspec.Struct, frozen=True):
-    """An action that needs nothing but its reason."""
-
-    reason: Reason
 
 
 async def ask_control(call: Call, member_id: str, command: Command[T]) -> T | Refusal:

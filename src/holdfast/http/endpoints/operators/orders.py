@@ -7,10 +7,9 @@ from typing import Final, get_args
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.operators.reviews import OPERATORS
 from holdfast.http.endpoints.payments.orders import order_not_found, position_of, valid_order_id
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import OPERATORS, cut_page, read_cursor, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.schemas.payment_rendering import payment_order_body

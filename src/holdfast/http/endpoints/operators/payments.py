@@ -8,10 +8,10 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.actors.account.order_messages import ResolveOrder
-from holdfast.http.endpoints.operators.reviews import OPERATORS, read_note
+from holdfast.http.endpoints.operators.reviews import read_note
 from holdfast.http.endpoints.payments.orders import order_not_found, position_of, read_order_amount, valid_order_id
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import OPERATORS, cut_page, read_cursor, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import AmountGiven

@@ -7,12 +7,11 @@ from typing import Final, get_args
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.operators.controls import ControlAction
-from holdfast.http.endpoints.operators.reviews import OPERATORS
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import FILTER_MAX_CHARS, OPERATORS, Position, cut_page, read_cursor, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.schemas.operators import GROUPS, ActionWithReason
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
@@ -25,7 +24,7 @@ _GROUP: Final = Parameter(
     name="group",
     place="query",
     description="Only messages to actors of this group.",
-    schema=(("type", "string"), ("enum", ["accounts", "sign-in", "tasks"])),
+    schema=(("type", "string"), ("enum", list(GROUPS))),
 )
 _KEY: Final = Parameter(
     name="key",
@@ -130,7 +129,7 @@ async def read_poison_message(call: Call) -> Outcome:
     summary="Replay a poison message once: its actor handles it as if it had just been sent",
     auth=Auth.OPERATOR_ACT,
     action="replay_poison",
-    body=ControlAction,
+    body=ActionWithReason,
     reply=PoisonBody,
     errors=("poison_not_found", "poison_not_open", "poison_not_replayable", "quarantined"),
 )
@@ -146,7 +145,7 @@ async def replay_poison_message(call: Call) -> Outcome:
     summary="Discard a poison message: its content is deleted",
     auth=Auth.OPERATOR_ACT,
     action="discard_poison",
-    body=ControlAction,
+    body=ActionWithReason,
     reply=PoisonBody,
     errors=("poison_not_found", "poison_not_open"),
 )

@@ -6,10 +6,10 @@ from typing import Annotated, Final
 
 import msgspec
 
-from holdfast.http.endpoints.operators.controls import ControlAction, ask_all, ask_control
+from holdfast.http.endpoints.operators.controls import ask_all, ask_control
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.schemas.operators import Reason
+from holdfast.http.schemas.operators import ActionWithReason, Reason
 from holdfast.supervision.control.messages import (
     ChildAction,
     DescribeProcess,
@@ -32,7 +32,7 @@ _CHILD_ERRORS: Final = ("member_not_found", "child_not_found", "child_not_stoppa
 _GROUP_ERRORS: Final = ("member_not_found", "group_not_found")
 
 
-class ChildGiven(msgspec.Struct, frozen=True):
+class ChildRequest(msgspec.Struct, frozen=True):
     """A child of a process's tree by its path, such as `holdfast/workers/outbox`, and why the operator acts."""
 
     path: Annotated[str, msgspec.Meta(max_length=200, examples=["holdfast/workers/outbox"])]
@@ -86,7 +86,7 @@ async def read_tree(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="stop_child",
     is_urgent=True,
-    body=ChildGiven,
+    body=ChildRequest,
     reply=ChildStatus,
     errors=_CHILD_ERRORS,
 )
@@ -102,7 +102,7 @@ async def stop_child(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="start_child",
     is_urgent=True,
-    body=ChildGiven,
+    body=ChildRequest,
     reply=ChildStatus,
     errors=_CHILD_ERRORS,
 )
@@ -118,7 +118,7 @@ async def start_child(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="restart_child",
     is_urgent=True,
-    body=ChildGiven,
+    body=ChildRequest,
     reply=ChildStatus,
     errors=_CHILD_ERRORS,
 )
@@ -134,7 +134,7 @@ async def restart_child(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="pause_group",
     is_urgent=True,
-    body=ControlAction,
+    body=ActionWithReason,
     reply=GroupDescription,
     errors=_GROUP_ERRORS,
 )
@@ -150,7 +150,7 @@ async def pause_group(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="resume_group",
     is_urgent=True,
-    body=ControlAction,
+    body=ActionWithReason,
     reply=GroupDescription,
     errors=_GROUP_ERRORS,
 )
@@ -166,21 +166,21 @@ async def resume_group(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="drain_process",
     is_urgent=True,
-    body=ControlAction,
+    body=ActionWithReason,
     reply=Draining,
     errors=("member_not_found",),
 )
 async def drain_process(call: Call) -> Outcome:
     """It gives its accounts to the other members and finishes what it has accepted."""
-    return await ask_control(call, call.path["member_id"], DrainProcess(call.body(ControlAction).reason))
+    return await ask_control(call, call.path["member_id"], DrainProcess(call.body(ActionWithReason).reason))
 
 
 async def _act_on_child(call: Call, action: type[ChildAction]) -> Outcome:
-    body = call.body(ChildGiven)
+    body = call.body(ChildRequest)
     return await ask_control(call, call.path["member_id"], action(body.path, body.reason))
 
 
 async def _act_on_group(call: Call, action: type[GroupAction]) -> Outcome:
     return await ask_control(
-        call, call.path["member_id"], action(call.path["group"], call.body(ControlAction).reason)
+        call, call.path["member_id"], action(call.path["group"], call.body(ActionWithReason).reason)
     )

@@ -12,9 +12,8 @@ from quart import Response
 from quart.wrappers.response import ResponseBody
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.operators.reviews import OPERATORS
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import FILTER_MAX_CHARS, OPERATORS, Position, cut_page, read_cursor, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from holdfast.actors.task.messages import DecideReview
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import OPERATORS, Position, cut_page, read_cursor, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
@@ -33,8 +33,6 @@ from holdfast.persistence.records.unreadable import UnreadableEntry
 route = RouteTable("Operators")
 
 NOTE_MAX_CHARS: Final = 400
-OPERATORS: Final = "operators"
-"""The owner of the operators' lists in a cursor; an account's lists are owned by the account's id."""
 
 _CASE_ID = re.compile(r"rev_[a-z0-9]{1,76}", re.ASCII)
 _REASON: Final = Parameter(

@@ -6,13 +6,13 @@ from typing import Final, get_args
 
 from holdfast.http.endpoints.operators.actors import ActorList, list_actors, read_actor
 from holdfast.http.pages.rendering import Html
-from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
+from holdfast.http.schemas.operators import GROUPS
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import KeyDescription, ShownState
 
 view = ViewTable()
 
-GROUPS: Final = ("accounts", "tasks", "sign-in")
 STATES: Final[tuple[str, ...]] = get_args(ShownState)
 
 
@@ -20,12 +20,13 @@ STATES: Final[tuple[str, ...]] = get_args(ShownState)
 async def actors(visit: Visit) -> ViewResult:
     """The actors of one group."""
     group = visit.parameter("group") or GROUPS[0]
-    query = {"group": group, "state": visit.parameter("state"), "cursor": visit.parameter("cursor"), "limit": "50"}
+    state = visit.parameter("state")
+    query = {"group": group, "state": state, "cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
     values = {
         "actors": await visit.read(list_actors, ActorList, query=query),
         "group": group,
         "groups": GROUPS,
-        "state": visit.parameter("state"),
+        "state": state,
         "states": STATES,
     }
     return Html("actors.html", values, is_live=True)
@@ -43,11 +44,6 @@ async def actor(visit: Visit) -> ViewResult:
 @view("/ops/quarantine")
 async def quarantine(visit: Visit) -> ViewResult:
     """The quarantined actors of every group."""
-    found = [
-        (
-            group,
-            await visit.read(list_actors, ActorList, query={"group": group, "state": "quarantined", "limit": "50"}),
-        )
-        for group in GROUPS
-    ]
+    query = {"state": "quarantined", "limit": ROWS_SHOWN}
+    found = [(group, await visit.read(list_actors, ActorList, query={"group": group, **query})) for group in GROUPS]
     return Html("quarantine.html", {"groups": found}, is_live=True)

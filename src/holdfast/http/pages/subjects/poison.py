@@ -6,8 +6,8 @@ from typing import Final, get_args
 
 from holdfast.http.endpoints.operators.poison import PoisonList, list_poison_messages
 from holdfast.http.pages.rendering import Html
-from holdfast.http.pages.subjects.actors import GROUPS
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.http.schemas.operators import GROUPS
 from holdfast.persistence.operators.poison import PoisonState
 
 view = ViewTable()

@@ -9,11 +9,10 @@ from holdfast.http.pages.formats import tone_of
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.http.schemas.reports import ReportList
-from holdfast.reports.report import KINDS, LEVELS
+from holdfast.reports.report import KINDS, LEVELS, ReportFilter
 
 view = ViewTable()
 
-FILTERS: Final = ("kind", "level", "path", "key", "account_id", "task_id", "provider", "member_id", "trace_id")
 LEVEL_DEFAULT: Final = "info"
 """Unless another is chosen: each start of a child is a report for debugging."""
 
@@ -21,7 +20,7 @@ LEVEL_DEFAULT: Final = "info"
 @view("/ops/reports")
 async def reports(visit: Visit) -> ViewResult:
     """The reports that the filters select; the script adds new ones, unless the page is an older one."""
-    filters = {name: visit.parameter(name).removeprefix("req_") for name in FILTERS}
+    filters = {name: visit.parameter(name).removeprefix("req_") for name in ReportFilter._fields}
     if "level" not in visit.call.request.args:
         filters["level"] = LEVEL_DEFAULT
     query = {**filters, "cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
