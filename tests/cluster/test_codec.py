@@ -34,7 +34,10 @@ def all_commands() -> Iterator[type[Command[Any]]]:
         found = open_bases.pop().__subclasses__()
         open_bases += found
         # A dataclass with slots replaces its class; the first one may still be there.
-        ours = [each for each in found if each.__module__.startswith("holdfast.")]
+        # The private base of several commands is no command itself.
+        ours = [
+            each for each in found if each.__module__.startswith("holdfast.") and not each.__name__.startswith("_")
+        ]
         yield from (each for each in ours if getattr(sys.modules[each.__module__], each.__name__, None) is each)
 
 

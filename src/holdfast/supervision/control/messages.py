@@ -202,80 +202,75 @@ class ReadSamples(Command["SampleList"]):
 
 
 @dataclass(frozen=True, slots=True)
-class RestartKey(Command["KeyDescription"]):
+class _OnKey(Command["KeyDescription"]):
+    """What an operator does with an actor, and why."""
+
+    group: str
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestartKey(_OnKey):
     """End an actor after its turn, or in it if that takes too long, and start it again; its messages stay."""
 
-    group: str
-    key: str
-    reason: str
-
 
 @dataclass(frozen=True, slots=True)
-class CrashKey(Command["KeyDescription"]):
+class CrashKey(_OnKey):
     """End an actor as if its handler had raised: it counts against its restart budget."""
 
-    group: str
-    key: str
-    reason: str
-
 
 @dataclass(frozen=True, slots=True)
-class QuarantineKey(Command["KeyDescription"]):
+class QuarantineKey(_OnKey):
     """Refuse all messages to a key for ``for_s`` seconds, or until it is released."""
 
-    group: str
-    key: str
-    reason: str
     for_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseKey(Command["KeyDescription"]):
+class ReleaseKey(_OnKey):
     """End a key's quarantine. Refused: ``actor_not_quarantined``."""
 
-    group: str
-    key: str
-    reason: str
-
 
 @dataclass(frozen=True, slots=True)
-class StopChild(Command["ChildStatus"]):
-    """Stop a child of the tree until it is started. ``path`` is such as ``holdfast/workers/outbox``."""
+class _OnChild(Command["ChildStatus"]):
+    """What an operator does with a child of the tree. ``path`` is such as ``holdfast/workers/outbox``."""
 
     path: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class StartChild(Command["ChildStatus"]):
+class StopChild(_OnChild):
+    """Stop a child of the tree until it is started."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartChild(_OnChild):
     """Start a child that was stopped or has ended."""
 
-    path: str
-    reason: str
-
 
 @dataclass(frozen=True, slots=True)
-class RestartChild(Command["ChildStatus"]):
+class RestartChild(_OnChild):
     """Restart a child, and the siblings that its supervisor's strategy includes."""
 
-    path: str
+
+@dataclass(frozen=True, slots=True)
+class _OnGroup(Command["GroupDescription"]):
+    """What an operator does with a group."""
+
+    group: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class PauseGroup(Command["GroupDescription"]):
+class PauseGroup(_OnGroup):
     """Refuse asks to a group until it is resumed; actors that are awake finish what they have."""
 
-    group: str
-    reason: str
-
 
 @dataclass(frozen=True, slots=True)
-class ResumeGroup(Command["GroupDescription"]):
+class ResumeGroup(_OnGroup):
     """End a group's pause, whether an operator or crashes began it."""
-
-    group: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
