@@ -119,7 +119,7 @@ class PoisonReplays:
         try:
             body = self._seal.unseal(found.body, found.poison_id)
             return self._decode(found.group_name, found.message_type, body)
-        except (CannotUnseal, msgspec.DecodeError, TypeError, ValueError):
+        except (CannotUnseal, msgspec.DecodeError, LookupError, TypeError, ValueError):
             return None
 
 
