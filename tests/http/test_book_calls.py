@@ -92,6 +92,8 @@ async def test_revenue_is_listed_by_day_and_name(api: Api) -> None:
     assert (body["captures"], body["total"]) == (4, "12.50")
 
 
-@pytest.mark.parametrize("query", ["by=week", "from=2020-01-01&to=2026-01-01", "from=x", "from=2027-01-01"])
+@pytest.mark.parametrize(
+    "query", ["by=week", "from=2020-01-01&to=2026-01-01", "from=x", "from=2027-01-01", "to=0001-01-01"]
+)
 async def test_an_invalid_time_of_revenue_is_refused(api: Api, query: str) -> None:
     await api.refused(await ask(api, f"revenue?{query}"), 400, "invalid_parameter")

@@ -5,7 +5,7 @@ They are summed from rows at each request, so they are exact and never behind; o
 
 from __future__ import annotations
 
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, get_args
 
 import msgspec
@@ -26,6 +26,7 @@ route = RouteTable("Operators")
 
 REVENUE_DAYS: Final = 31
 REVENUE_DAYS_MAX: Final = 366
+_FIRST_TIME: Final = datetime.min.replace(tzinfo=UTC)
 
 _BY: Final = Parameter(
     name="by",
@@ -136,9 +137,8 @@ async def read_revenue(call: Call) -> Outcome:
     if isinstance(window, Refusal):
         return window
     until = window.until or call.deps.now()
-    since = window.since or until.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(
-        days=REVENUE_DAYS - 1
-    )
+    midnight = until.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    since = window.since or midnight - min(timedelta(days=REVENUE_DAYS - 1), midnight - _FIRST_TIME)
     if not timedelta(0) < until - since <= timedelta(days=REVENUE_DAYS_MAX):
         message = f"The time from 'from' to 'to' must be at most {REVENUE_DAYS_MAX} days."
         return Refusal(code="invalid_parameter", message=message, param="from")
