@@ -1,1 +1,1 @@
-"""The records of operators: their actions and their sessions. They need neither an actor nor the journal."""
+"""What operators did, their sessions, poison messages and provider checks. None needs an actor or the journal."""
