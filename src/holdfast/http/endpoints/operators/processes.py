@@ -17,6 +17,7 @@ from holdfast.supervision.control.messages import (
     DrainProcess,
     GroupAction,
     GroupDescription,
+    MemberView,
     PauseGroup,
     ProcessDescription,
     RestartChild,
@@ -39,13 +40,9 @@ class ChildRequest(msgspec.Struct, frozen=True):
     reason: Reason
 
 
-class ProcessBody(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessBody(MemberView, frozen=True, kw_only=True):
     """A member. One that cannot be reached, for `unreachable_for_s` already, has no `process`."""
 
-    member_id: str
-    is_this: bool
-    state: str
-    unreachable_for_s: float | None
     process: ProcessDescription | None
 
 
@@ -67,13 +64,7 @@ async def read_tree(call: Call) -> Outcome:
     answers = await ask_all(call, DescribeProcess())
     return Tree(
         [
-            ProcessBody(
-                member_id=member.member_id,
-                is_this=member.is_this,
-                state=member.state,
-                unreachable_for_s=member.unreachable_for_s,
-                process=answers.get(member.member_id),
-            )
+            ProcessBody(**msgspec.structs.asdict(member), process=answers.get(member.member_id))
             for member in call.deps.controls.members()
         ]
     )
