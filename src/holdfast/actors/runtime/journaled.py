@@ -176,7 +176,7 @@ class JournaledActor(TrioActor):
 
     def _follow_up(self, commit: Commit[object], envelope: Envelope) -> None:
         """Log the event and send the tells within the trace of their cause: this runs in the journal's task."""
-        # As within_trace, which costs four times as much: each commit comes here.
+        # As within_trace, which costs several times as much: each commit comes here.
         token = traceparent.set(self.trace_of(envelope))
         try:
             if commit.log_event is not None:
