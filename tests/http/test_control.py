@@ -300,7 +300,7 @@ async def test_only_the_accounts_own_keys_can_be_revoked(api: Api) -> None:
     await api.add_key(api.other_account_id, "key_other")
     path = "/v2/control/api-keys/"
     await api.refused(await api.as_session("DELETE", path + "key_other"), 404, "api_key_not_found")
-    await api.refused(await api.as_session("DELETE", path + "%00"), 404, "api_key_not_found")
+    await api.refused(await api.as_session("DELETE", path + "'"), 404, "api_key_not_found")
     api.accounts.answer = ApiKeyRevokedRow(api.account_id, api.key_id, api.now)
     assert (await api.as_session("DELETE", path + api.key_id)).status_code == 200
     assert api.accounts.asked == [(api.account_id, RevokeApiKey(api.key_id))]

@@ -62,7 +62,7 @@ async def test_an_order_is_rendered_from_one_read(api: Api) -> None:
 
 async def test_foreign_and_unknown_orders_are_both_not_found(api: Api) -> None:
     await api.add_order(api.order(order_id(1), account_id=api.other_account_id))
-    for name in (order_id(1), order_id(2), "ord_1", "x" * 100, "%00", "%F0%9F%92%B3"):
+    for name in (order_id(1), order_id(2), "ord_1", "x" * 100, "'", "%F0%9F%92%B3"):
         await api.refused(await api.as_session("GET", f"{PAYMENTS}/{name}"), 404, "payment_order_not_found")
 
 
