@@ -135,19 +135,19 @@ async def _unreachable(operator: httpx2.AsyncClient, member_id: str) -> dict[str
 async def test_a_tree_that_gives_up_ends_its_process_with_one_line(new_service: NewService) -> None:
     service = new_service()
     await trio.to_thread.run_sync(service.start)
-    # The database's folder is lost while it runs: no restart of the child that watches it can help.
+    # A folder stands where the server's lock was: no restart of the child that starts the server can help.
     folder = service.data_dir / "postgres"
     postmaster = int((folder / "postmaster.pid").read_text().split()[0])
-    folder.rename(folder.with_name("lost"))
-    for name in ("postgres", "postgres.making"):
-        folder.with_name(name).write_text("not a folder")
+    lock = folder / ".s.PGSQL.5432.lock"
+    lock.unlink()
+    lock.mkdir()
     os.kill(postmaster, signal.SIGKILL)
     assert service.process is not None
     assert await trio.to_thread.run_sync(service.process.wait, 60) == 1
     lines = service.log_lines()
     [line] = [line for line in lines if line["event"] == "the tree gave up"]
     assert line["level"] == "critical"
-    assert "holdfast: over 3 restarts in 30 s, the last by 'database' (NotADirectoryError" in line["reason"]
+    assert "holdfast: over 3 restarts in 30 s, the last by 'database' (IsADirectoryError" in line["reason"]
     assert not any("Traceback" in str(line) for line in lines)
     assert [line["exit_code"] for line in lines if line["event"] == "stopped"] == [1]
     # It stopped in order: nothing was killed, and what relied on the database had stopped before.
