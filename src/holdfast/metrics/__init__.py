@@ -318,6 +318,9 @@ async def render_process() -> bytes:
     return generate_latest()
 
 
+_renderings = trio.CapacityLimiter(2)
+
+
 async def render_workers(folder: str) -> bytes:
     """Render the totals of all workers that write to ``folder``, those that have ended included.
 
@@ -325,7 +328,7 @@ async def render_workers(folder: str) -> bytes:
     workers takes long, so a thread does it.
     """
     flush()
-    return await trio.to_thread.run_sync(_render_files, folder)
+    return await trio.to_thread.run_sync(_render_files, folder, limiter=_renderings)
 
 
 def _render_files(folder: str) -> bytes:

@@ -95,6 +95,7 @@ class Parent:
         url = settings.database_url if embedded is None else embedded.url
         assert url is not None, "without a configured database there is an embedded one"
         self._database_url = url
+        self._database_checks = trio.CapacityLimiter(settings.processes + 1)
         self._code = CLEAN
         self._rolls_wanted = trio.Event()
         self._preparing = trio.CancelScope()
@@ -207,7 +208,9 @@ class Parent:
         return done.returncode if done.returncode >= 0 else GAVE_UP
 
     async def _is_migrated(self) -> bool | None:
-        return await trio.to_thread.run_sync(is_migrated, self._database_url, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(
+            is_migrated, self._database_url, abandon_on_cancel=True, limiter=self._database_checks
+        )
 
     async def _start_worker(self, slot: int) -> ChildProcess:
         """Start a worker. Raises OSError."""

@@ -126,10 +126,13 @@ class ReportWriter:
 
 async def store_last_reports(queue: ReportQueue, url: str) -> None:
     """Store what is left when the tree has ended, on a connection of its own and within :data:`LAST_WRITE_S`."""
+    limiter = trio.CapacityLimiter(1)
     with trio.move_on_after(LAST_WRITE_S):
         while batch := queue.first(BATCH_MAX):
             try:
-                is_written = await trio.to_thread.run_sync(write_last_reports, url, batch, abandon_on_cancel=True)
+                is_written = await trio.to_thread.run_sync(
+                    write_last_reports, url, batch, abandon_on_cancel=True, limiter=limiter
+                )
             except Exception as fault:
                 log.info("the last reports are not stored", count=len(queue), reason=type(fault).__name__)
                 return
