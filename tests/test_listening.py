@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -130,8 +131,8 @@ def with_passed(folder: Path, sockets: list[socket.socket], names: str, **given:
 @pytest.fixture
 def two_listeners() -> Iterator[list[socket.socket]]:
     with listener() as one, listener() as other:
-        # Above the descriptors that the shell assigns.
-        yield [socket.socket(fileno=os.dup2(each.fileno(), 60 + n)) for n, each in enumerate((one, other))]
+        # Free ones above the descriptors that the shell assigns; dup2 would close those of others.
+        yield [socket.socket(fileno=fcntl.fcntl(each, fcntl.F_DUPFD, 60)) for each in (one, other)]
 
 
 def test_sockets_of_systemd_are_used(tmp_path: Path, two_listeners: list[socket.socket]) -> None:
