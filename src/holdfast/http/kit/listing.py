@@ -129,6 +129,29 @@ async def read_page(
     return await call.read_as_caller(read)
 
 
+async def read_operators_page(
+    call: Call,
+    entries: Callable[[Connection, Window, Position | None], Sequence[E | UnreadableEntry]],
+    position: Callable[[E], Position],
+    *,
+    kind: str,
+    filters: Sequence[Parameter] = (),
+) -> Page[E] | Refusal:
+    """Return a page of a list over all accounts, in one read.
+
+    ``entries`` reads up to ``window.read_max`` entries after a position. Refuses with ``invalid_parameter`` or
+    ``invalid_cursor``.
+    """
+    window = read_window(call.query(), kind=kind, filters=filters)
+    if isinstance(window, Refusal):
+        return window
+    after = read_cursor(OPERATORS, window)
+    if isinstance(after, Refusal):
+        return after
+    found = await call.deps.database.read(lambda rows: entries(rows, window, after))
+    return cut_page(found, OPERATORS, window, position)
+
+
 def read_window(
     query: Mapping[str, Sequence[str]], *, kind: str, filters: Sequence[Parameter] = ()
 ) -> Window | Refusal:

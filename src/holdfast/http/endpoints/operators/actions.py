@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, OPERATORS, Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, Window, read_operators_page
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.schemas.rendering import render
@@ -84,14 +84,8 @@ class ActionList(msgspec.Struct, frozen=True):
 )
 async def list_operator_actions(call: Call) -> Outcome:
     """One read."""
-    window = read_window(call.query(), kind="operators' actions", filters=_FILTERS)
-    if isinstance(window, Refusal):
-        return window
-    after = read_cursor(OPERATORS, window)
-    if isinstance(after, Refusal):
-        return after
 
-    def read(rows: Connection) -> list[OperatorAction]:
+    def read(rows: Connection, window: Window, after: Position | None) -> list[OperatorAction]:
         return list_actions(
             rows,
             limit=window.read_max,
@@ -101,6 +95,13 @@ async def list_operator_actions(call: Call) -> Outcome:
             filters=window.filters,
         )
 
-    found = await call.deps.database.read(read)
-    page, next_cursor = cut_page(found, OPERATORS, window, lambda action: Position(action.at, action.action_id))
-    return ActionList(data=[render(ActionBody, action) for action in page], next_cursor=next_cursor)
+    page = await read_operators_page(
+        call,
+        read,
+        lambda action: Position(action.at, action.action_id),
+        kind="operators' actions",
+        filters=_FILTERS,
+    )
+    if isinstance(page, Refusal):
+        return page
+    return ActionList(data=[render(ActionBody, action) for action in page.entries], next_cursor=page.next_cursor)

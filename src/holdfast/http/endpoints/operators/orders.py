@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from holdfast.http.endpoints.payments.orders import order_not_found, position_of, valid_order_id
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import OPERATORS, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import Position, Window, read_operators_page
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.schemas.payment_rendering import payment_order_body
@@ -55,22 +55,19 @@ class OrderDetailsList(msgspec.Struct, frozen=True):
 )
 async def list_troubled_orders(call: Call) -> Outcome:
     """One read."""
-    window = read_window(call.query(), kind="orders that need attention", filters=(_TROUBLE,))
-    if isinstance(window, Refusal):
-        return window
-    after = read_cursor(OPERATORS, window)
-    if isinstance(after, Refusal):
-        return after
-    trouble = msgspec.convert(window.filters.get("trouble"), OrderTrouble | None)
 
-    def read(rows: Connection) -> list[Order | UnreadableEntry]:
+    def read(rows: Connection, window: Window, after: Position | None) -> list[Order | UnreadableEntry]:
+        trouble = msgspec.convert(window.filters.get("trouble"), OrderTrouble | None)
         return troubled_orders(
             rows, trouble, limit=window.read_max, since=window.since, until=window.until, after=after
         )
 
-    found = await call.deps.database.read(read)
-    page, next_cursor = cut_page(found, OPERATORS, window, position_of)
-    return OrderDetailsList(data=[_details(order) for order in page], next_cursor=next_cursor)
+    page = await read_operators_page(
+        call, read, position_of, kind="orders that need attention", filters=(_TROUBLE,)
+    )
+    if isinstance(page, Refusal):
+        return page
+    return OrderDetailsList(data=[_details(order) for order in page.entries], next_cursor=page.next_cursor)
 
 
 @route(

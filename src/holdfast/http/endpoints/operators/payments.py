@@ -11,7 +11,7 @@ from holdfast.actors.account.order_messages import ResolveOrder
 from holdfast.http.endpoints.operators.reviews import read_note
 from holdfast.http.endpoints.payments.orders import order_not_found, position_of, read_order_amount, valid_order_id
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import OPERATORS, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import Position, Window, read_operators_page
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import AmountGiven
@@ -57,19 +57,16 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
 )
 async def list_held_orders(call: Call) -> Outcome:
     """One read, with one row more than requested to know whether another page follows."""
-    window = read_window(call.query(), kind="held payments")
-    if isinstance(window, Refusal):
-        return window
-    position = read_cursor(OPERATORS, window)
-    if isinstance(position, Refusal):
-        return position
 
-    def read(rows: Connection) -> list[Order | UnreadableEntry]:
-        return held_orders(rows, limit=window.read_max, since=window.since, until=window.until, after=position)
+    def read(rows: Connection, window: Window, after: Position | None) -> list[Order | UnreadableEntry]:
+        return held_orders(rows, limit=window.read_max, since=window.since, until=window.until, after=after)
 
-    orders = await call.deps.database.read(read)
-    page, next_cursor = cut_page(orders, OPERATORS, window, position_of)
-    return PaymentOrderList(data=[payment_order_body(order) for order in page], next_cursor=next_cursor)
+    page = await read_operators_page(call, read, position_of, kind="held payments")
+    if isinstance(page, Refusal):
+        return page
+    return PaymentOrderList(
+        data=[payment_order_body(order) for order in page.entries], next_cursor=page.next_cursor
+    )
 
 
 @route(

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, OPERATORS, Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, Window, read_operators_page
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.schemas.operators import GROUPS, ActionWithReason
@@ -87,14 +87,8 @@ class PoisonList(msgspec.Struct, frozen=True):
 )
 async def list_poison_messages(call: Call) -> Outcome:
     """One read."""
-    window = read_window(call.query(), kind="poison messages", filters=(_GROUP, _KEY, _STATE))
-    if isinstance(window, Refusal):
-        return window
-    after = read_cursor(OPERATORS, window)
-    if isinstance(after, Refusal):
-        return after
 
-    def read(rows: Connection) -> list[PoisonRecord]:
+    def read(rows: Connection, window: Window, after: Position | None) -> list[PoisonRecord]:
         return list_poison(
             rows,
             limit=window.read_max,
@@ -104,9 +98,16 @@ async def list_poison_messages(call: Call) -> Outcome:
             filters={_COLUMNS[name]: value for name, value in window.filters.items()},
         )
 
-    found = await call.deps.database.read(read)
-    page, next_cursor = cut_page(found, OPERATORS, window, lambda each: Position(each.first_at, each.poison_id))
-    return PoisonList(data=[poison_body(each) for each in page], next_cursor=next_cursor)
+    page = await read_operators_page(
+        call,
+        read,
+        lambda each: Position(each.first_at, each.poison_id),
+        kind="poison messages",
+        filters=(_GROUP, _KEY, _STATE),
+    )
+    if isinstance(page, Refusal):
+        return page
+    return PoisonList(data=[poison_body(each) for each in page.entries], next_cursor=page.next_cursor)
 
 
 @route(

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from holdfast.actors.task.messages import DecideReview
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import OPERATORS, Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import Position, Window, read_operators_page
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
@@ -90,26 +90,23 @@ class ReviewList(msgspec.Struct, frozen=True):
 )
 async def list_reviews(call: Call) -> Outcome:
     """One read, with one row more than requested to know whether another page follows."""
-    window = read_window(call.query(), kind="reviews", filters=(_REASON,))
-    if isinstance(window, Refusal):
-        return window
-    position = read_cursor(OPERATORS, window)
-    if isinstance(position, Refusal):
-        return position
 
-    def read(rows: Connection) -> list[Task | UnreadableEntry]:
+    def read(rows: Connection, window: Window, after: Position | None) -> list[Task | UnreadableEntry]:
         return open_reviews(
             rows,
             limit=window.read_max,
             since=window.since,
             until=window.until,
-            after=position,
+            after=after,
             reason=window.filters.get("reason"),
         )
 
-    tasks = await call.deps.database.read(read)
-    page, next_cursor = cut_page(tasks, OPERATORS, window, lambda task: Position(task.created_at, task.request_id))
-    return ReviewList(data=[review_body(call.deps, task) for task in page], next_cursor=next_cursor)
+    page = await read_operators_page(
+        call, read, lambda task: Position(task.created_at, task.request_id), kind="reviews", filters=(_REASON,)
+    )
+    if isinstance(page, Refusal):
+        return page
+    return ReviewList(data=[review_body(call.deps, task) for task in page.entries], next_cursor=page.next_cursor)
 
 
 @route(

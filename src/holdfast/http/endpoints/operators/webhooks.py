@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, OPERATORS, Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, Window, read_operators_page
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
@@ -63,14 +63,8 @@ class FailedEventList(msgspec.Struct, frozen=True):
 )
 async def list_failed_events(call: Call) -> Outcome:
     """One read."""
-    window = read_window(call.query(), kind="failed events", filters=_FILTERS)
-    if isinstance(window, Refusal):
-        return window
-    after = read_cursor(OPERATORS, window)
-    if isinstance(after, Refusal):
-        return after
 
-    def read(rows: Connection) -> list[FailedEvent]:
+    def read(rows: Connection, window: Window, after: Position | None) -> list[FailedEvent]:
         return failed_events(
             rows,
             limit=window.read_max,
@@ -80,11 +74,16 @@ async def list_failed_events(call: Call) -> Outcome:
             filters=window.filters,
         )
 
-    found = await call.deps.database.read(read)
-    page, next_cursor = cut_page(
-        found, OPERATORS, window, lambda each: Position(each.event.created_at, each.event.event_id)
+    page = await read_operators_page(
+        call,
+        read,
+        lambda each: Position(each.event.created_at, each.event.event_id),
+        kind="failed events",
+        filters=_FILTERS,
     )
-    return FailedEventList(data=[_body(each) for each in page], next_cursor=next_cursor)
+    if isinstance(page, Refusal):
+        return page
+    return FailedEventList(data=[_body(each) for each in page.entries], next_cursor=page.next_cursor)
 
 
 @route(
