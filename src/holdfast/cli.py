@@ -249,7 +249,7 @@ def provider_check_command(
     """
     import json
 
-    from holdfast.http.endpoints.operators.provider_checks import ProviderCheckBody
+    from holdfast.http.endpoints.operators.providers.checks import ProviderCheckBody
     from holdfast.terminal.provider_check import check_lines
 
     try:

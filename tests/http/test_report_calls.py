@@ -13,8 +13,8 @@ import trio.lowlevel
 from tests.event_streams import STREAM, StreamReader, reading
 from trio.testing import MockClock
 
-from holdfast.http.endpoints.operators import reports as endpoint
-from holdfast.http.endpoints.operators.reports import EventStream
+from holdfast.http.endpoints.operators.records import reports as endpoint
+from holdfast.http.endpoints.operators.records.reports import EventStream
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.reports import reports_after

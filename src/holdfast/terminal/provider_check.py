@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.http.endpoints.operators.provider_checks import ProviderCheckBody
+from holdfast.http.endpoints.operators.providers.checks import ProviderCheckBody
 
 _RESULTS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "-      "}
 

@@ -1,1 +1,1 @@
-"""Endpoints for operators: health, metrics, reviews, held payments."""
+"""Endpoints for operators, by subject, and their sessions in a browser."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, get_args
 
-from holdfast.http.endpoints.operators.actors import ActorList, list_actors, read_actor
+from holdfast.http.endpoints.operators.supervision.actors import ActorList, list_actors, read_actor
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.http.schemas.operators import GROUPS

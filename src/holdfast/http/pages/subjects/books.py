@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.http.endpoints.operators.books import (
+from holdfast.http.endpoints.operators.money.books import (
     LiabilitiesBody,
     RevenueBody,
     TrialBalanceBody,

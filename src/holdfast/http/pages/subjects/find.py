@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from holdfast.http.endpoints.operators.accounts import AccountDetails, find_account
+from holdfast.http.endpoints.operators.accounts.account import AccountDetails, find_account
 from holdfast.http.kit.shown import shown
 from holdfast.http.pages.rendering import Redirect
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit

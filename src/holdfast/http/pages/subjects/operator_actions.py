@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.http.endpoints.operators.actions import ActionList, list_operator_actions
+from holdfast.http.endpoints.operators.records.actions import ActionList, list_operator_actions
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.operators.orders import (
+from holdfast.http.endpoints.operators.money.orders import (
     OrderDetails,
     OrderDetailsList,
     list_troubled_orders,

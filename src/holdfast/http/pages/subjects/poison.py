@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, get_args
 
-from holdfast.http.endpoints.operators.poison import PoisonList, list_poison_messages
+from holdfast.http.endpoints.operators.supervision.poison import PoisonList, list_poison_messages
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 from holdfast.http.schemas.operators import GROUPS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.operators.processes import Tree, read_tree
+from holdfast.http.endpoints.operators.supervision.processes import Tree, read_tree
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.operators.providers import ProviderList, list_providers
-from holdfast.http.endpoints.operators.reports import list_reports
+from holdfast.http.endpoints.operators.providers.overview import ProviderList, list_providers
+from holdfast.http.endpoints.operators.records.reports import list_reports
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 from holdfast.http.schemas.reports import ReportList

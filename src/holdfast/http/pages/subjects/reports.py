@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.http.endpoints.operators.reports import list_reports
+from holdfast.http.endpoints.operators.records.reports import list_reports
 from holdfast.http.pages.formats import tone_of
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.operators.reviews import ReviewBody, ReviewList, list_reviews, read_review
+from holdfast.http.endpoints.operators.accounts.reviews import ReviewBody, ReviewList, list_reviews, read_review
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.http.endpoints.operators.webhooks import FailedEventList, list_failed_events
+from holdfast.http.endpoints.operators.accounts.webhooks import FailedEventList, list_failed_events
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 

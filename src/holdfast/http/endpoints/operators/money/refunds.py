@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.http.endpoints.operators.payments import order_of_path
+from holdfast.http.endpoints.operators.money.payments import order_of_path
 from holdfast.http.endpoints.payments.card import NOT_CONFIGURED, PROVIDER, refusal_of_card
 from holdfast.http.endpoints.payments.orders import read_order_amount
 from holdfast.http.kit.calls import Auth, Call

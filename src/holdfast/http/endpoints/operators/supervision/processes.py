@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from holdfast.http.endpoints.operators.controls import ask_all, ask_control
+from holdfast.http.endpoints.operators.supervision.controls import ask_all, ask_control
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.operators import ActionWithReason, Reason

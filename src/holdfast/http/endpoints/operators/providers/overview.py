@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import msgspec
 
-from holdfast.http.endpoints.operators.controls import ask_all
+from holdfast.http.endpoints.operators.supervision.controls import ask_all
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.persistence.queries.backlog import Backlog, measure_backlog

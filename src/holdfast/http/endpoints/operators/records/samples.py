@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.http.endpoints.operators.controls import ask_all
+from holdfast.http.endpoints.operators.supervision.controls import ask_all
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import read_window
 from holdfast.http.kit.parameters import FROM

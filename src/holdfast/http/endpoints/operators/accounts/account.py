@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, SetAccess
 from holdfast.http.endpoints.control.sign_in import read_email
-from holdfast.http.endpoints.operators.reviews import read_note
+from holdfast.http.endpoints.operators.accounts.reviews import read_note
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.actors.account.order_messages import ResolveOrder
-from holdfast.http.endpoints.operators.reviews import read_note
+from holdfast.http.endpoints.operators.accounts.reviews import read_note
 from holdfast.http.endpoints.payments.orders import order_not_found, position_of, read_order_amount, valid_order_id
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import Position, Window, read_operators_page

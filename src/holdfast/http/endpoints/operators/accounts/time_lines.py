@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.http.endpoints.operators.accounts import account_not_found
+from holdfast.http.endpoints.operators.accounts.account import account_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import Page, Position, Window, cut_page, read_cursor, read_window
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO

@@ -11,7 +11,7 @@ from typing import Annotated, Final, get_args
 
 import msgspec
 
-from holdfast.http.endpoints.operators.controls import ask_all, ask_control
+from holdfast.http.endpoints.operators.supervision.controls import ask_all, ask_control
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import read_window
 from holdfast.http.kit.parameters import CURSOR, LIMIT

@@ -1,0 +1,1 @@
+"""Accounts: their credit and access, tasks and reviews, failed deliveries, time lines."""

@@ -1,0 +1,1 @@
+"""What is recorded of the past: operators' actions, reports, samples."""

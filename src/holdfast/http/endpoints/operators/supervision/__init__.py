@@ -1,0 +1,1 @@
+"""The processes: whether they are ready, their trees, actors and poison messages."""
