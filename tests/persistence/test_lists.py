@@ -16,7 +16,7 @@ from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Review, TaskRequest, accept_task
-from holdfast.persistence.queries.orders import held_orders
+from holdfast.persistence.queries.orders import troubled_orders
 from holdfast.persistence.queries.reviews import open_reviews
 from holdfast.persistence.queries.tasks import tasks_of_account
 from holdfast.persistence.queries.usage import usage_of_account
@@ -254,7 +254,7 @@ def test_held_orders_are_found_through_their_own_index(rows: Connection) -> None
         {"account": ADA, "noon": NOON},
     )
     rows.execute(text("analyze orders"))
-    cost, plan = Reads(rows).cost(lambda rows: held_orders(rows, limit=PAGE))
+    cost, plan = Reads(rows).cost(lambda rows: troubled_orders(rows, "held", limit=PAGE))
     assert "ix_orders_odd" in plan
     assert cost < 10
 

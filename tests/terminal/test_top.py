@@ -17,8 +17,8 @@ from rich.console import Console
 from tests.journeys.service_process import Service, new_folder, running_service
 
 from holdfast.http.endpoints.operators.money.ledger import LedgerHealth
-from holdfast.http.endpoints.operators.supervision.processes import ProcessBody, Tree
 from holdfast.http.endpoints.operators.records.samples import ProcessSamples
+from holdfast.http.endpoints.operators.supervision.processes import ProcessBody, Tree
 from holdfast.metrics.samples import Sample
 from holdfast.supervision.control.messages import GroupDescription, ProcessDescription, SampleList
 from holdfast.supervision.status import ChildState, ChildStatus, Work

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.http.endpoints.operators.money.ledger import LedgerHealth
-from holdfast.http.endpoints.operators.supervision.processes import ProcessBody, Tree
 from holdfast.http.endpoints.operators.records.samples import ProcessSamples
+from holdfast.http.endpoints.operators.supervision.processes import ProcessBody, Tree
 from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.metrics.samples import Sample
 from holdfast.supervision.control.messages import GroupDescription

@@ -148,9 +148,9 @@ class Call:
         return "/".join((*self.path.values(), *([] if below is None else [below])))
 
     def concern(self, account_id: str, task_id: str | None = None) -> None:
-        """Note whom the operator's action concerns, where its path does not say so."""
-        assert self.action is not None
-        self.action = self.action._replace(account_id=account_id, task_id=task_id)
+        """Note whom the operator's action, if the call is one, concerns, where its path does not say so."""
+        if self.action is not None:
+            self.action = self.action._replace(account_id=account_id, task_id=task_id)
 
     async def prepare(self) -> Refusal | None:
         """Check what the route requires, before its handler runs."""

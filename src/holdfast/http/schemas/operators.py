@@ -9,19 +9,23 @@ import msgspec
 GROUPS: Final = ("accounts", "tasks", "sign-in")
 """The keyed groups of actors."""
 
-REASON_MAX_CHARS: Final = 400
+TEXT_MAX_CHARS: Final = 400
+"""The longest reason or note."""
 
 Reason = Annotated[
     str,
     msgspec.Meta(
         min_length=1,
-        max_length=REASON_MAX_CHARS,
+        max_length=TEXT_MAX_CHARS,
         pattern=r"\S",
         description="Why; recorded with the action, for operators only.",
         examples=["the customer asked for it, ticket 4711"],
     ),
 ]
 """The type of an action's field ``reason``."""
+
+Note = Annotated[str, msgspec.Meta(max_length=TEXT_MAX_CHARS, description="For the customer, who can read it.")]
+"""The type of an action's field ``note``."""
 
 
 class ActionWithReason(msgspec.Struct, frozen=True):
@@ -34,3 +38,8 @@ class ActionRequest(msgspec.Struct, frozen=True):
     """An action that needs nothing but, if you like, a reason."""
 
     reason: Reason | None = None
+
+
+def text_of(text: str | None) -> str | None:
+    """Return a reason or note, None if it is blank."""
+    return (text or "").strip() or None

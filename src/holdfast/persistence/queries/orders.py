@@ -88,12 +88,6 @@ def orders_of_account(
     return _listed(page_of_account(rows, ORDER, _ORDERING, account_id, **page))
 
 
-def held_orders(rows: Connection, **options: Unpack[PageOptions]) -> list[Order | UnreadableEntry]:
-    """Return a page of the held orders of any account, oldest first by (created_at, order_id)."""
-    held = ORDER.where(orders.c.status == "held")
-    return _listed(page(rows, held, _ORDERING, oldest_first=True, **options))
-
-
 def troubled_orders(
     rows: Connection, trouble: OrderTrouble | None, **options: Unpack[PageOptions]
 ) -> list[Order | UnreadableEntry]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.http.endpoints.operators.accounts.account import AccountDetails, read_account_details
-from holdfast.http.endpoints.operators.supervision.actors import read_actor
 from holdfast.http.endpoints.operators.accounts.time_lines import TimeLine, read_account_time_line
+from holdfast.http.endpoints.operators.supervision.actors import read_actor
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.http.endpoints.operators.money.ledger import LedgerHealth, read_ledger_health
-from holdfast.http.endpoints.operators.supervision.processes import Tree, read_tree
 from holdfast.http.endpoints.operators.records.reports import list_reports
 from holdfast.http.endpoints.operators.records.samples import ProcessSamples, list_samples
+from holdfast.http.endpoints.operators.supervision.processes import Tree, read_tree
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.trends import latest, plots_of
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit

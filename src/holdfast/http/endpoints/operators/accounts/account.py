@@ -10,13 +10,12 @@ from sqlalchemy import Connection
 
 from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, SetAccess
 from holdfast.http.endpoints.control.sign_in import read_email
-from holdfast.http.endpoints.operators.accounts.reviews import read_note
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.common import AccountBody, ApiKeyBody, account_body, api_key_body
-from holdfast.http.schemas.operators import ActionWithReason, Reason
+from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.public_types import Amount, Time, time_or_none
@@ -64,12 +63,12 @@ class AccountDetails(msgspec.Struct, frozen=True):
 class Adjustment(msgspec.Struct, frozen=True):
     """Credit to give, or to take if the amount is below zero.
 
-    The account's owner reads ``note``, of at most 400 characters, in the statement.
+    The account's owner reads ``note`` in the statement.
     """
 
     amount: SignedAmount
     reason: Reason
-    note: str | None = None
+    note: Note | None = None
 
 
 class AdjustedBody(msgspec.Struct, frozen=True):
@@ -153,9 +152,6 @@ async def adjust_credit(call: Call) -> Outcome:
             message=f"The amount {shown(body.amount)} is not a plain decimal but zero, with at most 6 decimals.",
             param="amount",
         )
-    note = read_note(body.note)
-    if isinstance(note, Refusal):
-        return note
     account_id = await existing_account(call)
     if isinstance(account_id, Refusal):
         return account_id
@@ -163,7 +159,7 @@ async def adjust_credit(call: Call) -> Outcome:
     command = AdjustCredit(
         amount_micro=-amount_micro if body.amount.startswith("-") else amount_micro,
         action_id=call.action.action_id,
-        note=note or NOTE,
+        note=text_of(body.note) or NOTE,
         idempotency=idempotency,
     )
     return render_reply(await call.ask(call.deps.accounts.ref(account_id), command), _adjusted)

@@ -19,7 +19,7 @@ from holdfast.http.kit.listing import Position, Window, read_operators_page
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
-from holdfast.http.schemas.operators import ActionRequest
+from holdfast.http.schemas.operators import ActionRequest, Note, text_of
 from holdfast.http.schemas.rendering import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.clock import format_time
@@ -32,8 +32,6 @@ from holdfast.persistence.records.unreadable import UnreadableEntry
 
 route = RouteTable("Operators")
 
-NOTE_MAX_CHARS: Final = 400
-
 _CASE_ID = re.compile(r"rev_[a-z0-9]{1,76}", re.ASCII)
 _REASON: Final = Parameter(
     name="reason",
@@ -44,9 +42,9 @@ _REASON: Final = Parameter(
 
 
 class Decision(ActionRequest, frozen=True):
-    """A note of at most 400 characters, recorded in the task's progress, which its owner can read."""
+    """A note, recorded in the task's progress, which its owner can read."""
 
-    note: str | None = None
+    note: Note | None = None
 
 
 class ProviderOutput(msgspec.Struct, frozen=True):
@@ -156,31 +154,16 @@ async def reject_review(call: Call) -> Outcome:
 
 
 async def _decide(call: Call, *, approve: bool) -> Outcome:
-    note = read_note(call.body(Decision).note)
-    if isinstance(note, Refusal):
-        return note
     task = await _task_of(call)
     if isinstance(task, Refusal):
         return task
     call.concern(task.account_id, task.request_id)
-    done = await call.ask(call.deps.tasks.ref(task.request_id), DecideReview(approve=approve, note=note))
+    command = DecideReview(approve=approve, note=text_of(call.body(Decision).note))
+    done = await call.ask(call.deps.tasks.ref(task.request_id), command)
     if isinstance(done, Refusal):
         return done
     decided = await _task_of(call)
     return decided if isinstance(decided, Refusal) else review_body(call.deps, decided)
-
-
-def read_note(note: str | None) -> str | Refusal | None:
-    """Return an operator's note, or None if it is blank. Refuses with ``invalid_parameter``."""
-    if note is None or not note.strip():
-        return None
-    if len(note) > NOTE_MAX_CHARS:
-        return Refusal(
-            code="invalid_parameter",
-            message=f"The note has {len(note)} characters; the maximum is {NOTE_MAX_CHARS}.",
-            param="note",
-        )
-    return note
 
 
 def review_body(deps: Dependencies, task: Task) -> ReviewBody:
