@@ -16,6 +16,7 @@ import structlog
 from holdfast import cli
 from holdfast.exit_codes import BAD_CONFIGURATION
 from holdfast.logs import configure_logging, flush_logs, log_event, scrub_secrets
+from holdfast.logs.task_events import EVENTS_MAX
 from holdfast.scrubbing import register_secrets, scrub, unregister_secrets
 from holdfast.settings import load_settings
 from holdfast.single_process import serve
@@ -109,6 +110,25 @@ def test_the_console_shows_a_line_as_text(out: io.StringIO) -> None:
     first, second = out.getvalue().splitlines()
     assert first[24:] == r' warning  it\nwent  path=a/b nested="{\"a\":[1,2]}" reason="he said \"no\""'
     assert second[24:] == " info     task created  task_id=task_1 amount_micro=5"
+
+
+def test_too_many_task_events_are_counted_and_orders_stay(out: io.StringIO) -> None:
+    configure_logging("json", stream=out)
+    for number in range(EVENTS_MAX + 2):
+        log_event("task created", {"task_id": f"task_{number}"})
+    log_event("order created", {"order_id": "ord_1"})
+    flush_logs()
+    *single, counted = lines(out)
+    assert [line["event"] for line in single] == ["task created"] * EVENTS_MAX + ["order created"]
+    assert (counted["level"], counted["event"], counted["counts"]) == ("info", "task events", {"task created": 2})
+
+
+def test_each_task_event_is_written_at_level_debug(out: io.StringIO) -> None:
+    configure_logging("json", level="debug", stream=out)
+    for number in range(EVENTS_MAX + 2):
+        log_event("task created", {"task_id": f"task_{number}"})
+    flush_logs()
+    assert len(lines(out)) == EVENTS_MAX + 2
 
 
 def test_a_level_silences_what_is_below_it(out: io.StringIO) -> None:

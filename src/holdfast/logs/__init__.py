@@ -1,6 +1,7 @@
 """Logging for the whole process: one line per event, console or JSON, scrubbed of secrets by key and by pattern.
 
-A line begins with time, level and event, then the ids it is about; repeated lines are folded. Libraries that use
+A line begins with time, level and event, then the ids it is about; repeated lines are folded, and life events of
+tasks counted while they are many. Libraries that use
 the standard logging module (hypercorn, sqlalchemy, alembic, pykka) are written in the same way.
 """
 
@@ -21,6 +22,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from holdfast.logs.folding import Folding
 from holdfast.logs.lines import LogFormat, Render, console_renderer, in_order, render_json, time_of_line
+from holdfast.logs.task_events import TaskEvents
 from holdfast.logs.writer import LineWriter
 from holdfast.scrubbing import SCRUBBED, has_registered_secret, scrub
 from holdfast.traces import request_id, trace_id
@@ -77,6 +79,7 @@ class _Lines:
         self.writer: LineWriter | None = None
         self.worker: int | None = None
         self._folding = Folding(time.monotonic)
+        self._task_events = TaskEvents(time.monotonic)
         self._lock = threading.Lock()
 
     def context(self) -> dict[str, object]:
@@ -99,12 +102,20 @@ class _Lines:
                 raise structlog.DropEvent
         return self.render(fields)
 
+    def admit_task_event(self, event: str) -> bool:
+        """Whether a task's event is written; below level info each one is."""
+        with self._lock:
+            return self.level < logging.INFO or self._task_events.admit(event)
+
     def put_folded(self, *, at_once: bool = False) -> None:
-        """Put the lines of repeated ones that are due."""
+        """Put the lines of repeated and of counted ones that are due."""
         with self._lock:
             due = self._folding.due(at_once=at_once)
+            counted = self._task_events.due(at_once=at_once)
         for fields in due:
             self.put(self.render(fields | {"time": time_of_line()}))
+        if counted is not None:
+            self.put(self.render({"time": time_of_line(), "level": "info", **counted, **self.context()}))
 
     def tell_lost(self, count: int) -> str:
         """Return the line that says how many lines were lost."""
@@ -212,10 +223,11 @@ def _put_now(out: TextIO, line: str) -> None:
 def log_event(event: str, fields: Mapping[str, str | int | None]) -> None:
     """Log one event in the life of a task or a payment, at level info, in a few microseconds.
 
+    While tasks have more events than a reader could follow, theirs are counted instead (:mod:`.task_events`).
     The fields are put as they are and in this order, so they are only our own ids, names of the catalog, codes and
     numbers: never a text from outside.
     """
-    if _lines.level <= logging.INFO:
+    if _lines.level <= logging.INFO and ("task_id" not in fields or _lines.admit_task_event(event)):
         line = {"time": time_of_line(), "level": "info", "event": event, **fields, **_lines.context()}
         if None in fields.values():
             line = {name: value for name, value in line.items() if value is not None}

@@ -72,6 +72,7 @@ class LineWriter:
             self._wake.clear()
             self._tick()
             self._write_waiting()
+        self._write_waiting()
 
     def _write_waiting(self) -> None:
         while True:

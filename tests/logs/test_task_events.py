@@ -1,0 +1,62 @@
+"""Life events of tasks are written one by one, and counted while they are many, by a clock."""
+
+from __future__ import annotations
+
+from holdfast.logs.task_events import COUNTED_PERIOD_S, EVENTS_MAX, PERIOD_S, TaskEvents
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def admitted(events: TaskEvents, count: int, event: str = "task created") -> int:
+    return sum(events.admit(event) for _ in range(count))
+
+
+def test_few_events_are_written_one_by_one() -> None:
+    clock = Clock()
+    events = TaskEvents(clock)
+    for _ in range(3):
+        assert admitted(events, EVENTS_MAX) == EVENTS_MAX
+        clock.now_s += PERIOD_S
+        assert events.due() is None
+
+
+def test_many_events_are_counted_by_name_until_they_are_few_again() -> None:
+    clock = Clock()
+    events = TaskEvents(clock)
+    assert admitted(events, EVENTS_MAX + 5) == EVENTS_MAX
+    clock.now_s += PERIOD_S - 1
+    assert events.due() is None
+    clock.now_s += 1
+    line = events.due()
+    assert line is not None
+    assert (line["counts"], line["seconds"]) == ({"task created": 5}, PERIOD_S)
+
+    assert admitted(events, EVENTS_MAX) == 0
+    assert admitted(events, 1, "task succeeded") == 0
+    clock.now_s += PERIOD_S
+    assert events.due() is None
+    clock.now_s += COUNTED_PERIOD_S - PERIOD_S
+    line = events.due()
+    assert line is not None
+    assert line["counts"] == {"task created": EVENTS_MAX, "task succeeded": 1}
+
+    assert admitted(events, EVENTS_MAX) == 0
+    clock.now_s += COUNTED_PERIOD_S
+    assert events.due() is not None
+    assert admitted(events, 1) == 1
+
+
+def test_counted_events_are_written_at_the_end() -> None:
+    events = TaskEvents(Clock())
+    admitted(events, EVENTS_MAX + 1)
+    line = events.due(at_once=True)
+    assert line is not None
+    assert line["counts"] == {"task created": 1}
+    assert events.due(at_once=True) is None
