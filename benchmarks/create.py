@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--accounts", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--commit-delay-us", type=int, default=0, help="how much slower each flush of the log is")
     options = parser.parse_args()
     port, peer_port, bare_port = free_port(), free_port(), free_port()
     with (
@@ -108,7 +109,11 @@ def main() -> None:
         socket.create_server(("127.0.0.1", 0)) as silent,
         psycopg.connect(url, autocommit=True) as rows,
     ):
-        print(describe(folder), flush=True)
+        print(f"{describe(folder)}, commit_delay {options.commit_delay_us} us", flush=True)
+        if options.commit_delay_us:
+            rows.execute(f"alter system set commit_delay = {options.commit_delay_us}")
+            rows.execute("alter system set commit_siblings = 0")
+            rows.execute("select pg_reload_conf()")
         provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
         of_peer = peer_settings(Path(name), database_url=url, port=peer_port, provider_url=provider_url)

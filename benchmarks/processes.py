@@ -1,13 +1,14 @@
-"""``POST /v2/task/create`` on one process and on two that share a database, with accounts apart and mixed.
+"""``POST /v2/task/create`` on one process and on several that share a database, with accounts apart and mixed.
 
-*Apart*: each request goes to the process that owns its account. *Mixed*: it goes to either, and half of them are
-forwarded. *Without links*: mixed, and the processes have different secrets, so that each serves what it receives.
-CPU is that of the service processes alone, without the database and the client. The cost of a forwarded ask, at
-both ends together, is what a mixed create costs more than one apart, for each that is forwarded.
+*Apart*: each request goes to the process that owns its account. *Mixed*: it goes to any, and all but one in as many
+as there are processes are forwarded. *Without links*: two processes, mixed, that have different secrets, so each
+serves what it receives. CPU is that of the service processes, without the database and the client. The cost of a
+forwarded ask, at both ends together, is what a mixed create costs more than one apart, for each that is forwarded.
 
 The tasks stay queued: their provider has one slot and cannot be reached.
 
 Run: python -m benchmarks.processes [--seconds 4] [--connections 32] [--rounds 4] [--accounts 32]
+     [--processes 2 4]
 """
 
 from __future__ import annotations
@@ -158,6 +159,9 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--accounts", type=int, default=32)
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[2, 4], help="of how many processes each run is"
+    )
     options = parser.parse_args()
     shape = {"connections": options.connections, "seconds": options.seconds}
 
@@ -169,36 +173,48 @@ def main() -> None:
             for number in range(2):
                 run = measure(single, lambda _, n: requests[n % len(requests)], **shape)
                 show("one process" if number else "one process, warm-up", run)
-        with servers(url, folder, 2) as pair:
-            owners = owners_of_keys(url, pair, keys)
-            owned = [
-                [r for r, owner in zip(requests, owners, strict=True) if owner == number] for number in range(2)
-            ]
-            cases: dict[str, Callable[[int, int], bytes]] = {
-                "apart": lambda process, n: owned[process][n % len(owned[process])],
-                "mixed": lambda process, n: requests[(n // 2 + process) % len(requests)],
-            }
-            ratios, cpu_ratios, asks_us = [], [], []
-            for number in range(options.rounds + 1):
-                # In turn first, so that what changes with time, as the growing queue does, favours neither.
-                runs = {}
-                for name in sorted(cases, reverse=number % 2 == 1):
-                    runs[name] = measure(pair, cases[name], **shape)
-                    show(f"two, {name}" + (", warm-up" if number == 0 else ""), runs[name])
-                apart, mixed = runs["apart"], runs["mixed"]
-                if number:
-                    ratios.append(mixed.rate / apart.rate)
-                    cpu_ratios.append(apart.cpu_us / mixed.cpu_us)
-                    asks_us.append((mixed.cpu_us - apart.cpu_us) / mixed.forwarded)
+        for count in options.processes:
+            with servers(url, folder, count) as started:
+                compare(started, requests, owners_of_keys(url, started, keys), options.rounds, **shape)
         with servers(url, folder, 2, linked=False) as unlinked:
             for number in range(2):
                 run = measure(unlinked, lambda process, n: requests[(n // 2 + process) % len(requests)], **shape)
                 show("two, without links" if number else "two, warm-up", run)
+
+
+def compare(
+    started: Sequence[Server],
+    requests: Sequence[bytes],
+    owners: Sequence[int],
+    rounds: int,
+    *,
+    connections: int,
+    seconds: float,
+) -> None:
+    """Measure processes apart and mixed in turn and print the ratios; ``owners`` are those of the requests."""
+    count = len(started)
+    owned = [[r for r, owner in zip(requests, owners, strict=True) if owner == number] for number in range(count)]
+    cases: dict[str, Callable[[int, int], bytes]] = {
+        "apart": lambda process, n: owned[process][n % len(owned[process])],
+        "mixed": lambda process, n: requests[(n // count + process) % len(requests)],
+    }
+    ratios, cpu_ratios, asks_us = [], [], []
+    for number in range(rounds + 1):
+        # In turn first, so that what changes with time, as the growing queue does, favours neither.
+        runs = {}
+        for name in sorted(cases, reverse=number % 2 == 1):
+            runs[name] = measure(started, cases[name], connections=connections, seconds=seconds)
+            show(f"{count}, {name}" + (", warm-up" if number == 0 else ""), runs[name])
+        apart, mixed = runs["apart"], runs["mixed"]
+        if number:
+            ratios.append(mixed.rate / apart.rate)
+            cpu_ratios.append(apart.cpu_us / mixed.cpu_us)
+            asks_us.append((mixed.cpu_us - apart.cpu_us) / mixed.forwarded)
     print(
-        f"mixed over apart: median {statistics.median(ratios):.2f} of {options.rounds} rounds by rate, "
+        f"{count} processes, mixed over apart: median {statistics.median(ratios):.2f} of {rounds} rounds by rate, "
         f"{statistics.median(cpu_ratios):.2f} by CPU; "
         f"a forwarded ask costs {statistics.median(asks_us):,.0f} us of CPU more; "
-        f"{options.connections} connections, {options.accounts} accounts"
+        f"{connections} connections, {len(requests)} accounts"
     )
 
 
