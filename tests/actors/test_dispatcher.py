@@ -18,7 +18,7 @@ from tests.recorded_refs import RecordedRef
 from holdfast import metrics
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
-from holdfast.actors.workers.dispatcher import AUDIT_TICKS, FOLLOW_UP_TICKS, Dispatcher, Tick
+from holdfast.actors.workers.dispatcher import FOLLOW_UP_TICKS, FOLLOW_UPS_MAX, Dispatcher, Tick
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.persistence.claims.processes import LEASE_S, Process, end_lease, renew_lease, this_process
@@ -33,10 +33,18 @@ class Tasks:
 
     woken: list[tuple[str, bool]] = field(default_factory=list)
     was_woken: trio.Event = field(default_factory=trio.Event)
+    may_reply: trio.Event = field(default_factory=trio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_reply.set()
 
     def ref(self, key: str) -> RecordedRef:
         """Return an address that records the wake."""
-        return RecordedRef(lambda message: self._wake(key, message))
+        return RecordedRef(lambda message: self._wake(key, message), lambda message: self._ask(key, message))
+
+    async def _ask(self, key: str, message: object) -> None:
+        self._wake(key, message)
+        await self.may_reply.wait()
 
     def _wake(self, key: str, message: object) -> None:
         assert isinstance(message, Wake)
@@ -232,10 +240,9 @@ async def test_waiting_tasks_are_woken_at_their_deadline(setup: Setup) -> None:
     await setup.insert_task("task_gone", dispatched=False, due_in_s=-90, provider="gone", ends_in_s=-60)
     await setup.insert_task("task_full", dispatched=False, due_in_s=-80, ends_in_s=-60)
     await setup.insert_task("task_hopes", dispatched=False, due_in_s=-70, provider="gone")
-    for _ in range(AUDIT_TICKS - 1):
-        await dispatcher.on_receive(Tick())
-    assert sorted(key for key, _ in setup.tasks.woken) == ["task_1", "task_2"]
     await dispatcher.on_receive(Tick())
+    assert sorted(key for key, _ in setup.tasks.woken) == ["task_1", "task_2"]
+    await dispatcher.wake_overdue()
     assert sorted(key for key, _ in setup.tasks.woken) == ["task_1", "task_2", "task_full", "task_gone"]
 
 
@@ -369,7 +376,20 @@ async def test_tasks_of_a_removed_provider_are_woken_unless_reachable(setup: Set
     setup.removed |= {"gone", "elsewhere"}
     dispatcher = setup.dispatcher()
 
-    for _ in range(AUDIT_TICKS):
-        await dispatcher.on_receive(Tick())
+    await dispatcher.wake_overdue()
 
     assert setup.tasks.woken == [("task_gone", False)]
+
+
+async def test_overdue_tasks_are_claimed_as_fast_as_they_end(setup: Setup) -> None:
+    count = 2 * FOLLOW_UPS_MAX + 1
+    for number in range(count):
+        await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=-80, ends_in_s=-60)
+    setup.tasks.may_reply = trio.Event()
+    setup.nursery.start_soon(setup.dispatcher().wake_overdue)
+
+    await setup.tasks.count(FOLLOW_UPS_MAX)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert len(setup.tasks.woken) == FOLLOW_UPS_MAX
+    setup.tasks.may_reply.set()
+    await setup.tasks.count(count)

@@ -77,6 +77,17 @@ async def test_above_the_limit_the_longest_idle_actor_is_passivated(autojump_clo
         assert harness.live == {"a": 1, "b": 0, "c": 1, "d": 1}
 
 
+async def test_many_actors_above_the_limit_are_passivated_once_idle(autojump_clock: MockClock) -> None:
+    harness = Harness(limits=KeyedLimits(awake_max=3))
+    async with harness.running() as directory:
+        async with trio.open_nursery() as nursery:
+            for number in range(50):
+                nursery.start_soon(harness.ask, str(number))
+        assert directory.awake_count == 50
+        await trio.sleep(1)
+        assert directory.awake_count == 3
+
+
 async def test_a_message_during_passivation_is_answered(autojump_clock: MockClock) -> None:
     harness = Harness(limits=KeyedLimits(idle_s=0.4))
     async with harness.running():

@@ -10,6 +10,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Final
 
 import trio
 
@@ -25,6 +26,8 @@ from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
 from holdfast.supervision.keyed_reports import KeyedReports
 from holdfast.supervision.quarantine import Quarantine
+
+SWEEPS_APART_S: Final = 0.25
 
 
 class KeyedLives:
@@ -56,6 +59,7 @@ class KeyedLives:
         self._rng = rng
         self._loading = trio.CapacityLimiter(limits.loading_max)
         self._emptied = trio.Event()
+        self._crowded = trio.Event()
 
     @property
     def loading_count(self) -> int:
@@ -83,9 +87,7 @@ class KeyedLives:
         self._reports.awake(self.awake_count)
         self.nursery.start_soon(self._live, child, name=f"actor:{self._name}:{child.key}")
         if self.awake_count > self.limits.awake_max:
-            oldest = next((each for each in self.children.values() if each.is_idle), None)
-            if oldest is not None:
-                oldest.mailbox.put_system(SystemMessage.PASSIVATE)
+            self._crowded.set()
 
     def release(self, child: KeyedChild, reason: str) -> None:
         """End a child's quarantine, for an operator."""
@@ -110,17 +112,30 @@ class KeyedLives:
                 await self._emptied.wait()
 
     async def sweep(self) -> None:
-        """Passivate idle actors, the longest idle first, and forget what need not be remembered."""
+        """Passivate idle actors, the longest idle first, and forget what need not be remembered.
+
+        It is repeated soon after there are more than ``awake_max``, not at once: it may look at every actor.
+        """
         while True:
-            await trio.sleep(max(self.limits.idle_s / 8, 0.05))
-            oldest = trio.current_time() - self.limits.idle_s
-            for child in list(self.children.values()):
-                if child.last_used > oldest:
-                    break
-                if child.is_idle:
-                    child.mailbox.put_system(SystemMessage.PASSIVATE)
-                elif child.mailbox.empty() and self._is_forgettable(child):
-                    self.forget(child)
+            with trio.move_on_after(max(self.limits.idle_s / 8, SWEEPS_APART_S)):
+                await self._crowded.wait()
+            self._sweep_once()
+            await trio.sleep(SWEEPS_APART_S)
+            if self.awake_count <= self.limits.awake_max:
+                self._crowded = trio.Event()
+
+    def _sweep_once(self) -> None:
+        excess = self.awake_count - self.limits.awake_max
+        idle_since = trio.current_time() - self.limits.idle_s
+        for child in list(self.children.values()):
+            is_long_idle = child.last_used <= idle_since
+            if not is_long_idle and excess <= 0:
+                break
+            if child.is_idle:
+                child.mailbox.put_system(SystemMessage.PASSIVATE)
+                excess -= 1
+            elif is_long_idle and child.mailbox.empty() and self._is_forgettable(child):
+                self.forget(child)
 
     def _is_forgettable(self, child: KeyedChild) -> bool:
         if child.state == "quarantined":

@@ -25,11 +25,13 @@ import structlog
 import trio
 
 from holdfast import metrics
+from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
+from holdfast.actors.workers.loops import repeat
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.silence import Silence
@@ -54,6 +56,7 @@ log = structlog.get_logger(__name__)
 TICK_S = 0.25
 FOLLOW_UP_TICKS = 4
 AUDIT_TICKS = 60
+OVERDUE_CHECKS_APART_S = 15.0
 FOLLOW_UPS_MAX = 200
 SLOT_CHECK_AFTER_S = 30.0
 CLAIMS_APART_S = 0.05
@@ -117,13 +120,16 @@ class Dispatcher(Worker):
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Check for due tasks several times a second."""
-        return (self._tick_loop,)
+        return (self._tick_loop, self._overdue_loop)
 
     async def _tick_loop(self) -> None:
         while True:
             with suppress(MailboxFull):
                 self.actor_inbox.put(Envelope(Tick(), sent_at=trio.current_time()))
             await trio.sleep(TICK_S)
+
+    async def _overdue_loop(self) -> None:
+        await repeat(self.wake_overdue, every_s=OVERDUE_CHECKS_APART_S, name="overdue tasks")
 
     async def on_receive(self, message: object) -> None:
         """Dispatch a new task, reassign a freed slot, or check for due tasks."""
@@ -165,7 +171,6 @@ class Dispatcher(Worker):
             await self._take_over()
         if self._ticks % AUDIT_TICKS == 0:
             await self._return_lost_slots()
-            await self._wake_overdue()
         await self._find_assigned()
         for provider in self._assigned:
             # Known backlogs are checked at every tick; a new task of which no message came, less often.
@@ -215,7 +220,7 @@ class Dispatcher(Worker):
             is_fresh = row.owner_before is None and row.updated_at >= self._started_at
             self._tasks.ref(row.request_id).tell(Wake(recovering=not (is_ours or is_fresh)))
 
-    async def _wake_overdue(self) -> None:
+    async def wake_overdue(self) -> None:
         """Wake waiting tasks that can only fail, and release their credit: that needs no slot."""
         now, me = self._now(), self._process.process_id
         await self._wake(partial(claim_overdue, most=FOLLOW_UPS_MAX, now=now))
@@ -229,13 +234,19 @@ class Dispatcher(Worker):
                 await self._wake(claim, silence)
 
     async def _wake(self, claim: Callable[..., list[str]], silence: Silence | None = None) -> None:
-        """Wake all tasks that a claim finds, a bounded number at a time."""
+        """Wake all tasks that a claim finds; the next claim waits until these are done, however many there are."""
         while True:
             claimed = await self._database.work(claim)
-            for request_id in claimed:
-                self._tasks.ref(request_id).tell(Wake(silence=silence))
+            async with trio.open_nursery() as nursery:
+                for request_id in claimed:
+                    nursery.start_soon(self._wake_one, request_id, silence)
             if len(claimed) < FOLLOW_UPS_MAX:
                 return
+
+    async def _wake_one(self, request_id: str, silence: Silence | None) -> None:
+        # Without a reply the task stays due, and is found again when the claim lapses.
+        with suppress(AskFault, Crashed):
+            await self._tasks.ref(request_id).ask(Wake(silence=silence))
 
     async def _start_waiting(self, provider: str) -> None:
         """Assign free slots to accounts with waiting tasks, in turn."""
