@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import psycopg
@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy
 import trio
 import trio.testing
+from msgspec.structs import replace
 from sqlalchemy import Connection
 from tests.recorded_refs import RecordedRef
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.workers.worker import WorkerRef
 
 
-@dataclass(frozen=True)
-class Notice(Command[None]):
+class Notice(Command[None], frozen=True):
     """Says nothing."""
 
 

@@ -94,7 +94,8 @@ class Box:
         """Insert events that are overdue, the oldest first."""
         at = utc_now() - timedelta(seconds=age_s)
         rows = [
-            self.event(self.task(account_id))._replace(due_at=at + timedelta(milliseconds=n)) for n in range(count)
+            msgspec.structs.replace(self.event(self.task(account_id)), due_at=at + timedelta(milliseconds=n))
+            for n in range(count)
         ]
         await self.write(*rows)
         return rows
@@ -247,7 +248,7 @@ async def test_events_are_read_with_their_newest_attempts(box: Box) -> None:
     attempts = [
         OutboxAttemptRow("acct_1", event.event_id, number, utc_now(), 500, None, 7) for number in range(1, 70)
     ]
-    await box.write(event._replace(attempts=69), *attempts)
+    await box.write(msgspec.structs.replace(event, attempts=69), *attempts)
     [found] = await box.database.read(lambda rows: events_of_task(rows, "acct_1", task.request_id))
     assert (found.event_id, found.status) == (event.event_id, "pending")
     assert [attempt.number for attempt in found.attempts] == list(range(69, 19, -1))
@@ -259,7 +260,7 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
     claimed = {event.event_id: event for event in await box.claim()}
     past = utc_now() - timedelta(seconds=OUTBOX_RETENTION_S + 60)
     await box.write(
-        box.end(claimed[old.event_id])._replace(done_at=past),
+        msgspec.structs.replace(box.end(claimed[old.event_id]), done_at=past),
         box.end(claimed[young.event_id]),
         *(OutboxAttemptRow("acct_1", row.event_id, 1, past, 200, None, 7) for row in (old, young, waiting)),
         *(WebhookSecretRow("acct_1", *Rotation(n, past + timedelta(seconds=n))) for n in (1, 2)),

@@ -6,7 +6,6 @@ exactly the tasks that succeeded have results.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import random
 from collections import defaultdict
@@ -150,7 +149,7 @@ class Chaos:
             request = msgspec.structs.replace(
                 command.request, webhook_url="https://example.com/hook", webhook_events=EVENT_KINDS
             )
-            command = dataclasses.replace(command, request=request)
+            command = msgspec.structs.replace(command, request=request)
             created = await system.accounts.ref(account_id).ask(command)
             assert isinstance(created, TaskAccepted)
             self.tasks.append(created.request_id)

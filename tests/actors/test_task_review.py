@@ -136,7 +136,7 @@ async def test_a_task_in_review_frees_its_slot_at_the_provider(actor: TaskActor)
     # It takes none while outputs are being stored after an approval, and so frees none.
     approved = await decided(actor, DecideReview(approve=True))
     assert [type(command) for command in sent_messages(approved)] == [Host]
-    failure = HostingFailure(index=0, message="not_found", final=True)
+    failure = HostingFailure(position=0, message="not_found", final=True)
     assert sent_messages(await decided(actor, RecordHosting(1, 1, (failure,)))) == []
 
 

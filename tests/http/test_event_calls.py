@@ -49,7 +49,11 @@ async def plant(api: Api, *, attempts: int = 0, **columns: Any) -> list[str]:
     await api.add_task(task)
     rows = new_event_rows(msgspec.structs.replace(task, status="processing"), task)
     for number, row in enumerate(rows):
-        values = row._asdict() | {"snapshot": {}, "created_at": api.now + timedelta(seconds=number)} | columns
+        values = (
+            msgspec.structs.asdict(row)
+            | {"snapshot": {}, "created_at": api.now + timedelta(seconds=number)}
+            | columns
+        )
         await api.write(tables.outbox.insert().values(**values))
         for attempt in range(1, attempts + 1):
             await api.write(

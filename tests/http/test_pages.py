@@ -22,7 +22,7 @@ from holdfast.http.pages.subjects import all_views
 from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.samples import Sample
 from holdfast.persistence.records import tables
-from holdfast.supervision.control.messages import DescribeProcess, KeyList, ListKeys, ReadSamples, SampleList
+from holdfast.supervision.control.messages import KeyList, SampleList
 
 from .conftest import AwayRows, FakeHealth
 from .test_control_calls import PROCESS, summary
@@ -265,10 +265,10 @@ async def test_pages_stay_while_the_database_is_away(api: Api) -> None:
     browser = await sign_in(api)
     controls: Any = api.deps.controls
     controls.answer = lambda command: {
-        DescribeProcess: PROCESS,
-        ReadSamples: SampleList("proc_1", []),
-        ListKeys: KeyList([summary("acct_1")]),
-    }[type(command)]
+        "DescribeProcess": PROCESS,
+        "ReadSamples": SampleList("proc_1", []),
+        "ListKeys": KeyList([summary("acct_1")]),
+    }[type(command).__name__]
     await read_page(api, "/ops", browser)
     api.change(database=AwayRows(), health=FakeHealth(Readiness(database=False, tree=True)))
     away = await read_page(api, "/ops", browser)
@@ -284,10 +284,10 @@ async def test_every_list_without_entries_is_a_valid_page(api: Api) -> None:
     browser = await sign_in(api)
     controls: Any = api.deps.controls
     controls.answer = lambda command: {
-        DescribeProcess: PROCESS,
-        ReadSamples: SampleList("proc_1", make_samples(Sample)),
-        ListKeys: KeyList([]),
-    }[type(command)]
+        "DescribeProcess": PROCESS,
+        "ReadSamples": SampleList("proc_1", make_samples(Sample)),
+        "ListKeys": KeyList([]),
+    }[type(command).__name__]
     for path in PAGES:
         if "{" not in path and path != "/ops/find":
             await read_page(api, path, browser)

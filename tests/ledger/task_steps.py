@@ -41,7 +41,7 @@ def stored(position: int, **measures: Any) -> OutputItem:
 
 
 def lost(position: int) -> HostingFailure:
-    return HostingFailure(index=position, message="404 from https://studio.test/x", final=True)
+    return HostingFailure(position=position, message="404 from https://studio.test/x", final=True)
 
 
 def host(task: Task, *results: OutputItem | HostingFailure, seconds: float = 8) -> Step:

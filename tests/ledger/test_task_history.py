@@ -284,7 +284,7 @@ class TaskLife(RuleBasedStateMachine):
     def _store(self, position: int, data: st.DataObject) -> OutputItem | HostingFailure:
         fate = data.draw(st.sampled_from(["stored"] * 6 + ["retryable", "lost"]))
         if fate != "stored":
-            return HostingFailure(index=position, message="x", final=fate == "lost")
+            return HostingFailure(position=position, message="x", final=fate == "lost")
         asset_id = f"asset_{next(self.numbers)}"
         self.auditor.in_store.add(asset_id)
         return OutputItem(

@@ -20,7 +20,7 @@ from .task_steps import MakeTask, MakeUpdate, at, host, lost, stored, task_after
 
 
 def retryable(position: int) -> HostingFailure:
-    return HostingFailure(index=position, message="connection reset", final=False)
+    return HostingFailure(position=position, message="connection reset", final=False)
 
 
 def test_all_outputs_stored_captures_the_charge(make_hosting: MakeTask) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.tasks.decisions import on_cancel, on_wake

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -25,8 +24,7 @@ from holdfast.supervision.directory import KeyedDirectory
 from .journal_bench import Author, JournalBench
 
 
-@dataclass(frozen=True)
-class Sign(Command[str]):
+class Sign(Command[str], frozen=True):
     """A message that becomes a unit of work."""
 
 

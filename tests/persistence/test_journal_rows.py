@@ -117,7 +117,7 @@ def stored(rows: psycopg.Connection[Any], table: Table, cells: dict[str, Any]) -
 def is_gone(rows: psycopg.Connection[Any], removed: AssetsDeletedRow) -> bool:
     """Whether the assets are deleted."""
     query = "select 1 from assets where account_id = %s and request_id = %s"
-    return rows.execute(query, removed).fetchone() is None
+    return rows.execute(query, (removed.account_id, removed.request_id)).fetchone() is None
 
 
 def given(table: Table, name: str, value: Any) -> Any:

@@ -6,7 +6,6 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import structlog
@@ -33,34 +32,29 @@ SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog
 LONG_S = 1_000.0
 
 
-@dataclass(frozen=True)
-class Say(Command[str]):
+class Say(Command[str], frozen=True):
     """Answered by its word."""
 
     word: str = "hello"
 
 
-@dataclass(frozen=True)
-class Rest(Command[str]):
+class Rest(Command[str], frozen=True):
     """Keeps the actor in its turn for a while."""
 
     s: float
 
 
-@dataclass(frozen=True)
-class Break(Command[str]):
+class Break(Command[str], frozen=True):
     """Ends the incarnation."""
 
 
-@dataclass(frozen=True)
-class Relay(Command[str]):
+class Relay(Command[str], frozen=True):
     """Asks the next of ``keys``, in its own directory, to relay to the rest."""
 
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Write(Command[str]):
+class Write(Command[str], frozen=True):
     """Becomes a unit of work; answered once that is durable."""
 
     word: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -30,8 +29,7 @@ from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collec
 SEAL = Seal(b"k" * 32)
 
 
-@dataclass(frozen=True)
-class KeyedBreak(Break):
+class KeyedBreak(Break, frozen=True):
     """Breaks its actor under an Idempotency-Key."""
 
     idempotency: str = "k"

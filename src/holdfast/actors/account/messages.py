@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.tasks.task import TaskRequest
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow, SessionRevokedRow
-from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.rows import TaskRow
 
 
 class Recharged(msgspec.Struct, frozen=True, tag="recharged"):
@@ -24,8 +23,7 @@ class Recharged(msgspec.Struct, frozen=True, tag="recharged"):
     account: AccountTotals
 
 
-@dataclass(frozen=True, slots=True)
-class Recharge(Command[Recharged | Replayed[Recharged]]):
+class Recharge(Command[Recharged | Replayed[Recharged]], frozen=True):
     """Add sandbox credit. Reply: :class:`Recharged`."""
 
     amount_micro: int
@@ -43,8 +41,7 @@ class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
     basis: str
 
 
-@dataclass(frozen=True, slots=True)
-class CreateTask(Command[TaskAccepted | Replayed[TaskAccepted]]):
+class CreateTask(Command[TaskAccepted | Replayed[TaskAccepted]], frozen=True):
     """Hold credit and accept a task. Reply: :class:`TaskAccepted`.
 
     ``request`` contains the id of its hold, and its API key, which must still have ``scope``.
@@ -55,8 +52,7 @@ class CreateTask(Command[TaskAccepted | Replayed[TaskAccepted]]):
     idempotency: IdempotencyKey | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SettleTask(Command[Settlement]):
+class SettleTask(Command[Settlement], frozen=True):
     """Settle the hold of a task that ends and write its rows in the same unit of work.
 
     ``task_version`` is the version the step was decided on; ``rows`` are the task's own. Reply: the settlement, or
@@ -67,11 +63,10 @@ class SettleTask(Command[Settlement]):
     request_id: str
     task_version: int
     settlement: Settlement
-    rows: tuple[Row, ...]
+    rows: tuple[TaskRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CreateApiKey(Command[ApiKeyRecord]):
+class CreateApiKey(Command[ApiKeyRecord], frozen=True):
     """Create an API key whose secret the caller has generated. Reply: its record."""
 
     key_id: str
@@ -81,23 +76,20 @@ class CreateApiKey(Command[ApiKeyRecord]):
     scopes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeApiKey(Command[ApiKeyRevokedRow]):
+class RevokeApiKey(Command[ApiKeyRevokedRow], frozen=True):
     """Revoke an API key at once. Reply: the row that was written."""
 
     key_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RecordKeyUse(Command[None]):
+class RecordKeyUse(Command[None], frozen=True):
     """Record that an API key was used; sent at most once a minute for each key."""
 
     key_id: str
     at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class SignOut(Command[SessionRevokedRow]):
+class SignOut(Command[SessionRevokedRow], frozen=True):
     """Revoke a session. Reply: the row that was written."""
 
     is_idempotent: ClassVar[bool] = True

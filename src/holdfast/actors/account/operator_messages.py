@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import msgspec
@@ -20,8 +19,7 @@ class Adjusted(msgspec.Struct, frozen=True, tag="adjusted"):
     account: AccountTotals
 
 
-@dataclass(frozen=True, slots=True)
-class AdjustCredit(Command[Adjusted | Replayed[Adjusted]]):
+class AdjustCredit(Command[Adjusted | Replayed[Adjusted]], frozen=True):
     """Give credit, or take it if ``amount_micro`` is below zero. Reply: :class:`Adjusted`.
 
     ``action_id`` is the operator's recorded action; the account's owner reads ``note`` in the statement. Refused
@@ -34,8 +32,7 @@ class AdjustCredit(Command[Adjusted | Replayed[Adjusted]]):
     idempotency: IdempotencyKey
 
 
-@dataclass(frozen=True, slots=True)
-class SetAccess(Command[AccountAccessRow]):
+class SetAccess(Command[AccountAccessRow], frozen=True):
     """Disable the account, or enable it again; repeating it changes nothing. Reply: the state afterwards.
 
     A disabled account gets no sessions, keys, credit by its owner, orders or tasks. What has begun continues: tasks

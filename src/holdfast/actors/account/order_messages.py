@@ -6,7 +6,6 @@ account's is refused with ``payment_order_not_found``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
@@ -16,8 +15,7 @@ from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class CreateOrder(Command[OrderResult | Replayed[OrderResult]]):
+class CreateOrder(Command[OrderResult | Replayed[OrderResult]], frozen=True):
     """Store a new order, before any call to the provider. Reply: :class:`OrderResult`, verdict ``applied``.
 
     ``request`` contains its ids (order, operation, sandbox event). A used idempotency key returns the order as it
@@ -28,8 +26,7 @@ class CreateOrder(Command[OrderResult | Replayed[OrderResult]]):
     idempotency: IdempotencyKey | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttachIntent(Command[OrderResult]):
+class AttachIntent(Command[OrderResult], frozen=True):
     """The card provider created this intent for the order; repeating the message changes nothing."""
 
     is_idempotent: ClassVar[bool] = True
@@ -38,16 +35,14 @@ class AttachIntent(Command[OrderResult]):
     payment_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RecordIntentRefused(Command[OrderResult]):
+class RecordIntentRefused(Command[OrderResult], frozen=True):
     """The card provider refused to create an intent for the order; ``reason`` is its code."""
 
     order_id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivePaymentEvent(Command[OrderResult]):
+class ReceivePaymentEvent(Command[OrderResult], frozen=True):
     """A card provider's verified event about the order; ``body`` is stored even if it has no effect."""
 
     is_idempotent: ClassVar[bool] = True
@@ -57,8 +52,7 @@ class ReceivePaymentEvent(Command[OrderResult]):
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PaySandboxOrder(Command[OrderResult]):
+class PaySandboxOrder(Command[OrderResult], frozen=True):
     """A sandbox callback with a valid signature for the order; ``body`` is stored as received.
 
     Refused like :func:`holdfast.ledger.orders.decisions.on_sandbox_callback`.
@@ -69,8 +63,7 @@ class PaySandboxOrder(Command[OrderResult]):
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireOrder(Command[OrderResult]):
+class ExpireOrder(Command[OrderResult], frozen=True):
     """Expire the order if its deadline has passed. The caller has canceled a card order's intent."""
 
     is_idempotent: ClassVar[bool] = True
@@ -78,8 +71,7 @@ class ExpireOrder(Command[OrderResult]):
     order_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReconcileOrder(Command[OrderResult]):
+class ReconcileOrder(Command[OrderResult], frozen=True):
     """A snapshot of the order's objects at the provider; None if they could not be read."""
 
     is_idempotent: ClassVar[bool] = True
@@ -88,8 +80,7 @@ class ReconcileOrder(Command[OrderResult]):
     snapshot: ProviderSnapshot | None
 
 
-@dataclass(frozen=True, slots=True)
-class ResolveOrder(Command[OrderResult]):
+class ResolveOrder(Command[OrderResult], frozen=True):
     """An operator's decision on a held order: credit for it, or none. ``note`` is recorded in the order's history.
 
     Without ``amount_micro`` the amount received is credited, at most the amount ordered. Refused like

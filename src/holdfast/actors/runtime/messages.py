@@ -6,18 +6,17 @@ next to the actor that receives them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
+
+import msgspec
 
 from holdfast.ledger.refusals import Refusal
 
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Command(Generic[R_co]):
+class Command(msgspec.Struct, Generic[R_co], frozen=True):
     """A message whose reply is an ``R_co`` or a :class:`Refusal`."""
-
-    __slots__ = ()
 
     is_idempotent: ClassVar[bool] = False
     """Whether a second message that is equal changes nothing, by the ids in it or by what it asks for."""
@@ -28,8 +27,7 @@ class Command(Generic[R_co]):
         return self.is_idempotent or getattr(self, "idempotency", None) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class IdempotencyKey:
+class IdempotencyKey(msgspec.Struct, frozen=True):
     """A caller's Idempotency-Key: scope is (account, route, key); ``fingerprint`` is SHA-256 of path + body."""
 
     route: str
@@ -37,8 +35,7 @@ class IdempotencyKey:
     fingerprint: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed(Generic[R_co]):
+class Replayed(msgspec.Struct, Generic[R_co], frozen=True):
     """The reply to an earlier command with the same Idempotency-Key; nothing changed this time."""
 
     reply: R_co | Refusal

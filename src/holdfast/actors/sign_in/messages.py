@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from holdfast.actors.runtime.messages import Command
 
 
-@dataclass(frozen=True, slots=True)
-class AdmitOrigin(Command["OriginAdmitted"]):
+class AdmitOrigin(Command["OriginAdmitted"], frozen=True):
     """Count one code request of an origin (key ``origin:…``). Reply: :class:`OriginAdmitted`."""
 
 
-@dataclass(frozen=True, slots=True)
-class OriginAdmitted:
+class OriginAdmitted(msgspec.Struct, frozen=True):
     """The origin is within its hourly limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCode(Command["CodeIssued"]):
+class RequestCode(Command["CodeIssued"], frozen=True):
     """Issue a one-time code for an e-mail address (key ``email:…``). Reply: :class:`CodeIssued`."""
 
     origin: str
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class CodeIssued:
+class CodeIssued(msgspec.Struct, frozen=True):
     """A code to send by e-mail; only its HMAC is stored."""
 
     otp_id: str
     code: str
     expires_in_s: int
 
+    __repr__ = object.__repr__
 
-@dataclass(frozen=True, slots=True, repr=False)
-class VerifyCode(Command["SignedIn"]):
+
+class VerifyCode(Command["SignedIn"], frozen=True):
     """Check a code (key ``email:…``). Reply: :class:`SignedIn`."""
 
     otp_id: str
     code: str
 
+    __repr__ = object.__repr__
 
-@dataclass(frozen=True, slots=True, repr=False)
-class SignedIn:
+
+class SignedIn(msgspec.Struct, frozen=True):
     """The code was right: the account exists and a session was created."""
 
     account_id: str
@@ -52,3 +51,5 @@ class SignedIn:
     session_id: str
     session_token: str
     session_expires_at: datetime
+
+    __repr__ = object.__repr__

@@ -60,7 +60,7 @@ from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import RowMissing
 from holdfast.persistence.records.outbox import new_event_rows
-from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.rows import TaskRow
 from holdfast.persistence.records.tasks import (
     AssetsDeletedRow,
     TaskChangedRow,
@@ -298,7 +298,7 @@ class TaskActor(JournaledActor):
 
     # ------------------------------------------------------------------------------------------------------ steps
 
-    async def _apply(self, step: Step, *rows: Row) -> Turn[TaskReply]:
+    async def _apply(self, step: Step, *rows: TaskRow) -> Turn[TaskReply]:
         """Write a step, with ``rows`` that belong to it. Its effects follow once it is durable."""
         before, after = self._task, step.task
         if step.mismatch is not None:
@@ -346,7 +346,7 @@ class TaskActor(JournaledActor):
         return self._reply
 
     def _confirm(
-        self, *rows: Row, reply: TaskReply | Refusal | None = None, tells: tuple[Tell, ...] = ()
+        self, *rows: TaskRow, reply: TaskReply | Refusal | None = None, tells: tuple[Tell, ...] = ()
     ) -> Commit[TaskReply | Refusal]:
         """Send a reply that changes nothing of the task, once its row confirms that the state is the newest."""
         fence = Fence("task", self._request_id, self._task.version)

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
+
+import msgspec
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
 from holdfast.ledger.tasks.silence import Silence
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure
-from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.providers.media.base import Submission
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReply:
+class TaskReply(msgspec.Struct, frozen=True):
     """The command has taken effect, now or earlier. ``task`` is durable in the state that followed it."""
 
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTask(Command[TaskReply]):
+class CancelTask(Command[TaskReply], frozen=True):
     """Cancel the task for its owner."""
 
     is_idempotent: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class DecideReview(Command[TaskReply]):
+class DecideReview(Command[TaskReply], frozen=True):
     """An operator's decision on a task in review. Refuses with ``review_not_open``.
 
     ``approve`` False: the task fails and its hold is released. ``note`` is shown in the task's progress.
@@ -41,8 +39,7 @@ class DecideReview(Command[TaskReply]):
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiveProviderUpdate(Command[TaskReply]):
+class ReceiveProviderUpdate(Command[TaskReply], frozen=True):
     """A verified update from its ``provider``; ``body`` is stored as received.
 
     Refuses with ``task_not_found`` a task of another provider.
@@ -54,8 +51,7 @@ class ReceiveProviderUpdate(Command[TaskReply]):
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Wake(Command[TaskReply]):
+class Wake(Command[TaskReply], frozen=True):
     """Check what is due by the task's row.
 
     ``recovering``: the process that worked on the task has ended. ``silence``: the task waits for a slot at a
@@ -66,32 +62,28 @@ class Wake(Command[TaskReply]):
     silence: Silence | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordSubmission(Command[TaskReply]):
+class RecordSubmission(Command[TaskReply], frozen=True):
     """The result of submitting a job to the provider."""
 
     attempt: int
     submission: Submission
 
 
-@dataclass(frozen=True, slots=True)
-class RecordPoll(Command[TaskReply]):
+class RecordPoll(Command[TaskReply], frozen=True):
     """The provider's response to a poll; None: it does not know the job."""
 
     attempt: int
     update: ProviderUpdate | None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordCancel(Command[TaskReply]):
+class RecordCancel(Command[TaskReply], frozen=True):
     """The provider's response to a cancellation."""
 
     attempt: int
     outcome: CancelOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHosting(Command[TaskReply]):
+class RecordHosting(Command[TaskReply], frozen=True):
     """The results of storing outputs in the round ``round_number``.
 
     Each stored output was claimed at its ``expires_at`` less the retention of the task's terms.
@@ -102,26 +94,23 @@ class RecordHosting(Command[TaskReply]):
     results: tuple[OutputItem | HostingFailure, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireAssets(Command[TaskReply]):
+class ExpireAssets(Command[TaskReply], frozen=True):
     """Delete the rows of an ended task's stored outputs: their retention is over."""
 
     is_idempotent: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class DropInput(Command[TaskReply]):
+class DropInput(Command[TaskReply], frozen=True):
     """Delete an ended task's large input: its retention is over."""
 
     is_idempotent: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class RecordAnnouncement(Command[TaskReply]):
+class RecordAnnouncement(Command[TaskReply], frozen=True):
     """The ``assets ready`` webhook was delivered, or given up. ``rows`` record that in the same commit."""
 
     delivered: bool
-    rows: tuple[Row, ...]
+    rows: tuple[OutboxAttemptRow | OutboxOutcomeRow, ...]
 
 
 TaskCommand: TypeAlias = (

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.tasks.transitions import CancelJob, HostOutputs, PollJob
 from holdfast.providers.media.base import Job
 
 
-@dataclass(frozen=True, slots=True)
-class TaskQueued(Command[None]):
+class TaskQueued(Command[None], frozen=True):
     """To the dispatcher: a task waits for a slot at its provider."""
 
     provider: str
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class SlotFreed(Command[None]):
+class SlotFreed(Command[None], frozen=True):
     """To the dispatcher: the task has freed its slot at the provider."""
 
     provider: str
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallProvider(Command[None]):
+class CallProvider(Command[None], frozen=True):
     """To the provider caller: submit, poll or cancel a job of an account's task."""
 
     provider: str
@@ -35,8 +30,7 @@ class CallProvider(Command[None]):
     account_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Host(Command[None]):
+class Host(Command[None], frozen=True):
     """To the hosting worker: store the outputs of a round, each within ``output_timeout_s``.
 
     A later round of the same task replaces an earlier one that is still running.
@@ -49,6 +43,5 @@ class Host(Command[None]):
     account_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EventsDue(Command[None]):
+class EventsDue(Command[None], frozen=True):
     """To the outbox worker: events are due."""

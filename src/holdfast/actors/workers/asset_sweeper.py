@@ -8,10 +8,10 @@ concurrent storing of the same content.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -44,8 +44,7 @@ CONCURRENT_MAX: Final = 4
 ASK_DEADLINE_S: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(msgspec.Struct, frozen=True):
     """The result of one sweep: tasks whose results expired, contents removed, inputs dropped."""
 
     expired: int

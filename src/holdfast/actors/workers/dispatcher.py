@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
@@ -63,8 +62,7 @@ CLAIMS_APART_S = 0.05
 """Slots of waiting tasks that are freed within this time of a claim are assigned by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick(Command[None]):
+class Tick(Command[None], frozen=True):
     """Check for due tasks."""
 
 

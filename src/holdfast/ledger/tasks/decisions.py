@@ -11,7 +11,6 @@ effect that is never answered becomes due again, so a crash between a commit and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 
 import msgspec
@@ -100,7 +99,7 @@ def on_cancel(task: Task, now: datetime, *, operation_id: str) -> Step | Refusal
     note = system_note("canceled", "cancel", now)
     step = transition(task, "user_canceled", now, *effects, operation_id=operation_id, note=note)
     assert step.task is not None
-    return replace(step, task=without_large_input(step.task))
+    return msgspec.structs.replace(step, task=without_large_input(step.task))
 
 
 def on_cancel_answered(task: Task, attempt: int, outcome: CancelOutcome, now: datetime) -> Step:

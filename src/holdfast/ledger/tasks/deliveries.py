@@ -5,9 +5,10 @@ Attempts are made at growing intervals for as long as the operator allows; the l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
+
+import msgspec
 
 DeliveryStatus = Literal["pending", "delivered", "given_up"]
 
@@ -18,8 +19,7 @@ RETRY_AFTER_MAX_S: Final = 86_400
 GONE: Final = 410
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryResponse:
+class DeliveryResponse(msgspec.Struct, frozen=True):
     """The receiver's status and its ``Retry-After``, or why there was no response."""
 
     status_code: int | None
@@ -32,8 +32,7 @@ class DeliveryResponse:
         return self.status_code is not None and 200 <= self.status_code < 300
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryState:
+class DeliveryState(msgspec.Struct, frozen=True):
     """An event's status after an attempt. ``due_at`` is the next attempt, None exactly if there is none."""
 
     status: DeliveryStatus

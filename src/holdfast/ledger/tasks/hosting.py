@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -143,19 +142,19 @@ def on_hosted(
     if (attempt, round_number) != (task.state.attempt, hosting.round) or hosting.status != "transferring":
         return unchanged("stale")
     wanted = {output.index: output for output in hosting.wanted}
-    if results and not any(result.index in wanted for result in results):
+    by_position = ((each.index if isinstance(each, OutputItem) else each.position, each) for each in results)
+    answered = {position: each for position, each in by_position if position in wanted}
+    if results and not answered:
         return unchanged("duplicate")
     items, lost, trouble = list(task.state.output), list(hosting.lost), "no answer from the store"
-    for result in results:
-        if result.index not in wanted:
-            continue
+    for position, result in answered.items():
         if isinstance(result, OutputItem):
-            del wanted[result.index]
+            del wanted[position]
             items.append(msgspec.structs.replace(result, duration_s=finite_length(result.duration_s)))
         else:
             trouble = result.message
             if result.final:
-                lost.append(wanted.pop(result.index))
+                lost.append(wanted.pop(position))
     stored = tuple(sorted(items, key=lambda item: item.index))
     left = msgspec.structs.replace(
         hosting,
@@ -238,7 +237,7 @@ def deliver(
         tokens_in=units.tokens_in,
         tokens_out=units.tokens_out,
     )
-    return replace(step, mismatch=mismatch)
+    return msgspec.structs.replace(step, mismatch=mismatch)
 
 
 def _freeze_mismatch(
@@ -264,7 +263,7 @@ def _freeze_mismatch(
         hosting=msgspec.structs.replace(hosting, status="pending", deadline_at=None),
         usage=usage,
     )
-    return replace(step, mismatch=mismatch)
+    return msgspec.structs.replace(step, mismatch=mismatch)
 
 
 def _round_failed(

@@ -6,9 +6,10 @@ while it accepts jobs but sends no update about them, as long as a job may run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
+
+import msgspec
 
 from holdfast.ledger.tasks.dispatch import fail
 from holdfast.ledger.tasks.task import ErrorCode, Task
@@ -17,8 +18,7 @@ from holdfast.ledger.tasks.transitions import Step, unchanged
 Unanswered = Literal["submissions", "updates"]
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
+class Silence(msgspec.Struct, frozen=True):
     """A kind of request that a provider does not answer, and for how many seconds it has not."""
 
     of: Unanswered

@@ -8,7 +8,6 @@ by :func:`changed`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -79,8 +78,7 @@ TRANSITIONS: Mapping[Cause, Transition] = {
 so the causes of a failed dispatch start there too."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderTraits:
+class ProviderTraits(msgspec.Struct, frozen=True):
     """What a provider supports, as far as decisions depend on it.
 
     ``idempotent_submit``: jobs have the names that we give them, so submitting an attempt again starts no second
@@ -94,8 +92,7 @@ class ProviderTraits:
     listed: Literal["yes", "recently", "no"] = "yes"
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(msgspec.Struct, frozen=True):
     """The settlement of the task's hold, in the same unit of work as the task's new version.
 
     ``charge_micro`` is 0 for a release.
@@ -109,16 +106,14 @@ class Settlement:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitJob:
+class SubmitJob(msgspec.Struct, frozen=True):
     """Submit the job to its provider; answered by ``on_submitted`` or ``on_submit_failed``."""
 
     request_id: str
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class PollJob:
+class PollJob(msgspec.Struct, frozen=True, tag=True):
     """Poll the job; answered by ``on_poll`` or not at all. No poll follows the ``last``.
 
     Without a ``provider_ref`` it is polled by our own name for the job.
@@ -130,8 +125,7 @@ class PollJob:
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CancelJob:
+class CancelJob(msgspec.Struct, frozen=True, tag=True):
     """Cancel this attempt's job at the provider; best effort."""
 
     request_id: str
@@ -139,8 +133,7 @@ class CancelJob:
     provider_ref: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostOutputs:
+class HostOutputs(msgspec.Struct, frozen=True):
     """Store these outputs; answered by ``on_hosted`` with the same ``round``.
 
     Repeating it is harmless: assets are keyed by content.
@@ -155,17 +148,15 @@ class HostOutputs:
 Effect = SubmitJob | PollJob | CancelJob | HostOutputs
 
 
-@dataclass(frozen=True, slots=True)
-class HostingFailure:
+class HostingFailure(NamedTuple):
     """An output that could not be stored; ``final`` if a retry cannot succeed."""
 
-    index: int
+    position: int
     message: str
     final: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """The result of a decision: the task's new version, or None if nothing changes, and what goes with it.
 
     ``settle`` belongs to the same commit as ``task``; ``effects`` are carried out after it. ``mismatch`` describes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 EXAMPLES_MAX = 10
 
@@ -25,8 +26,7 @@ class Difference(NamedTuple):
         return f"account {self.account_id}: {self.what}" if self.account_id else self.what
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One rule and whether the rows comply. ``counted`` is how many things were checked.
 
     ``detail`` names the first few things that break it, and how many there are; empty if there are none.

@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+import msgspec
 import psycopg
 from sqlalchemy import Connection, text
 
@@ -74,8 +74,7 @@ _ENDED_AT = datetime.fromtimestamp(0, UTC)
 _DELETE = text("delete from processes where process_id = :gone")
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(msgspec.Struct, frozen=True):
     """This process, as its row describes it. ``machine`` and ``started`` are None where the system has no /proc."""
 
     process_id: str
@@ -88,13 +87,15 @@ MemberState: TypeAlias = Literal["joining", "ready", "draining"]
 """Other members send asks to a ``ready`` one only. A ``draining`` one is about to end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(msgspec.Struct, frozen=True):
     """What other processes need to send asks to this one: see :mod:`holdfast.cluster`."""
 
     state: MemberState = "joining"
     addresses: tuple[str, ...] = ()
     protocol: int = 0
+
+
+JOINING: Final = Membership()
 
 
 class Member(NamedTuple):
@@ -160,7 +161,7 @@ def renew_lease(
     process: Process,
     now: datetime,
     providers: Sequence[str],
-    membership: Membership = Membership(),
+    membership: Membership = JOINING,
 ) -> None:
     """Extend this process's lease by :data:`LEASE_S`, and record what other processes need to know of it."""
     lease = {

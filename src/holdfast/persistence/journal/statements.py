@@ -8,10 +8,10 @@ new rows of a kind, COPY replaces the statement.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+import msgspec
 from sqlalchemy import Table
 from sqlalchemy.dialects.postgresql import ARRAY
 
@@ -23,8 +23,7 @@ BULK_ROWS = 64
 """From this number of new rows of a kind, one COPY is cheaper than a statement in the pipeline."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowStatement:
+class RowStatement(msgspec.Struct, frozen=True):
     """How the rows of one mapping are written: SQL for arrays of columns, and COPY for many new rows.
 
     Of several changes to one row, which ``key`` finds, only the last is written: it includes the others.

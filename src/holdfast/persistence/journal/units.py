@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -35,27 +34,23 @@ class Unit(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     moves: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True):
     """The unit is durable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stale:
+class Stale(msgspec.Struct, frozen=True):
     """The unit is void: the rows of ``fences`` had another version. Nothing of it was written."""
 
     fences: tuple[Fence, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AlreadyReplied:
+class AlreadyReplied(msgspec.Struct, frozen=True):
     """The unit is void: its idempotency key had been used. Nothing of it was written."""
 
     stored: StoredReply
 
 
-@dataclass(frozen=True, slots=True)
-class NotWritten:
+class NotWritten(msgspec.Struct, frozen=True):
     """The unit was not written for a reason outside it, such as a rollback of its batch; it may be tried again.
 
     ``timed_out``: the database took too long for the batch.
@@ -65,15 +60,13 @@ class NotWritten:
     timed_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(msgspec.Struct, frozen=True):
     """The database rejects this unit itself. Nothing of it was written, and a retry would fail again."""
 
     cause: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(msgspec.Struct, frozen=True):
     """It is not known whether the unit was written; its caller gets exactly this as the reply."""
 
     reason: str

@@ -51,7 +51,7 @@ _FAILED = (outbox.c.status == "given_up") | (
         outbox_attempts.c.account_id == outbox.c.account_id, outbox_attempts.c.event_id == outbox.c.event_id
     )
 )
-_ATTEMPT = selected(outbox_attempts, OutboxAttemptRow._fields).join_from(
+_ATTEMPT = selected(outbox_attempts, OutboxAttemptRow.__struct_fields__).join_from(
     outbox_attempts,
     outbox,
     (outbox.c.account_id == outbox_attempts.c.account_id)
@@ -116,5 +116,5 @@ def _attempts_of(
     """Return the newest attempts by account and event, newest first."""
     attempts: defaultdict[tuple[str, str], list[OutboxAttemptRow]] = defaultdict(list)
     for row in rows.execute(_ATTEMPT.where(where).order_by(outbox_attempts.c.number.desc())):
-        attempts[row.account_id, row.event_id].append(OutboxAttemptRow._make(row))
+        attempts[row.account_id, row.event_id].append(OutboxAttemptRow(*row))
     return {key: tuple(each) for key, each in attempts.items()}

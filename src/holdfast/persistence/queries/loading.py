@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import Connection, select
 
 from holdfast.ledger.credit.account import AccountState
@@ -22,8 +22,7 @@ class LoadedAccount(NamedTuple):
     disabled_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSignIn:
+class LoadedSignIn(msgspec.Struct, frozen=True):
     """A sign-in's version and state (a JSON object), and the account that has its e-mail address."""
 
     version: int

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from sqlalchemy import Connection, text
 
 _VERSION = text("select current_setting('server_version_num')::int, current_setting('track_wal_io_timing')::bool")
@@ -13,8 +12,7 @@ _SINCE_18 = text(
 _BEFORE_18 = text("select wal_sync, wal_sync_time from pg_stat_wal")
 
 
-@dataclass(frozen=True, slots=True)
-class WalSyncs:
+class WalSyncs(msgspec.Struct, frozen=True):
     """The server's flushes since its statistics began, and the seconds that they took."""
 
     count: int

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import Select, Table, Text, cast, select
 from sqlalchemy.dialects.postgresql import JSON
 
@@ -23,7 +24,9 @@ class RowMapping(NamedTuple):
 
 
 def fields_of(table: Table, kind: type[Any]) -> RowMapping:
-    """Map a NamedTuple whose fields are columns: it is its own row."""
+    """Map a type whose fields are columns; a NamedTuple is its own row."""
+    if issubclass(kind, msgspec.Struct):
+        return attributes_of(table, kind, kind.__struct_fields__)
     return RowMapping(table, kind, kind._fields, lambda values: values)
 
 

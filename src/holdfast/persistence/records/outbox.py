@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.events import events_of, public_snapshot
 from holdfast.ledger.tasks.task import Task
@@ -12,7 +14,7 @@ from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import fields_of
 
 
-class OutboxRow(NamedTuple):
+class OutboxRow(msgspec.Struct, frozen=True, tag=True):
     """A new event. ``snapshot`` is the task at the time of the event.
 
     ``attempts`` counts all its delivery attempts, ``tries`` those since ``round_at``, when it was created or last
@@ -33,7 +35,7 @@ class OutboxRow(NamedTuple):
     tries: int = 0
 
 
-class OutboxOutcomeRow(NamedTuple):
+class OutboxOutcomeRow(msgspec.Struct, frozen=True, tag=True):
     """The result of attempt number ``attempts``; void if another attempt or a resend has begun since."""
 
     account_id: str
@@ -59,7 +61,7 @@ class OutboxResendRow(NamedTuple):
     reason: str | None = None
 
 
-class OutboxAttemptRow(NamedTuple):
+class OutboxAttemptRow(msgspec.Struct, frozen=True, tag=True):
     """One delivery and its outcome: the receiver's status, or in ``error`` why there was none."""
 
     account_id: str

@@ -36,31 +36,36 @@ from holdfast.persistence.records.tasks import (
     UsageChangedRow,
 )
 
+TaskRow: TypeAlias = (
+    AssetRow
+    | AssetsDeletedRow
+    | AssetsExpiryRow
+    | OutboxAttemptRow
+    | OutboxOutcomeRow
+    | OutboxRow
+    | TaskChangedRow
+    | TaskEventRow
+    | TaskRequestRow
+    | UsageChangedRow
+)
+"""What a task's step writes: sent to the task's account if it settles the hold, so each class is tagged."""
+
 Row: TypeAlias = (
-    AccountAccessRow
+    TaskRow
+    | AccountAccessRow
     | AccountHead
     | AccountRow
     | ApiKeyRevokedRow
     | ApiKeyRow
     | ApiKeyUsedRow
-    | AssetRow
-    | AssetsDeletedRow
-    | AssetsExpiryRow
     | IdempotencyRow
     | Operation
     | OrderRow
-    | OutboxAttemptRow
-    | OutboxOutcomeRow
     | OutboxResendRow
-    | OutboxRow
     | PaymentEventRow
     | SessionRevokedRow
     | SessionRow
     | SignInRow
     | Task
-    | TaskChangedRow
-    | TaskEventRow
-    | TaskRequestRow
-    | UsageChangedRow
     | WebhookSecretRow
 )

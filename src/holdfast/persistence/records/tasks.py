@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -13,7 +13,7 @@ from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import attributes_of, fields_of, selected
 
 
-class TaskChangedRow(NamedTuple):
+class TaskChangedRow(msgspec.Struct, frozen=True, tag=True):
     """A task after a transition made by the process ``owner``."""
 
     task: Task
@@ -25,14 +25,14 @@ class TaskChangedRow(NamedTuple):
         return input_until(self.task)
 
 
-class TaskRequestRow(NamedTuple):
+class TaskRequestRow(msgspec.Struct, frozen=True, tag=True):
     """What was requested of a task, without its input."""
 
     request_id: str
     request: TaskRequest
 
 
-class TaskEventRow(NamedTuple):
+class TaskEventRow(msgspec.Struct, frozen=True, tag=True):
     """A provider's callback as received, and its effect."""
 
     account_id: str
@@ -64,13 +64,13 @@ class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
     status_history: tuple[StatusEntry, ...]
 
 
-class UsageChangedRow(NamedTuple):
+class UsageChangedRow(msgspec.Struct, frozen=True, tag=True):
     """The usage entry of a task after its public status changed."""
 
     task: Task
 
 
-class AssetRow(NamedTuple):
+class AssetRow(msgspec.Struct, frozen=True, tag=True):
     """A stored output; its bytes are in the asset store under ``sha256``."""
 
     account_id: str
@@ -84,7 +84,7 @@ class AssetRow(NamedTuple):
     expires_at: datetime
 
 
-class AssetsExpiryRow(NamedTuple):
+class AssetsExpiryRow(msgspec.Struct, frozen=True, tag=True):
     """The new expiry of all assets of a task."""
 
     account_id: str
@@ -92,7 +92,7 @@ class AssetsExpiryRow(NamedTuple):
     expires_at: datetime
 
 
-class AssetsDeletedRow(NamedTuple):
+class AssetsDeletedRow(msgspec.Struct, frozen=True, tag=True):
     """The deletion of all assets of a task."""
 
     account_id: str

@@ -7,7 +7,6 @@ it; each logs its key.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -29,8 +28,7 @@ class UnreadableRow(Exception):
         self.key = key
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableEntry:
+class UnreadableEntry(msgspec.Struct, frozen=True):
     """An unreadable row in a list, by its position (time, id), where a page may end or begin."""
 
     at: datetime

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import psycopg
 import sqlalchemy
 import structlog
@@ -40,8 +40,7 @@ class MigrationRefused(Exception):
     """The database cannot be migrated by this release; the message is a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class MigrationReport:
+class MigrationReport(msgspec.Struct, frozen=True):
     """The result of a migration: ``applied`` lists the new revisions, oldest first; empty if up to date."""
 
     before: str | None

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate, UpdateStatus
 from holdfast.providers.media.health import ProviderHealth
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, tag=True):
     """One attempt at a task, as submitted to a provider. ``input`` is the JSON object that passed the schema."""
 
     request_id: str
@@ -30,16 +31,14 @@ class Job:
     callback_url: str
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True, tag=True):
     """The provider has the job. ``status`` is its first status; polls and callbacks report the rest."""
 
     provider_ref: str
     status: UpdateStatus
 
 
-@dataclass(frozen=True, slots=True)
-class NotSent:
+class NotSent(msgspec.Struct, frozen=True, tag=True):
     """The provider certainly does not have the job: it was unreachable or too busy. Retry later.
 
     ``answered``: the provider responded, so it is reachable.
@@ -50,16 +49,14 @@ class NotSent:
     answered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True, tag=True):
     """The provider will never take this job. ``code`` is a task error code such as ``invalid_upstream_input``."""
 
     code: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ambiguous:
+class Ambiguous(msgspec.Struct, frozen=True, tag=True):
     """The request was sent, and no response shows whether the job was accepted."""
 
     reason: str

@@ -5,7 +5,6 @@ The ``key`` of a command is that of the actor, or the one shown for it: a sign-i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Literal, TypeAlias
 
@@ -154,15 +153,13 @@ class Draining(msgspec.Struct, frozen=True):
 # ----------------------------------------------------------------------------------------------------- questions
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeProcess(Command["ProcessDescription"]):
+class DescribeProcess(Command["ProcessDescription"], frozen=True):
     """Describe the process."""
 
     is_idempotent: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True)
-class ListKeys(Command["KeyList"]):
+class ListKeys(Command["KeyList"], frozen=True):
     """List a group's keys after ``after``, in their order; only those in ``state`` if given."""
 
     is_idempotent: ClassVar[bool] = True
@@ -172,8 +169,7 @@ class ListKeys(Command["KeyList"]):
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeKey(Command["KeyDescription"]):
+class DescribeKey(Command["KeyDescription"], frozen=True):
     """Describe one actor. Refused: ``actor_not_found``."""
 
     is_idempotent: ClassVar[bool] = True
@@ -181,8 +177,7 @@ class DescribeKey(Command["KeyDescription"]):
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListDeadLetters(Command["DeadLetterList"]):
+class ListDeadLetters(Command["DeadLetterList"], frozen=True):
     """List the newest dead letters; only those with ``reason`` if given."""
 
     is_idempotent: ClassVar[bool] = True
@@ -190,8 +185,7 @@ class ListDeadLetters(Command["DeadLetterList"]):
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSamples(Command["SampleList"]):
+class ReadSamples(Command["SampleList"], frozen=True):
     """Return the samples taken after ``since``, or all that the process keeps."""
 
     is_idempotent: ClassVar[bool] = True
@@ -201,8 +195,7 @@ class ReadSamples(Command["SampleList"]):
 # ------------------------------------------------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True, slots=True)
-class _OnKey(Command["KeyDescription"]):
+class _OnKey(Command["KeyDescription"], frozen=True):
     """What an operator does with an actor, and why."""
 
     group: str
@@ -210,71 +203,59 @@ class _OnKey(Command["KeyDescription"]):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RestartKey(_OnKey):
+class RestartKey(_OnKey, frozen=True):
     """End an actor after its turn, or in it if that takes too long, and start it again; its messages stay."""
 
 
-@dataclass(frozen=True, slots=True)
-class CrashKey(_OnKey):
+class CrashKey(_OnKey, frozen=True):
     """End an actor as if its handler had raised: it counts against its restart budget."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantineKey(_OnKey):
+class QuarantineKey(_OnKey, frozen=True):
     """Refuse all messages to a key for ``for_s`` seconds, or until it is released."""
 
     for_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseKey(_OnKey):
+class ReleaseKey(_OnKey, frozen=True):
     """End a key's quarantine. Refused: ``actor_not_quarantined``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OnChild(Command["ChildStatus"]):
+class _OnChild(Command["ChildStatus"], frozen=True):
     """What an operator does with a child of the tree. ``path`` is such as ``holdfast/workers/outbox``."""
 
     path: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StopChild(_OnChild):
+class StopChild(_OnChild, frozen=True):
     """Stop a child of the tree until it is started."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartChild(_OnChild):
+class StartChild(_OnChild, frozen=True):
     """Start a child that was stopped or has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartChild(_OnChild):
+class RestartChild(_OnChild, frozen=True):
     """Restart a child, and the siblings that its supervisor's strategy includes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OnGroup(Command["GroupDescription"]):
+class _OnGroup(Command["GroupDescription"], frozen=True):
     """What an operator does with a group."""
 
     group: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PauseGroup(_OnGroup):
+class PauseGroup(_OnGroup, frozen=True):
     """Refuse asks to a group until it is resumed; actors that are awake finish what they have."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeGroup(_OnGroup):
+class ResumeGroup(_OnGroup, frozen=True):
     """End a group's pause, whether an operator or crashes began it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainProcess(Command["Draining"]):
+class DrainProcess(Command["Draining"], frozen=True):
     """Stop the process in order, as at SIGTERM."""
 
     reason: str
