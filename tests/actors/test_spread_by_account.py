@@ -159,7 +159,7 @@ async def test_an_email_address_and_a_payment_have_one_owner_across_accounts(
         with_its_payment = msgspec.structs.replace(
             other, state=msgspec.structs.replace(other.state, payment_id=paid.state.payment_id)
         )
-        stolen = OrderChangedRow(with_its_payment, None)
+        stolen = OrderChangedRow(with_its_payment)
         assert isinstance(await system.journal.write(Unit(rows=(stolen,))), Broken)
     assert_audit_clean(system.database)
 

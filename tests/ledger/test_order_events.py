@@ -36,7 +36,7 @@ def test_a_new_order_is_pending_with_its_operation_reserved(provider: CardProvid
     assert order.ledger_operation_refs == ()
     (entry,) = order.state.history
     assert (entry.source, entry.reason, entry.at) == ("api", "order_created", provider.noon)
-    assert order.wake_at == order.request.expires_at
+    assert order.wake_at == provider.noon + timedelta(minutes=2)
     assert fee_micro_of(order) == 0
     assert fx_of(order).rate == "1"
 

@@ -37,7 +37,7 @@ from holdfast.persistence.records.accounts import (
     SignInRow,
     StoredReply,
 )
-from holdfast.persistence.records.orders import OrderChangedRow, OrderRow, PaymentEventRow, UnappliedPaymentEventRow
+from holdfast.persistence.records.orders import OrderChangedRow, PaymentEventRow, UnappliedPaymentEventRow
 from holdfast.persistence.records.outbox import (
     OutboxAttemptRow,
     OutboxOutcomeRow,
@@ -153,8 +153,8 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         TaskChangedRow(changed, t),
         TaskRequestRow(r, make_task(a, r, later, t + "!").request),
         TaskEventRow(a, r, t, t, AT, t, b"\x00" + t.encode()),
-        OrderRow(order, None),
-        OrderChangedRow(order_changed, later),
+        order,
+        OrderChangedRow(msgspec.structs.replace(order_changed, wake_at=later)),
         UnappliedPaymentEventRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"),
         PaymentEventRow(t, f"evt{i}", a, t, t, AT, t, t.encode()),
         UsageChangedRow(changed),

@@ -59,10 +59,8 @@ from holdfast.persistence.queries.orders import (
 )
 from holdfast.persistence.records.orders import (
     OrderChangedRow,
-    OrderRow,
     PaymentEventRow,
     UnappliedPaymentEventRow,
-    next_check_at,
     synthetic_event_rows,
 )
 from holdfast.persistence.records.rows import Row
@@ -142,10 +140,9 @@ class AccountOrders:
             )
             return self._units.refuse(refusal, command.idempotency)
         order = create_order(command.request)
-        row = OrderRow(order, next_check_at(order, self._now()))
         log_event = _log_event("order created", order, amount_micro=order.request.amount_micro)
         return self._commit(
-            OrderResult(order, "applied"), rows=(row,), idempotency=command.idempotency, log_event=log_event
+            OrderResult(order, "applied"), rows=(order,), idempotency=command.idempotency, log_event=log_event
         )
 
     async def _receive_event(self, command: ReceivePaymentEvent, order: Order, now: datetime) -> Turn[OrderResult]:
@@ -237,7 +234,7 @@ class AccountOrders:
                 provider=after.request.provider,
                 status=after.status,
             )
-        rows: list[Row] = [OrderChangedRow(after, next_check_at(after, self._now())), *more]
+        rows: list[Row] = [OrderChangedRow(after), *more]
         if event is not None:
             rows.append(event)
         log_event = _log_event_of(order, after)

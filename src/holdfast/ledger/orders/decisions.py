@@ -40,6 +40,7 @@ from holdfast.ledger.orders.transitions import (
     NewOperationId,
     can_expire,
     moved,
+    next_check_at,
     no_operation_id,
 )
 from holdfast.ledger.refusals import Refusal
@@ -55,13 +56,9 @@ def create_order(request: OrderRequest) -> Order:
     assert (request.provider == "sandbox") == (request.sandbox_event_id is not None)
     statuses = Statuses()
     entry = StateEntry(statuses=statuses, source="api", at=request.created_at, reason="order_created")
-    return Order(
-        version=1,
-        updated_at=request.created_at,
-        wake_at=request.expires_at,
-        request=request,
-        state=OrderState(statuses=statuses, history=(entry,)),
-    )
+    state = OrderState(statuses=statuses, history=(entry,))
+    wake_at = next_check_at(request, state, request.created_at)
+    return Order(version=1, updated_at=request.created_at, wake_at=wake_at, request=request, state=state)
 
 
 def attach_intent(order: Order, payment_id: str, now: datetime) -> OrderResult:

@@ -148,7 +148,7 @@ class OrderState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A payment order at one version. ``wake_at`` is when its next timer is due; None if never."""
+    """A payment order at one version. ``wake_at`` is when a worker should check it; None if never."""
 
     version: int
     updated_at: datetime

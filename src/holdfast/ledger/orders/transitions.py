@@ -37,6 +37,10 @@ RECONCILE_INTERVAL_MIN_S = 60
 RECONCILE_INTERVAL_MAX_S = 6 * 3600
 RECONCILE_PERIOD_S = 30 * 24 * 3600
 """How long after its creation an order is reconciled: as long as providers retain their events."""
+INTENT_OVERDUE_S = 120
+"""How long after its creation a card order without an intent is first checked: its create call was lost."""
+CHECK_AGAIN_S = 300
+"""After how long an order is checked again if its timer was due and did not end it."""
 
 
 def no_operation_id() -> str:
@@ -116,7 +120,11 @@ def moved(
         after = msgspec.structs.replace(after, reconcile_tries=reconcile_tries, reconcile_due_at=due_at)
     return OrderResult(
         msgspec.structs.replace(
-            order, version=order.version + 1, updated_at=now, wake_at=_wake_at(request, after), state=after
+            order,
+            version=order.version + 1,
+            updated_at=now,
+            wake_at=next_check_at(request, after, now),
+            state=after,
         ),
         verdict,
     )
@@ -139,16 +147,24 @@ def _next_reconcile_at(request: OrderRequest, payment_id: str | None, tries: int
     return due if due <= request.created_at + timedelta(seconds=RECONCILE_PERIOD_S) else None
 
 
-def _wake_at(request: OrderRequest, state: OrderState) -> datetime | None:
-    """Return when the order's next timer is due: its expiry while unpaid, or the next reconcile.
+def next_check_at(request: OrderRequest, state: OrderState, now: datetime) -> datetime | None:
+    """Return when a worker should check the order: at its expiry while unpaid, or to reconcile it; after ``now``.
 
-    While the provider is processing a payment only the reconcile counts: such an order does not expire.
+    While the provider is processing a payment only the reconcile counts: such an order does not expire. A card
+    order without an intent is checked early, and then at twice its age each time.
     """
-    times = [] if state.reconcile_due_at is None else [state.reconcile_due_at]
+    due_at, status = state.reconcile_due_at, state.statuses.status
+    times = [] if due_at is None else [due_at]
     under_way = state.statuses.processing_status == "processing" and bool(times)
-    if can_expire(request, state.statuses.status) and not under_way:
+    if can_expire(request, status) and not under_way:
         times.append(request.expires_at)
-    return min(times, default=None)
+    if not times:
+        return None
+    if request.provider == "cardprovider" and status == "pending" and state.payment_id is None:
+        times.append(now + max(now - request.created_at, timedelta(seconds=INTENT_OVERDUE_S)))
+    if min(times) > now:
+        return min(times)
+    return due_at if due_at is not None and due_at > now else now + timedelta(seconds=CHECK_AGAIN_S)
 
 
 def _reason_of_change(order: Order, status: OrderStatus, now: datetime) -> str | None:

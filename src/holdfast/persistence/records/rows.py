@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from holdfast.ledger.credit.operations import Operation
+from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.records.accounts import (
     AccountAccessRow,
@@ -18,7 +19,7 @@ from holdfast.persistence.records.accounts import (
     SessionRow,
     SignInRow,
 )
-from holdfast.persistence.records.orders import OrderRow, PaymentEventRow
+from holdfast.persistence.records.orders import OrderChangedRow, PaymentEventRow
 from holdfast.persistence.records.outbox import (
     OutboxAttemptRow,
     OutboxOutcomeRow,
@@ -60,7 +61,8 @@ Row: TypeAlias = (
     | ApiKeyUsedRow
     | IdempotencyRow
     | Operation
-    | OrderRow
+    | Order
+    | OrderChangedRow
     | OutboxResendRow
     | PaymentEventRow
     | SessionRevokedRow
