@@ -18,7 +18,7 @@ import trio
 
 from benchmarks.conditions import describe, fresh_database
 from benchmarks.holds import account_directory
-from holdfast.actors.account.messages import Recharge, Recharged
+from holdfast.actors.account.messages import CreditChanged, Recharge
 from holdfast.ledger.credit.operations import CHAIN_START
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.server.database import Database
@@ -62,7 +62,7 @@ async def measure(url: str, ids: list[str]) -> float:
         async def caller() -> None:
             for account_id in left:
                 reply: Any = await directory.ref(account_id).ask(Recharge(1_000_000))
-                assert isinstance(reply, Recharged)
+                assert isinstance(reply, CreditChanged)
 
         async with trio.open_nursery() as callers:
             for _ in range(PARALLEL):

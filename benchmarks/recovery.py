@@ -23,7 +23,7 @@ import trio
 from benchmarks.conditions import describe, fresh_database
 from benchmarks.holds import account_directory
 from benchmarks.memory import plant_accounts
-from holdfast.actors.account.messages import Recharge, Recharged
+from holdfast.actors.account.messages import CreditChanged, Recharge
 from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown
 from holdfast.actors.runtime.mailbox import SystemMessage
 from holdfast.persistence.journal.journal import Journal
@@ -100,7 +100,7 @@ class Killed:
                 except Crashed:
                     pass
                 else:
-                    assert isinstance(reply, Recharged)
+                    assert isinstance(reply, CreditChanged)
                     self.answered[account_id] += 1
 
         async with trio.open_nursery() as clients:

@@ -13,8 +13,8 @@ from sqlalchemy import text
 from holdfast.actors.account.actor import AccountLimits
 from holdfast.actors.account.messages import (
     CreateApiKey,
+    CreditChanged,
     Recharge,
-    Recharged,
     RecordKeyUse,
     RevokeApiKey,
     TaskAccepted,
@@ -90,7 +90,7 @@ async def test_a_key_used_for_another_request_is_refused(system: Any) -> None:
         account_id, _ = await system.open_account()
         first = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
         other = await system.accounts.ref(account_id).ask(Recharge(2 * CREDIT, keyed("k", b"other body")))
-    assert isinstance(first, Recharged)
+    assert isinstance(first, CreditChanged)
     assert isinstance(other, Refusal)
     assert other.code == "idempotency_key_reused"
     assert other.final
@@ -102,7 +102,7 @@ async def test_the_same_key_on_another_route_is_another_key(system: Any) -> None
         account_id, _ = await system.open_account()
         for route in ("POST /a", "POST /b"):
             reply = await system.accounts.ref(account_id).ask(Recharge(CREDIT, IdempotencyKey(route, "k", b"body")))
-            assert isinstance(reply, Recharged)
+            assert isinstance(reply, CreditChanged)
     assert await read_totals(system.database, account_id) == (2 * CREDIT, 0, 2)
 
 
@@ -189,7 +189,7 @@ def test_replies_found_in_rows_are_bounded() -> None:
 
     def remembered() -> list[str]:
         keys = [IdempotencyKey("POST /r", f"k{i}", b"same body") for i in range(7)]
-        return [key.key for key in keys if replies.find(key, Recharged) is not None]
+        return [key.key for key in keys if replies.find(key, CreditChanged) is not None]
 
     assert remembered() == ["k0", "k1", "k2"]
     for name in ("k5", "k6"):

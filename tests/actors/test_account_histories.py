@@ -16,12 +16,12 @@ from trio.testing import wait_all_tasks_blocked
 from holdfast import metrics
 from holdfast.actors.account.messages import (
     CreateApiKey,
+    CreditChanged,
     Recharge,
-    Recharged,
     RevokeApiKey,
     TaskAccepted,
 )
-from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, SetAccess
+from holdfast.actors.account.operator_messages import AdjustCredit, SetAccess
 from holdfast.actors.account.order_messages import CreateOrder, ReceivePaymentEvent
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Replayed
@@ -125,7 +125,7 @@ async def test_an_account_changed_by_another_process_is_reloaded(system: Any, da
         before = stale_count()
         await database.work(move_behind_its_back(account_id))
         replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(Recharge(CREDIT))] * 20)
-    assert all(isinstance(reply, Recharged) for reply in replies)
+    assert all(isinstance(reply, CreditChanged) for reply in replies)
     assert stale_count() > before
     balances = sorted(reply.account.balance_micro for reply in replies)
     assert balances == [CREDIT * n for n in range(2, 22)]
@@ -195,7 +195,7 @@ async def test_a_command_the_database_refuses_fails_alone(system: Any, database:
             for i in range(10):
                 nursery.start_soon(ask, poison if i == 4 else Recharge(CREDIT))
     assert sum(isinstance(outcome, Crashed) for outcome in outcomes) == 1
-    assert sum(isinstance(outcome, Recharged) for outcome in outcomes) == 9
+    assert sum(isinstance(outcome, CreditChanged) for outcome in outcomes) == 9
     assert await read_totals(database, account_id) == (9 * CREDIT, 0, 9)
     assert_audit_clean(database)
 
@@ -255,11 +255,11 @@ class Auditor:
         self.settled: set[str] = set()
         self.operations = 0
 
-    def recharged(self, reply: Recharged) -> None:
+    def recharged(self, reply: CreditChanged) -> None:
         self.balance_micro += reply.amount_micro
         self.operations += 1
 
-    def adjusted(self, reply: Adjusted) -> None:
+    def adjusted(self, reply: CreditChanged) -> None:
         self.balance_micro += reply.amount_micro
         self.operations += 1
         assert reply.amount_micro > 0 or reply.account.balance_micro >= reply.account.held_micro
@@ -325,7 +325,7 @@ async def test_random_histories_with_faults_match_the_auditor(
                 case "recharge":
                     command = Recharge(rng.randrange(1, 3 * CREDIT), keyed(f"{name}-{step}"))
                     reply = unwrapped(await until_answered(account_id, command))
-                    if isinstance(reply, Recharged):
+                    if isinstance(reply, CreditChanged):
                         auditor.recharged(reply)
                     else:
                         assert reply.code == "account_disabled"
@@ -334,7 +334,7 @@ async def test_random_histories_with_faults_match_the_auditor(
                     amount_micro = rng.choice([-1, 1]) * rng.randrange(1, 2 * CREDIT)
                     adjust = AdjustCredit(amount_micro, action_id, "a note", keyed(f"{name}-{step}"))
                     reply = unwrapped(await until_answered(account_id, adjust))
-                    if isinstance(reply, Adjusted):
+                    if isinstance(reply, CreditChanged):
                         auditor.adjusted(reply)
                     else:
                         assert reply.code == "insufficient_credit"

@@ -8,13 +8,13 @@ import trio
 
 from holdfast.actors.account.messages import (
     CreateApiKey,
+    CreditChanged,
     Recharge,
-    Recharged,
     RevokeApiKey,
     SignOut,
     TaskAccepted,
 )
-from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, SetAccess
+from holdfast.actors.account.operator_messages import AdjustCredit, SetAccess
 from holdfast.actors.account.order_messages import CreateOrder, ReceivePaymentEvent
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.orders.order import OrderResult
@@ -50,7 +50,7 @@ async def test_credit_is_given_and_taken_but_not_what_is_held(
         account_id, key_id = await system.open_account()
         account = system.accounts.ref(account_id)
         given = await adjust(system, account_id, 3 * CREDIT, "give")
-        assert isinstance(given, Adjusted)
+        assert isinstance(given, CreditChanged)
         assert (given.account.balance_micro, given.amount_micro) == (3 * CREDIT, 3 * CREDIT)
         assert isinstance(await account.ask(new_task(key_id)), TaskAccepted)
         too_much = await adjust(system, account_id, -2 * CREDIT - 1, "take more")
@@ -59,7 +59,7 @@ async def test_credit_is_given_and_taken_but_not_what_is_held(
             "insufficient_credit", 2 * CREDIT + 1, 2 * CREDIT
         )  # fmt: skip
         taken = await adjust(system, account_id, -2 * CREDIT, "take")
-        assert isinstance(taken, Adjusted)
+        assert isinstance(taken, CreditChanged)
         assert await read_totals(database, account_id) == (CREDIT, CREDIT, 3)
         newest, _, oldest = await database.read(statement_of_account, account_id, limit=9)
     assert newest.postings == (("adjustments", 2 * CREDIT), ("available", -2 * CREDIT))
@@ -73,9 +73,9 @@ async def test_parallel_adjustments_with_one_key_are_one(system: Any, database: 
         account_id, _ = await system.open_account()
         replies = await in_parallel([lambda: adjust(system, account_id, CREDIT, "k")] * 20)
         other = await adjust(system, account_id, CREDIT, "other")
-    fresh = [reply for reply in replies if isinstance(reply, Adjusted)]
+    fresh = [reply for reply in replies if isinstance(reply, CreditChanged)]
     assert len(fresh) == 1
-    assert [reply for reply in replies if not isinstance(reply, Adjusted)] == [Replayed(fresh[0])] * 19
+    assert [reply for reply in replies if not isinstance(reply, CreditChanged)] == [Replayed(fresh[0])] * 19
     assert other.account.balance_micro == 2 * CREDIT
     assert_audit_clean(database)
 
@@ -108,13 +108,13 @@ async def test_a_disabled_account_gets_nothing_new_and_finishes_what_runs(
         assert isinstance(settled, Settlement)
         paid = await account.ask(ReceivePaymentEvent(request.order_id, payments.paid(request.order_id), b"{}"))
         assert isinstance(paid, OrderResult)
-        assert isinstance(await adjust(system, account_id, CREDIT, "gift"), Adjusted)
+        assert isinstance(await adjust(system, account_id, CREDIT, "gift"), CreditChanged)
         for still_allowed in (SignOut("ses_1"), RevokeApiKey(key_id)):
             assert not isinstance(await account.ask(still_allowed), Refusal)
         totals = await read_totals(database, account_id)
         assert totals == (5 * CREDIT - CREDIT + request.amount_micro + CREDIT, 0, 5)
         assert await account.ask(SetAccess(is_disabled=False)) == AccountAccessRow(account_id, None)
-        assert isinstance(await account.ask(Recharge(CREDIT, keyed("k"))), Recharged)
+        assert isinstance(await account.ask(Recharge(CREDIT, keyed("k"))), CreditChanged)
     assert_audit_clean(database)
 
 

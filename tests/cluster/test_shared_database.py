@@ -8,16 +8,16 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 from tests.actors.actor_system import ActorSystem, create_task, make_system
 from tests.certificates import Authority
 
 from holdfast import metrics
-from holdfast.actors.account.messages import Recharge, Recharged, TaskAccepted
+from holdfast.actors.account.messages import CreditChanged, Recharge, TaskAccepted
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls, socket_path
@@ -125,7 +125,7 @@ async def open_accounts(node: Node) -> list[tuple[str, str]]:
     opened = [await node.system.open_account() for _ in range(10)]
     for account_id, _ in opened:
         recharged = await node.accounts.ref(account_id).ask(Recharge(CREDIT, IdempotencyKey("r", "k", b"f")))
-        assert isinstance(recharged, Recharged)
+        assert isinstance(recharged, CreditChanged)
     return opened
 
 

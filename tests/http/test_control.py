@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.actors.account.messages import (
     CreateApiKey,
+    CreditChanged,
     Recharge,
-    Recharged,
     RevokeApiKey,
     SignOut,
 )
@@ -313,8 +313,8 @@ async def test_revoking_a_revoked_key_returns_the_time_of_revocation(api: Api) -
     assert api.accounts.asked == []
 
 
-def recharged(api: Api) -> Recharged:
-    return Recharged("op_1", 2_500_000, AccountTotals(api.account_id, 12_500_000, 240_000))
+def recharged(api: Api) -> CreditChanged:
+    return CreditChanged("op_1", 2_500_000, AccountTotals(api.account_id, 12_500_000, 240_000))
 
 
 async def test_sandbox_credit_is_a_command_of_the_account(api: Api) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, SetAccess
+from holdfast.actors.account.messages import CreditChanged
+from holdfast.actors.account.operator_messages import AdjustCredit, SetAccess
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.operator_access import begin_session
 from holdfast.http.kit.operator_sessions import cookie_name
@@ -73,7 +74,7 @@ async def test_an_account_is_found_by_its_id_and_its_address(api: Api) -> None:
 async def test_an_adjustment_is_asked_of_the_account_with_its_action(api: Api) -> None:
     totals = AccountTotals(api.account_id, 7_500_000, 240_000)
     for amount, amount_micro in (("-2.50", -2_500_000), ("0.000001", 1), ("1000", 1_000_000_000)):
-        reply = Adjusted("op_1", amount_micro, totals)
+        reply = CreditChanged("op_1", amount_micro, totals)
         api.accounts.answer = reply
         response = await adjust(api, {"amount": amount, **WHY, "note": "a present"})
         assert response.status_code == 200

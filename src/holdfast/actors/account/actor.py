@@ -9,48 +9,39 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 from holdfast.actors.account.create_rate import CreateRate
 from holdfast.actors.account.messages import (
     CreateApiKey,
     CreateTask,
+    CreditChanged,
     Recharge,
-    Recharged,
     RecordKeyUse,
     RevokeApiKey,
     SettleTask,
     SignOut,
     TaskAccepted,
 )
-from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, OperatorCommand, SetAccess
-from holdfast.actors.account.order_messages import (
-    AttachIntent,
-    CreateOrder,
-    ExpireOrder,
-    OrderCommand,
-    PaySandboxOrder,
-    ReceivePaymentEvent,
-    ReconcileOrder,
-    RecordIntentRefused,
-    ResolveOrder,
-)
+from holdfast.actors.account.operator_messages import AdjustCredit, OperatorCommand, SetAccess
+from holdfast.actors.account.order_messages import CreateOrder, OrderCommand
 from holdfast.actors.account.orders import AccountOrders
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.actors.runtime.turns import Commit, LogEvent, Tell, Turn
+from holdfast.actors.runtime.turns import Commit, LogEvent, LogFields, Tell, Turn
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import (
-    AccountTotals,
+    OperationDetails,
     decide_adjustment,
     decide_capture,
     decide_credit,
     decide_hold,
     decide_release,
 )
+from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.ids import new_id, new_id_of_account
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
@@ -158,19 +149,8 @@ class AccountActor(JournaledActor):
                 return self._adjust(message)
             case SetAccess():
                 return self._set_access(message)
-            case (
-                CreateOrder()
-                | AttachIntent()
-                | RecordIntentRefused()
-                | ReceivePaymentEvent()
-                | PaySandboxOrder()
-                | ExpireOrder()
-                | ReconcileOrder()
-                | ResolveOrder()
-            ):
-                return self._change_order(message)
             case _:
-                assert_never(message)
+                return self._change_order(message)
 
     def settle(self, unit: Unit, result: UnitResult) -> None:
         """Take the journal's result for a unit; the orders whose decision it was may then be evicted."""
@@ -180,54 +160,49 @@ class AccountActor(JournaledActor):
 
     # --------------------------------------------------------------------------------------------------- credit
 
-    def _recharge(self, command: Recharge) -> Turn[Recharged | Replayed[Recharged]]:
-        """Refuses: 1. a disabled account; 2. a used idempotency key; 3. the ledger's refusals of a credit."""
+    def _recharge(self, command: Recharge) -> Turn[CreditChanged | Replayed[CreditChanged]]:
+        """Refuses: 1. a disabled account; 2. as :meth:`_change_credit`."""
         if self._disabled_at is not None:
             return self._units.refuse(ACCOUNT_DISABLED)
-        used = self._replies.find(command.idempotency, Recharged)
-        if used is not None:
-            return used
-        state, operation_id = self._units.state, new_id("op")
+        operation_id = new_id("op")
         operation = decide_credit(
-            state,
-            operation_id=operation_id,
+            self._units.state,
             amount_micro=command.amount_micro,
             source="sandbox",
+            operation_id=operation_id,
             reference=operation_id,
             reason="sandbox recharge",
             at=self._now(),
         )
-        if isinstance(operation, Refusal):
-            return self._units.refuse(operation, command.idempotency)
-        state.apply(operation)
-        totals = AccountTotals(self._account_id, state.balance_micro, state.held_micro)
-        reply = Recharged(operation_id, command.amount_micro, totals)
-        fields: dict[str, str | int | None] = {"account_id": self._account_id, "amount_micro": command.amount_micro}
-        log_event = LogEvent("account recharged", fields)
-        return self._units.commit(
-            reply, operations=(operation,), idempotency=command.idempotency, log_event=log_event
-        )
+        fields: LogFields = {"account_id": self._account_id, "amount_micro": command.amount_micro}
+        return self._change_credit(command, operation, LogEvent("account recharged", fields))
 
-    def _adjust(self, command: AdjustCredit) -> Turn[Adjusted | Replayed[Adjusted]]:
-        """Refuses: 1. a used idempotency key; 2. the ledger's refusals of an adjustment."""
-        used = self._replies.find(command.idempotency, Adjusted)
-        if used is not None:
-            return used
-        state = self._units.state
+    def _adjust(self, command: AdjustCredit) -> Turn[CreditChanged | Replayed[CreditChanged]]:
+        """Refuses as :meth:`_change_credit`."""
         operation = decide_adjustment(
-            state,
-            operation_id=new_id("op"),
+            self._units.state,
             amount_micro=command.amount_micro,
+            operation_id=new_id("op"),
             reference=command.action_id,
             reason=command.note,
             at=self._now(),
         )
+        return self._change_credit(command, operation)
+
+    def _change_credit(
+        self, command: Recharge | AdjustCredit, operation: Operation | Refusal, log_event: LogEvent | None = None
+    ) -> Turn[CreditChanged | Replayed[CreditChanged]]:
+        """Post an operation of no task or order. Refuses: 1. a used idempotency key; 2. the ledger's refusals."""
+        used = self._replies.find(command.idempotency, CreditChanged)
+        if used is not None:
+            return used
         if isinstance(operation, Refusal):
             return self._units.refuse(operation, command.idempotency)
-        state.apply(operation)
-        totals = AccountTotals(self._account_id, state.balance_micro, state.held_micro)
-        reply = Adjusted(operation.operation_id, command.amount_micro, totals)
-        return self._units.commit(reply, operations=(operation,), idempotency=command.idempotency)
+        self._units.state.apply(operation)
+        reply = CreditChanged(operation.operation_id, command.amount_micro, self._units.state.totals)
+        return self._units.commit(
+            reply, operations=(operation,), idempotency=command.idempotency, log_event=log_event
+        )
 
     def _create_task(self, command: CreateTask) -> Turn[TaskAccepted | Replayed[TaskAccepted]]:
         """Refuses: 1. a disabled account; 2. the API key; 3. a used idempotency key; 4. a create above the rate
@@ -282,24 +257,17 @@ class AccountActor(JournaledActor):
     def _settle_task(self, command: SettleTask) -> Turn[Settlement]:
         """Refuses: 1. the ledger's refusals of a capture or release."""
         state, settlement = self._units.state, command.settlement
+        details = OperationDetails(
+            operation_id=settlement.operation_id,
+            reference=command.request_id,
+            reason=settlement.reason,
+            at=settlement.at,
+        )
         if settlement.kind == "release":
-            operation = decide_release(
-                state,
-                operation_id=settlement.operation_id,
-                hold_id=settlement.hold_id,
-                reference=command.request_id,
-                reason=settlement.reason,
-                at=settlement.at,
-            )
+            operation = decide_release(state, hold_id=settlement.hold_id, **details)
         else:
             operation = decide_capture(
-                state,
-                operation_id=settlement.operation_id,
-                hold_id=settlement.hold_id,
-                charge_micro=settlement.charge_micro,
-                reference=command.request_id,
-                reason=settlement.reason,
-                at=settlement.at,
+                state, hold_id=settlement.hold_id, charge_micro=settlement.charge_micro, **details
             )
         if isinstance(operation, Refusal):
             return self._units.refuse(operation)
@@ -381,11 +349,13 @@ class AccountActor(JournaledActor):
 
 def _created(task: Task) -> LogEvent:
     """Return the event of a new task."""
-    fields: dict[str, str | int | None] = {
-        "task_id": task.request_id,
-        "account_id": task.account_id,
-        "provider": task.provider,
-        "model": task.model,
-        "hold_micro": task.request.hold_micro,
-    }
-    return LogEvent("task created", fields)
+    return LogEvent(
+        "task created",
+        {
+            "task_id": task.request_id,
+            "account_id": task.account_id,
+            "provider": task.provider,
+            "model": task.model,
+            "hold_micro": task.request.hold_micro,
+        },
+    )

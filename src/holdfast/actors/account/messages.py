@@ -15,16 +15,16 @@ from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow
 from holdfast.persistence.records.rows import TaskRow
 
 
-class Recharged(msgspec.Struct, frozen=True, tag="recharged"):
-    """Sandbox credit was added."""
+class CreditChanged(msgspec.Struct, frozen=True, tag="recharged"):
+    """Sandbox credit was added, or an operator gave credit, or took it if the amount is below zero."""
 
     operation_id: str
     amount_micro: int
     account: AccountTotals
 
 
-class Recharge(Command[Recharged | Replayed[Recharged]], frozen=True):
-    """Add sandbox credit. Reply: :class:`Recharged`."""
+class Recharge(Command[CreditChanged | Replayed[CreditChanged]], frozen=True):
+    """Add sandbox credit. Reply: :class:`CreditChanged`."""
 
     amount_micro: int
     idempotency: IdempotencyKey | None = None

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, TypeAlias
 
-import msgspec
-
+from holdfast.actors.account.messages import CreditChanged
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
-from holdfast.ledger.credit.account import AccountTotals
 from holdfast.persistence.records.accounts import AccountAccessRow
 
 
-class Adjusted(msgspec.Struct, frozen=True, tag="adjusted"):
-    """Credit was given, or taken if the amount is below zero."""
-
-    operation_id: str
-    amount_micro: int
-    account: AccountTotals
-
-
-class AdjustCredit(Command[Adjusted | Replayed[Adjusted]], frozen=True):
-    """Give credit, or take it if ``amount_micro`` is below zero. Reply: :class:`Adjusted`.
+class AdjustCredit(Command[CreditChanged | Replayed[CreditChanged]], frozen=True):
+    """Give credit, or take it if ``amount_micro`` is below zero. Reply: :class:`CreditChanged`.
 
     ``action_id`` is the operator's recorded action; the account's owner reads ``note`` in the statement. Refused
     like :func:`holdfast.ledger.credit.account.decide_adjustment`.

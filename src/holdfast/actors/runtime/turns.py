@@ -22,6 +22,9 @@ class Tell(msgspec.Struct, frozen=True):
     message: Command[object]
 
 
+LogFields: TypeAlias = dict[str, str | int | None]
+
+
 class LogEvent(msgspec.Struct, frozen=True):
     """An event in the life of a task or a payment, logged once it is durable.
 
@@ -29,7 +32,7 @@ class LogEvent(msgspec.Struct, frozen=True):
     """
 
     event: str
-    fields: dict[str, str | int | None]
+    fields: LogFields
 
 
 class Commit(msgspec.Struct, Generic[R_co], frozen=True, eq=False):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -26,6 +27,15 @@ from holdfast.ledger.credit.operations import (
 )
 from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount
 from holdfast.ledger.refusals import Refusal
+
+
+class OperationDetails(TypedDict):
+    """What an operation records besides its amount: its id, what it is for, why, and when."""
+
+    operation_id: str
+    reference: str
+    reason: str
+    at: datetime
 
 
 class AccountTotals(msgspec.Struct, frozen=True):
@@ -53,6 +63,11 @@ class AccountState:
         """What a new hold may take: the balance less everything held. Below zero only after a reversal."""
         return self.balance_micro - self.held_micro
 
+    @property
+    def totals(self) -> AccountTotals:
+        """The balance and the held total."""
+        return AccountTotals(self.account_id, self.balance_micro, self.held_micro)
+
     def apply(self, operation: Operation) -> None:
         """Update the state by ``operation``, which must have been decided on exactly this state."""
         assert operation.account_id == self.account_id
@@ -72,12 +87,9 @@ class AccountState:
 def decide_credit(
     state: AccountState,
     *,
-    operation_id: str,
     amount_micro: int,
     source: str,
-    reference: str,
-    reason: str,
-    at: datetime,
+    **details: Unpack[OperationDetails],
 ) -> Operation | Refusal:
     """Add ``amount_micro`` received through ``source``.
 
@@ -89,14 +101,10 @@ def decide_credit(
         return _too_large(amount_micro)
     return _operation(
         state,
-        operation_id=operation_id,
         kind=OperationKind.CREDIT,
         amount_micro=amount_micro,
         postings=(Posting(cash_account(source), -amount_micro), Posting(AVAILABLE, amount_micro)),
-        hold_id=None,
-        reference=reference,
-        reason=reason,
-        at=at,
+        **details,
     )
 
 
@@ -144,12 +152,9 @@ def decide_hold(
 def decide_capture(
     state: AccountState,
     *,
-    operation_id: str,
     hold_id: str,
     charge_micro: int,
-    reference: str,
-    reason: str,
-    at: datetime,
+    **details: Unpack[OperationDetails],
 ) -> Operation | Refusal:
     """Charge ``charge_micro`` of an open hold and return the rest to the available credit.
 
@@ -169,25 +174,19 @@ def decide_capture(
         postings.append(Posting(AVAILABLE, held_micro - charge_micro))
     return _operation(
         state,
-        operation_id=operation_id,
         kind=OperationKind.CAPTURE,
         amount_micro=charge_micro,
         postings=tuple(postings),
         hold_id=hold_id,
-        reference=reference,
-        reason=reason,
-        at=at,
+        **details,
     )
 
 
 def decide_release(
     state: AccountState,
     *,
-    operation_id: str,
     hold_id: str,
-    reference: str,
-    reason: str,
-    at: datetime,
+    **details: Unpack[OperationDetails],
 ) -> Operation | Refusal:
     """Return an open hold in full to the available credit.
 
@@ -198,26 +197,20 @@ def decide_release(
         return _hold_not_open(hold_id)
     return _operation(
         state,
-        operation_id=operation_id,
         kind=OperationKind.RELEASE,
         amount_micro=held_micro,
         postings=(Posting(HELD, -held_micro), Posting(AVAILABLE, held_micro)),
         hold_id=hold_id,
-        reference=reference,
-        reason=reason,
-        at=at,
+        **details,
     )
 
 
 def decide_reversal(
     state: AccountState,
     *,
-    operation_id: str,
     amount_micro: int,
     source: str,
-    reference: str,
-    reason: str,
-    at: datetime,
+    **details: Unpack[OperationDetails],
 ) -> Operation | Refusal:
     """Withdraw money that ``source`` took back. The only operation that may go below zero; open holds stay.
 
@@ -227,25 +220,18 @@ def decide_reversal(
         return _not_above_zero(amount_micro)
     return _operation(
         state,
-        operation_id=operation_id,
         kind=OperationKind.REVERSAL,
         amount_micro=amount_micro,
         postings=(Posting(AVAILABLE, -amount_micro), Posting(cash_account(source), amount_micro)),
-        hold_id=None,
-        reference=reference,
-        reason=reason,
-        at=at,
+        **details,
     )
 
 
 def decide_adjustment(
     state: AccountState,
     *,
-    operation_id: str,
     amount_micro: int,
-    reference: str,
-    reason: str,
-    at: datetime,
+    **details: Unpack[OperationDetails],
 ) -> Operation | Refusal:
     """Give ``amount_micro`` of credit by an operator's decision, or take it if it is below zero.
 
@@ -269,14 +255,10 @@ def decide_adjustment(
         )
     return _operation(
         state,
-        operation_id=operation_id,
         kind=OperationKind.ADJUSTMENT,
         amount_micro=amount_micro,
         postings=(Posting(ADJUSTMENTS, -amount_micro), Posting(AVAILABLE, amount_micro)),
-        hold_id=None,
-        reference=reference,
-        reason=reason,
-        at=at,
+        **details,
     )
 
 
@@ -301,21 +283,17 @@ def _hold_not_open(hold_id: str) -> Refusal:
 def _operation(
     state: AccountState,
     *,
-    operation_id: str,
     kind: OperationKind,
     amount_micro: int,
     postings: tuple[Posting, ...],
-    hold_id: str | None,
-    reference: str,
-    reason: str,
-    at: datetime,
+    hold_id: str | None = None,
+    **details: Unpack[OperationDetails],
 ) -> Operation:
     """Number the operation, compute its totals and chain it; after this point nothing may fail."""
     moved = dict(postings)
     available_micro = state.available_micro + moved.get(AVAILABLE, 0)
     held_micro = state.held_micro + moved.get(HELD, 0)
     operation = Operation(
-        operation_id=operation_id,
         account_id=state.account_id,
         number=state.number + 1,
         kind=kind,
@@ -324,8 +302,6 @@ def _operation(
         balance_after_micro=available_micro + held_micro,
         held_after_micro=held_micro,
         hold_id=hold_id,
-        reference=reference,
-        reason=reason,
-        at=at,
+        **details,
     )
     return msgspec.structs.replace(operation, chain_hash=operation.hash_after(state.chain_head))

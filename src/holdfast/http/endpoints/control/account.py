@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.actors.account.messages import CreateApiKey, Recharge, Recharged, RevokeApiKey
+from holdfast.actors.account.messages import CreateApiKey, CreditChanged, Recharge, RevokeApiKey
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import SCOPES, mint_api_key
 from holdfast.http.kit.responses import render_reply
@@ -152,10 +152,10 @@ async def recharge(call: Call) -> Outcome:
         refusal = Refusal(code="invalid_amount", message=message, param="amount")
     if refusal is not None or amount_micro is None:
         assert refusal is not None
-        return render_reply(await call.refuse(refusal, idempotency, Recharged), _recharged)
+        return render_reply(await call.refuse(refusal, idempotency, CreditChanged), _recharged)
     command = Recharge(amount_micro=amount_micro, idempotency=idempotency)
     return render_reply(await call.ask(call.deps.accounts.ref(call.session.account_id), command), _recharged)
 
 
-def _recharged(reply: Recharged) -> RechargedBody:
+def _recharged(reply: CreditChanged) -> RechargedBody:
     return render(RechargedBody, reply, currency=CURRENCY, account=account_body(reply.account))

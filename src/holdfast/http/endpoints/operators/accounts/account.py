@@ -8,7 +8,8 @@ from typing import Annotated, Final
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.actors.account.operator_messages import AdjustCredit, Adjusted, SetAccess
+from holdfast.actors.account.messages import CreditChanged
+from holdfast.actors.account.operator_messages import AdjustCredit, SetAccess
 from holdfast.http.endpoints.control.sign_in import read_email
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.responses import render_reply
@@ -221,7 +222,7 @@ async def _set_access(call: Call, *, is_disabled: bool) -> Outcome:
     return AccessBody(account_id=done.id, disabled_at=time_or_none(done.disabled_at))
 
 
-def _adjusted(reply: Adjusted) -> AdjustedBody:
+def _adjusted(reply: CreditChanged) -> AdjustedBody:
     return render(AdjustedBody, reply, account=account_body(reply.account))
 
 
