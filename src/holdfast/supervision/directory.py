@@ -22,6 +22,7 @@ import trio
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded, Unavailable
 from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.handled_messages import HandledMessages
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef, WhileDown, until_accepted
@@ -91,7 +92,10 @@ class KeyedDirectory:
         limits = limits if limits is not None else KeyedLimits()
         rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
         self.history = RestartHistory()
-        self._reports = KeyedReports(name, limits, reporter, dead_letters, history=self.history, poison=poison)
+        self.handled = HandledMessages()
+        self._reports = KeyedReports(
+            name, limits, reporter, dead_letters, history=self.history, handled=self.handled, poison=poison
+        )
         self.lives = KeyedLives(
             name, factory, gate=gate, probe=probe, reports=self._reports, limits=limits, rng=rng
         )

@@ -203,7 +203,7 @@ class KeyedLives:
                 async with self._loading:
                     child.began_at = trio.current_time()
                     actor = child.actor = self._factory(child.key, child.mailbox)
-                    actor.on_dead = partial(self._reports.dead_letter, child)
+                    actor.records, actor.child = self._reports, child
                     if isinstance(actor, JournaledActor) and child.learned:
                         actor.learn(child.learned)
                         child.learned = None

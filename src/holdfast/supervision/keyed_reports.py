@@ -1,4 +1,4 @@
-"""The metrics, dead letters and reports of a keyed directory."""
+"""The metrics, reports, dead letters and handled messages of a keyed directory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import trio
 
 from holdfast import metrics
 from holdfast.actors.runtime.faults import Crashed
+from holdfast.actors.runtime.handled_messages import HandledMessages, RecordedChild
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.workers.poison_writer import PoisonedMessage, poisoned
 from holdfast.ledger.clock import format_time
@@ -32,6 +33,7 @@ class KeyedReports:
         dead_letters: DeadLetters,
         *,
         history: RestartHistory,
+        handled: HandledMessages,
         poison: Callable[[PoisonedMessage], None] | None = None,
     ) -> None:
         self.path = name
@@ -40,6 +42,7 @@ class KeyedReports:
         self._reporter = reporter
         self._dead_letters = dead_letters
         self._history = history
+        self.handled = handled
         self._poison = poison
 
     def count(self, event: str) -> None:
@@ -50,7 +53,7 @@ class KeyedReports:
         """Set the gauge of awake actors."""
         metrics.ACTORS_AWAKE.labels(self._name).set(count)
 
-    def dead_letter(self, child: KeyedChild, reason: DeadReason, envelope: Envelope) -> None:
+    def dead_letter(self, child: RecordedChild, reason: DeadReason, envelope: Envelope) -> None:
         """Record a message that no actor will handle, or whose sender no longer waits."""
         metrics.DEAD_LETTERS.labels(reason).inc()
         self._dead_letters.record(

@@ -74,6 +74,9 @@ class Turn(Protocol):
     @property
     def message(self) -> object: ...
 
+    @property
+    def began_at(self) -> float: ...
+
 
 @runtime_checkable
 class Works(Protocol):
@@ -85,9 +88,6 @@ class Works(Protocol):
     @property
     def turn(self) -> Turn | None: ...
 
-    @property
-    def turn_began_at(self) -> float: ...
-
 
 def work_of(inbox: Inbox, actor: Works | None, now: float) -> Work:
     """Return what waits in a mailbox at ``now`` (trio's clock), and what its actor does, if there is one."""
@@ -97,7 +97,7 @@ def work_of(inbox: Inbox, actor: Works | None, now: float) -> Work:
         mailbox_depth=len(inbox),
         oldest_message_age_s=None if oldest is None else round(now - oldest, 3),
         turn=None if turn is None else type(turn.message).__name__,
-        turn_age_s=None if actor is None or turn is None else round(now - actor.turn_began_at, 3),
+        turn_age_s=None if turn is None else round(now - turn.began_at, 3),
     )
 
 

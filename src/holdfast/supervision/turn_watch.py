@@ -128,7 +128,7 @@ def _began_at(child: KeyedChild) -> float:
     if actor is None:
         return float("inf")
     if actor.turn is not None:
-        return actor.turn_began_at
+        return actor.turn.began_at
     return float("inf") if actor.is_serving else child.began_at
 
 

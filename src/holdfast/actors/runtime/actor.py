@@ -1,7 +1,7 @@
 """The actor on trio: a pykka actor whose loop is a trio task.
 
 From pykka: the class, its references, envelopes, lifecycle hooks (``on_start``, ``on_receive``, ``on_stop``,
-``on_failure``) and message handling. Private members used here: ``_handle_receive``, ``_actor_ref``,
+``on_failure``) and message handling. Private members used here: ``_handle_receive``,
 ``ActorRef._actor_weakref`` (through ``ActorRef.__init__``) and ``_envelope.Envelope``.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
-from typing import ClassVar, Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn, Protocol
 
 import pykka
 import structlog
@@ -26,8 +25,11 @@ from holdfast.actors.runtime.faults import (
     Unavailable,
 )
 from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.handled_messages import HandledMessages, Outcome, RecordedChild
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
+from holdfast.actors.runtime.messages import Replayed
 from holdfast.actors.runtime.refs import StoppedFlag
+from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.batched_histogram import BatchedHistogram
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.traces import traceparent
@@ -44,6 +46,18 @@ class Ending(Enum):
     VOIDED = "voided"
     ENDED = "ended"
     """By an operator, with messages left in the mailbox."""
+
+
+class MessageRecords(Protocol):
+    """What is recorded of the messages to a group's actors."""
+
+    handled: HandledMessages
+
+    def dead_letter(
+        self, child: RecordedChild, reason: Literal["expired", "orphan_reply"], envelope: Envelope
+    ) -> None:
+        """Record a message whose deadline passed before its turn, or whose sender does not wait for the reply."""
+        ...
 
 
 class IncarnationRef(pykka.ActorRef[pykka.Actor]):
@@ -67,24 +81,34 @@ class TrioActor(pykka.Actor):
     is_void = False
     """Whether its state is void, so that it must end before the next turn."""
 
-    on_dead: Callable[[Literal["expired", "orphan_reply"], Envelope], None] | None = None
-    """Called with a message whose deadline passed before its turn, or whose sender does not wait for the reply."""
+    records: MessageRecords | None = None
+    """Where its messages are recorded, as those of ``child``; both are set after its creation, or neither is."""
+
+    child: RecordedChild
 
     is_serving = False
     """Whether it has started, and handles messages."""
 
+    crashed_on: Envelope | None = None
+    """The message that it crashed on."""
+
     def __init__(self, mailbox: Mailbox | None = None) -> None:
         # Not super().__init__(): it draws a random urn and creates a threading.Event for each incarnation.
-        self.actor_urn = f"urn:holdfast:{type(self).__name__}:{id(self):x}"
         self.actor_inbox: Mailbox = mailbox if mailbox is not None else self._create_actor_inbox()
         self.actor_stopped = StoppedFlag()  # type: ignore[assignment]  # the same two methods
-        self._actor_ref = IncarnationRef(self)
         self.last_message: type[object] | None = None
         self.turn: Envelope | None = None
         """The message that it handles now."""
-        self.crashed_on: Envelope | None = None
-        """The message that it crashed on."""
-        self.turn_began_at = 0.0
+
+    @property
+    def actor_urn(self) -> str:  # type: ignore[override]  # computed: it is rarely used
+        """The class and the address in memory."""
+        return f"urn:holdfast:{type(self).__name__}:{id(self):x}"
+
+    @property
+    def actor_ref(self) -> IncarnationRef:  # type: ignore[override]  # as an attribute it would cost each actor 300 bytes
+        """A new reference to this incarnation; actors are usually addressed by key."""
+        return IncarnationRef(self)
 
     @classmethod
     def _create_actor_inbox(cls) -> Mailbox:
@@ -165,7 +189,7 @@ class TrioActor(pykka.Actor):
             self.on_expired(envelope)
             return
         self.last_message = type(envelope.message)
-        self.turn, self.turn_began_at = envelope, now
+        self.turn, envelope.began_at, envelope.turn_s = envelope, now, None
         trace = self.trace_of(envelope)
         link = envelope.traceparent if envelope.traceparent != trace else None
         span = start_span(f"turn {self.last_message.__name__}", trace, link=link)
@@ -175,14 +199,16 @@ class TrioActor(pykka.Actor):
             if inspect.iscoroutine(result):
                 result = await result
         except trio.Cancelled:
-            envelope.fail(OutcomeUnknown("the actor was stopped while handling the command"))
+            fault = OutcomeUnknown("the actor was stopped while handling the command")
+            self.send_fault(envelope, fault, "cancelled")
             raise
         except Exception as exc:
             self._on_exception(envelope, exc)
         else:
             self._finish(envelope, result)
         finally:
-            turns.observe(trio.current_time() - now)
+            envelope.turn_s = trio.current_time() - now
+            turns.observe(envelope.turn_s)
             if span is not None:
                 span.end()
         self.turn = None
@@ -194,12 +220,12 @@ class TrioActor(pykka.Actor):
     def _on_exception(self, envelope: Envelope, exc: Exception) -> None:
         """End the incarnation, for an ask as for a tell: its state may be ahead of the rows."""
         if isinstance(exc, DatabaseAway):
-            envelope.fail(Unavailable(str(exc), retry_after_s=exc.retry_after_s))
+            self.send_fault(envelope, Unavailable(str(exc), retry_after_s=exc.retry_after_s))
             raise exc
         crash = Crashed(f"{type(self).__name__} crashed while handling {type(envelope.message).__name__}")
         crash.__cause__ = exc
         self.crashed_on = envelope
-        envelope.fail(crash)
+        self.send_fault(envelope, crash, "crashed")
         raise exc
 
     def _finish(self, envelope: Envelope, result: object) -> None:
@@ -207,13 +233,29 @@ class TrioActor(pykka.Actor):
 
     def send_reply(self, envelope: Envelope, value: object) -> None:
         """Send a reply to the sender of a message, if that waits for one."""
-        if not envelope.reply(value) and envelope.reply_to is not None and self.on_dead is not None:
-            self.on_dead("orphan_reply", envelope)
+        is_sent = envelope.reply(value)
+        if self.records is None:
+            return
+        outcome: Outcome = "replied" if is_sent else "done"
+        if isinstance(value.reply if isinstance(value, Replayed) else value, Refusal):
+            outcome = "refused"
+        if not is_sent and envelope.reply_to is not None:
+            outcome = "orphan_reply"
+            self.records.dead_letter(self.child, outcome, envelope)
+        self.records.handled.add(self.child, envelope, outcome)
+
+    def send_fault(
+        self, envelope: Envelope, fault: Exception, outcome: Literal["failed", "crashed", "cancelled"] = "failed"
+    ) -> None:
+        """Send a fault to the sender of a message that was handled, if that waits for a reply."""
+        envelope.fail(fault)
+        if self.records is not None:
+            self.records.handled.add(self.child, envelope, outcome)
 
     def on_expired(self, envelope: Envelope) -> None:
         """Skip a message whose deadline has passed."""
-        if self.on_dead is not None:
-            self.on_dead("expired", envelope)
+        if self.records is not None:
+            self.records.dead_letter(self.child, "expired", envelope)
         envelope.fail(OutcomeUnknown("the command's deadline passed before its turn"))
 
     def state(self) -> tuple[int | None, object]:

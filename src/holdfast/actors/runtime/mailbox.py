@@ -34,9 +34,12 @@ class MailboxFull(Exception):
 
 
 class Envelope(PykkaEnvelope[object]):
-    """A message with the future of its reply, its deadline (trio's clock) and its trace."""
+    """A message with the future of its reply, its deadline (trio's clock) and its trace.
 
-    __slots__ = ("deadline", "sent_at", "traceparent")
+    ``began_at`` is when its turn began, and ``turn_s`` how long that took, None before its end.
+    """
+
+    __slots__ = ("began_at", "deadline", "sent_at", "traceparent", "turn_s")
 
     reply_to: TrioFuture[object] | None
 
@@ -53,6 +56,8 @@ class Envelope(PykkaEnvelope[object]):
         self.deadline = deadline
         self.sent_at = sent_at
         self.traceparent = traceparent
+        self.began_at = 0.0
+        self.turn_s: float | None = None
 
     @property
     def trace_id(self) -> str | None:

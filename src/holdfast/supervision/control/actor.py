@@ -37,6 +37,7 @@ from holdfast.supervision.control.messages import (
     DrainProcess,
     ListDeadLetters,
     ListKeys,
+    ListMessages,
     PauseGroup,
     ProcessDescription,
     ProviderView,
@@ -167,6 +168,9 @@ class ControlActor(Worker):
             case DescribeKey():
                 group = self._group(message.group)
                 return group if isinstance(group, Refusal) else group.describe_key(message)
+            case ListMessages():
+                group = self._group(message.group)
+                return group if isinstance(group, Refusal) else group.list_messages(message)
             case PauseGroup() | ResumeGroup():
                 group = self._group(message.group)
                 return group if isinstance(group, Refusal) else group.pause_or_resume(message)

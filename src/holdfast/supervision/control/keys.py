@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 
 import msgspec
 import trio
 
 from holdfast.actors.runtime.faults import EndedByOperator
+from holdfast.actors.runtime.handled_messages import HandledMessage
 from holdfast.actors.runtime.mailbox import SystemMessage
+from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.await_stack import await_stack
 from holdfast.supervision.control.messages import (
@@ -19,11 +21,15 @@ from holdfast.supervision.control.messages import (
     DescribeKey,
     GroupAction,
     GroupDescription,
+    KeptMessages,
     KeyAction,
     KeyDescription,
     KeyList,
     KeySummary,
     ListKeys,
+    ListMessages,
+    MessageList,
+    MessageView,
     PauseGroup,
     QuarantineKey,
     ReleaseKey,
@@ -86,6 +92,32 @@ class ControlledGroup:
             # Described as the child it would be with its next message.
             return self._describe(KeyedChild(command.key, 0))
         return self._not_found(command.key)
+
+    def list_messages(self, query: ListMessages) -> MessageList:
+        """Return the messages that a query asks for."""
+        handled = self.directory.handled
+        child = self._find(query.key)
+        if child is not None:
+            keys = {child.key}
+        elif self.show(query.key) == query.key:
+            keys = {query.key}
+        else:
+            keys = {key for key in handled.known_keys() if self.show(key) == query.key}
+        found = ((message.at, self._message_id(message), message) for message in handled.of(keys))
+        wanted = (
+            each
+            for each in found
+            if (query.since is None or each[0] >= query.since)
+            and (query.until is None or each[0] < query.until)
+            and (query.before is None or each[:2] < query.before)
+        )
+        newest = nlargest(query.limit, wanted, key=lambda each: each[:2])
+        return MessageList(
+            messages=[self._message(message_id, message) for _, message_id, message in newest],
+            kept=KeptMessages(
+                member_id=self.member_id, since=format_time(handled.since), kept_max=handled.records_max
+            ),
+        )
 
     # ------------------------------------------------------------------------------------------------ actions
 
@@ -155,6 +187,24 @@ class ControlledGroup:
         if found is None or self.show(key) != key:
             found = next((child for child in children.values() if self.show(child.key) == key), None)
         return found
+
+    def _message_id(self, message: HandledMessage) -> str:
+        # Padded, so that messages of one millisecond are in the order of their outcomes.
+        return f"{self.member_id}-{self.directory.name}-{message.number:012}"
+
+    def _message(self, message_id: str, message: HandledMessage) -> MessageView:
+        return MessageView(
+            at=format_time(message.at),
+            id=message_id,
+            member_id=self.member_id,
+            incarnation=message.incarnation,
+            message_type=message.message_type,
+            outcome=message.outcome,
+            waited_s=round(message.waited_s, 6),
+            turn_s=round(message.turn_s, 6),
+            total_s=round(message.total_s, 6),
+            trace_id=message.trace_id,
+        )
 
     def _not_found(self, key: str) -> Refusal:
         return Refusal(
