@@ -77,7 +77,7 @@ async def measure(url: str, ids: list[str]) -> float:
         await wake(ids[WARM_UP:])
         gc.collect()
         grown = resident_bytes() - before
-        assert directory.awake_count == len(ids)
+        assert directory.active_count == len(ids)
         nursery.cancel_scope.cancel()
     database.close()
     return grown / (len(ids) - WARM_UP)
@@ -92,7 +92,7 @@ def main() -> None:
         print(describe(folder))
         ids = plant_accounts(url, count + WARM_UP)
         each = trio.run(measure, url, ids)
-        print(f"an awake account: {each:,.0f} bytes of resident memory ({count} accounts)")
+        print(f"an active account: {each:,.0f} bytes of resident memory ({count} accounts)")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Recovery of many awake accounts that are killed at once: how long it takes, and what is lost.
+"""Recovery of many active accounts that are killed at once: how long it takes, and what is lost.
 
 Clients recharge every account in turn while it happens, and wait through the outage. ``restart``: the journal
 crashes, so the supervisor restarts it and the accounts after it. ``crash``: every actor raises, which pauses the
@@ -129,7 +129,7 @@ async def measure(url: str, ids: list[str]) -> None:
         print(f"first recharge of each, loading included: {time.perf_counter() - begun:.1f} s")
         begun = time.perf_counter()
         await killed.recharge_all(ids)
-        print(f"second, all awake: {time.perf_counter() - begun:.1f} s")
+        print(f"second, all active: {time.perf_counter() - begun:.1f} s")
         for name, kill in (("restart", killed.restart), ("crash", killed.crash)):
             await _killed_once(name, kill, killed, ids)
         await killed.tree.stop()
@@ -140,7 +140,7 @@ async def measure(url: str, ids: list[str]) -> None:
 
 async def _killed_once(name: str, kill: Callable[[], Awaitable[None]], killed: Killed, ids: list[str]) -> None:
     await killed.recharge_all(ids)
-    awake = killed.directory.awake_count
+    active = killed.directory.active_count
     killed.loads_most = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(killed.recharge_all, ids)
@@ -149,7 +149,7 @@ async def _killed_once(name: str, kill: Callable[[], Awaitable[None]], killed: K
         await kill()
     await killed.recharge_all(ids)
     print(
-        f"{name}: {awake} awake were killed; {len(ids)} had answered again after "
+        f"{name}: {active} active were killed; {len(ids)} had answered again after "
         f"{time.perf_counter() - begun:.1f} s, at most {killed.loads_most} loaded at a time"
     )
 

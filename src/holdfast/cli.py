@@ -158,7 +158,7 @@ def reconcile_command(
     from holdfast.reconcile import NoCardProvider, reconcile
 
     def show(done: int, total: int, order_id: str, result: str) -> None:
-        if result in ("mismatch", "error", "put_off") or done == total or done % 100 == 0:
+        if result in ("mismatch", "error", "postponed") or done == total or done % 100 == 0:
             typer.echo(f"{done:>6}/{total}  {order_id}  {result}")
 
     with report_faults():
@@ -172,7 +172,7 @@ def reconcile_command(
                 fail("No card provider is configured.", BAD_CONFIGURATION)
     counted = ", ".join(f"{many} {result}" for result, many in sorted(results.items())) or "nothing to do"
     typer.echo(f"card orders reconciled: {counted}")
-    wrong = sum(results[result] for result in ("mismatch", "error", "put_off"))
+    wrong = sum(results[result] for result in ("mismatch", "error", "postponed"))
     if wrong:
         fail(f"{wrong} card orders differ or could not be compared.", GAVE_UP)
 

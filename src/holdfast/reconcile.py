@@ -42,7 +42,7 @@ class NoCardProvider(Exception):
 def reconcile(settings: Settings, database_url: str, *, every: bool, progress: Progress) -> Counter[str]:
     """Reconcile every card order that is not reconciled yet, or with ``every`` all of the last thirty days.
 
-    Returns the number of orders for each result; ``put_off`` counts those whose account could not respond. Raises
+    Returns the number of orders for each result; ``postponed`` counts those whose account could not respond. Raises
     :class:`NoCardProvider`, and :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
     """
     return trio.run(partial(_reconcile, settings, database_url, every=every, progress=progress))
@@ -99,7 +99,7 @@ async def _reconcile_all(
             try:
                 result: str = await order_checks.check(order_id)
             except (AskFault, Crashed, UnreadableRow):
-                result = "put_off"
+                result = "postponed"
             results[result] += 1
             progress(results.total(), len(order_ids), order_id, result)
 

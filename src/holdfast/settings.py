@@ -198,7 +198,7 @@ class Settings(Locations):
     ask_deadline_s: Seconds = 10.0
     mailbox_max: Count = 1000
     idle_passivate_s: Seconds = 120.0
-    awake_max: Count = 20_000
+    active_max: Count = 20_000
     tasks_in_flight_max: Count = 1000
     task_creates_per_account_s: int = Field(0, ge=0, le=1_000_000)
     task_creates_burst: Count = 20_000

@@ -49,8 +49,8 @@ async def count(database: Database, table: str) -> int:
     return await database.read(lambda connection: int(connection.execute(sql).scalar_one()))
 
 
-async def fallen_asleep(system: Any) -> None:
-    while system.accounts.awake_count:  # noqa: ASYNC110 - passivation has no event
+async def passivated(system: Any) -> None:
+    while system.accounts.active_count:  # noqa: ASYNC110 - passivation has no event
         await trio.sleep(0.01)
 
 
@@ -112,7 +112,7 @@ async def test_a_key_is_found_in_rows_after_passivation(start_system: StartSyste
         system = await start_system(limits=KeyedLimits(idle_s=0.02))
         account_id, _ = await system.open_account()
         first = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
-        await fallen_asleep(system)
+        await passivated(system)
         again = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k", fingerprint)))
     if fingerprint == b"same body":
         assert again == Replayed(first)

@@ -389,7 +389,7 @@ async def test_two_processes_count_together_and_know_each_others_codes(open_harn
             assert (await harness.refused(VerifyCode(first.otp_id, wrong(first)))).code == "invalid_otp"
         here.clock.forward(30)
         second = await there.request()
-        # Both are awake; the one whose state has the older code must not refuse the newer one.
+        # Both are active; the one whose state has the older code must not refuse the newer one.
         signed_in = await here.verify(second.otp_id, second.code)
         assert isinstance(signed_in, SignedIn)
         assert (await there.refused(VerifyCode(second.otp_id, second.code))).code == "invalid_otp"

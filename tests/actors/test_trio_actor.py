@@ -373,7 +373,7 @@ async def test_after_a_crash_open_units_are_awaited_and_requeued(nursery: trio.N
     assert harness.requeued == [2, 3]
 
 
-async def test_a_message_during_passivation_keeps_the_actor_awake(nursery: trio.Nursery) -> None:
+async def test_a_message_during_passivation_keeps_the_actor_active(nursery: trio.Nursery) -> None:
     with trio.fail_after(5):
         harness = Harness(nursery, 1)
         harness.actor.actor_inbox.put_system(SystemMessage.PASSIVATE)

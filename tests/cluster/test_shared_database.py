@@ -139,7 +139,7 @@ async def test_mixed_accounts_are_decided_by_one_member(database_url: str, tmp_p
         assert stale_units() - stale_before <= STALE_MAX
         for node in nodes:
             owned = [opened_id for opened_id, _ in opened if node.members.link_to(place_of(opened_id)) is None]
-            assert node.system.accounts.awake_count == len(owned)
+            assert node.system.accounts.active_count == len(owned)
         await until(
             lambda: sum(node.presence.holds(name) for node in nodes for name in SINGLETONS) == len(SINGLETONS)
         )

@@ -74,7 +74,7 @@ def summary(key: str, member_id: str = "proc_1") -> KeySummary:
         group="accounts",
         key=key,
         member_id=member_id,
-        state="awake",
+        state="active",
         incarnation=1,
         restarts=0,
         work=Work(mailbox_depth=0),

@@ -60,7 +60,7 @@ async def test_an_operator_at_one_process_controls_another(
 
         # An account that the other process serves is found, crashed and restarted from here.
         customer, account = await _customer_at(other["member_id"], operator, first, new_customer)
-        assert (account["state"], account["incarnation"]) == ("awake", 1)
+        assert (account["state"], account["incarnation"]) == ("active", 1)
         path = f"/actors/accounts/{customer.account_id}"
         crashed = ok(await operator.post(f"{path}/crash", json=WHY))
         assert crashed["history"][0]["reason"] == WHY["reason"]

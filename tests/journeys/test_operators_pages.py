@@ -119,7 +119,7 @@ def test_a_crash_and_the_restart_appear_without_a_reload(pages: Pages) -> None:
     expect(row).to_be_visible()
     facts = page.locator(".pairs")
     expect(facts).to_contain_text(re.compile(rf"Incarnation\s*{incarnation + 1}\b"))
-    expect(facts.get_by_text("awake")).to_be_visible()
+    expect(facts.get_by_text("active", exact=True)).to_be_visible()
     assert page.evaluate("window.wasNotReloaded")
 
 
@@ -246,7 +246,7 @@ def test_pages_of_another_origin_get_and_change_nothing(pages: Pages) -> None:
         assert evil.evaluate(read, f"{pages.url}{path}") == "refused"
     evil.evaluate("document.forms[0].submit()")
     expect(evil.get_by_text("Not allowed")).to_be_visible()
-    assert pages.api(f"/ops/api/actors/accounts/{account.account_id}")["state"] == "awake"
+    assert pages.api(f"/ops/api/actors/accounts/{account.account_id}")["state"] == "active"
     assert account.recharge().status_code == 200
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from holdfast.actors.workers.sweeper import Sweeper
+from holdfast.persistence.operators.encryption import CannotDecrypt, RowCipher
 from holdfast.persistence.operators.poison import (
     IN_ALL_MAX,
     PER_KEY_MAX,
@@ -18,7 +19,6 @@ from holdfast.persistence.operators.poison import (
     list_poison,
     poison_by_id,
 )
-from holdfast.persistence.operators.sealing import CannotUnseal, Seal
 from holdfast.persistence.server.database import Database
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -31,7 +31,7 @@ def record(number: int = 1, *, key: str = "acct_1", mac: bytes | None = None, at
         group_name="accounts",
         key=key,
         message_type="SettleTask",
-        body=b"sealed",
+        body=b"encrypted",
         body_mac=mac if mac is not None else b"%d" % number,
         state="kept",
         first_at=at,
@@ -119,17 +119,17 @@ async def test_messages_are_deleted_after_their_retention(database: Database) ->
     assert (await sweeper.sweep())["poison_messages"] == 1
 
 
-def test_a_sealed_text_opens_with_its_key_and_for_its_row_only() -> None:
-    seal = Seal(b"k" * 32)
-    sealed = seal.seal(b"a secret", "poi_1")
-    assert b"secret" not in sealed
-    assert seal.unseal(sealed, "poi_1") == b"a secret"
+def test_an_encrypted_text_opens_with_its_key_and_for_its_row_only() -> None:
+    cipher = RowCipher(b"k" * 32)
+    encrypted = cipher.encrypt(b"a secret", "poi_1")
+    assert b"secret" not in encrypted
+    assert cipher.decrypt(encrypted, "poi_1") == b"a secret"
     for other, row, text in (
-        (seal, "poi_2", sealed),
-        (Seal(b"x" * 32), "poi_1", sealed),
-        (seal, "poi_1", sealed[:-1] + bytes([sealed[-1] ^ 1])),
-        (seal, "poi_1", b""),
+        (cipher, "poi_2", encrypted),
+        (RowCipher(b"x" * 32), "poi_1", encrypted),
+        (cipher, "poi_1", encrypted[:-1] + bytes([encrypted[-1] ^ 1])),
+        (cipher, "poi_1", b""),
     ):
-        with pytest.raises(CannotUnseal):
-            other.unseal(text, row)
-    assert seal.digest(b"a") != Seal(b"x" * 32).digest(b"a")
+        with pytest.raises(CannotDecrypt):
+            other.decrypt(text, row)
+    assert cipher.digest(b"a") != RowCipher(b"x" * 32).digest(b"a")

@@ -50,11 +50,11 @@ async def test_a_turn_is_described_with_its_await_stack(autojump_clock: MockCloc
         nursery.start_soon(collect, harness, [("a", Rest(100)), ("a", Say("later"))], {})
         await trio.sleep(10)
         found = described(group.describe_key(DescribeKey("actors", "a")))
-        assert (found.state, found.incarnation, found.work.turn) == ("awake", 1, "Rest")
+        assert (found.state, found.incarnation, found.work.turn) == ("active", 1, "Rest")
         assert (found.work.turn_age_s, found.work.mailbox_depth) == (10, 1)
         assert any("keyed_actors._Scripted.on_receive" in line for line in found.await_stack)
         summary = group.describe()
-        assert (summary.states, summary.messages, summary.paused_by) == ({"awake": 1}, 1, None)
+        assert (summary.states, summary.messages, summary.paused_by) == ({"active": 1}, 1, None)
         assert summary.oldest_message_age_s == pytest.approx(10, abs=0.01)
     assert code_of(group.describe_key(DescribeKey("actors", "unknown"))) == "actor_not_found"
 
@@ -155,7 +155,7 @@ async def test_a_quarantine_ends_a_backoff_and_holds_a_sleeping_key(autojump_clo
             with pytest.raises(Quarantined):
                 await harness.ask(key)
         await wait_all_tasks_blocked()
-        assert harness.directory.awake_count == 0
+        assert harness.directory.active_count == 0
 
 
 async def test_a_restart_ends_a_backoff_at_once(autojump_clock: MockClock) -> None:
@@ -205,17 +205,20 @@ async def test_an_operators_pause_outlives_a_restart_of_the_group(autojump_clock
 
 async def test_keys_are_listed_in_pages_by_state_and_shown_name(autojump_clock: MockClock) -> None:
     harness = Harness()
-    group = ControlledGroup(harness.directory, "proc_1", lambda key: f"shown:{key}")
+    group = ControlledGroup(harness.directory, "proc_1", lambda key: f"masked:{key}")
     async with harness.running():
         for key in "cab":
             await harness.ask(key)
-        await group.act(QuarantineKey("actors", "shown:b", "by hand", 60))
+        await group.act(QuarantineKey("actors", "masked:b", "by hand", 60))
         first = group.list(ListKeys("actors", None, "", 2))
-        assert [(each.key, each.state) for each in first.keys] == [("shown:a", "awake"), ("shown:b", "quarantined")]
-        rest = group.list(ListKeys("actors", None, "shown:b", 2))
-        assert [each.key for each in rest.keys] == ["shown:c"]
-        assert [each.key for each in group.list(ListKeys("actors", "quarantined", "", 9)).keys] == ["shown:b"]
-        assert described(group.describe_key(DescribeKey("actors", "shown:a"))).key == "shown:a"
+        assert [(each.key, each.state) for each in first.keys] == [
+            ("masked:a", "active"),
+            ("masked:b", "quarantined"),
+        ]
+        rest = group.list(ListKeys("actors", None, "masked:b", 2))
+        assert [each.key for each in rest.keys] == ["masked:c"]
+        assert [each.key for each in group.list(ListKeys("actors", "quarantined", "", 9)).keys] == ["masked:b"]
+        assert described(group.describe_key(DescribeKey("actors", "masked:a"))).key == "masked:a"
         assert code_of(await group.act(QuarantineKey("actors", "unknown", "x", 60))) == "actor_not_found"
 
 
@@ -229,5 +232,5 @@ async def test_the_history_outlives_the_actor(autojump_clock: MockClock) -> None
         await trio.sleep(600)
         assert directory.lives.children == {}
         found = described(group.describe_key(DescribeKey("actors", "a")))
-        assert (found.state, len(found.history)) == ("asleep", 20)
+        assert (found.state, len(found.history)) == ("passivated", 20)
         assert found.history[0].last_message_type == "Break"

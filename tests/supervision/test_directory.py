@@ -26,7 +26,7 @@ async def test_many_first_messages_wake_an_actor_once(autojump_clock: MockClock)
             for _ in range(50):
                 nursery.start_soon(harness.ask, "a")
         assert harness.started == {"a": 1}
-        assert harness.directory.awake_count == 1
+        assert harness.directory.active_count == 1
     assert harness.handled["a"] == ["hello"] * 50
 
 
@@ -56,16 +56,16 @@ async def test_an_idle_actor_is_passivated_and_a_used_one_is_not(autojump_clock:
         for _ in range(30):
             await harness.ask("busy")
             await trio.sleep(20)
-        assert directory.awake_count == 1
+        assert directory.active_count == 1
         await harness.ask("idle")
         assert harness.started == {"idle": 2, "busy": 1}
         await trio.sleep(250)
-        assert directory.awake_count == 0
+        assert directory.active_count == 0
         assert directory.lives.children == {}
 
 
 async def test_above_the_limit_the_longest_idle_actor_is_passivated(autojump_clock: MockClock) -> None:
-    harness = Harness(limits=KeyedLimits(awake_max=3))
+    harness = Harness(limits=KeyedLimits(active_max=3))
     async with harness.running() as directory:
         for key in "abc":
             await harness.ask(key)
@@ -73,19 +73,19 @@ async def test_above_the_limit_the_longest_idle_actor_is_passivated(autojump_clo
         await harness.ask("a")
         await harness.ask("d")
         await wait_all_tasks_blocked()
-        assert directory.awake_count == 3
+        assert directory.active_count == 3
         assert harness.live == {"a": 1, "b": 0, "c": 1, "d": 1}
 
 
 async def test_many_actors_above_the_limit_are_passivated_once_idle(autojump_clock: MockClock) -> None:
-    harness = Harness(limits=KeyedLimits(awake_max=3))
+    harness = Harness(limits=KeyedLimits(active_max=3))
     async with harness.running() as directory:
         async with trio.open_nursery() as nursery:
             for number in range(50):
                 nursery.start_soon(harness.ask, str(number))
-        assert directory.awake_count == 50
+        assert directory.active_count == 50
         await trio.sleep(1)
-        assert directory.awake_count == 3
+        assert directory.active_count == 3
 
 
 async def test_a_message_during_passivation_is_answered(autojump_clock: MockClock) -> None:
@@ -179,7 +179,7 @@ async def test_a_drain_handles_messages_refuses_asks_and_retains_tells(autojump_
         await wait_all_tasks_blocked()
         assert harness.handled["c"] == ["kept"]
         assert await harness.ask("a") == "hello"
-    assert harness.directory.awake_count == 0
+    assert harness.directory.active_count == 0
 
 
 async def test_a_drain_does_not_wait_for_actors_that_cannot_start(autojump_clock: MockClock) -> None:
@@ -208,7 +208,7 @@ async def test_a_kill_during_a_turn_replies_unknown_and_keeps_messages(autojump_
         await wait_all_tasks_blocked()
         assert isinstance(replies[0], OutcomeUnknown)
         assert harness.live["a"] == 0
-        assert harness.directory.awake_count == 0
+        assert harness.directory.active_count == 0
         async with harness.running():
             await wait_all_tasks_blocked()
     assert replies[1] == "next"

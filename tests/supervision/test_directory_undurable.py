@@ -106,12 +106,12 @@ async def test_passivation_waits_for_the_last_commit(autojump_clock: MockClock) 
     async with harness.running() as directory, trio.open_nursery() as nursery:
         nursery.start_soon(collect, harness, [("a", Write("1"))], replies)
         await trio.sleep(100)
-        assert directory.awake_count == 1
+        assert directory.active_count == 1
         directory.ref("a").tell(Say("2"))
         await trio.sleep(1)
         harness.settle(Committed())
         await trio.sleep(100)
-        assert directory.awake_count == 0
+        assert directory.active_count == 0
     assert harness.handled["a"] == ["1", "2"]
     assert harness.started["a"] == 1
 
@@ -195,7 +195,7 @@ STEPS = st.lists(
 async def play(steps: list[Step]) -> None:
     """Run one schedule; then the journal settles all units, and each ask has exactly one right answer."""
     limits = KeyedLimits(
-        idle_s=20, awake_max=2, child_restarts=1000, group_crashes=1000, backoff=Backoff(0.1, 1, jitter=0.2)
+        idle_s=20, active_max=2, child_restarts=1000, group_crashes=1000, backoff=Backoff(0.1, 1, jitter=0.2)
     )
     harness = Harness(actor=WritingActor, limits=limits)
     asked: dict[int, tuple[str, Command[str]]] = {}
@@ -251,7 +251,7 @@ async def play(steps: list[Step]) -> None:
         else:
             assert answer == str(number) or isinstance(answer, Unavailable)
     assert max(harness.most_live.values(), default=1) == 1
-    assert harness.directory.awake_count == 0
+    assert harness.directory.active_count == 0
 
 
 @settings(max_examples=120, deadline=None)

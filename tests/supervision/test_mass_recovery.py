@@ -1,4 +1,4 @@
-"""Many awake actors killed at once are back soon, load a few at a time, and lose no message."""
+"""Many active actors killed at once are back soon, load a few at a time, and lose no message."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_killed_with_their_group_all_are_back_and_nothing_is_lost(
     replies: dict[str, Any] = {}
     async with harness.running() as directory:
         await ask_all(harness, replies, "before")
-        assert directory.awake_count == len(KEYS)
+        assert directory.active_count == len(KEYS)
         lives = directory.lives
     # The end of the run is what a crash of the journal does to the group; messages sent meanwhile wait.
     for key in KEYS[:50]:
@@ -68,7 +68,7 @@ async def test_killed_with_their_group_all_are_back_and_nothing_is_lost(
         begun = trio.current_time()
         await ask_all(harness, replies, "after")
         assert trio.current_time() - begun <= 2 * len(KEYS) / LOADING_MAX * LOAD_S
-        assert directory.awake_count == len(KEYS)
+        assert directory.active_count == len(KEYS)
     assert Loading.most == LOADING_MAX
     assert set(replies.values()) == {"after"}
     assert all(harness.handled[key] == ["before", "meanwhile", "after"] for key in KEYS[:50])

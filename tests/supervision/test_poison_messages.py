@@ -17,8 +17,8 @@ from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonQueue, 
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Broken, Committed
+from holdfast.persistence.operators.encryption import RowCipher
 from holdfast.persistence.operators.poison import PoisonRecord, poison_by_id
-from holdfast.persistence.operators.sealing import Seal
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import CrashKey
@@ -26,7 +26,7 @@ from holdfast.supervision.poison_replays import PoisonReplays
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
 
-SEAL = Seal(b"k" * 32)
+CIPHER = RowCipher(b"k" * 32)
 
 
 class KeyedBreak(Break, frozen=True):
@@ -52,9 +52,9 @@ def writer_of(harness: Harness, queue: PoisonQueue, database: Database | None = 
         queue,
         database=database,  # type: ignore[arg-type]  # not needed to make a record
         reporter=harness.reporter,
-        seal=SEAL,
+        cipher=CIPHER,
         encode=encode,
-        show=lambda _group, key: f"shown:{key}",
+        mask=lambda _group, key: f"masked:{key}",
     )
 
 
@@ -66,11 +66,11 @@ async def test_the_message_that_crashed_is_kept_with_its_cause(autojump_clock: M
         assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
     [message] = kept
     record = writer_of(harness, PoisonQueue()).record(message)
-    assert (record.group_name, record.key, record.message_type) == ("actors", "shown:a", "Break")
+    assert (record.group_name, record.key, record.message_type) == ("actors", "masked:a", "Break")
     assert (record.reason_type, record.reason, record.incarnation) == ("ValueError", "broken on purpose", 1)
     assert "keyed_actors:" in (record.location or "")
     assert record.body is not None
-    assert SEAL.unseal(record.body, record.poison_id) == encode("actors", Break())
+    assert CIPHER.decrypt(record.body, record.poison_id) == encode("actors", Break())
 
 
 async def test_a_unit_that_the_database_refuses_is_kept_as_its_message(autojump_clock: MockClock) -> None:
@@ -127,7 +127,7 @@ class Stored:
             database,
             {"actors": _Shown(self.harness)},
             decode=decode,
-            seal=SEAL,
+            cipher=CIPHER,
             now=lambda: utc_now() + self.waited,
             idempotency_ttl_s=3600,
         )
@@ -161,7 +161,7 @@ class _Shown:
         self._harness = harness
 
     def ref(self, key: str) -> Any:
-        return self._harness.directory.ref(key.removeprefix("shown:"))
+        return self._harness.directory.ref(key.removeprefix("masked:"))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ async def watched(harness: Harness, limit_s: float = 30) -> AsyncIterator[trio.N
         limit_s=limit_s,
         reporter=harness.reporter,
         is_database_open=lambda: harness.gate.is_open,
-        show=lambda _group, key: f"shown:{key}",
+        mask=lambda _group, key: f"masked:{key}",
     )
     async with harness.running(), trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: watch.run(task_status=task_status))
@@ -40,13 +40,13 @@ async def test_a_long_turn_is_reported_once_and_at_its_end(autojump_clock: MockC
         assert harness.reports("stuck") == []
         await trio.sleep(61)
         [report] = harness.reports("stuck")
-        assert (report.key, report.last_message_type, report.mailbox_depth) == ("shown:a", "Rest", 1)
+        assert (report.key, report.last_message_type, report.mailbox_depth) == ("masked:a", "Rest", 1)
         assert 30 <= (report.duration_s or 0) <= 36
         assert "keyed_actors._Scripted.on_receive" in (report.reason or "")
         assert harness.reports("recovery") == []
         await trio.sleep(20)
         [ended] = harness.reports("recovery")
-        assert (ended.key, ended.last_message_type) == ("shown:a", "Rest")
+        assert (ended.key, ended.last_message_type) == ("masked:a", "Rest")
         assert 100 <= (ended.duration_s or 0) <= 106
         await trio.sleep(300)
         assert len(harness.reports("stuck")) == 1

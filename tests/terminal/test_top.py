@@ -94,7 +94,7 @@ SAMPLE = Sample(
     mailbox_messages=3,
     oldest_message_s=0.02,
     connections_open=5,
-    actors_awake=42,
+    actors_active=42,
     cpu_s=2.5,
     memory_bytes=100 * 2**20,
 )
@@ -142,8 +142,8 @@ def test_rates_and_the_tree_of_all_processes_are_shown() -> None:
     failing = child(
         "outbox", state="restarting", restarts=2, last_fault="ValueError: no", work=Work(mailbox_depth=5)
     )
-    one = member(0, child("outbox", work=Work(mailbox_depth=1)), group("accounts", states={"awake": 2}))
-    other = member(1, failing, group("accounts", states={"awake": 1, "quarantined": 1}, messages=4))
+    one = member(0, child("outbox", work=Work(mailbox_depth=1)), group("accounts", states={"active": 2}))
+    other = member(1, failing, group("accounts", states={"active": 1, "quarantined": 1}, messages=4))
     lines = shown(render(look(service(one, other), now=lambda: AT)))
     assert lines[0] == ("http://saturn:8000  12:00:00 UTC  processes: 2  ledger: verified 12 s ago, 1 differences")
     [first] = [line for line in lines if line.startswith("saturn 4000 worker 0")]
@@ -154,7 +154,7 @@ def test_rates_and_the_tree_of_all_processes_are_shown() -> None:
     [outbox] = [line for line in lines if line.strip().startswith("outbox")]
     assert outbox.split() == ["outbox", "1", "running,", "1", "restarting", "2", "6", "ValueError:", "no"]
     [accounts] = [line for line in lines if line.startswith("accounts")]
-    assert accounts.split() == ["accounts", "3", "awake,", "1", "quarantined", "4"]
+    assert accounts.split() == ["accounts", "3", "active,", "1", "quarantined", "4"]
 
 
 def test_a_process_that_does_not_answer_is_shown_as_unreachable() -> None:

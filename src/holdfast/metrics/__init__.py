@@ -94,11 +94,11 @@ DATABASE_OUTAGES = Counter("holdfast_database_outages", "How often the database 
 
 # Actors
 
-ACTORS_AWAKE = Gauge("holdfast_actors_awake", "Active actors, by kind.", ["kind"], multiprocess_mode="livesum")
+ACTORS_ACTIVE = Gauge("holdfast_actors_active", "Active actors, by kind.", ["kind"], multiprocess_mode="livesum")
 ACTOR_EVENTS = Counter(
     "holdfast_actor_events",
     "Events of actors, by kind and event: activated, passivated, stopped, restarted (by an operator), crashed, "
-    "voided, put_off (by the database), quarantined, tried (their quarantine being over), released.",
+    "voided, postponed (by the database), quarantined, tried (their quarantine being over), released.",
     ["kind", "event"],
 )
 ACTORS_QUARANTINED = Gauge(

@@ -51,7 +51,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     mailbox_messages: int
     oldest_message_s: float
     connections_open: int
-    actors_awake: int
+    actors_active: int
     cpu_s: float | None
     memory_bytes: int | None
 
@@ -141,7 +141,7 @@ def sample_between(
         mailbox_messages=queues.mailbox_messages,
         oldest_message_s=queues.oldest_message_s,
         connections_open=round(_value_of(metrics.HTTP_CONNECTIONS)),
-        actors_awake=round(_value_of(metrics.ACTORS_AWAKE)),
+        actors_active=round(_value_of(metrics.ACTORS_ACTIVE)),
         cpu_s=None if now.cpu_s is None or before.cpu_s is None else now.cpu_s - before.cpu_s,
         memory_bytes=now.memory_bytes,
     )

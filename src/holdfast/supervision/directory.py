@@ -170,11 +170,11 @@ class KeyedDirectory:
             raise Overloaded(f"{self.name} {child.key}: {full}") from full
         child.last_used = envelope.sent_at
         self.lives.children.move_to_end(child.key)
-        if child.state == "asleep":
+        if child.state == "passivated":
             self.lives.activate(child)
 
     def pause(self, reason: str) -> None:
-        """Refuse asks until :meth:`resume`, for an operator; actors that are awake finish what they have."""
+        """Refuse asks until :meth:`resume`, for an operator; actors that are active finish what they have."""
         self.lives.pause.begin_by_operator(reason)
         self._reports.paused_by_operator(reason)
 
@@ -185,9 +185,9 @@ class KeyedDirectory:
             self._reports.resumed(reason)
 
     @property
-    def awake_count(self) -> int:
-        """How many actors are awake."""
-        return self.lives.awake_count
+    def active_count(self) -> int:
+        """How many actors are active."""
+        return self.lives.active_count
 
     def mailboxes(self) -> list[Mailbox]:
         """Return the mailboxes of all keys."""
@@ -209,14 +209,14 @@ class KeyedDirectory:
         return lives.nursery is not None and not lives.stopping.is_set() and not is_paused
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run actors until :meth:`stop` has drained them. Messages left over wake their actors in the next run."""
+        """Run actors until :meth:`stop` has drained them. The next run handles the messages left over."""
         self.lives.stopping = trio.Event()
         self.lives.pause.end()
         async with trio.open_nursery() as nursery:
             self.lives.nursery = nursery
             try:
                 for child in list(self.lives.children.values()):
-                    if child.state == "asleep" and not child.mailbox.empty():
+                    if child.state == "passivated" and not child.mailbox.empty():
                         self.lives.activate(child)
                 task_status.started()
                 nursery.start_soon(self.lives.sweep)

@@ -12,7 +12,7 @@ from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.supervision.intensity import Backoff, RestartWindow
 
-KeyedState = Literal["asleep", "awake", "backing_off", "quarantined"]
+KeyedState = Literal["passivated", "active", "backing_off", "quarantined"]
 
 
 EndKind = Literal["restart", "crash", "quarantine"]
@@ -39,7 +39,7 @@ class KeyedLimits:
 
     mailbox_max: int = 1000
     idle_s: float = 120.0
-    awake_max: int = 20_000
+    active_max: int = 20_000
     loading_max: int = 16
     child_restarts: int = 5
     child_period_s: float = 60.0
@@ -97,10 +97,10 @@ class KeyedChild:
     def __init__(self, key: str, mailbox_max: int) -> None:
         self.key = key
         self.mailbox = Mailbox(mailbox_max)
-        self.state: KeyedState = "asleep"
+        self.state: KeyedState = "passivated"
         self.actor: TrioActor | None = None
         self.task: trio.lowlevel.Task | None = None
-        """The task of its incarnations, while it is awake or backs off."""
+        """The task of its incarnations, while it is active or backs off."""
         self.scope: trio.CancelScope | None = None
         """The scope of its present incarnation."""
         self.backoff: trio.CancelScope | None = None
@@ -131,10 +131,10 @@ class KeyedChild:
 
     @property
     def is_idle(self) -> bool:
-        """Whether its actor is awake with no message to handle."""
-        return self.state == "awake" and self.mailbox.empty() and not self.mailbox.has_system
+        """Whether its actor is active with no message to handle."""
+        return self.state == "active" and self.mailbox.empty() and not self.mailbox.has_system
 
     @property
     def has_crashed_lately(self) -> bool:
-        """Whether a sleeping child is retained for its crash count: one crash a message is a crash loop too."""
+        """Whether a passivated child is retained for its crash count: one crash a message is a crash loop too."""
         return self.window is not None and self.window.count(trio.current_time()) > 0

@@ -52,7 +52,7 @@ class KeyedLives:
         """By key, the least recently used first."""
         self.nursery: trio.Nursery | None = None
         self.stopping = trio.Event()
-        self.awake_count = 0
+        self.active_count = 0
         self._name = name
         self._factory = factory
         self._reports = reports
@@ -67,7 +67,7 @@ class KeyedLives:
         return self._loading.borrowed_tokens
 
     def child(self, key: str) -> KeyedChild:
-        """Return the child of a key; a new one is asleep."""
+        """Return the child of a key; a new one is passivated."""
         child = self.children.get(key)
         if child is None:
             child = self.children[key] = KeyedChild(key, self.limits.mailbox_max)
@@ -82,11 +82,11 @@ class KeyedLives:
         """Start the child's next incarnation. The state is tested and set without an await in between."""
         if self.nursery is None:
             return
-        child.state = "awake"
-        self.awake_count += 1
-        self._reports.awake(self.awake_count)
+        child.state = "active"
+        self.active_count += 1
+        self._reports.active(self.active_count)
         self.nursery.start_soon(self._live, child, name=f"actor:{self._name}:{child.key}")
-        if self.awake_count > self.limits.awake_max:
+        if self.active_count > self.limits.active_max:
             self._crowded.set()
 
     def release(self, child: KeyedChild, reason: str) -> None:
@@ -99,14 +99,14 @@ class KeyedLives:
 
     async def drain(self) -> None:
         """Let every actor handle its messages, await its commits and end."""
-        while self.awake_count:
+        while self.active_count:
             is_blocked = self.pause.is_on or not self.gate.is_open
             if is_blocked and all(child.actor is None for child in self.children.values()):
                 # No actor works and none can start: the messages stay for the next run.
                 return
             self._emptied = trio.Event()
             for child in self.children.values():
-                if child.state == "awake" and not child.mailbox.has_system:
+                if child.state == "active" and not child.mailbox.has_system:
                     child.mailbox.put_system(SystemMessage.STOP)
             with trio.move_on_after(0.5):
                 await self._emptied.wait()
@@ -114,18 +114,18 @@ class KeyedLives:
     async def sweep(self) -> None:
         """Passivate idle actors, the longest idle first, and forget what need not be remembered.
 
-        It is repeated soon after there are more than ``awake_max``, not at once: it may look at every actor.
+        It is repeated soon after there are more than ``active_max``, not at once: it may look at every actor.
         """
         while True:
             with trio.move_on_after(max(self.limits.idle_s / 8, SWEEPS_APART_S)):
                 await self._crowded.wait()
             self._sweep_once()
             await trio.sleep(SWEEPS_APART_S)
-            if self.awake_count <= self.limits.awake_max:
+            if self.active_count <= self.limits.active_max:
                 self._crowded = trio.Event()
 
     def _sweep_once(self) -> None:
-        excess = self.awake_count - self.limits.awake_max
+        excess = self.active_count - self.limits.active_max
         idle_since = trio.current_time() - self.limits.idle_s
         for child in list(self.children.values()):
             is_long_idle = child.last_used <= idle_since
@@ -140,12 +140,12 @@ class KeyedLives:
     def _is_forgettable(self, child: KeyedChild) -> bool:
         if child.state == "quarantined":
             return self.quarantine.is_long_over(child)
-        return child.state == "asleep" and not child.has_crashed_lately
+        return child.state == "passivated" and not child.has_crashed_lately
 
     # ------------------------------------------------------------------------------------------- incarnations
 
     async def _live(self, child: KeyedChild) -> None:
-        """Run incarnation after incarnation until the child may sleep. Raises nothing but a cancellation."""
+        """Run incarnation after incarnation until the child is passivated. Raises nothing but a cancellation."""
         asking_from.set(child)
         child.task = trio.lowlevel.current_task()
         was_cancelled = True
@@ -157,22 +157,22 @@ class KeyedLives:
             # A bug in this module: quarantine this key rather than cancel all others.
             self.quarantine.put(child, exc)
         finally:
-            self.awake_count -= 1
-            self._reports.awake(self.awake_count)
+            self.active_count -= 1
+            self._reports.active(self.active_count)
             if was_cancelled and isinstance(child.actor, JournaledActor):
                 # The journal may still return messages, perhaps during another run of the directory.
                 child.actor.on_requeued = partial(self._on_requeued, child)
             child.actor = child.task = None
             child.finish_end_request()
             if child.state != "quarantined":
-                child.state = "asleep"
+                child.state = "passivated"
                 if child.mailbox.empty():
                     # A cancelled one is retained, since the journal may still return its messages.
                     if not was_cancelled and not child.has_crashed_lately:
                         self.forget(child)
                 elif not was_cancelled and not self.stopping.is_set():
                     self.activate(child)
-            if not self.awake_count:
+            if not self.active_count:
                 self._emptied.set()
 
     def _on_requeued(self, child: KeyedChild) -> None:
@@ -182,7 +182,7 @@ class KeyedLives:
             current.mailbox.requeue(child.mailbox.take_all())
         if current.state == "quarantined":
             self.quarantine.clear_mailbox(current)
-        elif current.state == "asleep" and not current.mailbox.empty():
+        elif current.state == "passivated" and not current.mailbox.empty():
             self.activate(current)
 
     async def _incarnate(self, child: KeyedChild) -> bool:
@@ -298,7 +298,7 @@ class KeyedLives:
 
     async def _postpone(self, child: KeyedChild) -> bool:
         """Start the next incarnation later, for the database ended this one. Its messages wait, or expire."""
-        self._reports.count("put_off")
+        self._reports.count("postponed")
         if self.stopping.is_set():
             return False
         child.postponed += 1
@@ -313,4 +313,4 @@ class KeyedLives:
             await self.stopping.wait()
         child.backoff = None
         if child.state == "backing_off":
-            child.state = "awake"
+            child.state = "active"

@@ -49,9 +49,9 @@ class KeyedReports:
         """Count an event of an actor."""
         metrics.ACTOR_EVENTS.labels(self._name, event).inc()
 
-    def awake(self, count: int) -> None:
-        """Set the gauge of awake actors."""
-        metrics.ACTORS_AWAKE.labels(self._name).set(count)
+    def active(self, count: int) -> None:
+        """Set the gauge of active actors."""
+        metrics.ACTORS_ACTIVE.labels(self._name).set(count)
 
     def dead_letter(self, child: RecordedChild, reason: DeadReason, envelope: Envelope) -> None:
         """Record a message that no actor will handle, or whose sender no longer waits."""

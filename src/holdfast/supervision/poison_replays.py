@@ -14,6 +14,7 @@ from holdfast.actors.runtime.messages import Command, Replayed
 from holdfast.actors.runtime.refs import Directory
 from holdfast.ledger.clock import Now
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.operators.encryption import CannotDecrypt, RowCipher
 from holdfast.persistence.operators.poison import (
     PoisonRecord,
     PoisonState,
@@ -22,7 +23,6 @@ from holdfast.persistence.operators.poison import (
     finish_replay,
     poison_by_id,
 )
-from holdfast.persistence.operators.sealing import CannotUnseal, Seal
 from holdfast.persistence.server.database import Database
 from holdfast.reports.causes import describe
 
@@ -41,14 +41,14 @@ class PoisonReplays:
         directories: Mapping[str, Directory],
         *,
         decode: Callable[[str, str, bytes], Command[object]],
-        seal: Seal,
+        cipher: RowCipher,
         now: Now,
         idempotency_ttl_s: float,
     ) -> None:
         self._database = database
         self._directories = directories
         self._decode = decode
-        self._seal = seal
+        self._cipher = cipher
         self._now = now
         self._idempotency_ttl = timedelta(seconds=idempotency_ttl_s)
 
@@ -117,9 +117,9 @@ class PoisonReplays:
         if found.body is None:
             return None
         try:
-            body = self._seal.unseal(found.body, found.poison_id)
+            body = self._cipher.decrypt(found.body, found.poison_id)
             return self._decode(found.group_name, found.message_type, body)
-        except (CannotUnseal, msgspec.DecodeError, LookupError, TypeError, ValueError):
+        except (CannotDecrypt, msgspec.DecodeError, LookupError, TypeError, ValueError):
             return None
 
 

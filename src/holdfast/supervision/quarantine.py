@@ -53,7 +53,7 @@ class Quarantine:
             return False
         self._reports.count("tried")
         child.trial_at = trio.current_time()
-        child.state = "asleep"
+        child.state = "passivated"
         return True
 
     def is_on_trial(self, child: KeyedChild) -> bool:
@@ -73,7 +73,7 @@ class Quarantine:
         self._reports.count("released")
         self._reports.released(child, f"by an operator: {reason}")
         child.trial_at, child.window, child.quarantines = None, None, 0
-        child.state = "asleep"
+        child.state = "passivated"
 
     def is_long_over(self, child: KeyedChild) -> bool:
         """Whether a quarantine ended so long ago, without a message since, that the key may be forgotten."""

@@ -39,13 +39,13 @@ class TurnWatch:
         limit_s: float,
         reporter: Reporter,
         is_database_open: Callable[[], bool],
-        show: Callable[[str, str], str],
+        mask: Callable[[str, str], str],
     ) -> None:
         self._directories = tuple(directories)
         self._limit_s = limit_s
         self._reporter = reporter
         self._is_database_open = is_database_open
-        self._show = show
+        self._mask = mask
         self._reported: dict[tuple[str, str], _Stuck] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -94,7 +94,7 @@ class TurnWatch:
                     kind="recovery",
                     at=self._reporter.now(),
                     path=name,
-                    key=self._show(name, key),
+                    key=self._mask(name, key),
                     incarnation=stuck.incarnation,
                     reason=f"its turn has ended: {stuck.what}",
                     last_message_type=stuck.what,
@@ -110,7 +110,7 @@ class TurnWatch:
                 kind="stuck",
                 at=self._reporter.now(),
                 path=directory.name,
-                key=self._show(directory.name, child.key),
+                key=self._mask(directory.name, child.key),
                 incarnation=child.incarnation,
                 reason="it waits in " + " < ".join(reversed(stack[-FRAMES_SHOWN:])),
                 location=stack[-1] if stack else None,

@@ -115,7 +115,7 @@ def _rates(sample: Sample) -> tuple[str, ...]:
         "" if sample.commit_p99_s is None else _number(sample.commit_p99_s * 1000),
         str(sample.journal_queue_units),
         _number(sample.loop_lag_max_s * 1000),
-        str(sample.actors_awake),
+        str(sample.actors_active),
         str(sample.mailbox_messages),
         _age(sample.oldest_message_s),
         cpu,

@@ -161,6 +161,6 @@ def _directory(
         dead_letters=dead_letters,
         poison=None if poison is None else poison.put,
         limits=KeyedLimits(
-            mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, awake_max=settings.awake_max
+            mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, active_max=settings.active_max
         ),
     )

@@ -23,7 +23,7 @@ from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.supervisor import Supervisor
-from holdfast.wiring.shown_keys import shown_key
+from holdfast.wiring.masked_keys import masked_key
 
 
 def controls_of_all(ref: ControlRef, members: Members) -> Controls:
@@ -70,7 +70,7 @@ def control_child(
         started_at=format_time(utc_now()),
     )
     groups = {
-        each.name: ControlledGroup(each, members.me, partial(shown_key, settings, each.name))
+        each.name: ControlledGroup(each, members.me, partial(masked_key, settings, each.name))
         for each in directories
     }
 

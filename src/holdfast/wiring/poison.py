@@ -1,4 +1,4 @@
-"""Poison messages: how they are encoded, sealed and shown, and which actors they are replayed to."""
+"""Poison messages: how they are encoded, encrypted and shown, and which actors they are replayed to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from holdfast.actors.workers.poison_writer import PoisonQueue, PoisonWriter
 from holdfast.cluster.codec import CannotEncode
 from holdfast.cluster.groups import SIGN_INS, codecs
 from holdfast.ledger.clock import Now
-from holdfast.persistence.operators.sealing import Seal
+from holdfast.persistence.operators.encryption import RowCipher
 from holdfast.persistence.server.database import Database
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
 from holdfast.supervision.poison_replays import PoisonReplays
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
-from holdfast.wiring.shown_keys import shown_key
+from holdfast.wiring.masked_keys import masked_key
 
 
 def poison_writer(
@@ -30,9 +30,9 @@ def poison_writer(
         queue,
         database=database,
         reporter=reporter,
-        seal=_seal(settings),
+        cipher=_cipher(settings),
         encode=_encode,
-        show=partial(shown_key, settings),
+        mask=partial(masked_key, settings),
     )
     return lambda: RunningChild(writer.run)
 
@@ -45,14 +45,14 @@ def poison_replays(
         database,
         directories,
         decode=_decode,
-        seal=_seal(settings),
+        cipher=_cipher(settings),
         now=now,
         idempotency_ttl_s=settings.idempotency_ttl_s,
     )
 
 
-def _seal(settings: Settings) -> Seal:
-    return Seal(settings.derived_key("poison messages"))
+def _cipher(settings: Settings) -> RowCipher:
+    return RowCipher(settings.derived_key("poison messages"))
 
 
 def _encode(group: str, message: object) -> bytes | None:

@@ -48,8 +48,8 @@ from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.supervision.turn_watch import TurnWatch
+from holdfast.wiring.masked_keys import masked_key
 from holdfast.wiring.provider_registry import ProviderRegistry
-from holdfast.wiring.shown_keys import shown_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def worker_children(
                 limit_s=settings.stuck_turn_s,
                 reporter=reporter,
                 is_database_open=lambda: database.gate.is_open,
-                show=partial(shown_key, settings),
+                mask=partial(masked_key, settings),
             ).run
         ),
         "heartbeat": lambda: Heartbeat(database=database, presence=presence, providers=registry.slots),

@@ -19,8 +19,8 @@ from holdfast import metrics
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.ledger.ids import new_id
+from holdfast.persistence.operators.encryption import RowCipher
 from holdfast.persistence.operators.poison import PoisonRecord, keep_poison
-from holdfast.persistence.operators.sealing import Seal
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.reports.causes import Cause
@@ -94,7 +94,7 @@ class PoisonQueue:
 class PoisonWriter:
     """Stores what is in ``queue``.
 
-    ``encode`` returns a message's body, or None if it must not be stored; ``show`` the key that operators see.
+    ``encode`` returns a message's body, or None if it must not be stored; ``mask`` the key that operators see.
     """
 
     def __init__(
@@ -103,16 +103,16 @@ class PoisonWriter:
         *,
         database: Database,
         reporter: Reporter,
-        seal: Seal,
+        cipher: RowCipher,
         encode: Callable[[str, object], bytes | None],
-        show: Callable[[str, str], str],
+        mask: Callable[[str, str], str],
     ) -> None:
         self._queue = queue
         self._database = database
         self._reporter = reporter
-        self._seal = seal
+        self._cipher = cipher
         self._encode = encode
-        self._show = show
+        self._mask = mask
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Store messages until cancelled."""
@@ -156,10 +156,10 @@ class PoisonWriter:
         return PoisonRecord(
             poison_id=poison_id,
             group_name=message.group,
-            key=self._show(message.group, message.key),
+            key=self._mask(message.group, message.key),
             message_type=type(message.envelope.message).__name__,
-            body=self._seal.seal(body, poison_id) if body is not None and is_stored else None,
-            body_mac=self._seal.digest(body or b""),
+            body=self._cipher.encrypt(body, poison_id) if body is not None and is_stored else None,
+            body_mac=self._cipher.digest(body or b""),
             state="kept",
             first_at=message.at,
             last_at=message.at,

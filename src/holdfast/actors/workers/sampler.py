@@ -79,7 +79,7 @@ class Sampler:
         return totals, ended
 
     def _queues(self, now: float) -> Queues:
-        # Thousands of actors may be awake; nearly all of their mailboxes are empty.
+        # Thousands of actors may be active; nearly all of their mailboxes are empty.
         waiting = [mailbox for mailbox in self._mailboxes() if not mailbox.empty()]
         oldest = min((at for mailbox in waiting if (at := mailbox.oldest_sent_at()) is not None), default=now)
         return Queues(self._journal_units(), sum(map(len, waiting)), now - oldest)

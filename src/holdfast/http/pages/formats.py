@@ -25,7 +25,7 @@ _WORDS: Final[dict[Tone, str]] = {
         succeeded up running ready yes paid credited reconciled delivered done verified active released recovered
         balanced enabled approved capture_approved start recovery release resume finished
     """,
-    "live": "processing submitted awake starting trial joining hosting act backing_off",
+    "live": "processing submitted starting trial joining hosting act backing_off",
     "idle": "",
     "warn": """
         review held restarting silent paused stopping retrying dead_letter refusal lockout pause restart slow

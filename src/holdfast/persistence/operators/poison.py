@@ -23,7 +23,7 @@ IN_ALL_MAX = 10_000
 
 
 class PoisonRecord(NamedTuple):
-    """One message. ``body`` is sealed, None if it is not stored; ``key`` is the one shown to operators.
+    """One message. ``body`` is encrypted, None if it is not stored; ``key`` is the one shown to operators.
 
     ``version`` and ``state_digest`` are of the actor's state when it crashed last, ``reason`` and ``location`` of
     the exception. ``replay_result`` is that of the last of ``replays``.

@@ -56,7 +56,7 @@ poison_messages = Table(
     Column("group_name", Text, nullable=False),
     Column("key", Text, nullable=False),
     Column("message_type", Text, nullable=False),
-    # Sealed; null if the message must not be stored, or was discarded.
+    # Encrypted; null if the message must not be stored, or was discarded.
     Column("body", LargeBinary),
     # An HMAC, by which a message that crashes again is recognised.
     Column("body_mac", LargeBinary, nullable=False),

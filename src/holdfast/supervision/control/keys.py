@@ -17,6 +17,7 @@ from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.await_stack import await_stack
 from holdfast.supervision.control.messages import (
+    ActorState,
     CrashKey,
     DescribeKey,
     GroupAction,
@@ -34,7 +35,6 @@ from holdfast.supervision.control.messages import (
     QuarantineKey,
     ReleaseKey,
     RestartKey,
-    ShownState,
 )
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import EndRequest, KeyedChild
@@ -46,11 +46,11 @@ END_TURN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ControlledGroup:
-    """A directory, and what its keys are shown as: ``show`` returns the same for the same key, in every process."""
+    """A directory. ``mask`` returns what operators see as a key, in every process the same."""
 
     directory: KeyedDirectory
     member_id: str
-    show: Callable[[str], str]
+    mask: Callable[[str], str]
 
     # ------------------------------------------------------------------------------------------- descriptions
 
@@ -78,7 +78,7 @@ class ControlledGroup:
     def list(self, query: ListKeys) -> KeyList:
         """Return the keys that a query asks for."""
         children = self.directory.lives.children.values()
-        wanted = ((self.show(c.key), c) for c in children if query.state in (None, _state(c)))
+        wanted = ((self.mask(c.key), c) for c in children if query.state in (None, _state(c)))
         after = (pair for pair in wanted if pair[0] > query.after)
         first = nsmallest(query.limit, after, key=lambda pair: pair[0])
         return KeyList([self._summary(child) for _, child in first])
@@ -128,7 +128,7 @@ class ControlledGroup:
             # One request at a time: an incarnation ends once.
             with trio.move_on_after(2 * END_TURN_S):
                 await child.end_request.done.wait()
-        if isinstance(action, QuarantineKey) and (child is not None or self.show(action.key) == action.key):
+        if isinstance(action, QuarantineKey) and (child is not None or self.mask(action.key) == action.key):
             # Also of a key that is not active: its next message would start an actor.
             child = self.directory.lives.child(action.key) if child is None else child
             await self._quarantine(child, action)
@@ -184,8 +184,8 @@ class ControlledGroup:
     def _find(self, key: str) -> KeyedChild | None:
         children = self.directory.lives.children
         found = children.get(key)
-        if found is None or self.show(key) != key:
-            found = next((child for child in children.values() if self.show(child.key) == key), None)
+        if found is None or self.mask(key) != key:
+            found = next((child for child in children.values() if self.mask(child.key) == key), None)
         return found
 
     def _message_id(self, message: HandledMessage) -> str:
@@ -217,7 +217,7 @@ class ControlledGroup:
         is_quarantined = child.state == "quarantined"
         return KeySummary(
             group=self.directory.name,
-            key=self.show(child.key),
+            key=self.mask(child.key),
             member_id=self.member_id,
             state=_state(child),
             incarnation=child.incarnation,
@@ -239,8 +239,8 @@ class ControlledGroup:
         )
 
 
-def _state(child: KeyedChild) -> ShownState:
-    if child.state == "awake" and (child.actor is None or not child.actor.is_serving):
+def _state(child: KeyedChild) -> ActorState:
+    if child.state == "active" and (child.actor is None or not child.actor.is_serving):
         return "starting"
     return child.state
 

@@ -19,8 +19,8 @@ from holdfast.supervision.dead_letters import DeadReason
 from holdfast.supervision.restart_history import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
 
-ShownState = Literal["asleep", "starting", "awake", "backing_off", "quarantined"]
-"""asleep: not active, but remembered. starting: it loads its rows, or waits until it may."""
+ActorState = Literal["passivated", "starting", "active", "backing_off", "quarantined"]
+"""passivated: not active, but remembered. starting: it loads its rows, or waits until it may."""
 
 
 # -------------------------------------------------------------------------------------------------- what is shown
@@ -91,7 +91,7 @@ class KeySummary(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     key: str
     member_id: str
-    state: ShownState
+    state: ActorState
     incarnation: int
     restarts: int
     work: Work
@@ -199,7 +199,7 @@ class ListKeys(Command["KeyList"], frozen=True):
 
     is_idempotent: ClassVar[bool] = True
     group: str
-    state: ShownState | None
+    state: ActorState | None
     after: str
     limit: int
 
@@ -299,7 +299,7 @@ class _OnGroup(Command["GroupDescription"], frozen=True):
 
 
 class PauseGroup(_OnGroup, frozen=True):
-    """Refuse asks to a group until it is resumed; actors that are awake finish what they have."""
+    """Refuse asks to a group until it is resumed; actors that are active finish what they have."""
 
 
 class ResumeGroup(_OnGroup, frozen=True):

@@ -9,11 +9,11 @@ from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.http.schemas.operators import GROUPS
 from holdfast.ledger.refusals import Refusal
-from holdfast.supervision.control.messages import KeyDescription, ShownState
+from holdfast.supervision.control.messages import ActorState, KeyDescription
 
 view = ViewTable()
 
-STATES: Final[tuple[str, ...]] = get_args(ShownState)
+STATES: Final[tuple[str, ...]] = get_args(ActorState)
 
 
 @view("/ops/actors")

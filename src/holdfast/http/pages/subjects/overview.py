@@ -54,6 +54,6 @@ def _figures(samples: list[Sample]) -> dict[str, float | None]:
         "creates_per_s": sum(sample.creates_per_s for sample in samples),
         "settled_per_s": sum(sample.settled_per_s for sample in samples),
         "commit_p99_s": max((sample.commit_p99_s for sample in samples if sample.commit_p99_s), default=None),
-        "actors_awake": sum(sample.actors_awake for sample in samples),
+        "actors_active": sum(sample.actors_active for sample in samples),
         "connections_open": sum(sample.connections_open for sample in samples),
     }

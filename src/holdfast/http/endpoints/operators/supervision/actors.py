@@ -19,6 +19,7 @@ from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.schemas.operators import GROUPS, ActionWithReason, Reason
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import (
+    ActorState,
     CrashKey,
     DeadLetterList,
     DeadLetterView,
@@ -31,7 +32,6 @@ from holdfast.supervision.control.messages import (
     QuarantineKey,
     ReleaseKey,
     RestartKey,
-    ShownState,
 )
 from holdfast.supervision.dead_letters import DeadReason
 
@@ -51,7 +51,7 @@ _STATE: Final = Parameter(
     name="state",
     place="query",
     description="Only actors in this state.",
-    schema=(("type", "string"), ("enum", list(get_args(ShownState)))),
+    schema=(("type", "string"), ("enum", list(get_args(ActorState)))),
 )
 _DEAD_REASON: Final = Parameter(
     name="reason",
@@ -86,14 +86,14 @@ class ActorList(msgspec.Struct, frozen=True):
     errors=("invalid_parameter", "missing_parameter"),
 )
 async def list_actors(call: Call) -> Outcome:
-    """Answered from memory. Asleep are those that crashed lately; idle accounts and tasks are not remembered."""
+    """Answered from memory. A passivated actor is remembered if it crashed lately."""
     window = read_window(call.query(), kind="actors", filters=(_GROUP, _STATE))
     if isinstance(window, Refusal):
         return window
     group = window.filters.get("group")
     if group is None:
         return Refusal(code="missing_parameter", message="The parameter group is missing.", param="group")
-    state = msgspec.convert(window.filters.get("state"), ShownState | None)
+    state = msgspec.convert(window.filters.get("state"), ActorState | None)
     answers = await ask_all(call, ListKeys(group, state, window.cursor or "", window.read_max))
     found = sorted((key for each in answers.values() if each for key in each.keys), key=lambda each: each.key)
     page = found[: window.limit]

@@ -1,4 +1,4 @@
-"""What operators see as the key of an actor."""
+"""Masked keys: what operators see as the key of an actor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.settings import Settings
 _DIGITS: Final = 16
 
 
-def shown_key(settings: Settings, group: str, key: str) -> str:
+def masked_key(settings: Settings, group: str, key: str) -> str:
     """Return a key as it is; of a sign-in actor its kind, and a digest of the e-mail address or the origin."""
     if group != SIGN_INS:
         return key
