@@ -21,17 +21,19 @@ from holdfast.actors.sign_in.messages import (
     OriginAdmitted,
     RequestCode,
     SignedIn,
+    TryOperatorToken,
     VerifyCode,
 )
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.places import place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
-from holdfast.ledger.sign_in_codes import CodeLimits
+from holdfast.ledger.sign_in_codes import WRONG_TOKENS_MAX, WRONG_TOKENS_WINDOW, CodeLimits
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_sign_in
 from holdfast.persistence.server.database import Database
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
@@ -109,9 +111,10 @@ def open_harness(database: Database, nursery: trio.Nursery) -> OpenHarness:
     async def open_one() -> Harness:
         journal = Journal(BatchWriter(database.connect_writer, now=utc_now), database.gate)
         reporter = Reporter()
+        conditions = Conditions(reporter)
 
         def factory(key: str, mailbox: Mailbox) -> SignInActor:
-            return SignInActor(key, mailbox, journal, load=load, now=clock, rules=RULES)
+            return SignInActor(key, mailbox, journal, load=load, now=clock, rules=RULES, conditions=conditions)
 
         directory = KeyedDirectory(
             "sign-in",
@@ -402,6 +405,47 @@ async def test_two_processes_count_together_and_know_each_others_codes(open_harn
         again = await there.verify(third.otp_id, third.code)
         assert isinstance(again, SignedIn)
         assert again.account_id == signed_in.account_id
+
+
+async def test_two_processes_together_lock_an_origin_of_wrong_tokens(open_harness: OpenHarness) -> None:
+    with trio.fail_after(20):
+        here, there = await open_harness(), await open_harness()
+        key, right, wrong_one = f"origin:{AWAY}", TryOperatorToken(is_right=True), TryOperatorToken(is_right=False)
+        assert await here.directory.ref(key).ask(AdmitOrigin()) == OriginAdmitted()
+        for number in range(WRONG_TOKENS_MAX):
+            assert await (there if number % 2 else here).directory.ref(key).ask(wrong_one) == OriginAdmitted()
+        for harness in (here, there):
+            for command in (right, wrong_one):
+                locked = await harness.refused(command, key)
+                assert (locked.code, locked.retry_after_s) == (
+                    "sign_in_locked",
+                    WRONG_TOKENS_WINDOW.total_seconds(),
+                )
+        assert await here.directory.ref(f"origin:{HOME}").ask(right) == OriginAdmitted()
+        here.clock.forward(WRONG_TOKENS_WINDOW.total_seconds())
+        assert await there.directory.ref(key).ask(right) == OriginAdmitted()
+
+
+async def test_a_lockout_is_reported_by_account_or_origin_where_its_key_lives(harness: Harness) -> None:
+    with trio.fail_after(20):
+        issued = await harness.request()
+        signed_in = await harness.verify(issued.otp_id, issued.code)
+        assert isinstance(signed_in, SignedIn)
+        for key in (ADA, "email:stranger@example.com"):
+            harness.clock.forward(30)
+            issued = await harness.request(key)
+            for _ in range(RULES.codes.tries_max + 2):
+                refused = await harness.refused(VerifyCode(issued.otp_id, wrong(issued)), key)
+            assert refused.code == "otp_attempts_exceeded"
+        for _ in range(WRONG_TOKENS_MAX):
+            await harness.directory.ref(f"origin:{AWAY}").ask(TryOperatorToken(is_right=False))
+        found = [(each.kind, each.key, each.account_id) for each in reversed(harness.reporter.recent())]
+        account_id = signed_in.account_id
+        assert found == [
+            ("lockout", account_id, account_id),
+            ("lockout", "addresses without an account", None),
+            ("lockout", f"origin:{AWAY}", None),
+        ]
 
 
 async def test_of_parallel_attempts_with_one_code_one_signs_in(open_harness: OpenHarness) -> None:

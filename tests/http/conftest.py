@@ -20,6 +20,7 @@ from quart import Response
 from holdfast.actors.account.messages import RecordKeyUse
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef, WhileDown
+from holdfast.actors.sign_in.messages import OriginAdmitted
 from holdfast.actors.unfenced.operator_records import OperatorRecords
 from holdfast.http.app import HoldfastApp, create_app
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey, MintedKey, mint_api_key
@@ -534,7 +535,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
     """The API without a database: every read fails."""
     catalog = load_catalog(None)
     secrets = {"studio": ("studio-callback-secret",), None: ("common-callback-secret",)}
-    accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(), FakeDirectory()
+    accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(OriginAdmitted()), FakeDirectory()
     reports: list[Report] = []
     mailer, store = FakeMailer(), LocalStore(tmp_path / "files")
     reporter = Reporter()

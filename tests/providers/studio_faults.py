@@ -49,13 +49,13 @@ class FaultySender(CallbackSender):
         await super().follow(job)
         first = self._first.pop(job.id, None)
         if self._faults.reorder and first is not None and job.order.webhook is not None:
-            await self.send(job.order.webhook, {**first, "event_id": new_event_id()}, timeout_s=5.0)
+            await self.send(job.order.webhook, {**first, "event_id": new_event_id()})
 
-    async def send(self, webhook: str, message: Mapping[str, object], timeout_s: float) -> bool:
+    async def send(self, webhook: str, message: Mapping[str, object]) -> bool:
         self._first.setdefault(str(message["provider_ref"]), message)
-        accepted = await super().send(webhook, message, timeout_s)
+        accepted = await super().send(webhook, message)
         if self._faults.duplicate:
-            accepted = await super().send(webhook, message, timeout_s) or accepted
+            accepted = await super().send(webhook, message) or accepted
         return accepted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import threading
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ import httpx2
 import pytest
 import trio
 from PIL import Image
+from quart import request
+from quart_trio import QuartTrio
 
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import sign_link
@@ -23,7 +26,7 @@ from holdfast.standins.studio.model import RenderContext, Rendered
 from holdfast.standins.studio.renderer import Renderer
 from holdfast.standins.studio.service import serve_studio
 
-from .conftest import SECRET, CallbackReceiver, ReceivedCallback, StartStudio, is_last
+from .conftest import SECRET, CallbackReceiver, ReceivedCallback, ServeApp, StartStudio, is_last
 from .studio_faults import StudioFaults
 
 POSTER = {"model": "poster", "input": {"prompt": "A harbour at sunset", "seed": 7, "width": 128, "height": 256}}
@@ -98,6 +101,33 @@ async def test_progress_is_reported_while_a_job_runs(start_studio: StartStudio, 
                 slow.go.release()
             assert (await receiver.terminal_callback()).body["status"] == "succeeded"
             assert receiver.received[0].body["status"] in ("queued", "processing")
+
+
+async def test_the_end_of_a_job_hangs_up_on_no_receiver_of_its_progress(
+    start_studio: StartStudio, serve_app: ServeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.standins.studio.callbacks.OVERTAKE_S", 0.01)
+    slow, app = Slow(), QuartTrio("slow receiver", static_folder=None)
+    has_progress, has_result, may_answer, has_answered = trio.Event(), trio.Event(), trio.Event(), trio.Event()
+
+    @app.post("/callback")
+    async def take() -> str:
+        if json.loads(await request.get_data())["status"] == "succeeded":
+            has_result.set()
+        else:
+            has_progress.set()
+            await may_answer.wait()
+            has_answered.set()
+        return ""
+
+    with trio.fail_after(60):
+        async with serve_app(app) as url, start_studio(models={"slow": slow.prepare}) as studio:
+            await studio.put("a.1", model="slow", input={}, webhook=f"{url}/callback")
+            await has_progress.wait()
+            slow.go.release(10)
+            await has_result.wait()
+            may_answer.set()
+            await has_answered.wait()
 
 
 async def test_same_order_again_is_the_same_job(start_studio: StartStudio) -> None:

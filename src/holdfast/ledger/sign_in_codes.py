@@ -1,4 +1,4 @@
-"""One-time codes of one e-mail address: the limits of requests and of wrong tries.
+"""One-time codes of one e-mail address: the limits of requests and of wrong tries; and those of origins.
 
 Any client may request a code for any address, so a limit per address alone could be used up by an attacker.
 Requests, wrong tries and the replacement of older codes are therefore counted per origin (where a request comes
@@ -31,6 +31,9 @@ PROVEN_FOR: Final = timedelta(days=30)
 PROVEN_MAX: Final = 8
 CODES_MAX: Final = 64
 """The most live codes of one address; beyond it the oldest end."""
+WRONG_TOKENS_MAX: Final = 10
+"""With so many wrong operators' tokens within the window, an origin is locked."""
+WRONG_TOKENS_WINDOW: Final = timedelta(minutes=15)
 
 _TIME_DIGITS: Final = 12
 _TAG_DIGITS: Final = 10
@@ -174,6 +177,17 @@ def try_code(state: CodesState, *, otp_id: str, mac: str, at: datetime) -> tuple
 def admit_origin(requests: tuple[datetime, ...], per_hour_max: int, at: datetime) -> Refusal | None:
     """Check an origin's hourly limit for all addresses together. ``requests`` are its last times."""
     return _over(list(requests), per_hour_max, HOUR, at, "Too many codes were requested from here.")
+
+
+def admit_token(wrong_tokens: tuple[datetime, ...], at: datetime) -> Refusal | None:
+    """Check whether an origin may try an operators' token, given the times of wrong ones within the window."""
+    if len(wrong_tokens) < WRONG_TOKENS_MAX:
+        return None
+    return Refusal(
+        code="sign_in_locked",
+        message="Too many wrong tokens came from this address; try again later.",
+        retry_after_s=_seconds(wrong_tokens[-WRONG_TOKENS_MAX] + WRONG_TOKENS_WINDOW - at),
+    )
 
 
 def within(times: tuple[datetime, ...], oldest: datetime) -> tuple[datetime, ...]:

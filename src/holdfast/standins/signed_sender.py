@@ -15,6 +15,7 @@ RETRY_DELAYS_S: tuple[float, ...] = (0, 1, 5, 30, 120, 600, 600, 600, 600, 600, 
 """The delay before each attempt to send one message; after the last it is given up."""
 
 TIMEOUT_S = 15.0
+"""Longer than a receiver waits for its own parts, so that it is not hung up on."""
 
 _log = structlog.get_logger(__name__)
 
@@ -42,12 +43,12 @@ class SignedSender:
             limits=httpx2.Limits(max_connections=32, max_keepalive_connections=8, keepalive_expiry=15),
         )
 
-    async def send(self, url: str, body: bytes, *, timeout_s: float = TIMEOUT_S) -> bool:
+    async def send(self, url: str, body: bytes) -> bool:
         """Send once; returns whether the receiver accepted the message."""
         signature = sign(self._secret, body, at=int(self._now().timestamp()), key_name=self._key_name)
         headers = {"Content-Type": "application/json", self._header: signature, **trace_header()}
         accepted = False
-        with trio.move_on_after(timeout_s):
+        with trio.move_on_after(TIMEOUT_S):
             try:
                 async with self._http.stream("POST", url, content=body, headers=headers) as response:
                     accepted = response.is_success

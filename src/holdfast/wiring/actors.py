@@ -28,6 +28,7 @@ from holdfast.persistence.queries.loading import (
     load_task_and_events,
 )
 from holdfast.persistence.server.database import Database
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
 from holdfast.supervision.dead_letters import DeadLetters
@@ -81,6 +82,7 @@ def sign_in_directory(
     *,
     dead_letters: DeadLetters,
     poison: PoisonQueue | None = None,
+    conditions: Conditions,
 ) -> KeyedDirectory:
     """Return the directory of sign-in actors, one for each e-mail address and each origin."""
     rules = SignInRules(
@@ -105,7 +107,7 @@ def sign_in_directory(
         return await database.read(load_sign_in, key)
 
     def create(key: str, mailbox: Mailbox) -> SignInActor:
-        return SignInActor(key, mailbox, journal, load=load, now=utc_now, rules=rules)
+        return SignInActor(key, mailbox, journal, load=load, now=utc_now, rules=rules, conditions=conditions)
 
     return _directory(
         "sign-in", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters, poison=poison

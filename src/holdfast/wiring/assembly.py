@@ -142,7 +142,7 @@ def assemble(
     )
     accounts = placed(ACCOUNTS, local_accounts, members, place_of)
     local_sign_ins = sign_in_directory(
-        settings, database, journal, reporter, dead_letters=dead_letters, poison=poison
+        settings, database, journal, reporter, dead_letters=dead_letters, poison=poison, conditions=conditions
     )
     sign_ins = placed(SIGN_INS, local_sign_ins, members, place_of)
     task_dependencies = TaskDependencies(

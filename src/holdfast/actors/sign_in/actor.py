@@ -1,4 +1,4 @@
-"""The sign-in actor: the codes and attempts of one e-mail address, or the requests of one origin.
+"""The sign-in actor: the codes and attempts of one e-mail address, or the requests and wrong tokens of one origin.
 
 A code is six digits, stored only as an HMAC under a pepper. Attempts and requests are counted in rows, so that a
 new code, a restart or a second process resets nothing. A code proves that its sender reads the e-mail address; it
@@ -26,6 +26,7 @@ from holdfast.actors.sign_in.messages import (
     OriginAdmitted,
     RequestCode,
     SignedIn,
+    TryOperatorToken,
     VerifyCode,
 )
 from holdfast.ledger.clock import Now
@@ -34,9 +35,12 @@ from holdfast.ledger.places import place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.sign_in_codes import (
     HOUR,
+    WRONG_TOKENS_MAX,
+    WRONG_TOKENS_WINDOW,
     CodeLimits,
     CodesState,
     admit_origin,
+    admit_token,
     new_otp_id,
     request_code,
     try_code,
@@ -48,11 +52,13 @@ from holdfast.persistence.queries.loading import LoadedSignIn
 from holdfast.persistence.records.accounts import AccountHead, AccountRow, SessionRow, SignInRow
 from holdfast.persistence.records.rows import Row
 from holdfast.persistence.records.unreadable import read_row
+from holdfast.reports.conditions import LOCKOUTS, Conditions
 
 R = TypeVar("R")
 
-SignInCommand: TypeAlias = AdmitOrigin | RequestCode | VerifyCode
+SignInCommand: TypeAlias = AdmitOrigin | TryOperatorToken | RequestCode | VerifyCode
 
+NEW = "addresses without an account"
 _ORIGIN_DIGITS = 16
 
 
@@ -69,9 +75,10 @@ class SignInRules:
 
 
 class OriginState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The code requests of an origin within the last hour."""
+    """The code requests of an origin within the last hour, and its wrong operators' tokens within their window."""
 
     requests: tuple[datetime, ...] = ()
+    wrong_tokens: tuple[datetime, ...] = ()
 
 
 S = TypeVar("S", CodesState, OriginState)
@@ -97,12 +104,14 @@ class SignInActor(JournaledActor):
         load: Callable[[str], Awaitable[LoadedSignIn]],
         now: Now,
         rules: SignInRules,
+        conditions: Conditions,
     ) -> None:
         super().__init__(mailbox, journal)
         self._key = key
         self._load = load
         self._now = now
         self._rules = rules
+        self._conditions = conditions
         self._version = 0
         self._codes = CodesState()
         self._origin = OriginState()
@@ -132,6 +141,8 @@ class SignInActor(JournaledActor):
         match message:
             case AdmitOrigin():
                 return self._admit_origin()
+            case TryOperatorToken():
+                return self._try_token(message)
             case RequestCode():
                 return self._request_code(message)
             case VerifyCode():
@@ -146,8 +157,24 @@ class SignInActor(JournaledActor):
         requests = within(self._origin.requests, at - HOUR)
         refusal = admit_origin(requests, self._rules.otp_per_origin_hour, at)
         if refusal is not None:
-            return self._refuse(refusal)
-        self._origin = OriginState((*requests, at))
+            return self._confirm(refusal)
+        self._origin = msgspec.structs.replace(self._origin, requests=(*requests, at))
+        return self._commit(self._origin, OriginAdmitted(), at)
+
+    def _try_token(self, command: TryOperatorToken) -> Turn[OriginAdmitted]:
+        at = self._now()
+        wrong = within(self._origin.wrong_tokens, at - WRONG_TOKENS_WINDOW)
+        refusal = admit_token(wrong, at)
+        if refusal is not None:
+            self._count_lockout(refusal)
+            # Without a look at the rows, which a guesser need not cause: more wrong tokens are all they could show.
+            return refusal
+        if command.is_right:
+            return self._confirm(OriginAdmitted())
+        self._origin = msgspec.structs.replace(self._origin, wrong_tokens=(*wrong, at)[-WRONG_TOKENS_MAX:])
+        locked = admit_token(self._origin.wrong_tokens, at)
+        if locked is not None:
+            self._count_lockout(locked)
         return self._commit(self._origin, OriginAdmitted(), at)
 
     def _request_code(self, command: RequestCode) -> Turn[CodeIssued]:
@@ -162,7 +189,8 @@ class SignInActor(JournaledActor):
             at=at,
         )
         if isinstance(codes, Refusal):
-            return self._refuse(codes)
+            self._count_lockout(codes)
+            return self._confirm(codes)
         self._codes = codes
         return self._commit(codes, CodeIssued(otp_id, digits, rules.codes.ttl_s), at)
 
@@ -178,8 +206,9 @@ class SignInActor(JournaledActor):
             is_disabled = (await self._load(self._key)).is_disabled
             self._codes = codes
             return self._commit(codes, ACCOUNT_DISABLED, at) if is_disabled else self._sign_in(at)
+        self._count_lockout(refusal)
         if codes is self._codes:
-            return self._refuse(refusal)
+            return self._confirm(refusal)
         self._codes = codes
         return self._commit(codes, refusal, at)
 
@@ -200,6 +229,14 @@ class SignInActor(JournaledActor):
         reply = SignedIn(self._account_id, email, self._role, session_id, token, expires_at)
         return self._commit(self._codes, reply, at, *rows)
 
+    def _count_lockout(self, refusal: Refusal) -> None:
+        """Report a refusal after too many wrong tries, by account or origin; only the owner of the key does."""
+        if refusal.code == "sign_in_locked":
+            self._conditions.failed(LOCKOUTS, self._key, refusal.message)
+        elif refusal.code == "otp_attempts_exceeded":
+            account_id = self._account_id
+            self._conditions.failed(LOCKOUTS, account_id or NEW, refusal.message, account_id=account_id)
+
     # ----------------------------------------------------------------------------------------------- unit of work
 
     @property
@@ -216,9 +253,9 @@ class SignInActor(JournaledActor):
         covered = f"{otp_id}|{digits}".encode(errors="replace")
         return hmac.new(self._rules.pepper, covered, hashlib.sha256).hexdigest()
 
-    def _refuse(self, refusal: Refusal) -> Commit[Refusal]:
-        """Refuse once the rows confirm that the state is the newest: another process may serve this key too."""
-        return Commit(Unit(fences=(Fence("sign_in", self._key, self._version),), moves=False), refusal)
+    def _confirm(self, reply: R) -> Commit[R]:
+        """Reply once the rows confirm that the state is the newest: another process may serve this key too."""
+        return Commit(Unit(fences=(Fence("sign_in", self._key, self._version),), moves=False), reply)
 
     def _commit(self, state: CodesState | OriginState, reply: R, at: datetime, *rows: Row) -> Commit[R]:
         fence = Fence("sign_in", self._key, self._version)

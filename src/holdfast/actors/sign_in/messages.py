@@ -13,8 +13,17 @@ class AdmitOrigin(Command["OriginAdmitted"], frozen=True):
     """Count one code request of an origin (key ``origin:…``). Reply: :class:`OriginAdmitted`."""
 
 
+class TryOperatorToken(Command["OriginAdmitted"], frozen=True):
+    """Admit an operators' token that was tried from an origin (key ``origin:…``), and count it if it is wrong.
+
+    Reply: :class:`OriginAdmitted`. Refused: ``sign_in_locked``.
+    """
+
+    is_right: bool
+
+
 class OriginAdmitted(msgspec.Struct, frozen=True):
-    """The origin is within its hourly limit."""
+    """The origin is within its limit."""
 
 
 class RequestCode(Command["CodeIssued"], frozen=True):

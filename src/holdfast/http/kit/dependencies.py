@@ -15,7 +15,6 @@ from holdfast.actors.runtime.refs import Directory
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.fair_threads import FairThreads
 from holdfast.http.kit.operator_sessions import SeenSessions
-from holdfast.http.kit.operators import OperatorFailures
 from holdfast.http.kit.refused_requests import RefusedRequests
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
@@ -237,7 +236,6 @@ class Dependencies:
     catalog_of: Callable[[str], Catalog | None] = no_earlier_catalogs
     key_cache: KeyCache = field(default_factory=KeyCache)
     threads: FairThreads = field(default_factory=FairThreads)
-    operator_failures: OperatorFailures = field(default_factory=OperatorFailures)
     seen_sessions: SeenSessions = field(default_factory=SeenSessions)
     conditions: Conditions = field(default_factory=lambda: Conditions(Reporter()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast.actors.sign_in.messages import TryOperatorToken
 from holdfast.http.kit.authentication import valid_session
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.credentials import (
@@ -22,12 +23,11 @@ from holdfast.http.kit.operator_sessions import (
     new_session,
     read_cookie,
 )
-from holdfast.http.kit.operators import FAILURES_MAX, TOKEN_OPERATOR, Operator, OperatorRole, operator_of
+from holdfast.http.kit.operators import TOKEN_OPERATOR, Operator, OperatorRole, operator_of
 from holdfast.http.kit.same_origin import refuse_cross_origin
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.operators.sessions import OperatorSession, session_by_mac
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.reports.report import Report
 
 NOT_OPERATORS_TOKEN: Final = Refusal(code="invalid_credentials", message="The token is not the operators' token.")
 NEEDS_AN_OPERATOR: Final = Refusal(
@@ -70,7 +70,11 @@ async def _by_bearer(
         return operator_of(TOKEN_OPERATOR, "token", needed, deps.settings)
     bearer = read_bearer(authorization, None)
     if isinstance(bearer, Refusal):
-        return bearer if bearer == INVALID_SESSION else refuse_token(deps, origin)
+        return (
+            bearer
+            if bearer == INVALID_SESSION
+            else await try_token(deps, origin, is_right=False) or NOT_OPERATORS_TOKEN
+        )
     if bearer.kind != "session":
         return NEEDS_AN_OPERATOR
     session = await deps.database.read(lambda rows: valid_session(rows, bearer.sha256, deps.now()))
@@ -79,16 +83,14 @@ async def _by_bearer(
     return operator_of(session.email, "session", needed, deps.settings)
 
 
-def refuse_token(deps: Dependencies, origin: str) -> Refusal:
-    """Count a wrong operators' token and refuse it."""
-    now = deps.now()
-    locked = deps.operator_failures.refuse(origin, now)
-    if locked is not None:
-        return locked
-    if deps.operator_failures.add(origin, now):
-        reason = f"{FAILURES_MAX} wrong operators' tokens from {origin}"
-        deps.report(Report(kind="lockout", at=now, path="operators", count=FAILURES_MAX, reason=reason))
-    return NOT_OPERATORS_TOKEN
+async def try_token(deps: Dependencies, origin: str, *, is_right: bool) -> Refusal | None:
+    """Count a wrong operators' token; refuse any of an origin that has tried too many, in whatever process.
+
+    Refuses with ``sign_in_locked``. Raises the faults of an ask.
+    """
+    tried = TryOperatorToken(is_right)
+    reply = await deps.sign_ins.ref(f"origin:{origin}").ask(tried, deadline_s=deps.settings.ask_deadline_s)
+    return reply if isinstance(reply, Refusal) else None
 
 
 async def session_of(deps: Dependencies, cookie: str) -> OperatorSession | Refusal:
@@ -127,12 +129,11 @@ async def sign_in_by_token(deps: Dependencies, token: str, origin: str) -> tuple
 
     Refuses: 1. ``sign_in_locked``, also for the right token; 2. ``invalid_credentials``.
     """
-    locked = deps.operator_failures.refuse(origin, deps.now())
+    is_right = matches_operator_token(token, deps.settings.operator_token)
+    locked = await try_token(deps, origin, is_right=is_right)
     if locked is not None:
         return locked
-    if not matches_operator_token(token, deps.settings.operator_token):
-        return refuse_token(deps, origin)
-    return await begin_session(deps, TOKEN_OPERATOR, origin)
+    return await begin_session(deps, TOKEN_OPERATOR, origin) if is_right else NOT_OPERATORS_TOKEN
 
 
 async def end_session(deps: Dependencies, cookie: str) -> None:

@@ -1,4 +1,4 @@
-"""Who an operator is, and the limit on wrong tokens.
+"""Who an operator is.
 
 An operator has one of three credentials:
 
@@ -11,8 +11,6 @@ The settings decide the role at each request, so an operator who is no longer li
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from holdfast.ledger.refusals import Refusal
@@ -23,10 +21,6 @@ OperatorCredential = Literal["token", "session", "cookie"]
 
 TOKEN_OPERATOR: Final = "operator-token"  # noqa: S105 - a name
 """The name of the operator who uses the operators' token."""
-
-FAILURES_MAX: Final = 10
-FAILURES_WINDOW: Final = timedelta(minutes=15)
-ORIGINS_MAX: Final = 10_000
 
 NOT_AN_OPERATOR: Final = Refusal(code="insufficient_role", message="The account is not an operator's.")
 MAY_ONLY_READ: Final = Refusal(code="insufficient_role", message="This operator may read, but not act.")
@@ -55,33 +49,3 @@ def operator_of(
     if role is None:
         return NOT_AN_OPERATOR
     return MAY_ONLY_READ if needed == "act" != role else Operator(name, role, credential)
-
-
-class OperatorFailures:
-    """Wrong operators' tokens by origin; after :data:`FAILURES_MAX` within the window the origin is locked out.
-
-    Counted in each process: the token is far too long to be guessed, so this is for the operators' notice.
-    """
-
-    def __init__(self) -> None:
-        self._failures: OrderedDict[str, list[datetime]] = OrderedDict()
-
-    def add(self, origin: str, now: datetime) -> bool:
-        """Count a failure; return whether it is the one that locks the origin out."""
-        recent = [at for at in self._failures.pop(origin, []) if now - at < FAILURES_WINDOW]
-        self._failures[origin] = [*recent[-FAILURES_MAX:], now]
-        if len(self._failures) > ORIGINS_MAX:
-            self._failures.popitem(last=False)
-        return len(recent) + 1 == FAILURES_MAX
-
-    def refuse(self, origin: str, now: datetime) -> Refusal | None:
-        """Return a refusal if the origin is locked out."""
-        recent = [at for at in self._failures.get(origin, ()) if now - at < FAILURES_WINDOW]
-        if len(recent) < FAILURES_MAX:
-            return None
-        wait = recent[-FAILURES_MAX] + FAILURES_WINDOW - now
-        return Refusal(
-            code="sign_in_locked",
-            message="Too many wrong tokens came from this address; try again later.",
-            retry_after_s=int(wait.total_seconds()) + 1,
-        )

@@ -18,8 +18,8 @@ from holdfast.standins.studio.jobs import Job, OutputFile, describe
 
 SIGNATURE_HEADER = "X-Callback-Signature"
 PROGRESS_EVERY_S = 0.2
-PROGRESS_TIMEOUT_S = 5.0
-RESULT_TIMEOUT_S = 15.0
+OVERTAKE_S = 1.0
+"""The result follows the last progress, but does not wait longer than this for the receiver's answer to that."""
 
 _PUBLIC_STATUS = {"starting": "queued"}
 _log = structlog.get_logger(__name__)
@@ -54,15 +54,21 @@ class CallbackSender:
         if job.order.webhook is None:
             return
         with job.callbacks:
-            await self._send_progress(job, job.order.webhook)
-            if "completed" in job.order.webhook_events_filter:
-                await self._send_result(job, job.order.webhook)
+            async with trio.open_nursery() as nursery:
+                is_done = trio.Event()
+                nursery.start_soon(self._send_progress, job, job.order.webhook, is_done)
+                await job.ended.wait()
+                with trio.move_on_after(OVERTAKE_S):
+                    await is_done.wait()
+                if "completed" in job.order.webhook_events_filter:
+                    await self._send_result(job, job.order.webhook)
 
-    async def send(self, webhook: str, message: Mapping[str, object], timeout_s: float) -> bool:
+    async def send(self, webhook: str, message: Mapping[str, object]) -> bool:
         """Send one message; returns whether the receiver accepted it."""
-        return await self._sender.send(webhook, msgspec.json.encode(message), timeout_s=timeout_s)
+        return await self._sender.send(webhook, msgspec.json.encode(message))
 
-    async def _send_progress(self, job: Job, webhook: str) -> None:
+    async def _send_progress(self, job: Job, webhook: str, is_done: trio.Event) -> None:
+        """Send progress until the job has ended and the last message is answered: a receiver is not hung up on."""
         sent = 0
         while not job.is_over:
             if job.sequence == sent:
@@ -71,27 +77,16 @@ class CallbackSender:
             event = "start" if sent == 0 else "logs"
             sent = job.sequence
             if event in job.order.webhook_events_filter:
-                await self._send_until_over(job, webhook)
+                await self.send(webhook, self._message(job))
                 with trio.move_on_after(self._progress_every_s):
                     await job.ended.wait()
-
-    async def _send_until_over(self, job: Job, webhook: str) -> None:
-        """Send progress, but abandon it when the job ends, so that it does not delay the result."""
-        async with trio.open_nursery() as nursery:
-
-            async def watch() -> None:
-                await job.ended.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(watch)
-            await self.send(webhook, self._message(job), PROGRESS_TIMEOUT_S)
-            nursery.cancel_scope.cancel()
+        is_done.set()
 
     async def _send_result(self, job: Job, webhook: str) -> None:
         event_id = new_event_id()
         for delay_s in self._retry_delays_s:
             await trio.sleep(delay_s)
-            if await self.send(webhook, {**self._message(job), "event_id": event_id}, RESULT_TIMEOUT_S):
+            if await self.send(webhook, {**self._message(job), "event_id": event_id}):
                 return
         _log.warning("studio_callback_given_up", job=job.id, tries=len(self._retry_delays_s))
 

@@ -28,12 +28,11 @@ from holdfast.http.schemas.common import (
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import INVALID_OTP, is_otp_id_of
-from holdfast.persistence.queries.accounts import account_of_email, first_call_facts
-from holdfast.reports.conditions import LOCKOUTS, MAIL
+from holdfast.persistence.queries.accounts import first_call_facts
+from holdfast.reports.conditions import MAIL
 
 route = RouteTable("Sign-in and session")
 
-NEW = "addresses without an account"
 _CODE = re.compile(r"[0-9]{6}", re.ASCII)
 
 
@@ -59,7 +58,7 @@ async def send_code(call: Call, email: str) -> CodeSent | Refusal:
         return admitted
     issued = await call.ask(deps.sign_ins.ref(f"email:{email}"), RequestCode(origin))
     if isinstance(issued, Refusal):
-        return await _count_lockout(call, email, issued)
+        return issued
     try:
         await deps.mailer.send_code(email, issued.code, expires_in_s=issued.expires_in_s)
     except Exception as fault:  # the caller learns no detail of the mail host
@@ -90,7 +89,7 @@ async def verify_code(call: Call) -> Outcome:
         return email
     signed_in = await verify(call, email, tried)
     if isinstance(signed_in, Refusal):
-        return await _count_lockout(call, email, signed_in)
+        return signed_in
     facts = await deps.database.read(
         lambda rows: first_call_facts(rows, signed_in.account_id, writing_scope=TASKS_WRITE)
     )
@@ -159,14 +158,6 @@ async def read_first_call(call: Call) -> Outcome:
         lambda rows, session: first_call_facts(rows, session.account_id, writing_scope=TASKS_WRITE)
     )
     return facts if isinstance(facts, Refusal) else first_call(call.deps, facts)
-
-
-async def _count_lockout(call: Call, email: str, refusal: Refusal) -> Refusal:
-    """Return a refusal to sign in; too many wrong codes are reported by account."""
-    if refusal.code == "otp_attempts_exceeded":
-        account_id = await call.deps.database.read(lambda rows: account_of_email(rows, email))
-        call.deps.conditions.failed(LOCKOUTS, account_id or NEW, refusal.message, account_id=account_id)
-    return refusal
 
 
 def read_email(text: str) -> str | Refusal:
