@@ -28,6 +28,7 @@ from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown
 from holdfast.actors.runtime.mailbox import SystemMessage
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.server.database import Database
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.reporter import Reporter
 from holdfast.service import tune_interpreter
 from holdfast.supervision.directory import KeyedDirectory
@@ -55,7 +56,8 @@ class Killed:
             [ChildSpec("journal", self._journal_child, shutdown_s=5.0), ChildSpec("accounts", lambda: directory)],
             strategy="rest_for_one",
             intensity=Intensity(3, 30.0),
-            reporter=Reporter(),
+            reporter=(reporter := Reporter()),
+            conditions=Conditions(reporter),
         )
 
     def _journal_child(self) -> RunningChild:

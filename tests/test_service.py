@@ -16,6 +16,7 @@ from holdfast.exit_codes import GAVE_UP
 from holdfast.persistence.server import migrate as migrating
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationReport, migrate
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.reporter import Reporter
 from holdfast.service import _log_when_ready, _run
 from holdfast.supervision.intensity import Backoff
@@ -51,7 +52,8 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
         ],
         strategy="one_for_one",
         intensity=Intensity(1, 60.0),
-        reporter=Reporter(),
+        reporter=(reporter := Reporter()),
+        conditions=Conditions(reporter),
     )
 
     async def prepare() -> None:

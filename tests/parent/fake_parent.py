@@ -10,6 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.parent.workers import Workers
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.report import Report
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.spec import Intensity
@@ -43,6 +44,7 @@ class Parent:
             strategy="one_for_one",
             intensity=Intensity(restarts, 60.0),
             reporter=self.reporter,
+            conditions=Conditions(self.reporter),
             rng=random.Random(1),
         )
 

@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.parent.parent import RESTARTS_PER_WORKER
 from holdfast.parent.process_slot import START_S, ProcessSlot
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.report import Report
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.faults import GaveUp
@@ -261,8 +262,14 @@ async def test_a_process_with_nothing_to_do_is_finished(autojump_clock: MockCloc
 
     start = partial(starter.start, 0)
     spec = ChildSpec("emulators", lambda: ProcessSlot(start, may_finish=True), restart="transient")
+    reporter = Reporter()
     tree = Supervisor(
-        "processes", [spec], strategy="one_for_one", intensity=Intensity(1, 60.0), reporter=Reporter()
+        "processes",
+        [spec],
+        strategy="one_for_one",
+        intensity=Intensity(1, 60.0),
+        reporter=reporter,
+        conditions=Conditions(reporter),
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tree.run)

@@ -13,6 +13,7 @@ import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.report import Report
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.intensity import Backoff
@@ -81,6 +82,7 @@ class ScriptedTree:
         self.deaf: set[str] = set()
         self.rude: set[str] = set()
         self.reporter = Reporter(logger=SILENT)
+        self.conditions = Conditions(self.reporter)
 
     def spec(self, child_id: str, restart: Restart = "permanent", **more: Any) -> ChildSpec:
         more.setdefault("backoff", NO_WAIT)
@@ -93,8 +95,9 @@ class ScriptedTree:
             more.pop("name", "top"),
             specs,
             strategy=strategy,
-            intensity=Intensity(restarts, more.pop("period_s", 5.0)),
+            intensity=more.pop("intensity", None) or Intensity(restarts, more.pop("period_s", 5.0)),
             reporter=self.reporter,
+            conditions=self.conditions,
             rng=random.Random(1),
             **more,
         )

@@ -19,7 +19,7 @@ from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.logs import configure_logging
 from holdfast.parent.protocol import EmulatorsArguments
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
-from holdfast.reports.conditions import unwatched
+from holdfast.reports.conditions import Conditions, unwatched
 from holdfast.reports.reporter import Reporter
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import environment, load_settings
@@ -46,13 +46,16 @@ def main(arguments: EmulatorsArguments) -> int:
     )
     if not emulators:
         return CLEAN
-    return trio.run(_run, emulators_tree(emulators, Reporter()), Control(arguments.control_fd))
+    conditions = Conditions(reporter := Reporter())
+    tree = emulators_tree(emulators, reporter, conditions)
+    return trio.run(_run, tree, conditions, Control(arguments.control_fd))
 
 
-async def _run(tree: Supervisor, control: Control) -> int:
+async def _run(tree: Supervisor, conditions: Conditions, control: Control) -> int:
     limit_name_lookups()
     code = CLEAN
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(conditions.run)
         nursery.start_soon(_stop_at_signal, tree)
         nursery.start_soon(_follow_parent, tree, control)
         try:

@@ -110,7 +110,8 @@ ACTORS_QUARANTINED = Gauge(
 CONDITIONS = Gauge(
     "holdfast_conditions",
     "Lasting trouble, summed over processes: of how many subjects (such as providers) one sees it. By condition: "
-    "database, provider, card, mail, storage, webhooks, callbacks, unavailable (requests answered 503), lockouts.",
+    "database, provider, card, mail, storage, webhooks, callbacks, unavailable (requests answered 503), lockouts, "
+    "crash-loops.",
     ["condition"],
     multiprocess_mode="livesum",
 )

@@ -33,6 +33,7 @@ from holdfast.parent.protocol import EmulatorsArguments, WorkerArguments
 from holdfast.parent.workers import Workers
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.revisions import is_migrated
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.reporter import Reporter
 from holdfast.scrubbing import register_secrets
 from holdfast.settings import PREFIX, Settings, environment
@@ -100,6 +101,7 @@ class Parent:
         self._rolls_wanted = trio.Event()
         self._preparing = trio.CancelScope()
         reporter = Reporter(host=gethostname())
+        self._conditions = Conditions(reporter)
         self._workers = Workers(
             settings.processes,
             self._start_worker,
@@ -122,6 +124,7 @@ class Parent:
             strategy="one_for_one",
             intensity=Intensity(RESTARTS_PER_WORKER * settings.processes, RESTARTS_PERIOD_S),
             reporter=reporter,
+            conditions=self._conditions,
             drain_timeout_s=shutdown_s + STOP_MARGIN_S,
         )
 
@@ -132,6 +135,7 @@ class Parent:
             with self._preparing:
                 self._code = await self._migrate()
             if self._code == CLEAN and not self._preparing.cancelled_caught:
+                nursery.start_soon(self._conditions.run)
                 nursery.start_soon(self._log_when_ready)
                 nursery.start_soon(self._roll_when_wanted)
                 try:

@@ -1,7 +1,7 @@
-"""Conditions that last: an outage, refused callbacks, lockouts. Each is reported when it begins and when it ends.
+"""Conditions that last: an outage, a crash loop, refused callbacks, lockouts.
 
-In between the occurrences are counted, and the count is reported after a minute and then ever more rarely. So a
-condition costs a few lines, however many requests it concerns.
+Each is reported when it begins and when it ends. In between the occurrences are counted, and the count is reported
+after a minute and then ever more rarely. So a condition costs a few lines, however many requests it concerns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def unwatched(_reason: str | None) -> None:
 class Condition:
     """A kind of condition. ``begun`` and ``over`` are its beginning and its end in words, ``name`` is its label.
 
-    ``path`` is the part of the tree that notices it. It begins with the failure number ``failures_min`` in a row.
+    ``path`` is the part of the tree that notices it; without one, its subject is the path. It begins with the
+    failure number ``failures_min`` in a row.
     It ends with a success, or after ``quiet_s`` without a failure.
     """
 
@@ -115,6 +116,16 @@ LOCKOUTS: Final = Condition(
     over="no sign-in was refused for ten minutes",
     quiet_s=600.0,
 )
+CRASH_LOOP: Final = Condition(
+    name="crash-loops",
+    kind="crash_loop",
+    path="",
+    begun="it keeps crashing",
+    over="it has not crashed for ten minutes",
+    failures_min=5,
+    quiet_s=600.0,
+)
+"""A child that fails again and again, however slowly: its restarts may cost no supervisor its budget."""
 
 
 @dataclass(slots=True)
@@ -223,7 +234,7 @@ class Conditions:
             lasting = sum(found.has_begun for found in subjects.values())
             metrics.CONDITIONS.labels(condition.name).set(lasting)
 
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Check every second until cancelled."""
         task_status.started()
         while True:
@@ -249,8 +260,8 @@ class Conditions:
             Report(
                 kind=kind or condition.kind,
                 at=self._reporter.now(),
-                path=condition.path,
-                key=subject if found.provider is None and subject else None,
+                path=condition.path or subject,
+                key=subject if found.provider is None and condition.path and subject else None,
                 provider=found.provider,
                 account_id=found.account_id,
                 reason=reason,

@@ -8,6 +8,7 @@ _HAPPENED: dict[ReportKind, str] = {
     "start": "up",
     "stop": "stopped",
     "crash": "crashed",
+    "crash_loop": "keeps crashing",
     "restart": "up again",
     "quarantine": "quarantined",
     "release": "released from quarantine",
@@ -28,7 +29,7 @@ _HAPPENED: dict[ReportKind, str] = {
     "loss": "reports lost",
 }
 
-_CONDITIONS: frozenset[ReportKind] = frozenset({"outage", "recovery", "refusal", "lockout"})
+_CONDITIONS: frozenset[ReportKind] = frozenset({"crash_loop", "outage", "recovery", "refusal", "lockout"})
 
 
 def in_words(report: Report) -> str:

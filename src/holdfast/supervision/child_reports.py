@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from holdfast.reports.causes import describe, location_of
+from holdfast.reports.conditions import CRASH_LOOP, Conditions
 from holdfast.reports.report import Context, Decision, Level, Report, ReportKind, level_of_failure
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.faults import root_cause
@@ -13,11 +14,12 @@ from holdfast.supervision.supervised_child import SupervisedChild
 
 
 class ChildReports:
-    """``window`` counts the supervisor's restarts."""
+    """``window`` counts the restarts within the budget that reports name."""
 
-    def __init__(self, reporter: Reporter, window: RestartWindow) -> None:
+    def __init__(self, reporter: Reporter, conditions: Conditions, window: RestartWindow) -> None:
         self._reporter = reporter
-        self._window = window
+        self._conditions = conditions
+        self.window = window
 
     def report(
         self,
@@ -46,8 +48,8 @@ class ChildReports:
                 reason_type=cause.reason_type if cause else None,
                 reason=cause.reason if cause else reason,
                 location=location_of(root_cause(fault) or fault) if fault is not None else None,
-                restarts=self._window.count(trio.current_time()),
-                budget=self._window.restarts,
+                restarts=self.window.count(trio.current_time()),
+                budget=self.window.restarts,
                 decision=decision,
                 delay_s=delay_s,
             ),
@@ -64,7 +66,7 @@ class ChildReports:
         decision: Decision,
         delay_s: float | None = None,
     ) -> None:
-        """Report that ``child`` failed, or (None) returned though it should run."""
+        """Report that ``child`` failed, or (None) returned though it should run; also if it keeps failing."""
         self.report(
             "crash",
             path,
@@ -76,6 +78,12 @@ class ChildReports:
             delay_s=delay_s,
             level="error" if decision in ("escalate", "none") else level_of_failure(child.failures_in_row),
         )
+        if decision != "none":
+            self._conditions.failed(
+                CRASH_LOOP,
+                child.path,
+                child.last_fault if fault is not None and child.last_fault else "it returned",
+            )
 
     def up(self, path: str, child: SupervisedChild) -> None:
         """Report that ``child`` is up. The first start of each is a line that few need: that of the tree is one."""

@@ -81,7 +81,11 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """A supervisor's budget: more than ``restarts`` within ``period_s`` seconds and it gives up."""
+    """A supervisor's budget: more than ``restarts`` within ``period_s`` seconds and it gives up.
+
+    ``longer`` is a second budget over a longer time, for failures that follow each other too slowly for the first.
+    """
 
     restarts: int
     period_s: float
+    longer: Intensity | None = None

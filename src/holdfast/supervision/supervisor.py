@@ -19,6 +19,7 @@ from functools import partial
 import trio
 
 from holdfast.reports.causes import describe, leaf_of
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.report import Context, Decision
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.child_reports import ChildReports
@@ -51,6 +52,7 @@ class Supervisor:
         strategy: Strategy,
         intensity: Intensity,
         reporter: Reporter,
+        conditions: Conditions,
         start_timeout_s: float = 30.0,
         drain_timeout_s: float | None = None,
         rng: random.Random | None = None,
@@ -64,8 +66,9 @@ class Supervisor:
         self.drain_timeout_s = drain_timeout_s
         self._reporter = reporter
         self._rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times, guards nothing
-        self._window = RestartWindow(intensity.restarts, intensity.period_s)
-        self._child_reports = ChildReports(reporter, self._window)
+        budgets = [intensity] if intensity.longer is None else [intensity, intensity.longer]
+        self._windows = [RestartWindow(budget.restarts, budget.period_s) for budget in budgets]
+        self._child_reports = ChildReports(reporter, conditions, self._windows[0])
         self._children: list[SupervisedChild] = []
         for spec in specs:
             self.append(spec)
@@ -320,12 +323,12 @@ class Supervisor:
         if run.up_at is not None and now - run.up_at >= child.spec.backoff.max_s:
             child.failures_in_row = 0
         child.failures_in_row += 1
-        if not self._window.record(now):
+        spent = [window for window in self._windows if not window.record(now)]
+        if spent:
+            self._child_reports.window = window = spent[0]
             self._child_reports.crash(self.path, child, context, fault, decision="escalate")
             leaf = None if fault is None else root_cause(fault)
-            self._gave_up = GaveUp(
-                self.path, child.spec.child_id, self.intensity.restarts, self.intensity.period_s, leaf
-            )
+            self._gave_up = GaveUp(self.path, child.spec.child_id, window.restarts, window.period_s, leaf)
             self._child_reports.report(
                 "escalation", self.path, child, "shutdown", self._gave_up, decision="escalate"
             )

@@ -41,7 +41,9 @@
 
 A crashed journal restarts accounts, sign-ins and tasks with it, because their undurable decisions are in doubt;
 their mailboxes stay. Keyed groups contain crashes of single actors (see :mod:`holdfast.supervision.directory`), so
-a crash that reaches this tree is a defect of the runtime, and three of them within 30 seconds end the process.
+a crash that reaches this tree is a defect of the runtime, and more than three of them within 30 seconds, or ten
+within 15 minutes, end the process. A worker that keeps failing alone is restarted for ever, and reported as a crash
+loop for as long as it lasts: the other workers do not need it.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.spec import Child, ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
@@ -59,6 +62,9 @@ if TYPE_CHECKING:
     # Only a name here: the emulators have a tree too, and no actors.
     from holdfast.supervision.directory import KeyedDirectory
 
+TOP_INTENSITY = Intensity(3, 30.0, longer=Intensity(10, 900.0))
+"""The longer budget is for a group that gives up again and again, but only twice a minute."""
+WORKERS_INTENSITY = Intensity(10, 60.0)
 HTTP_SHUTDOWN_S = 10.0
 """Longer than the HTTP server's own bounded drain."""
 
@@ -92,6 +98,7 @@ class RunningChild:
 
 def build_tree(
     reporter: Reporter,
+    conditions: Conditions,
     *,
     shutdown_s: float,
     control: Callable[[], Child],
@@ -114,7 +121,12 @@ def build_tree(
         # one_for_one: workers do not depend on each other.
         specs = [ChildSpec(name, start, shutdown_s=3.0) for name, start in workers.items()]
         return Supervisor(
-            "workers", specs, strategy="one_for_one", intensity=Intensity(10, 60.0), reporter=reporter
+            "workers",
+            specs,
+            strategy="one_for_one",
+            intensity=WORKERS_INTENSITY,
+            reporter=reporter,
+            conditions=conditions,
         )
 
     specs = [
@@ -125,7 +137,7 @@ def build_tree(
         ChildSpec("sign-in", lambda: sign_ins, shutdown_s=drain_s),
         ChildSpec("tasks", lambda: tasks, shutdown_s=drain_s),
         *(
-            [ChildSpec("emulators", lambda: emulators_tree(emulators, reporter), shutdown_s=15.0)]
+            [ChildSpec("emulators", lambda: emulators_tree(emulators, reporter, conditions), shutdown_s=15.0)]
             if emulators
             else []
         ),
@@ -137,18 +149,28 @@ def build_tree(
         "holdfast",
         specs,
         strategy="rest_for_one",
-        intensity=Intensity(3, 30.0),
+        intensity=TOP_INTENSITY,
         reporter=reporter,
+        conditions=conditions,
         start_timeout_s=60.0,
         drain_timeout_s=shutdown_s,
     )
 
 
-def emulators_tree(emulators: Mapping[str, Callable[[], Child]], reporter: Reporter) -> Supervisor:
+def emulators_tree(
+    emulators: Mapping[str, Callable[[], Child]], reporter: Reporter, conditions: Conditions
+) -> Supervisor:
     """Return the supervisor of emulators, which are given by name."""
     specs = [ChildSpec(name, start, shutdown_s=6.0) for name, start in emulators.items()]
     # one_for_one: emulators are independent, and stand for external systems that may fail often.
-    return Supervisor("emulators", specs, strategy="one_for_one", intensity=Intensity(20, 60.0), reporter=reporter)
+    return Supervisor(
+        "emulators",
+        specs,
+        strategy="one_for_one",
+        intensity=Intensity(20, 60.0),
+        reporter=reporter,
+        conditions=conditions,
+    )
 
 
 def add_http_server(tree: Supervisor, start: Callable[[], Child]) -> None:

@@ -180,6 +180,7 @@ def assemble(
 
     tree = build_tree(
         reporter,
+        conditions,
         shutdown_s=settings.shutdown_s,
         control=control_child(
             settings,

@@ -114,6 +114,7 @@ class HttpServer:
             strategy="rest_for_one",
             intensity=Intensity(10, 60.0),
             reporter=self._reporter,
+            conditions=self._deps.conditions,
         )
 
     async def retire(self) -> None:

@@ -13,6 +13,7 @@ import trio
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
+from holdfast.reports.conditions import Conditions
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.spec import ChildSpec, Intensity
@@ -59,8 +60,14 @@ def tree(listening: socket.socket, *, restarts: int = 3) -> tuple[Supervisor, li
         ChildSpec("connections", connections, backoff=SOON, shutdown_s=10.0),
         ChildSpec("listener", lambda: Listener(listening, echo, lambda: groups[-1], is_final=final), backoff=SOON),
     ]
+    reporter = Reporter()
     supervisor = Supervisor(
-        "http", specs, strategy="rest_for_one", intensity=Intensity(restarts, 30.0), reporter=Reporter()
+        "http",
+        specs,
+        strategy="rest_for_one",
+        intensity=Intensity(restarts, 30.0),
+        reporter=reporter,
+        conditions=Conditions(reporter),
     )
 
     def final() -> bool:

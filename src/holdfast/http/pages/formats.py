@@ -32,8 +32,8 @@ _WORDS: Final[dict[Tone, str]] = {
         kept replaying capture_blocked disabled stuck refused unknown loss draining
     """,
     "bad": """
-        failed down crashed quarantined crash quarantine escalation mismatch poison difference outage given_up
-        failing reversed disputed error critical
+        failed down crashed quarantined crash crash_loop quarantine escalation mismatch poison difference outage
+        given_up failing reversed disputed error critical
     """,
 }
 _TONE_OF: Final[dict[str, Tone]] = {word: tone for tone, words in _WORDS.items() for word in words.split()}
