@@ -27,11 +27,11 @@ MOVED = Stale((Fence("account", "a", 0),))
 
 
 def messages(
-    harness: Harness, key: str = "a", *, show: Callable[[str], str] = str, **narrow: Any
+    harness: Harness, key: str = "a", *, mask: Callable[[str], str] = str, **narrow: Any
 ) -> list[MessageView]:
     """The messages of a key, the newest first."""
     query = ListMessages("actors", key, **{"since": None, "until": None, "before": None, "limit": 100, **narrow})
-    return ControlledGroup(harness.directory, "proc_1", show).list_messages(query).messages
+    return ControlledGroup(harness.directory, "proc_1", mask).list_messages(query).messages
 
 
 def summary(found: list[MessageView]) -> list[tuple[str, str, int]]:
@@ -145,13 +145,13 @@ async def test_a_list_is_read_page_by_page(autojump_clock: MockClock) -> None:
         assert messages(harness, since=last - timedelta(hours=1)) == every
 
 
-async def test_a_key_that_is_not_shown_is_found_by_its_digest(autojump_clock: MockClock) -> None:
+async def test_a_key_that_is_masked_is_found_by_its_digest(autojump_clock: MockClock) -> None:
     harness = Harness()
     async with harness.running():
         await harness.ask("ada@example.com")
-        [found] = messages(harness, "shown:15", show=lambda key: f"shown:{len(key)}")
+        [found] = messages(harness, "masked:15", mask=lambda key: f"masked:{len(key)}")
         assert b"ada" not in msgspec.json.encode(found)
-        assert messages(harness, "ada@example.com", show=lambda key: f"shown:{len(key)}") == []
+        assert messages(harness, "ada@example.com", mask=lambda key: f"masked:{len(key)}") == []
 
 
 @dataclass

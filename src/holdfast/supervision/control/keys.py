@@ -99,10 +99,10 @@ class ControlledGroup:
         child = self._find(query.key)
         if child is not None:
             keys = {child.key}
-        elif self.show(query.key) == query.key:
+        elif self.mask(query.key) == query.key:
             keys = {query.key}
         else:
-            keys = {key for key in handled.known_keys() if self.show(key) == query.key}
+            keys = {key for key in handled.known_keys() if self.mask(key) == query.key}
         found = ((message.at, self._message_id(message), message) for message in handled.of(keys))
         wanted = (
             each
