@@ -128,7 +128,7 @@ def test_every_error_is_documented() -> None:
 
 def test_every_setting_is_documented() -> None:
     read = {str(field.alias) for field in Settings.model_fields.values()}
-    page = (ROOT / "docs" / "operating.md").read_text("utf-8")
+    page = (ROOT / "docs" / "settings.md").read_text("utf-8")
     cells = re.findall(r"^\| (`[A-Z0-9_`, ]+) \|", page, re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"`([A-Z0-9_]+)`", cell)}
     assert "S3_BUCKET" in documented
@@ -136,7 +136,8 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_the_runbook_names_log_events_that_exist() -> None:
-    pages = ((ROOT / "docs" / name).read_text("utf-8") for name in ("operating.md", "runbook.md"))
+    names = ("operating.md", "monitoring.md", "providers.md", "runbook.md")
+    pages = ((ROOT / "docs" / name).read_text("utf-8") for name in names)
     page = " ".join(" ".join(pages).split())
     named_events = set(re.findall(r"`(?!make |holdfast )([a-z][a-z']*(?: [A-Za-z_']+)+)`", page))
     patterns = _log_events()

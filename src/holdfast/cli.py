@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="holdfast",
     help="A prepaid-credit service in which no credit is ever lost, doubled or spent twice. Settings are "
-    "environment variables that begin with HOLDFAST_; docs/operating.md lists them.",
+    "environment variables that begin with HOLDFAST_; docs/settings.md lists them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

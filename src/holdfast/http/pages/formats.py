@@ -29,7 +29,7 @@ _WORDS: Final[dict[Tone, str]] = {
     "idle": "",
     "warn": """
         review held restarting silent paused stopping retrying dead_letter refusal lockout pause restart slow
-        kept replaying capture_blocked disabled stuck refused unknown loss draining
+        kept replaying capture_blocked disabled stuck refused unknown loss draining stopped
     """,
     "bad": """
         failed down crashed quarantined crash crash_loop quarantine escalation mismatch poison difference outage
@@ -45,8 +45,8 @@ def tone_of(word: object) -> Tone:
 
 
 def words_of(name: object) -> str:
-    """Return an identifier as words: ``dead_letter`` is ``dead letter``."""
-    return str(name).replace("_", " ").strip()
+    """Return an identifier as words: ``dead_letter`` is ``dead letter``. The type of an event, with dots, stays."""
+    return str(name) if "." in str(name) else str(name).replace("_", " ").strip()
 
 
 def read_moment(at: datetime | str) -> datetime:
@@ -55,9 +55,9 @@ def read_moment(at: datetime | str) -> datetime:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in at most two units: ``0.4 s``, ``12 s``, ``3 min``, ``2 h 5 min``, ``4 d``."""
+    """Return a duration in at most two units: ``400 ms``, ``12 s``, ``3 min``, ``2 h 5 min``, ``4 d``."""
     seconds = max(0.0, seconds)
-    if seconds < 0.0995:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
@@ -87,6 +87,13 @@ def moment(at: datetime | str | None, now: datetime) -> Markup:
         text = f"in {_rough(-distance_s)}"
     iso = instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}" title="{}" data-ago>{}</time>').format(iso, exact_text(instant), text)
+
+
+def stamp(at: datetime | str, now: datetime) -> Markup:
+    """Return a time as :func:`moment` does, and below it in UTC, without the date if it is today."""
+    instant = read_moment(at).astimezone(UTC)
+    clock = f"{instant:%H:%M:%S} UTC" if instant.date() == now.date() else f"{instant:%Y-%m-%d %H:%M:%S} UTC"
+    return moment(at, now) + Markup('<span class="clock">{}</span>').format(clock)
 
 
 def exact_text(at: datetime | str) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 MESSAGE_COOKIE: Final = "holdfast_message"
-MESSAGE_CHARS_MAX: Final = 600
+MESSAGE_CHARS_MAX: Final = 1_500
 _COOKIE_CHARS_MAX: Final = 3_800
 _VALID_S: Final = 60
 

@@ -85,5 +85,10 @@ def _new_key() -> str:
 def render_html(page: Html, *, now: datetime, **values: object) -> Response:
     """Render a page. ``values`` are those of every page."""
     template = environment().get_template(page.template)
-    text = template.render(**values, **page.values, ago=lambda at: formats.moment(at, now))
+    text = template.render(
+        **values,
+        **page.values,
+        ago=lambda at: formats.moment(at, now),
+        stamp=lambda at: formats.stamp(at, now),
+    )
     return Response(text, status=page.status, content_type="text/html; charset=utf-8", headers=dict(HEADERS))

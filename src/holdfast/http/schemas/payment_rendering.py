@@ -95,13 +95,13 @@ def _balance_transactions(order: Order) -> Iterator[BalanceTransactionBody]:
             transaction,
             reading,
             id=transaction.transaction_id,
-            amount=_in_units(transaction.amount_micro, transaction.currency),
-            fee=_in_units(transaction.fee_micro, transaction.currency),
-            net=_in_units(transaction.net_micro, transaction.currency),
+            amount=in_units(transaction.amount_micro, transaction.currency),
+            fee=in_units(transaction.fee_micro, transaction.currency),
+            net=in_units(transaction.net_micro, transaction.currency),
             available_on=None if available_on is None else datetime.fromtimestamp(available_on, UTC),
         )
 
 
-def _in_units(amount_micro: int, currency: str) -> str:
+def in_units(amount_micro: int, currency: str) -> str:
     """Format an amount in units of its currency, with as many decimals as the currency has."""
     return f"{Decimal(amount_micro) / MICRO:.{minor_decimals(currency)}f}"

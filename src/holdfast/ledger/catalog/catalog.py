@@ -5,7 +5,7 @@ with one line for each fault. The catalog's version is a hash of what was read, 
 blanks, the order of keys and providers' secrets do not change it.
 
 ``[defaults]`` has any key of a model; tables are merged key by key. ``default_catalog/catalog.toml`` shows the
-format, docs/operating.md describes it. The provider ``studio`` needs no table: the service runs it itself.
+format, docs/providers.md describes it. The provider ``studio`` needs no table: the service runs it itself.
 """
 
 from __future__ import annotations

@@ -163,6 +163,10 @@ const followReports = (list) => {
     shownStatus.className = `state ${tone}`;
   };
 
+  // As the server writes it: without the date if it is today, in UTC.
+  const clockOf = (at) =>
+    `${at.startsWith(new Date(Date.now() + offset).toISOString().slice(0, 10)) ? "" : `${at.slice(0, 10)} `}${at.slice(11, 19)} UTC`;
+
   const addressOf = (report) =>
     report.task_id ? `/ops/tasks/${encodeURIComponent(report.task_id)}`
     : report.account_id ? `/ops/accounts/${encodeURIComponent(report.account_id)}`
@@ -177,6 +181,7 @@ const followReports = (list) => {
     const time = line.querySelector("time");
     time.dateTime = report.at;
     time.title = report.at.replace("T", " ").replace("Z", " UTC");
+    line.querySelector(".clock").textContent = clockOf(report.at);
     const kind = line.querySelector(".state");
     kind.textContent = report.kind.replaceAll("_", " ");
     kind.classList.add(tones[report.kind] || "idle");

@@ -6,9 +6,13 @@ the endpoint's body; afterwards the browser is sent back to the page it came fro
 
 from __future__ import annotations
 
+import msgspec
+
 from holdfast.http.endpoints import all_routes
+from holdfast.http.endpoints.operators.providers.checks import ProviderCheckBody
 from holdfast.http.kit.routes import Route
 from holdfast.http.pages.addresses import API, local_path
+from holdfast.http.pages.formats import duration_text, words_of
 from holdfast.http.pages.messages import Message
 from holdfast.http.pages.rendering import Redirect
 from holdfast.http.pages.views import ViewHandler, ViewResult, ViewTable, Visit
@@ -27,9 +31,20 @@ def _action_of(route: Route) -> ViewHandler:
         if isinstance(result, Refusal):
             return Redirect(return_to, Message(f"Not done: {result.message}", is_failure=True))
         assert route.action is not None
-        return Redirect(return_to, Message(f"Done: {route.action.replace('_', ' ')}.", is_failure=False))
+        return Redirect(return_to, _message_of(route.action, result))
 
     return act
+
+
+def _message_of(action: str, result: msgspec.Struct) -> Message:
+    """Return what became of an action: of a provider's check, its steps; of others, that it was done."""
+    if not isinstance(result, ProviderCheckBody):
+        return Message(f"Done: {words_of(action)}.", is_failure=False)
+    steps = [
+        f"{step.name}: {step.result} after {duration_text(step.duration_s)}, {step.detail}" for step in result.steps
+    ]
+    verdict = "works" if result.ok else "does not work"
+    return Message("\n".join([f"{result.provider} {verdict}, by a job of {result.model}:", *steps]), not result.ok)
 
 
 for _route in all_routes():

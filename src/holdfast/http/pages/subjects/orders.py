@@ -39,4 +39,8 @@ async def order(visit: Visit) -> ViewResult:
     found = await visit.read(read_order_details, OrderDetails, path=visit.path)
     if isinstance(found, Refusal):
         return found
-    return Html("order.html", {"account_id": found.account_id, "order": found.order}, is_live=True)
+    return Html(
+        "order.html",
+        {"account_id": found.account_id, "order": found.order, "received": found.received},
+        is_live=True,
+    )

@@ -12,7 +12,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import Page, Position, Window, read_operators_page
 from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
-from holdfast.http.schemas.payment_rendering import payment_order_body
+from holdfast.http.schemas.payment_rendering import in_units, payment_order_body
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
@@ -30,11 +30,20 @@ _TROUBLE: Final = Parameter(
 )
 
 
+class ReceivedPayment(msgspec.Struct, frozen=True):
+    """What an event says was captured for a payment, in units of its currency."""
+
+    payment_id: str
+    amount: str
+    currency: str
+
+
 class OrderDetails(msgspec.Struct, frozen=True):
-    """A payment order and its account."""
+    """A payment order and its account. ``received`` has what was paid for it, which may differ from its amount."""
 
     account_id: str
     order: PaymentOrderBody
+    received: list[ReceivedPayment]
 
 
 class OrderDetailsList(msgspec.Struct, frozen=True):
@@ -121,4 +130,9 @@ async def _read_page(
 
 
 def _details(order: Order) -> OrderDetails:
-    return OrderDetails(account_id=order.account_id, order=payment_order_body(order))
+    received = [
+        ReceivedPayment(payment_id, in_units(claim.amount_micro, claim.currency), claim.currency)
+        for payment_id, payment in order.state.facts.payments.items()
+        for claim in payment.claims
+    ]
+    return OrderDetails(account_id=order.account_id, order=payment_order_body(order), received=received)
