@@ -13,7 +13,6 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.samples import Sample
 from holdfast.supervision.control.messages import (
     DeadLetterList,
-    DeadLetterView,
     DescribeKey,
     DescribeProcess,
     Draining,
@@ -32,6 +31,7 @@ from holdfast.supervision.control.messages import (
     RestartChild,
     SampleList,
 )
+from holdfast.supervision.dead_letters import DeadLetter
 from holdfast.supervision.status import ChildStatus, Work
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ async def test_dead_letters_of_all_members_are_summed_up(stage: Stage) -> None:
     def answer(command: Any) -> Any:
         assert command == ListDeadLetters("full", 20)
         member = controls.asked[-1][0]
-        letter = DeadLetterView(
+        letter = DeadLetter(
             at=f"2026-11-20T12:00:0{member[-1]}.000Z",
             member_id=member,
             reason="full",

@@ -231,16 +231,16 @@ def test_open_reviews_are_found_without_reading_ended_tasks(rows: Connection) ->
     add_tasks(rows, BOB, 2 * COUNT, 30, status="review", wakes=True)
     rows.execute(text("analyze tasks"))
     reads = Reads(rows)
-    cost, plan = reads.cost(lambda rows: open_reviews(rows, limit=PAGE))
-    assert len(open_reviews(rows, limit=PAGE, reason="content_flagged")) == 30
-    assert open_reviews(rows, limit=PAGE, reason="manual") == []
+    cost, plan = reads.cost(lambda rows: open_reviews(rows, filters={}, limit=PAGE))
+    assert len(open_reviews(rows, filters={"reason": "content_flagged"}, limit=PAGE)) == 30
+    assert open_reviews(rows, filters={"reason": "manual"}, limit=PAGE) == []
     assert "ix_tasks_due" in plan
     in_flight = 1030
     # At most a page of the database for each row that has not ended, and the index itself.
     assert cost <= in_flight + 50, cost
     assert rows.execute(text("select count(*) from tasks")).scalar_one() >= 20 * in_flight * 0.9
-    first = readable(open_reviews(rows, limit=20))
-    rest = readable(open_reviews(rows, limit=20, after=(first[-1].created_at, first[-1].request_id)))
+    first = readable(open_reviews(rows, filters={}, limit=20))
+    rest = readable(open_reviews(rows, filters={}, limit=20, after=(first[-1].created_at, first[-1].request_id)))
     assert [task.request_id for task in (*first, *rest)] == [f"task_{BOB}{2 * COUNT + n:09}" for n in range(30)]
 
 
@@ -254,7 +254,7 @@ def test_held_orders_are_found_through_their_own_index(rows: Connection) -> None
         {"account": ADA, "noon": NOON},
     )
     rows.execute(text("analyze orders"))
-    cost, plan = Reads(rows).cost(lambda rows: troubled_orders(rows, "held", limit=PAGE))
+    cost, plan = Reads(rows).cost(lambda rows: troubled_orders(rows, filters={"trouble": "held"}, limit=PAGE))
     assert "ix_orders_odd" in plan
     assert cost < 10
 

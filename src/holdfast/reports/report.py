@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, NamedTuple, get_args
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
+
+AtT = TypeVar("AtT", datetime, str)
 
 ReportKind = Literal[
     "start",
@@ -71,8 +73,8 @@ _LEVELS: dict[ReportKind, Level] = {
 _ALARMING: frozenset[Context] = frozenset({"shutdown_error", "killed", "stuck"})
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event that an operator should know of.
+class ReportFields(msgspec.Struct, Generic[AtT], frozen=True, kw_only=True):
+    """What a report says, with its time as a value or as text.
 
     ``path`` names the child in the tree that it concerns (``holdfast/workers/hosting``), ``key`` the virtual actor.
     ``reason`` says why, in words; ``location`` is ``module:line`` of the leaf exception. ``restarts`` of ``budget``
@@ -85,7 +87,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     kind: ReportKind
-    at: datetime
+    at: AtT
     path: str
     level: Level | None = None
     report_id: str | None = None
@@ -114,6 +116,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     count: int | None = None
     duration_s: float | None = None
     trace_id: str | None = None
+
+
+class Report(ReportFields[datetime], frozen=True, kw_only=True, omit_defaults=True):
+    """One event that an operator should know of."""
 
 
 def level_of(report: Report) -> Level:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from datetime import datetime
 from typing import Literal
 
 import msgspec
 
-from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.clock import Now, format_time, utc_now
+from holdfast.ledger.public_types import Time
 from holdfast.scrubbing import scrub
 
 RING_RECORDS = 1_000
@@ -23,18 +23,20 @@ orphan_reply: the sender no longer waited for the reply.
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A message that was not handled, by type: its content is not stored."""
 
-    at: datetime
+    at: Time
+    member_id: str
     reason: DeadReason
     path: str
     key: str | None
     message_type: str
-    trace_id: str | None = None
+    trace_id: str | None
 
 
 class DeadLetters:
-    """The newest dead letters, and their counts by reason since the start."""
+    """The newest dead letters of a member, and their counts by reason since the start."""
 
-    def __init__(self, *, now: Now = utc_now, ring_records: int = RING_RECORDS) -> None:
+    def __init__(self, member_id: str = "", *, now: Now = utc_now, ring_records: int = RING_RECORDS) -> None:
+        self._member_id = member_id
         self._now = now
         self._ring: deque[DeadLetter] = deque(maxlen=ring_records)
         self._counts: Counter[DeadReason] = Counter()
@@ -46,7 +48,8 @@ class DeadLetters:
         self._counts[reason] += 1
         self._ring.append(
             DeadLetter(
-                at=self._now(),
+                at=format_time(self._now()),
+                member_id=self._member_id,
                 reason=reason,
                 path=path,
                 key=scrub(key) if key else key,

@@ -124,7 +124,7 @@ def assemble(
     samples = SampleRing()
     dispatcher = dispatcher_of_all(refs.dispatcher, members)
     new_tasks = NewTasks()
-    dead_letters = DeadLetters()
+    dead_letters = DeadLetters(process.process_id)
     poison = PoisonQueue()
     collect_dead_letters(dead_letters, refs.all(), members)
     control_ref = ControlRef()

@@ -10,7 +10,7 @@ ask actors. Refusals are values, exceptions are faults.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from functools import partial
 from typing import Final, Literal, TypeVar
@@ -60,7 +60,7 @@ class Auth(Enum):
     OPERATOR_ACT = "operator_act"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Needs:
     """The requirements of a route that are checked before its handler runs.
 
@@ -73,7 +73,8 @@ class Needs:
 
     method: Method
     path: str
-    auth: Auth
+    _: KW_ONLY
+    auth: Auth = Auth.NONE
     scope: str | None = None
     body: type[msgspec.Struct] | None = None
     body_optional: bool = False

@@ -242,40 +242,33 @@ def refusal_of_http(error: HTTPException, method: str, path: str) -> tuple[Refus
             return INTERNAL_ERROR, {}
 
 
+_OF_FAULTS: Final[tuple[tuple[type[DatabaseAway | AskFault], str, str], ...]] = (
+    (DatabaseAway, "temporarily_unavailable", "The database is not available; try again later."),
+    (Overloaded, "overloaded", "Too many requests are waiting. Nothing was changed; try again later."),
+    (
+        Quarantined,
+        "quarantined",
+        "This account or task is out of service after repeated failures. Nothing was changed.",
+    ),
+    (
+        OutcomeUnknown,
+        "temporarily_unavailable",
+        "No result in time; the request may have taken effect. Repeat it with its Idempotency-Key.",
+    ),
+    (
+        AskFault,
+        "temporarily_unavailable",
+        "This part of the service is restarting. Nothing was changed; try again later.",
+    ),
+)
+"""The code and message of each expected fault; the first type that fits counts."""
+
+
 def _refusal_of_leaf(fault: BaseException) -> Refusal | None:
-    match fault:
-        case DatabaseAway():
-            return Refusal(
-                code="temporarily_unavailable",
-                message="The database is not available; try again later.",
-                retry_after_s=math.ceil(fault.retry_after_s),
-            )
-        case Overloaded():
-            return Refusal(
-                code="overloaded",
-                message="Too many requests are waiting. Nothing was changed; try again later.",
-                retry_after_s=math.ceil(fault.retry_after_s),
-            )
-        case Quarantined():
-            return Refusal(
-                code="quarantined",
-                message="This account or task is out of service after repeated failures. Nothing was changed.",
-                retry_after_s=math.ceil(fault.retry_after_s),
-            )
-        case OutcomeUnknown():
-            return Refusal(
-                code="temporarily_unavailable",
-                message="No result in time; the request may have taken effect. Repeat it with its Idempotency-Key.",
-                retry_after_s=math.ceil(fault.retry_after_s),
-            )
-        case AskFault():
-            return Refusal(
-                code="temporarily_unavailable",
-                message="This part of the service is restarting. Nothing was changed; try again later.",
-                retry_after_s=math.ceil(fault.retry_after_s),
-            )
-        case _:
-            return None
+    for kind, code, message in _OF_FAULTS:
+        if isinstance(fault, kind):
+            return Refusal(code=code, message=message, retry_after_s=math.ceil(fault.retry_after_s))
+    return None
 
 
 def leaves_of(fault: BaseException) -> Iterator[BaseException]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
 
 import msgspec
 from sqlalchemy import Connection
@@ -75,6 +75,22 @@ class Window:
         """How many entries to read: one more than a page shows whether another page follows."""
         return self.limit + 1
 
+    def options(self, after: Position | None) -> ListOptions:
+        """Return which entries to read, after a position."""
+        return ListOptions(
+            limit=self.read_max, since=self.since, until=self.until, after=after, filters=self.filters
+        )
+
+
+class ListOptions(TypedDict):
+    """Which entries of a list to read: up to ``limit``, in the list's order, starting after ``after``."""
+
+    limit: int
+    since: datetime | None
+    until: datetime | None
+    after: Position | None
+    filters: Mapping[str, str]
+
 
 class Page(NamedTuple, Generic[E]):
     """A page of a list, and the cursor of the next page; None on the last page."""
@@ -84,72 +100,76 @@ class Page(NamedTuple, Generic[E]):
 
 
 class Entries(Protocol[E_co]):
-    """Reads up to ``limit`` of an account's entries, in the list's order, starting after ``after``."""
+    """Reads entries of all accounts."""
+
+    def __call__(self, rows: Connection, /, **options: Unpack[ListOptions]) -> Sequence[E_co | UnreadableEntry]:
+        """Read them."""
+        ...
+
+
+class AccountEntries(Protocol[E_co]):
+    """Reads entries of one account."""
 
     def __call__(
-        self,
-        rows: Connection,
-        account_id: str,
-        /,
-        *,
-        limit: int,
-        since: datetime | None,
-        until: datetime | None,
-        after: Position | None,
-        filters: Mapping[str, str],
+        self, rows: Connection, account_id: str, /, **options: Unpack[ListOptions]
     ) -> Sequence[E_co | UnreadableEntry] | Refusal:
         """Read them; may refuse a position that no entry of this list can have."""
         ...
 
 
-async def read_page(
-    call: Call, window: Window, entries: Entries[E], position: Callable[[E], Position]
-) -> Page[E] | Refusal:
-    """Return a page of a list of the caller's account; the credential and the page are read in one read.
+async def list_of_account(
+    call: Call,
+    shape: type[msgspec.Struct],
+    entries: AccountEntries[E],
+    body: Callable[[E], msgspec.Struct],
+    position: Callable[[E], Position],
+    *,
+    kind: str,
+    filters: Sequence[Parameter] = (),
+) -> msgspec.Struct | Refusal:
+    """Return a page of a list of the caller's account as a ``shape``; credential and page are one read.
 
-    ``entries`` reads, ``position`` returns an entry's position. Refuses: 1. as the credential is refused;
-    2. ``invalid_cursor``.
+    ``entries`` reads, ``body`` renders an entry, ``position`` returns its position; ``kind`` names the list.
+    Refuses: 1. ``invalid_parameter``; 2. as the credential is refused; 3. ``invalid_cursor``.
     """
+    window = read_window(call.query(), kind=kind, filters=filters)
+    if isinstance(window, Refusal):
+        return window
 
     def read(rows: Connection, account_id: str) -> Page[E] | Refusal:
         after = read_cursor(account_id, window)
         if isinstance(after, Refusal):
             return after
-        found = entries(
-            rows,
-            account_id,
-            limit=window.read_max,
-            since=window.since,
-            until=window.until,
-            after=after,
-            filters=window.filters,
-        )
+        found = entries(rows, account_id, **window.options(after))
         return found if isinstance(found, Refusal) else cut_page(found, account_id, window, position)
 
-    return await call.read_as_caller(read)
+    page = await call.read_as_caller(read)
+    return page if isinstance(page, Refusal) else _list_body(shape, page, body)
 
 
-async def read_operators_page(
+async def list_of_all_accounts(
     call: Call,
-    entries: Callable[[Connection, Window, Position | None], Sequence[E | UnreadableEntry]],
+    shape: type[msgspec.Struct],
+    entries: Entries[E],
+    body: Callable[[E], msgspec.Struct],
     position: Callable[[E], Position],
     *,
     kind: str,
     filters: Sequence[Parameter] = (),
-) -> Page[E] | Refusal:
-    """Return a page of a list over all accounts, in one read.
-
-    ``entries`` reads up to ``window.read_max`` entries after a position. Refuses with ``invalid_parameter`` or
-    ``invalid_cursor``.
-    """
+) -> msgspec.Struct | Refusal:
+    """Return a page of a list over all accounts, as :func:`list_of_account` does for one."""
     window = read_window(call.query(), kind=kind, filters=filters)
     if isinstance(window, Refusal):
         return window
     after = read_cursor(OPERATORS, window)
     if isinstance(after, Refusal):
         return after
-    found = await call.deps.database.read(lambda rows: entries(rows, window, after))
-    return cut_page(found, OPERATORS, window, position)
+    found = await call.deps.database.read(lambda rows: entries(rows, **window.options(after)))
+    return _list_body(shape, cut_page(found, OPERATORS, window, position), body)
+
+
+def _list_body(shape: type[msgspec.Struct], page: Page[E], body: Callable[[E], msgspec.Struct]) -> msgspec.Struct:
+    return shape(data=[body(entry) for entry in page.entries], next_cursor=page.next_cursor)
 
 
 def read_window(
@@ -181,7 +201,7 @@ def read_window(
     if "from" in times and "to" in times and times["from"] >= times["to"]:
         return _invalid("from", "must be earlier than to", values["from"])
     for each in filters:
-        value, known = values.get(each.name), dict(each.schema).get("enum")
+        value, known = values.get(each.name), each.schema.get("enum")
         if value is None:
             continue
         if isinstance(known, list) and value not in known:

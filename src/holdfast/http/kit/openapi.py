@@ -15,6 +15,7 @@ from holdfast import __version__
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.errors import ERROR_TABLE, ErrorResponse
 from holdfast.http.kit.operator_sessions import CSRF_HEADER
+from holdfast.http.kit.parameters import PAGE
 from holdfast.http.kit.routes import Parameter, Route
 from holdfast.http.kit.samples import code_samples, example_body
 from holdfast.ledger.tasks.events import EVENT_KINDS
@@ -98,11 +99,11 @@ if necessary.
 
 def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     """Return the OpenAPI 3.1 document of these routes, served at ``public_url``."""
-    declared = (shape for route in routes for shape in (route.body, route.reply, route.other_reply))
-    shapes = {shape for shape in declared if shape is not None}
-    _, schemas = msgspec.json.schema_components(
-        sorted({*shapes, ErrorResponse, TaskEvent}, key=lambda shape: shape.__name__), ref_template=_REF
-    )
+    bodies = {route.body for route in routes if route.body is not None}
+    replies = {shape for route in routes for shape in (route.reply, route.other_reply) if shape is not None}
+    schemas = _components(bodies | replies | {ErrorResponse, TaskEvent})
+    for name in schemas.keys() - _components(bodies).keys():
+        _require_defaults(schemas[name])
     for schema in schemas.values():
         # Docstrings are Markdown once their indentation and double backquotes are gone.
         schema["description"] = cleandoc(schema.get("description", "")).replace("``", "`")
@@ -146,6 +147,18 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     }
 
 
+def _components(shapes: set[type[msgspec.Struct]]) -> JsonSchema:
+    return msgspec.json.schema_components(sorted(shapes, key=lambda each: each.__name__), ref_template=_REF)[1]
+
+
+def _require_defaults(schema: JsonSchema) -> None:
+    """Declare the fields of a reply that have a default as required: they are always sent."""
+    for name, field in schema["properties"].items():
+        if "default" in field:
+            del field["default"]
+            schema["required"].append(name)
+
+
 def _webhook(kind: EventKind) -> JsonSchema:
     """Describe the request sent to a customer's endpoint."""
     return {
@@ -160,7 +173,10 @@ def _webhook(kind: EventKind) -> JsonSchema:
 
 def error_codes(route: Route) -> list[str]:
     """Return every code a route may refuse with: those it declares, and those its declaration implies."""
-    codes = [*route.errors, *_EVERYWHERE, *_AUTH_CODES.get(route.auth, ())]
+    codes = [*route.errors]
+    if all(each in route.parameters for each in PAGE):
+        codes += ("invalid_parameter", "invalid_cursor")
+    codes += (*_EVERYWHERE, *_AUTH_CODES.get(route.auth, ()))
     if route.method != "GET":
         codes += _BODY_CODES
     if route.body is not None:
@@ -234,7 +250,7 @@ def _parameter(parameter: Parameter) -> JsonSchema:
         "in": parameter.place,
         "description": parameter.description,
         "required": parameter.required,
-        "schema": dict(parameter.schema),
+        "schema": parameter.schema,
     }
 
 
@@ -244,7 +260,7 @@ def _path_parameters(path: str) -> Iterable[Parameter]:
             name=name,
             place="path",
             description=f"The {name.replace('_', ' ')}.",
-            schema=(("type", "string"), ("minLength", 1)),
+            schema={"type": "string", "minLength": 1},
             required=True,
         )
 

@@ -70,7 +70,7 @@ def render(outcome: Outcome) -> Response:
             response.headers.update(headers)
             return response
         case _:
-            return _json(msgspec.json.encode(outcome), 200, {})
+            return Response(msgspec.json.encode(outcome), content_type="application/json")
 
 
 def render_refusal(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
@@ -98,7 +98,3 @@ def render_fault(fault: BaseException) -> Response:
     # At debug level only: requests answered 503 are a condition, reported when it begins and when it ends.
     log.debug("fault", code=refusal.code, reason=str(fault))
     return render_refusal(refusal)
-
-
-def _json(body: bytes, status: int, headers: dict[str, str]) -> Response:
-    return Response(body, status=status, headers=headers, content_type="application/json")

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 from quart import Response
 from werkzeug.routing import BaseConverter
 
-from holdfast.http.kit.calls import Auth, Call, Method, Needs
+from holdfast.http.kit.calls import Auth, Call, Needs
 from holdfast.ledger.refusals import Refusal
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Parameter:
     name: str
     place: Literal["query", "header", "path"]
     description: str
-    schema: tuple[tuple[str, object], ...] = (("type", "string"),)
+    schema: Mapping[str, object] = field(default_factory=lambda: {"type": "string"})
     required: bool = False
 
 
@@ -60,22 +63,35 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route(Needs):
-    """One endpoint. ``errors`` are the codes of its handler, in addition to those that its other fields imply.
+class Declaration(Needs):
+    """What is declared of an endpoint.
 
-    ``other_reply`` is a second type of a successful response.
+    ``other_reply`` is a second type of a successful response. ``errors`` are the codes of the handler, in addition
+    to those that the other fields imply.
     """
 
     summary: str
+    raw_body_example: Mapping[str, object] | None = None
+    reply: type[msgspec.Struct] | None = None
+    other_reply: type[msgspec.Struct] | None = None
+    statuses: tuple[int, ...] = (200,)
+    media: tuple[Media, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that an operator's action may be refused to readers, and has a reason."""
+        assert self.action is None or (
+            self.auth is Auth.OPERATOR_ACT and self.body is not None and "reason" in self.body.__struct_fields__
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route(Declaration):
+    """One endpoint: its declaration and its handler."""
+
     tag: str
     handler: Handler
-    raw_body_example: Mapping[str, object] | None
-    reply: type[msgspec.Struct] | None
-    other_reply: type[msgspec.Struct] | None
-    statuses: tuple[int, ...]
-    media: tuple[Media, ...]
-    parameters: tuple[Parameter, ...]
-    errors: tuple[str, ...]
 
     @property
     def idempotent(self) -> bool:
@@ -92,7 +108,7 @@ IDEMPOTENCY_KEY: Final = Parameter(
     name="Idempotency-Key",
     place="header",
     description="Makes the request safe to repeat for 24 hours. 1 to 255 printable ASCII characters.",
-    schema=(("type", "string"), ("minLength", 1), ("maxLength", 255), ("pattern", "^[\\x20-\\x7e]+$")),
+    schema={"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x20-\\x7e]+$"},
 )
 
 
@@ -116,6 +132,12 @@ class OrderIdConverter(BaseConverter):
     regex = "(?!(?:sandbox|cardprovider)$)[^/]+"
 
 
+def _takes(fields: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Type a method as taking what ``fields`` takes."""
+    del fields
+    return lambda method: method
+
+
 class RouteTable:
     """The routes of one module, in order of declaration."""
 
@@ -123,60 +145,12 @@ class RouteTable:
         self._tag = tag
         self.routes: list[Route] = []
 
-    def __call__(
-        self,
-        method: Method,
-        path: str,
-        *,
-        summary: str,
-        auth: Auth = Auth.NONE,
-        scope: str | None = None,
-        body: type[msgspec.Struct] | None = None,
-        body_optional: bool = False,
-        takes_input: bool = False,
-        raw_body_bytes_max: int | None = None,
-        raw_body_limit: Callable[[Call], int] | None = None,
-        raw_body_example: Mapping[str, object] | None = None,
-        action: str | None = None,
-        is_urgent: bool = False,
-        reply: type[msgspec.Struct] | None = None,
-        other_reply: type[msgspec.Struct] | None = None,
-        statuses: tuple[int, ...] = (200,),
-        media: tuple[Media, ...] = (),
-        parameters: tuple[Parameter, ...] = (),
-        errors: tuple[str, ...] = (),
-    ) -> Callable[[Handler], Handler]:
+    @_takes(Declaration)
+    def __call__(self, *args: Any, **fields: Any) -> Callable[[Handler], Handler]:
         """Declare the decorated handler as a route."""
-        assert action is None or (
-            auth is Auth.OPERATOR_ACT and body is not None and "reason" in body.__struct_fields__
-        )
 
         def declare(handler: Handler) -> Handler:
-            self.routes.append(
-                Route(
-                    method=method,
-                    path=path,
-                    summary=summary,
-                    tag=self._tag,
-                    handler=handler,
-                    auth=auth,
-                    scope=scope,
-                    body=body,
-                    body_optional=body_optional,
-                    takes_input=takes_input,
-                    raw_body_bytes_max=raw_body_bytes_max,
-                    raw_body_limit=raw_body_limit,
-                    raw_body_example=raw_body_example,
-                    action=action,
-                    is_urgent=is_urgent,
-                    reply=reply,
-                    other_reply=other_reply,
-                    statuses=statuses,
-                    media=media,
-                    parameters=parameters,
-                    errors=errors,
-                )
-            )
+            self.routes.append(Route(*args, **fields, tag=self._tag, handler=handler))
             return handler
 
         return declare

@@ -8,11 +8,11 @@ import msgspec
 
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
-from holdfast.reports.report import Context, Decision, Level, Report, ReportKind
+from holdfast.reports.report import Level, Report, ReportFields
 from holdfast.reports.words import in_words
 
 
-class ReportBody(msgspec.Struct, frozen=True):
+class ReportBody(ReportFields[Time], frozen=True, kw_only=True):
     """One event that an operator should know of.
 
     ``text`` says it in words. ``path`` names the child in the supervisor tree of ``member_id``, on ``host`` and
@@ -21,37 +21,9 @@ class ReportBody(msgspec.Struct, frozen=True):
     ``count`` events in ``duration_s`` are summed up in one report.
     """
 
-    report_id: str
-    at: Time
-    kind: ReportKind
-    level: Level
     text: str
-    path: str
-    number: int
-    member_id: str | None
-    host: str | None
-    worker: int | None
-    child_id: str | None
-    key: str | None
-    account_id: str | None
-    task_id: str | None
-    provider: str | None
-    operator: str | None
-    incarnation: int | None
-    context: Context | None
-    reason_type: str | None
-    reason: str | None
-    location: str | None
-    last_message_type: str | None
-    mailbox_depth: int | None
-    oldest_age_s: float | None
-    restarts: int | None
-    budget: int | None
-    decision: Decision
-    delay_s: float | None
-    count: int | None
-    duration_s: float | None
-    trace_id: str | None
+    report_id: str
+    level: Level
 
 
 class ReportList(msgspec.Struct, frozen=True):

@@ -111,8 +111,9 @@ def poison_by_id(rows: Connection, poison_id: str) -> PoisonRecord | None:
 def list_poison(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
 ) -> list[PoisonRecord]:
-    """Return a page of messages, newest first. ``filters`` are exact matches by column name."""
-    matches = [poison.c[name] == value for name, value in filters.items()]
+    """Return a page of messages, newest first. ``filters`` match ``group``, ``key`` and ``state`` exactly."""
+    columns = {"group": poison.c.group_name, "key": poison.c.key, "state": poison.c.state}
+    matches = [columns[name] == value for name, value in filters.items()]
     found = page(rows, _ALL.where(*matches), (poison.c.first_at, poison.c.poison_id), **options)
     return [PoisonRecord._make(row) for row in found]
 

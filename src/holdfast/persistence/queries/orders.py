@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select, text
@@ -30,7 +30,7 @@ _TO_RECONCILE = text(
 
 
 OrderTrouble = Literal["held", "mismatched", "unreconciled"]
-_TROUBLES: Final[dict[OrderTrouble, ColumnElement[bool]]] = {
+_TROUBLES: Final[dict[str, ColumnElement[bool]]] = {
     "held": orders.c.status == "held",
     "mismatched": orders.c.reconcile_status == "mismatch",
     # Each is found by the index of due orders: what is reconciled or too old has no due time.
@@ -89,12 +89,13 @@ def orders_of_account(
 
 
 def troubled_orders(
-    rows: Connection, trouble: OrderTrouble | None, **options: Unpack[PageOptions]
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
 ) -> list[Order | UnreadableEntry]:
-    """Return a page of orders with this trouble, of any account, oldest first by (created_at, order_id).
+    """Return a page of orders of any account, oldest first by (created_at, order_id).
 
-    None: with any but ``held``.
+    Those with the :data:`OrderTrouble` of the filter ``trouble``, or without it with any but ``held``.
     """
+    trouble = filters.get("trouble")
     wanted = _TROUBLES[trouble] if trouble is not None else _TROUBLES["mismatched"] | _TROUBLES["unreconciled"]
     return _listed(page(rows, ORDER.where(wanted), _ORDERING, oldest_first=True, **options))
 

@@ -6,6 +6,7 @@ not ended, so ended tasks cost nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Unpack
 
 from sqlalchemy import Connection, func
@@ -22,12 +23,15 @@ _OPEN = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched, tasks.c.sta
 
 
 def open_reviews(
-    rows: Connection, *, reason: str | None = None, **options: Unpack[PageOptions]
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
 ) -> list[Task | UnreadableEntry]:
-    """Return a page of the tasks in review, oldest first by (created_at, request_id)."""
+    """Return a page of the tasks in review, oldest first by (created_at, request_id).
+
+    ``filters`` may have the ``reason`` of the review.
+    """
     found = _OPEN
-    if reason is not None:
-        found = found.where(func.json_extract_path_text(tasks.c.state, "review", "reason") == reason)
+    if "reason" in filters:
+        found = found.where(func.json_extract_path_text(tasks.c.state, "review", "reason") == filters["reason"])
     order = (tasks.c.created_at, tasks.c.request_id)
     return read_tasks(page(rows, found, order, oldest_first=True, **options))
 

@@ -19,7 +19,6 @@ from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, WhileDown
 from holdfast.actors.workers.worker import Worker, WorkerRef
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.provider_figures import UNKNOWN, figures_of
 from holdfast.metrics.samples import SampleRing
@@ -30,7 +29,6 @@ from holdfast.supervision.control.messages import (
     ControlCommand,
     CrashKey,
     DeadLetterList,
-    DeadLetterView,
     DescribeKey,
     DescribeProcess,
     Draining,
@@ -204,22 +202,7 @@ class ControlActor(Worker):
 
     def _dead_letters(self, query: ListDeadLetters) -> DeadLetterList:
         found = [each for each in self._process.dead_letters.recent() if query.reason in (None, each.reason)]
-        member_id = self._process.identity.member_id
-        return DeadLetterList(
-            data=[
-                DeadLetterView(
-                    at=format_time(each.at),
-                    member_id=member_id,
-                    reason=each.reason,
-                    path=each.path,
-                    key=each.key,
-                    message_type=each.message_type,
-                    trace_id=each.trace_id,
-                )
-                for each in found[: query.limit]
-            ],
-            counts=self._process.dead_letters.counts(),
-        )
+        return DeadLetterList(data=found[: query.limit], counts=self._process.dead_letters.counts())
 
 
 def _providers(states: Mapping[str, str]) -> dict[str, ProviderView]:

@@ -15,7 +15,7 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.public_types import Time
 from holdfast.metrics.provider_figures import ProviderFigures
 from holdfast.metrics.samples import Sample
-from holdfast.supervision.dead_letters import DeadReason
+from holdfast.supervision.dead_letters import DeadLetter, DeadReason
 from holdfast.supervision.restart_history import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
 
@@ -153,22 +153,10 @@ class MessageList(msgspec.Struct, frozen=True):
     kept: KeptMessages
 
 
-class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that was not handled, by type: its content is not stored."""
-
-    at: Time
-    member_id: str
-    reason: DeadReason
-    path: str
-    key: str | None
-    message_type: str
-    trace_id: str | None
-
-
 class DeadLetterList(msgspec.Struct, frozen=True):
     """Dead letters, the newest first, and all counts by reason since the start."""
 
-    data: list[DeadLetterView]
+    data: list[DeadLetter]
     counts: dict[DeadReason, int]
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import INVALID_CURSOR, Position, read_page, read_window
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.listing import INVALID_CURSOR, Position, list_of_account
+from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.statement import Statement, statement_entry_body
 from holdfast.ledger.credit.operations import Operation, OperationKind
 from holdfast.ledger.refusals import Refusal
@@ -21,12 +20,7 @@ route = RouteTable("Account")
 
 NUMBER_MAX: Final = 2**63 - 1
 
-_KIND: Final = Parameter(
-    name="kind",
-    place="query",
-    description="Only operations of this kind.",
-    schema=(("type", "string"), ("enum", [kind.value for kind in OperationKind])),
-)
+_KIND: Final = filter_by("kind", "Only operations of this kind.", [kind.value for kind in OperationKind])
 
 
 @route(
@@ -35,39 +29,26 @@ _KIND: Final = Parameter(
     summary="List the account's operations with their postings and the totals after each, newest first",
     auth=Auth.SESSION,
     reply=Statement,
-    parameters=(_KIND, FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(_KIND, *PAGE),
 )
 async def read_statement(call: Call) -> Outcome:
     """One read: the session and a page. Operations are numbered without gaps, and a cursor holds a number."""
-    window = read_window(call.query(), kind="statement", filters=(_KIND,))
-    if isinstance(window, Refusal):
-        return window
-    page = await read_page(call, window, _entries, lambda entry: Position(entry.at, str(entry.number)))
-    if isinstance(page, Refusal):
-        return page
-    return Statement(data=[statement_entry_body(entry) for entry in page.entries], next_cursor=page.next_cursor)
+    return await list_of_account(
+        call,
+        Statement,
+        _entries,
+        statement_entry_body,
+        lambda entry: Position(entry.at, str(entry.number)),
+        kind="statement",
+        filters=(_KIND,),
+    )
 
 
 def _entries(
-    rows: Connection,
-    account_id: str,
-    *,
-    limit: int,
-    since: datetime | None,
-    until: datetime | None,
-    after: Position | None,
-    filters: Mapping[str, str],
+    rows: Connection, account_id: str, /, *, after: Position | None, filters: Mapping[str, str], **options: Any
 ) -> list[Operation] | Refusal:
     """The id of a position is an operation's number."""
     if after is not None and not (after.id.isdigit() and int(after.id) <= NUMBER_MAX):
         return INVALID_CURSOR
-    return statement_of_account(
-        rows,
-        account_id,
-        limit=limit,
-        since=since,
-        until=until,
-        before_number=None if after is None else int(after.id),
-        kind=filters.get("kind"),
-    )
+    before = None if after is None else int(after.id)
+    return statement_of_account(rows, account_id, before_number=before, kind=filters.get("kind"), **options)

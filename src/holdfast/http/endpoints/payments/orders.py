@@ -15,9 +15,9 @@ from sqlalchemy import Connection
 from holdfast.actors.account.order_messages import CreateOrder
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import Position, read_page, read_window
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.listing import Position, list_of_account
+from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.payment_rendering import payment_order_body
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
@@ -34,18 +34,8 @@ ORDER_DECIMALS_MAX: Final = 2
 CREATE_ERRORS: Final = ("invalid_amount", "amount_too_large", "too_many_open_orders", "account_disabled")
 
 _ORDER_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
-_STATUS: Final = Parameter(
-    name="status",
-    place="query",
-    description="Only orders with this status.",
-    schema=(("type", "string"), ("enum", list(get_args(OrderStatus)))),
-)
-_PROVIDER: Final = Parameter(
-    name="provider",
-    place="query",
-    description="Only orders of this payment provider.",
-    schema=(("type", "string"), ("enum", list(get_args(Provider)))),
-)
+_STATUS: Final = filter_by("status", "Only orders with this status.", get_args(OrderStatus))
+_PROVIDER: Final = filter_by("provider", "Only orders of this payment provider.", get_args(Provider))
 
 
 @route(
@@ -54,19 +44,18 @@ _PROVIDER: Final = Parameter(
     summary="List the account's payment orders, newest first",
     auth=Auth.SESSION,
     reply=PaymentOrderList,
-    parameters=(_STATUS, _PROVIDER, FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(_STATUS, _PROVIDER, *PAGE),
 )
 async def list_payment_orders(call: Call) -> Outcome:
-    """One read: the session and a page, with one row more than requested to know whether another page follows."""
-    window = read_window(call.query(), kind="payments", filters=(_STATUS, _PROVIDER))
-    if isinstance(window, Refusal):
-        return window
-    page = await read_page(call, window, orders_of_account, position_of)
-    if isinstance(page, Refusal):
-        return page
-    return PaymentOrderList(
-        data=[payment_order_body(order) for order in page.entries], next_cursor=page.next_cursor
+    """One read: the session and a page."""
+    return await list_of_account(
+        call,
+        PaymentOrderList,
+        orders_of_account,
+        payment_order_body,
+        position_of,
+        kind="payments",
+        filters=(_STATUS, _PROVIDER),
     )
 
 

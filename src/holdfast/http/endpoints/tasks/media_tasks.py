@@ -22,8 +22,8 @@ from holdfast.actors.task.messages import CancelTask
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import Position, read_page, read_window
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
+from holdfast.http.kit.listing import Position, list_of_account
+from holdfast.http.kit.parameters import MODEL, PAGE, STATUS
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.shown import shown
@@ -141,18 +141,19 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
     auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=TaskList,
-    parameters=(STATUS, MODEL, FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(STATUS, MODEL, *PAGE),
 )
 async def list_tasks(call: Call) -> Outcome:
-    """One read: the key and a page, with one row more than requested to know whether another page follows."""
-    window = read_window(call.query(), kind="tasks", filters=(STATUS, MODEL))
-    if isinstance(window, Refusal):
-        return window
-    page = await read_page(call, window, tasks_of_account, lambda task: Position(task.created_at, task.request_id))
-    if isinstance(page, Refusal):
-        return page
-    return TaskList(data=[task_body(call.deps, task) for task in page.entries], next_cursor=page.next_cursor)
+    """One read: the key and a page."""
+    return await list_of_account(
+        call,
+        TaskList,
+        tasks_of_account,
+        functools.partial(task_body, call.deps),
+        lambda task: Position(task.created_at, task.request_id),
+        kind="tasks",
+        filters=(STATUS, MODEL),
+    )
 
 
 @route(

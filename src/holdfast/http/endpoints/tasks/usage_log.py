@@ -8,8 +8,8 @@ from sqlalchemy import Connection
 
 from holdfast.http.endpoints.tasks.usage_csv import CsvPage, csv_response, page_rows, read_csv_page
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, Window, read_cursor, read_page, read_window
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, MODEL, STATUS, TO
+from holdfast.http.kit.listing import Position, list_of_account, read_cursor, read_window
+from holdfast.http.kit.parameters import MODEL, PAGE, STATUS, filter_by
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.tasks import UsageList, usage_body
@@ -20,24 +20,15 @@ from holdfast.persistence.queries.usage import usage_of_account
 
 route = RouteTable("Usage")
 
-_MODALITY: Final = Parameter(
-    name="modality",
-    place="query",
-    description="Only entries of this modality.",
-    schema=(("type", "string"), ("enum", list(get_args(Modality)))),
-)
-_API_KEY_ID: Final = Parameter(
-    name="api_key_id",
-    place="query",
-    description="Only entries of this API key.",
-    schema=(("type", "string"), ("maxLength", FILTER_MAX_CHARS)),
-)
+_MODALITY: Final = filter_by("modality", "Only entries of this modality.", get_args(Modality))
+_API_KEY_ID: Final = filter_by("api_key_id", "Only entries of this API key.")
 _FORMAT: Final = Parameter(
-    name="format",
-    place="query",
-    description="`csv` returns a file of all matching entries, or of `limit` entries.",
-    schema=(("type", "string"), ("enum", ["json", "csv"]), ("default", "json")),
+    "format",
+    "query",
+    "`csv` returns a file of all matching entries, or of `limit` entries.",
+    schema={"type": "string", "enum": ["json", "csv"], "default": "json"},
 )
+_KIND: Final = "usage"
 _FILTERS: Final = (STATUS, MODEL, _MODALITY, _API_KEY_ID)
 
 
@@ -48,32 +39,35 @@ _FILTERS: Final = (STATUS, MODEL, _MODALITY, _API_KEY_ID)
     auth=Auth.SESSION,
     reply=UsageList,
     media=(Media(status=200, content_types=("text/csv",), description="A page, or a CSV file."),),
-    parameters=(FROM, TO, CURSOR, LIMIT, *_FILTERS, _FORMAT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(*PAGE, *_FILTERS, _FORMAT),
 )
 async def list_usage(call: Call) -> Outcome:
-    """One read: the session and a page, with one row more than requested to know whether another page follows."""
-    query = call.query()
-    window = read_window(query, kind="usage", filters=_FILTERS)
-    if isinstance(window, Refusal):
-        return window
-    formats = query.get("format", ["json"])
+    """One read: the session and a page."""
+    formats = call.query().get("format", ["json"])
     if formats == ["csv"]:
-        return await _export(call, window)
+        return await _export(call)
     if formats != ["json"]:
         return Refusal(
             code="invalid_parameter",
             message=f"The format must be json or csv, not {shown(formats[-1])}.",
             param="format",
         )
-    page = await read_page(call, window, usage_of_account, lambda entry: Position(entry.ts, entry.request_id))
-    if isinstance(page, Refusal):
-        return page
-    return UsageList(data=[usage_body(entry) for entry in page.entries], next_cursor=page.next_cursor)
+    return await list_of_account(
+        call,
+        UsageList,
+        usage_of_account,
+        usage_body,
+        lambda entry: Position(entry.ts, entry.request_id),
+        kind=_KIND,
+        filters=_FILTERS,
+    )
 
 
-async def _export(call: Call, window: Window) -> Outcome:
+async def _export(call: Call) -> Outcome:
     """The session and the first page are one read, so that a refusal comes before the file starts."""
+    window = read_window(call.query(), kind=_KIND, filters=_FILTERS)
+    if isinstance(window, Refusal):
+        return window
 
     def read(rows: Connection, session: SessionRecord) -> tuple[str, CsvPage] | Refusal:
         position = read_cursor(session.account_id, window)

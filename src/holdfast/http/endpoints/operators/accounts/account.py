@@ -29,10 +29,10 @@ route = RouteTable("Operators")
 
 _ACCOUNT_ID = re.compile(r"acct_[a-z0-9]{1,64}", re.ASCII)
 _EMAIL: Final = Parameter(
-    name="email",
-    place="query",
-    description="The account's e-mail address.",
-    schema=(("type", "string"), ("minLength", 1), ("examples", ["ada@example.com"])),
+    "email",
+    "query",
+    "The account's e-mail address.",
+    schema={"type": "string", "minLength": 1, "examples": ["ada@example.com"]},
     required=True,
 )
 NOTE: Final = "adjusted by the operator"

@@ -7,17 +7,17 @@ read from the rows afterwards.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final, get_args
 
 import msgspec
-from sqlalchemy import Connection
 
 from holdfast.actors.task.messages import DecideReview
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import Position, Window, read_operators_page
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.listing import Position, list_of_all_accounts
+from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.operators import ActionRequest, Note, text_of
 from holdfast.http.schemas.rendering import render
@@ -28,17 +28,11 @@ from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import ReviewReason, Task
 from holdfast.persistence.queries.reviews import open_reviews, task_under_review
-from holdfast.persistence.records.unreadable import UnreadableEntry
 
 route = RouteTable("Operators")
 
 _CASE_ID = re.compile(r"rev_[a-z0-9]{1,76}", re.ASCII)
-_REASON: Final = Parameter(
-    name="reason",
-    place="query",
-    description="Only reviews for this reason.",
-    schema=(("type", "string"), ("enum", list(get_args(ReviewReason)))),
-)
+_REASON: Final = filter_by("reason", "Only reviews for this reason.", get_args(ReviewReason))
 
 
 class Decision(ActionRequest, frozen=True):
@@ -83,28 +77,19 @@ class ReviewList(msgspec.Struct, frozen=True):
     summary="List the open reviews of all accounts, oldest task first",
     auth=Auth.OPERATOR_READ,
     reply=ReviewList,
-    parameters=(_REASON, FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(_REASON, *PAGE),
 )
 async def list_reviews(call: Call) -> Outcome:
-    """One read, with one row more than requested to know whether another page follows."""
-
-    def read(rows: Connection, window: Window, after: Position | None) -> list[Task | UnreadableEntry]:
-        return open_reviews(
-            rows,
-            limit=window.read_max,
-            since=window.since,
-            until=window.until,
-            after=after,
-            reason=window.filters.get("reason"),
-        )
-
-    page = await read_operators_page(
-        call, read, lambda task: Position(task.created_at, task.request_id), kind="reviews", filters=(_REASON,)
+    """One read."""
+    return await list_of_all_accounts(
+        call,
+        ReviewList,
+        open_reviews,
+        partial(review_body, call.deps),
+        lambda task: Position(task.created_at, task.request_id),
+        kind="reviews",
+        filters=(_REASON,),
     )
-    if isinstance(page, Refusal):
-        return page
-    return ReviewList(data=[review_body(call.deps, task) for task in page.entries], next_cursor=page.next_cursor)
 
 
 @route(

@@ -7,7 +7,7 @@ import msgspec
 from holdfast.http.endpoints.operators.accounts.account import account_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import Page, Position, Window, cut_page, read_cursor, read_window
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.kit.parameters import PAGE
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.rendering import render
@@ -50,8 +50,8 @@ class TimeLine(msgspec.Struct, frozen=True):
     summary="List all that happened to an account: operations, tasks, orders, sign-ins, actions, reports",
     auth=Auth.OPERATOR_READ,
     reply=TimeLine,
-    parameters=(FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor", "account_not_found"),
+    parameters=PAGE,
+    errors=("account_not_found",),
 )
 async def read_account_time_line(call: Call) -> Outcome:
     """One read. An account without entries does not exist, since a sign-in has created it."""
@@ -78,8 +78,8 @@ async def read_account_time_line(call: Call) -> Outcome:
     summary="List all that happened to a task: progress, callbacks, operations, deliveries, actions, reports",
     auth=Auth.OPERATOR_READ,
     reply=TimeLine,
-    parameters=(FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor", "task_not_found"),
+    parameters=PAGE,
+    errors=("task_not_found",),
 )
 async def read_task_time_line(call: Call) -> Outcome:
     """One read of all entries, of which the page is a part."""

@@ -9,9 +9,9 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, Window, read_operators_page
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.listing import Position, list_of_all_accounts
+from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.events import EventBody, event_body
 from holdfast.http.schemas.operators import ActionRequest
@@ -22,18 +22,12 @@ route = RouteTable("Operators")
 
 _ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
 _FILTERS: Final = (
-    Parameter(
-        name="status",
-        place="query",
-        description="`given_up`: no attempt is left. `pending`: an attempt failed, and the next is due.",
-        schema=(("type", "string"), ("enum", ["pending", "given_up"])),
+    filter_by(
+        "status",
+        "`given_up`: no attempt is left. `pending`: an attempt failed, and the next is due.",
+        ("pending", "given_up"),
     ),
-    Parameter(
-        name="account_id",
-        place="query",
-        description="Only events of this account.",
-        schema=(("type", "string"), ("maxLength", FILTER_MAX_CHARS)),
-    ),
+    filter_by("account_id", "Only events of this account."),
 )
 
 
@@ -58,32 +52,19 @@ class FailedEventList(msgspec.Struct, frozen=True):
     summary="List the events of all accounts whose delivery fails, newest first",
     auth=Auth.OPERATOR_READ,
     reply=FailedEventList,
-    parameters=(*_FILTERS, FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(*_FILTERS, *PAGE),
 )
 async def list_failed_events(call: Call) -> Outcome:
     """One read."""
-
-    def read(rows: Connection, window: Window, after: Position | None) -> list[FailedEvent]:
-        return failed_events(
-            rows,
-            limit=window.read_max,
-            since=window.since,
-            until=window.until,
-            after=after,
-            filters=window.filters,
-        )
-
-    page = await read_operators_page(
+    return await list_of_all_accounts(
         call,
-        read,
+        FailedEventList,
+        failed_events,
+        _body,
         lambda each: Position(each.event.created_at, each.event.event_id),
         kind="failed events",
         filters=_FILTERS,
     )
-    if isinstance(page, Refusal):
-        return page
-    return FailedEventList(data=[_body(each) for each in page.entries], next_cursor=page.next_cursor)
 
 
 @route(

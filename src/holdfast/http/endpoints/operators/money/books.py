@@ -29,10 +29,10 @@ REVENUE_DAYS_MAX: Final = 366
 _FIRST_TIME: Final = datetime.min.replace(tzinfo=UTC)
 
 _BY: Final = Parameter(
-    name="by",
-    place="query",
-    description="What each line is for: a day, or a model or provider on a day.",
-    schema=(("type", "string"), ("enum", list(get_args(RevenueBy))), ("default", "day")),
+    "by",
+    "query",
+    "What each line is for: a day, or a model or provider on a day.",
+    schema={"type": "string", "enum": [*get_args(RevenueBy)], "default": "day"},
 )
 
 

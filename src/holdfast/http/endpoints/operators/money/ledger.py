@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -9,8 +10,8 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.public_types import Time, time_or_none
+from holdfast.http.schemas.rendering import render
+from holdfast.ledger.public_types import Time
 from holdfast.persistence.audit.progress import (
     AuditProgress,
     KnownDifference,
@@ -77,41 +78,28 @@ class LedgerHealth(msgspec.Struct, frozen=True, kw_only=True):
 async def read_ledger_health(call: Call) -> Outcome:
     """One read of what the checker, whichever process it runs in, has stored."""
 
-    def read(rows: Connection) -> tuple[AuditProgress | None, int, list[DifferenceBody]]:
-        newest = known_differences(rows, limit=DIFFERENCES_SHOWN)
-        return load_progress(rows), count_differences(rows), [_difference_body(each) for each in newest]
+    def read(rows: Connection) -> tuple[AuditProgress | None, int, Sequence[KnownDifference]]:
+        return load_progress(rows), count_differences(rows), known_differences(rows, limit=DIFFERENCES_SHOWN)
 
     progress, differences, newest = await call.deps.database.read(read)
-    verified_up_to = None if progress is None else progress.verified_up_to
-    return LedgerHealth(
-        verified_up_to=time_or_none(verified_up_to),
-        age_s=None if verified_up_to is None else round((call.deps.now() - verified_up_to).total_seconds(), 1),
-        passes=0 if progress is None else progress.passes,
-        newest_operation_id=None if progress is None else progress.newest_operation_id,
-        newest_operation_at=None if progress is None else time_or_none(progress.newest_operation_at),
-        written_at=None if progress is None else format_time(progress.written_at),
+    now = call.deps.now()
+    found = progress or AuditProgress(begun_at=now, written_at=now)
+    verified_up_to = found.verified_up_to
+    return render(
+        LedgerHealth,
+        found,
+        age_s=None if verified_up_to is None else round((now - verified_up_to).total_seconds(), 1),
+        written_at=None if progress is None else progress.written_at,
         current_pass=None if progress is None else _pass_body(progress),
         differences=differences,
-        newest_differences=newest,
+        newest_differences=[render(DifferenceBody, each) for each in newest],
     )
 
 
 def _pass_body(progress: AuditProgress) -> AuditPass:
-    return AuditPass(
-        begun_at=format_time(progress.begun_at),
-        accounts_done=progress.accounts_done,
+    return render(
+        AuditPass,
+        progress,
         accounts_behind=max(progress.accounts_total - progress.accounts_done, 0),
-        operations_done=progress.operations_done,
         operations_per_s=round(progress.operations_per_s, 1),
-        skipped=progress.skipped,
-    )
-
-
-def _difference_body(known: KnownDifference) -> DifferenceBody:
-    return DifferenceBody(
-        account_id=known.account_id,
-        rule=known.rule,
-        what=known.what,
-        found_at=format_time(known.found_at),
-        seen_at=format_time(known.seen_at),
     )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from typing import Final, Unpack, get_args
 
 import msgspec
 from sqlalchemy import Connection
 
 from holdfast.http.endpoints.payments.orders import order_not_found, position_of, valid_order_id
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import Page, Position, Window, read_operators_page
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.listing import ListOptions, list_of_all_accounts
+from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.payment_rendering import in_units, payment_order_body
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
 from holdfast.ledger.orders.order import Order
@@ -21,12 +21,11 @@ from holdfast.persistence.records.unreadable import UnreadableEntry
 
 route = RouteTable("Operators")
 
-_TROUBLE: Final = Parameter(
-    name="trouble",
-    place="query",
-    description="`held`: the payment waits for a decision. `mismatched`: the order differs from its provider's "
-    "record. `unreconciled`: paid, and not compared yet, or the comparison failed. Without it all but `held`.",
-    schema=(("type", "string"), ("enum", list(get_args(OrderTrouble)))),
+_TROUBLE: Final = filter_by(
+    "trouble",
+    "`held`: the payment waits for a decision. `mismatched`: the order differs from its provider's record. "
+    "`unreconciled`: paid, and not compared yet, or the comparison failed. Without it all but `held`.",
+    get_args(OrderTrouble),
 )
 
 
@@ -59,15 +58,19 @@ class OrderDetailsList(msgspec.Struct, frozen=True):
     summary="List the payment orders that need attention, oldest first",
     auth=Auth.OPERATOR_READ,
     reply=OrderDetailsList,
-    parameters=(_TROUBLE, FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(_TROUBLE, *PAGE),
 )
 async def list_troubled_orders(call: Call) -> Outcome:
     """One read."""
-    page = await _read_page(call, "orders that need attention", filters=(_TROUBLE,))
-    if isinstance(page, Refusal):
-        return page
-    return OrderDetailsList(data=[_details(order) for order in page.entries], next_cursor=page.next_cursor)
+    return await list_of_all_accounts(
+        call,
+        OrderDetailsList,
+        troubled_orders,
+        _details,
+        position_of,
+        kind="orders that need attention",
+        filters=(_TROUBLE,),
+    )
 
 
 @route(
@@ -76,16 +79,12 @@ async def list_troubled_orders(call: Call) -> Outcome:
     summary="List the held payment orders of all accounts, oldest first",
     auth=Auth.OPERATOR_READ,
     reply=PaymentOrderList,
-    parameters=(FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=PAGE,
 )
 async def list_held_orders(call: Call) -> Outcome:
     """The same as the orders whose trouble is ``held``, without their accounts."""
-    page = await _read_page(call, "held payments", "held")
-    if isinstance(page, Refusal):
-        return page
-    return PaymentOrderList(
-        data=[payment_order_body(order) for order in page.entries], next_cursor=page.next_cursor
+    return await list_of_all_accounts(
+        call, PaymentOrderList, _held_orders, payment_order_body, position_of, kind="held payments"
     )
 
 
@@ -115,18 +114,9 @@ async def order_of_path(call: Call) -> Order | Refusal:
     return order
 
 
-async def _read_page(
-    call: Call, kind: str, trouble: OrderTrouble | None = None, filters: tuple[Parameter, ...] = ()
-) -> Page[Order] | Refusal:
-    """Read orders with this trouble, or with the one that the query asks for."""
-
-    def read(rows: Connection, window: Window, after: Position | None) -> list[Order | UnreadableEntry]:
-        wanted = trouble or msgspec.convert(window.filters.get("trouble"), OrderTrouble | None)
-        return troubled_orders(
-            rows, wanted, limit=window.read_max, since=window.since, until=window.until, after=after
-        )
-
-    return await read_operators_page(call, read, position_of, kind=kind, filters=filters)
+def _held_orders(rows: Connection, /, **options: Unpack[ListOptions]) -> list[Order | UnreadableEntry]:
+    options["filters"] = {"trouble": "held"}
+    return troubled_orders(rows, **options)
 
 
 def _details(order: Order) -> OrderDetails:

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, get_args
 
 import msgspec
-from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, Window, read_operators_page
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.listing import Position, list_of_all_accounts
+from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
-from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.operators.actions import ActionResult, OperatorAction, list_actions
+from holdfast.persistence.operators.actions import ActionResult, list_actions
 
 route = RouteTable("Operators")
 
 _FILTERS: Final = (
-    *(
-        Parameter(
-            name=name,
-            place="query",
-            description=f"Only actions {what}.",
-            schema=(("type", "string"), ("maxLength", FILTER_MAX_CHARS)),
-        )
-        for name, what in (
-            ("operator", "by this operator"),
-            ("action", "of this name"),
-            ("target", "on exactly this target"),
-            ("account_id", "that concern this account"),
-            ("task_id", "that concern this task"),
-        )
-    ),
-    Parameter(
-        name="result",
-        place="query",
-        description="Only actions with this result.",
-        schema=(("type", "string"), ("enum", list(get_args(ActionResult)))),
-    ),
+    filter_by("operator", "Only actions by this operator."),
+    filter_by("action", "Only actions of this name."),
+    filter_by("target", "Only actions on exactly this target."),
+    filter_by("account_id", "Only actions that concern this account."),
+    filter_by("task_id", "Only actions that concern this task."),
+    filter_by("result", "Only actions with this result.", get_args(ActionResult)),
 )
 
 
@@ -79,29 +63,16 @@ class ActionList(msgspec.Struct, frozen=True):
     summary="List what operators did, newest first",
     auth=Auth.OPERATOR_READ,
     reply=ActionList,
-    parameters=(*_FILTERS, FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(*_FILTERS, *PAGE),
 )
 async def list_operator_actions(call: Call) -> Outcome:
     """One read."""
-
-    def read(rows: Connection, window: Window, after: Position | None) -> list[OperatorAction]:
-        return list_actions(
-            rows,
-            limit=window.read_max,
-            since=window.since,
-            until=window.until,
-            after=after,
-            filters=window.filters,
-        )
-
-    page = await read_operators_page(
+    return await list_of_all_accounts(
         call,
-        read,
+        ActionList,
+        list_actions,
+        partial(render, ActionBody),
         lambda action: Position(action.at, action.action_id),
         kind="operators' actions",
         filters=_FILTERS,
     )
-    if isinstance(page, Refusal):
-        return page
-    return ActionList(data=[render(ActionBody, action) for action in page.entries], next_cursor=page.next_cursor)

@@ -13,8 +13,8 @@ from quart.wrappers.response import ResponseBody
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, OPERATORS, Position, cut_page, read_cursor, read_window
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.kit.listing import OPERATORS, Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.reports import ReportList, report_body, report_event
@@ -33,23 +33,19 @@ STREAM_S: Final = 900.0
 RETRY_MS: Final = 1_000
 
 _POSITION: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
-
-
-def _filter(name: str, description: str, values: tuple[str, ...] = ()) -> Parameter:
-    limit: tuple[str, object] = ("enum", list(values)) if values else ("maxLength", FILTER_MAX_CHARS)
-    return Parameter(name=name, place="query", description=description, schema=(("type", "string"), limit))
+_POSITION_SCHEMA: Final = {"type": "string", "pattern": "^[0-9]{1,18}$"}
 
 
 _FILTERS: Final = (
-    _filter("kind", "Only reports of this kind.", KINDS),
-    _filter("level", "Only reports of this level and louder ones.", LEVELS),
-    _filter("path", "Only reports on this child of the tree and on those below it."),
-    _filter("key", "Only reports on the actor with this key."),
-    _filter("account_id", "Only reports that concern this account."),
-    _filter("task_id", "Only reports that concern this task."),
-    _filter("provider", "Only reports that concern this provider."),
-    _filter("member_id", "Only reports of this process."),
-    _filter("trace_id", "Only reports on this request, by its trace's id or its `X-Request-Id`."),
+    filter_by("kind", "Only reports of this kind.", KINDS),
+    filter_by("level", "Only reports of this level and louder ones.", LEVELS),
+    filter_by("path", "Only reports on this child of the tree and on those below it."),
+    filter_by("key", "Only reports on the actor with this key."),
+    filter_by("account_id", "Only reports that concern this account."),
+    filter_by("task_id", "Only reports that concern this task."),
+    filter_by("provider", "Only reports that concern this provider."),
+    filter_by("member_id", "Only reports of this process."),
+    filter_by("trace_id", "Only reports on this request, by its trace's id or its `X-Request-Id`."),
 )
 
 
@@ -59,8 +55,7 @@ _FILTERS: Final = (
     summary="List the reports of all processes, newest first",
     auth=Auth.OPERATOR_READ,
     reply=ReportList,
-    parameters=(*_FILTERS, FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(*_FILTERS, *PAGE),
 )
 async def list_reports(call: Call) -> Outcome:
     """One read. The position is read before the page, so that the stream from there misses nothing."""
@@ -102,13 +97,13 @@ async def list_reports(call: Call) -> Outcome:
             name="Last-Event-ID",
             place="header",
             description="Begin after this position, of an earlier stream or a list; without it, with what is new.",
-            schema=(("type", "string"), ("pattern", "^[0-9]{1,18}$")),
+            schema=_POSITION_SCHEMA,
         ),
         Parameter(
             name="after",
             place="query",
             description="The same, for clients that cannot set the header of their first request.",
-            schema=(("type", "string"), ("pattern", "^[0-9]{1,18}$")),
+            schema=_POSITION_SCHEMA,
         ),
     ),
     errors=("invalid_parameter",),

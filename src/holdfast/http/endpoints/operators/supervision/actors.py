@@ -6,6 +6,7 @@ A sign-in actor is shown by a digest, because its key is an e-mail address or a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Final, get_args
 
@@ -14,15 +15,14 @@ import msgspec
 from holdfast.http.endpoints.operators.supervision.controls import ask_all, ask_control
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import read_window
-from holdfast.http.kit.parameters import CURSOR, LIMIT
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.parameters import CURSOR, LIMIT, filter_by
+from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.operators import GROUPS, ActionWithReason, Reason
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import (
     ActorState,
     CrashKey,
     DeadLetterList,
-    DeadLetterView,
     DescribeKey,
     KeyAction,
     KeyDescription,
@@ -33,31 +33,17 @@ from holdfast.supervision.control.messages import (
     ReleaseKey,
     RestartKey,
 )
-from holdfast.supervision.dead_letters import DeadReason
+from holdfast.supervision.dead_letters import DeadLetter, DeadReason
 
 route = RouteTable("Operators")
 
 QUARANTINE_DEFAULT_S: Final = 3_600.0
 QUARANTINE_MAX_S: Final = 30 * 86_400.0
 _ERRORS: Final = ("group_not_found", "actor_not_found")
-_GROUP: Final = Parameter(
-    name="group",
-    place="query",
-    description="The group of actors.",
-    schema=(("type", "string"), ("enum", list(GROUPS))),
-    required=True,
-)
-_STATE: Final = Parameter(
-    name="state",
-    place="query",
-    description="Only actors in this state.",
-    schema=(("type", "string"), ("enum", list(get_args(ActorState)))),
-)
-_DEAD_REASON: Final = Parameter(
-    name="reason",
-    place="query",
-    description="Only messages that were not handled for this reason.",
-    schema=(("type", "string"), ("enum", list(get_args(DeadReason)))),
+_GROUP: Final = replace(filter_by("group", "The group of actors.", GROUPS), required=True)
+_STATE: Final = filter_by("state", "Only actors in this state.", get_args(ActorState))
+_DEAD_REASON: Final = filter_by(
+    "reason", "Only messages that were not handled for this reason.", get_args(DeadReason)
 )
 
 
@@ -197,7 +183,7 @@ async def list_dead_letters(call: Call) -> Outcome:
     if isinstance(window, Refusal):
         return window
     answers = await ask_all(call, ListDeadLetters(window.filters.get("reason"), window.limit))
-    found: list[DeadLetterView] = []
+    found: list[DeadLetter] = []
     counts: dict[DeadReason, int] = {}
     for answer in answers.values():
         if answer is not None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Final, get_args
 
 import msgspec
-from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, Window, read_operators_page
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.listing import Position, list_of_all_accounts
+from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.operators import GROUPS, ActionWithReason
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
@@ -20,25 +19,11 @@ from holdfast.supervision.poison_replays import NOT_FOUND
 
 route = RouteTable("Operators")
 
-_GROUP: Final = Parameter(
-    name="group",
-    place="query",
-    description="Only messages to actors of this group.",
-    schema=(("type", "string"), ("enum", list(GROUPS))),
+_FILTERS: Final = (
+    filter_by("group", "Only messages to actors of this group.", GROUPS),
+    filter_by("key", "Only messages to the actor with this key."),
+    filter_by("state", "Only messages in this state.", get_args(PoisonState)),
 )
-_KEY: Final = Parameter(
-    name="key",
-    place="query",
-    description="Only messages to the actor with this key.",
-    schema=(("type", "string"), ("maxLength", FILTER_MAX_CHARS)),
-)
-_STATE: Final = Parameter(
-    name="state",
-    place="query",
-    description="Only messages in this state.",
-    schema=(("type", "string"), ("enum", list(get_args(PoisonState)))),
-)
-_COLUMNS: Final = {"group": "group_name", "key": "key", "state": "state"}
 
 
 class PoisonBody(msgspec.Struct, frozen=True):
@@ -82,32 +67,19 @@ class PoisonList(msgspec.Struct, frozen=True):
     summary="List the messages whose handling crashed their actor, newest first",
     auth=Auth.OPERATOR_READ,
     reply=PoisonList,
-    parameters=(_GROUP, _KEY, _STATE, FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(*_FILTERS, *PAGE),
 )
 async def list_poison_messages(call: Call) -> Outcome:
     """One read."""
-
-    def read(rows: Connection, window: Window, after: Position | None) -> list[PoisonRecord]:
-        return list_poison(
-            rows,
-            limit=window.read_max,
-            since=window.since,
-            until=window.until,
-            after=after,
-            filters={_COLUMNS[name]: value for name, value in window.filters.items()},
-        )
-
-    page = await read_operators_page(
+    return await list_of_all_accounts(
         call,
-        read,
+        PoisonList,
+        list_poison,
+        poison_body,
         lambda each: Position(each.first_at, each.poison_id),
         kind="poison messages",
-        filters=(_GROUP, _KEY, _STATE),
+        filters=_FILTERS,
     )
-    if isinstance(page, Refusal):
-        return page
-    return PoisonList(data=[poison_body(each) for each in page.entries], next_cursor=page.next_cursor)
 
 
 @route(
