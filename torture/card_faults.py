@@ -8,7 +8,7 @@ endpoints: ``PUT /control/webhooks``, ``POST /control/webhooks/release``, ``POST
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -22,11 +22,10 @@ from quart_trio import QuartTrio
 from holdfast.standins.card.app import create_card_emulator
 from holdfast.standins.card.changes import Changes, Reply
 from holdfast.standins.card.controls import json_response, read_body
-from holdfast.standins.card.errors import ApiError
-from holdfast.standins.card.objects import Event
+from holdfast.standins.card.objects import ApiError, Event
 from holdfast.standins.card.service import serve_card_emulator
 from holdfast.standins.card.state import Store
-from holdfast.standins.card.webhooks import WebhookSender
+from holdfast.standins.card.webhooks import SIGNATURE_HEADER, WebhookSender
 from holdfast.standins.signed_sender import SignedSender
 
 ABORT_HEADER = "x-abort-connection"
@@ -84,14 +83,14 @@ class FaultySender(WebhookSender):
         self.faults = WebhookFaults()
         self._outbound = store.state.outbound
         self._wrongly_signed = partial(
-            SignedSender, "card", f"not {secret}", header=options["header"], now=options["now"]
+            SignedSender, "card", f"not {secret}", header=SIGNATURE_HEADER, now=options["now"]
         )
 
-    def send(self, events: Iterable[Event]) -> None:
+    def send(self, events: list[Event]) -> None:
         """Deliver the events of one change, as far as no fault prevents it."""
         batch: list[Event] = []
         for event in events:
-            if self._affects(event) and (self.faults.drop or self.faults.hold) and event.id in self._outbound:
+            if self._affects(event) and (self.faults.drop or self.faults.hold):
                 self._outbound[event.id].state = "dropped" if self.faults.drop else "held"
             else:
                 batch.append(event)
@@ -99,7 +98,7 @@ class FaultySender(WebhookSender):
 
     def release(self, how: Release) -> int:
         """Send all held events; returns how many."""
-        held = self._of([key for key, each in self._outbound.items() if each.state == "held"])
+        held = self.in_state("held")
         if how.order == "reversed":
             held.reverse()
         elif how.order == "shuffled":

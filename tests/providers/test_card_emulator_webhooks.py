@@ -106,18 +106,6 @@ async def test_a_failing_refund_is_sent_in_every_event_family(start_bank: StartB
     assert (failed.object["id"], failed.object["status"]) == (refund_id, "failed")
 
 
-async def test_a_test_card_may_bring_its_dispute_along(start_bank: StartBank, letterbox: Letterbox) -> None:
-    with trio.fail_after(20):
-        async with start_bank() as bank:
-            created = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
-            await bank.http.post(
-                f"/v1/payment_intents/{created.provider_payment_id}/confirm",
-                data={"payment_method": "pm_card_createDispute", "client_secret": created.client_secret},
-                headers={"Authorization": "Bearer pk_test_1"},
-            )
-            await letterbox.of_type("charge.dispute.funds_withdrawn")
-
-
 async def test_a_webhook_is_sent_again_until_it_is_taken(start_bank: StartBank, letterbox: Letterbox) -> None:
     letterbox.answers = [500, 404, 302]
     with trio.fail_after(20):

@@ -9,33 +9,26 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
-import structlog
 import trio
 
-from holdfast.standins.card import intents, reversals
-from holdfast.standins.card.errors import ApiError
+from holdfast.standins.card import intents
+from holdfast.standins.card.objects import ApiError
 from holdfast.standins.card.state import Store, StoredResponse
 from holdfast.standins.card.state_file import StateFile
 from holdfast.standins.card.webhooks import WebhookSender
 
-KEY_MAX_CHARS: Final = 255
-
-_STATE_CODES: Final = ("_unexpected_state", "_already_refunded", "_disputed", "_not_refundable")
-
 T = TypeVar("T")
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A response: a status, a JSON body, and whether it was replayed for an idempotency key."""
+    """A response: a status and a JSON body."""
 
     status: int
     body: bytes
-    replayed: bool = False
 
 
 class Changes:
@@ -72,22 +65,17 @@ class Changes:
 
     async def apply(self, work: Callable[[], T]) -> T:
         """Run ``work`` on the store, write the state, send its events; raises what ``work`` raises."""
-        error: ApiError | None = None
         try:
-            result = work()
-        except ApiError as fault:
-            error = fault
-        events = self.store.take_new_events()
-        with trio.CancelScope(shield=True):
-            await self._state_file.write()
+            return work()
+        finally:
+            events = self.store.take_new_events()
+            with trio.CancelScope(shield=True):
+                await self._state_file.write()
             self.webhook_sender.send(events)
             if self._nursery is not None:
                 for event in events:
                     if event.type == "charge.succeeded":
                         self._nursery.start_soon(self._settle_later, str(event.data["object"].get("id")))
-        if error is not None:
-            raise error
-        return result
 
     async def once(
         self,
@@ -99,8 +87,6 @@ class Changes:
         """Run ``work`` once for an idempotency key and replay its response. Raises :class:`ApiError`."""
         if key is None:
             return await self.run_once(None, "", work)
-        if not 1 <= len(key) <= KEY_MAX_CHARS:
-            raise ApiError(400, "Idempotency keys have 1 to 255 characters.", kind="idempotency_error")
         request = json.dumps([call, form], sort_keys=True).encode()
         fingerprint = hashlib.sha256(request).hexdigest()
         stored = self.store.state.answers.get(key)
@@ -118,7 +104,7 @@ class Changes:
                 code="idempotency_key_in_use",
             )
         if stored is not None:
-            return Reply(stored.status, bytes(stored.body), replayed=True)
+            return Reply(stored.status, bytes(stored.body))
         self._in_flight.add(key)
         try:
             return await self.run_once(key, fingerprint, work)
@@ -132,13 +118,11 @@ class Changes:
             try:
                 reply, is_stored = Reply(200, msgspec.json.encode(work())), True
             except ApiError as fault:
-                reply, is_stored = Reply(fault.status, msgspec.json.encode(fault.body)), _lasting(fault)
+                # An invalid request may be repeated with the parameters that it should have had.
+                reply, is_stored = Reply(fault.status, msgspec.json.encode(fault.body)), fault.status in (402, 500)
             if key is not None and is_stored:
                 self.store.state.answers[key] = StoredResponse(
-                    fingerprint=fingerprint,
-                    status=reply.status,
-                    body=msgspec.Raw(reply.body),
-                    created=self.store.now_s(),
+                    fingerprint=fingerprint, status=reply.status, body=msgspec.Raw(reply.body)
                 )
             return reply
 
@@ -147,19 +131,3 @@ class Changes:
     async def _settle_later(self, charge_id: str) -> None:
         await trio.sleep(self._settle_delay_s)
         await self.apply(lambda: intents.settle(self.store, charge_id))
-        charge = self.store.state.charges.get(charge_id)
-        method = intents.METHODS.get(charge.payment_method or "") if charge is not None else None
-        if charge is None or method is None or method.after is None:
-            return
-        inquiry = method.after == "inquiry"
-        try:
-            await self.apply(lambda: reversals.open_dispute(self.store, charge, inquiry=inquiry))
-        except ApiError as fault:
-            _log.info("card_emulator_no_dispute", charge=charge_id, reason=str(fault))
-
-
-def _lasting(fault: ApiError) -> bool:
-    """Whether this error is stored under the key: only once the work itself had begun."""
-    error = fault.body["error"]
-    code = str(error.get("code")) if isinstance(error, dict) else ""
-    return fault.status in (402, 500) or code.endswith(_STATE_CODES)

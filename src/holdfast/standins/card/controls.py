@@ -7,7 +7,10 @@ call them through a developer's browser.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -16,12 +19,25 @@ from quart_trio import QuartTrio
 
 from holdfast.standins.card import intents, reversals
 from holdfast.standins.card.changes import Changes
-from holdfast.standins.card.errors import ApiError
-from holdfast.standins.card.page import page_response
+from holdfast.standins.card.objects import ApiError
 from holdfast.standins.card.state import State, Store
 
 PAGE_INTENTS_COUNT: Final = 50
 PAGE_EVENTS_COUNT: Final = 100
+
+_PAGE: Final = files("holdfast.standins.card").joinpath("page.html").read_text(encoding="utf-8")
+"""One file with inline style and script, which connects to its own origin only."""
+
+
+def _hash_of(tag: str) -> str:
+    content = _PAGE.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode("ascii") + "'"
+
+
+PAGE_CSP: Final = (
+    f"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; connect-src 'self'; "
+    f"style-src {_hash_of('style')}; script-src {_hash_of('script')}; img-src data:"
+)
 
 
 class ActionOptions(msgspec.Struct, frozen=True):
@@ -54,9 +70,9 @@ ACTIONS: Final[Mapping[tuple[str, str], Action]] = {
     ("payment_intents", "cancel"): lambda store, key, options: intents.cancel(
         store, store.intent(key), options.reason
     ),
-    ("charges", "settle"): lambda store, key, _: intents.settle(store, store.charge(key).id),
+    ("charges", "settle"): lambda store, key, _: intents.settle(store, key),
     ("charges", "refund"): lambda store, key, options: reversals.refund(
-        store, store.charge(key), amount=options.amount, reason=options.reason, pending=options.pending
+        store, store.charge(key), amount=options.amount, pending=options.pending
     ),
     ("charges", "dispute"): lambda store, key, options: reversals.open_dispute(
         store,
@@ -67,9 +83,7 @@ ACTIONS: Final[Mapping[tuple[str, str], Action]] = {
     ),
     ("charges", "warn"): lambda store, key, _: reversals.issue_fraud_warning(store, store.charge(key)),
     ("refunds", "succeed"): lambda store, key, _: reversals.finish_refund(store, store.refund(key)),
-    ("refunds", "fail"): lambda store, key, options: reversals.fail_refund(
-        store, store.refund(key), options.reason or "lost_or_stolen_card"
-    ),
+    ("refunds", "fail"): lambda store, key, _: reversals.fail_refund(store, store.refund(key)),
     ("disputes", "respond"): lambda store, key, _: reversals.respond(store, store.dispute(key)),
     ("disputes", "escalate"): lambda store, key, _: reversals.escalate(store, store.dispute(key)),
     ("disputes", "win"): lambda store, key, options: reversals.win(
@@ -86,7 +100,11 @@ def add_controls(app: QuartTrio, changes: Changes) -> None:
 
     @app.get("/")
     async def page() -> Response:
-        return page_response()
+        return Response(
+            _PAGE,
+            content_type="text/html; charset=utf-8",
+            headers={"Content-Security-Policy": PAGE_CSP, "Cache-Control": "no-store"},
+        )
 
     @app.get("/control/state")
     async def state() -> Response:
@@ -104,7 +122,7 @@ def add_controls(app: QuartTrio, changes: Changes) -> None:
     @app.post("/control/events/<event_id>/resend")
     async def resend(event_id: str) -> Response:
         await read_body(ActionOptions)
-        changes.webhook_sender.resend(store.event(event_id))
+        changes.webhook_sender.start([store.event(event_id)])
         return json_response({"ok": True, "id": event_id})
 
 

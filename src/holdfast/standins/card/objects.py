@@ -1,4 +1,4 @@
-"""The objects of the API. Related ones are named by id; :mod:`.rendering` expands them on request."""
+"""The objects of the API: what our client and its webhooks read of them. Related ones are named by id."""
 
 from __future__ import annotations
 
@@ -8,12 +8,27 @@ import msgspec
 
 Fields = dict[str, Any]
 
-IntentStatus = Literal[
-    "requires_payment_method", "requires_confirmation", "requires_action", "processing", "canceled", "succeeded"
-]
-CANCELABLE: frozenset[IntentStatus] = frozenset(
-    {"requires_payment_method", "requires_confirmation", "requires_action", "processing"}
-)
+IntentStatus = Literal["requires_payment_method", "requires_action", "processing", "canceled", "succeeded"]
+UNFINISHED: frozenset[IntentStatus] = frozenset({"requires_payment_method", "requires_action", "processing"})
+
+
+class ApiError(Exception):
+    """An error response, ``{"error": {type, code, message, …}}``, with its status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        decline_code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        error = {"type": kind, "code": code, "message": message, "param": param, "decline_code": decline_code}
+        self.body = {"error": {name: value for name, value in error.items() if value is not None}}
 
 
 class PaymentIntent(msgspec.Struct, kw_only=True):
@@ -22,26 +37,18 @@ class PaymentIntent(msgspec.Struct, kw_only=True):
     id: str
     object: str = "payment_intent"
     amount: int
-    amount_capturable: int = 0
     amount_received: int = 0
     automatic_payment_methods: Fields | None = None
-    canceled_at: int | None = None
     cancellation_reason: str | None = None
-    capture_method: str = "automatic_async"
     client_secret: str
-    confirmation_method: str = "automatic"
     created: int
     currency: str
-    customer: str | None = None
-    description: str | None = None
     last_payment_error: Fields | None = None
     latest_charge: str | None = None
     livemode: bool = False
     metadata: dict[str, str] = {}
     next_action: Fields | None = None
     payment_method: str | None = None
-    payment_method_types: list[str] = msgspec.field(default_factory=lambda: ["card"])
-    review: str | None = None
     status: IntentStatus = "requires_payment_method"
 
 
@@ -57,18 +64,13 @@ class Charge(msgspec.Struct, kw_only=True):
     captured: bool = False
     created: int
     currency: str
-    description: str | None = None
     disputed: bool = False
-    failure_balance_transaction: str | None = None
-    failure_code: str | None = None
-    failure_message: str | None = None
     livemode: bool = False
     metadata: dict[str, str] = {}
     paid: bool = False
     payment_intent: str
-    payment_method: str | None = None
     refunded: bool = False
-    status: Literal["succeeded", "pending", "failed"]
+    status: Literal["succeeded", "failed"]
 
 
 class Refund(msgspec.Struct, kw_only=True):
@@ -82,11 +84,9 @@ class Refund(msgspec.Struct, kw_only=True):
     created: int
     currency: str
     failure_balance_transaction: str | None = None
-    failure_reason: str | None = None
     metadata: dict[str, str] = {}
     payment_intent: str
-    reason: str | None = None
-    status: Literal["pending", "succeeded", "failed", "canceled"]
+    status: Literal["pending", "succeeded", "failed"]
 
 
 class BalanceTransaction(msgspec.Struct, kw_only=True):
@@ -98,14 +98,10 @@ class BalanceTransaction(msgspec.Struct, kw_only=True):
     available_on: int
     created: int
     currency: str
-    description: str | None = None
-    exchange_rate: float | None = None
     fee: int = 0
-    fee_details: list[Fields] = []
     net: int
     reporting_category: str
     source: str
-    status: Literal["pending", "available"] = "pending"
     type: str
 
 
@@ -119,9 +115,6 @@ class Dispute(msgspec.Struct, kw_only=True):
     charge: str
     created: int
     currency: str
-    is_charge_refundable: bool = False
-    livemode: bool = False
-    metadata: dict[str, str] = {}
     payment_intent: str
     reason: str
     status: str
@@ -136,6 +129,4 @@ class Event(msgspec.Struct, kw_only=True):
     created: int
     data: Fields
     livemode: bool = False
-    pending_webhooks: int = 1
-    request: Fields | None = None
     type: str

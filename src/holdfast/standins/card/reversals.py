@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.standins.card.errors import ApiError
-from holdfast.standins.card.objects import Charge, Dispute, Refund
+from holdfast.standins.card.objects import ApiError, Charge, Dispute, Refund
 from holdfast.standins.card.state import Store
 
 DISPUTE_FEE_MINOR: Final = 1500
-REFUND_REASONS: Final = frozenset({"duplicate", "fraudulent", "requested_by_customer"})
 DISPUTE_REASONS: Final = (
     "fraudulent",
     "general",
@@ -29,7 +27,6 @@ def refund(
     charge: Charge,
     *,
     amount: int | None = None,
-    reason: str | None = None,
     metadata: dict[str, str] | None = None,
     pending: bool = False,
 ) -> Refund:
@@ -47,8 +44,6 @@ def refund(
     if requested > left:
         message = f"Refund amount ({requested}) is greater than unrefunded amount on charge ({left})"
         raise ApiError(400, message, param="amount")
-    if reason is not None and reason not in REFUND_REASONS:
-        raise ApiError(400, "Invalid reason", param="reason")
     created = Refund(
         id=store.new_id("re"),
         amount=requested,
@@ -57,7 +52,6 @@ def refund(
         currency=charge.currency,
         metadata=metadata or {},
         payment_intent=charge.payment_intent,
-        reason=reason,
         status="pending" if pending else "succeeded",
     )
     store.state.refunds[created.id] = created
@@ -79,16 +73,14 @@ def finish_refund(store: Store, refund: Refund) -> None:
     store.emit("charge.refund.updated", refund)
 
 
-def fail_refund(store: Store, refund: Refund, reason: str = "lost_or_stolen_card") -> None:
+def fail_refund(store: Store, refund: Refund) -> None:
     """Fail a refund, even one that succeeded."""
     if refund.status not in ("pending", "succeeded"):
         raise ApiError(400, f"This refund is {refund.status}.", code="refund_unexpected_state")
     if refund.status == "succeeded":
-        movement = store.move(
-            "refund_failure", "refund_failure", refund.id, amount=refund.amount, currency=refund.currency
-        )
+        movement = store.move("refund_failure", "refund_failure", refund, amount=refund.amount)
         refund.failure_balance_transaction = movement.id
-    refund.status, refund.failure_reason = "failed", reason[:100]
+    refund.status = "failed"
     _sum_up(store, store.charge(refund.charge))
     store.emit("refund.failed", refund)
     store.emit("refund.updated", refund)
@@ -119,7 +111,6 @@ def open_dispute(
         charge=charge.id,
         created=store.now_s(),
         currency=charge.currency,
-        is_charge_refundable=inquiry,
         payment_intent=charge.payment_intent,
         reason=reason,
         status="warning_needs_response" if inquiry else "needs_response",
@@ -127,7 +118,7 @@ def open_dispute(
     store.state.disputes[dispute.id] = dispute
     charge.disputed = True
     if not inquiry:
-        _withdraw(store, dispute)
+        _move(store, dispute, "dispute", amount=-disputed, fee=DISPUTE_FEE_MINOR)
     store.emit("charge.dispute.created", dispute)
     if not inquiry:
         store.emit("charge.dispute.funds_withdrawn", dispute)
@@ -137,8 +128,8 @@ def open_dispute(
 def escalate(store: Store, dispute: Dispute) -> None:
     """Turn an inquiry into a dispute: the money is withdrawn."""
     _expect(dispute, _INQUIRY)
-    dispute.status, dispute.is_charge_refundable = "needs_response", False
-    _withdraw(store, dispute)
+    dispute.status = "needs_response"
+    _move(store, dispute, "dispute", amount=-dispute.amount, fee=DISPUTE_FEE_MINOR)
     store.emit("charge.dispute.updated", dispute)
     store.emit("charge.dispute.funds_withdrawn", dispute)
 
@@ -157,8 +148,7 @@ def win(store: Store, dispute: Dispute, *, amount: int | None = None) -> None:
     if not 0 < back <= dispute.amount:
         raise ApiError(400, "Invalid amount", param="amount")
     dispute.status = "won"
-    movement = store.move("adjustment", "dispute_reversal", dispute.id, amount=back, currency=dispute.currency)
-    dispute.balance_transactions = [*dispute.balance_transactions, movement]
+    _move(store, dispute, "dispute_reversal", amount=back)
     store.emit("charge.dispute.closed", dispute)
     store.emit("charge.dispute.funds_reinstated", dispute)
 
@@ -182,10 +172,8 @@ def issue_fraud_warning(store: Store, charge: Charge) -> None:
     warning = {
         "id": store.new_id("issfr"),
         "object": "radar.early_fraud_warning",
-        "actionable": not charge.refunded and not charge.disputed,
         "charge": charge.id,
         "created": store.now_s(),
-        "fraud_type": "made_with_stolen_card",
         "livemode": False,
         "payment_intent": charge.payment_intent,
     }
@@ -193,19 +181,11 @@ def issue_fraud_warning(store: Store, charge: Charge) -> None:
 
 
 def _pay_back(store: Store, refund: Refund) -> None:
-    movement = store.move("refund", "refund", refund.id, amount=-refund.amount, currency=refund.currency)
-    refund.balance_transaction = movement.id
+    refund.balance_transaction = store.move("refund", "refund", refund, amount=-refund.amount).id
 
 
-def _withdraw(store: Store, dispute: Dispute) -> None:
-    movement = store.move(
-        "adjustment",
-        "dispute",
-        dispute.id,
-        amount=-dispute.amount,
-        currency=dispute.currency,
-        fee=DISPUTE_FEE_MINOR,
-    )
+def _move(store: Store, dispute: Dispute, category: str, *, amount: int, fee: int = 0) -> None:
+    movement = store.move("adjustment", category, dispute, amount=amount, fee=fee)
     dispute.balance_transactions = [*dispute.balance_transactions, movement]
 
 

@@ -19,7 +19,6 @@ from holdfast.standins.card.webhooks import WebhookSender
 from holdfast.standins.serving import serve_app
 from holdfast.standins.signed_sender import RETRY_DELAYS_S
 
-SIGNATURE_HEADER = "Cardprovider-Signature"
 SETTLE_DELAY_S = 1.0
 
 
@@ -31,7 +30,6 @@ async def serve_card_emulator(
     files_dir: Path,
     host: str = "127.0.0.1",
     port: int = 0,
-    signature_header: str = SIGNATURE_HEADER,
     settle_delay_s: float = SETTLE_DELAY_S,
     retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
     now: Now = utc_now,
@@ -51,9 +49,7 @@ async def serve_card_emulator(
         raise ValueError("the card emulator needs an API key and a webhook signing secret")
     state = await trio.to_thread.run_sync(load_state, files_dir, limiter=trio.CapacityLimiter(1))
     store = Store(state, now=now)
-    webhook_sender = sender(
-        store, webhook_secret, webhook_url, header=signature_header, now=now, retry_delays_s=retry_delays_s
-    )
+    webhook_sender = sender(store, webhook_secret, webhook_url, now=now, retry_delays_s=retry_delays_s)
     changes = Changes(store, StateFile(store, files_dir), webhook_sender, settle_delay_s=settle_delay_s)
     app = create(changes, api_key=api_key)
 

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import secrets
 import string
+from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from holdfast.ledger.clock import Now, utc_now
-from holdfast.standins.card.errors import missing
-from holdfast.standins.card.objects import BalanceTransaction, Charge, Dispute, Event, PaymentIntent, Refund
+from holdfast.standins.card.objects import (
+    ApiError,
+    BalanceTransaction,
+    Charge,
+    Dispute,
+    Event,
+    PaymentIntent,
+    Refund,
+)
 
 API_VERSION: Final = "2026-10-28.endive"
-INTENTS_MAX_COUNT: Final = 2000
-EVENTS_MAX_COUNT: Final = 2000
-RESPONSES_MAX_COUNT: Final = 2000
-RESPONSE_RETENTION_S: Final = 24 * 3600
+OBJECTS_MAX_COUNT: Final = 2000
+"""How many payments, events and responses under idempotency keys are retained, each."""
 AVAILABLE_AFTER_S: Final = 2 * 24 * 3600
 
 _ALPHABET = string.ascii_letters + string.digits
@@ -32,7 +38,6 @@ class StoredResponse(msgspec.Struct, kw_only=True):
     fingerprint: str
     status: int
     body: msgspec.Raw
-    created: int
 
 
 class Outbound(msgspec.Struct, kw_only=True):
@@ -90,33 +95,25 @@ class Store:
         """Return the dispute with that id."""
         return _of(self.state.disputes, dispute_id, "dispute")
 
-    def transaction(self, transaction_id: str) -> BalanceTransaction:
-        """Return the balance transaction with that id."""
-        return _of(self.state.transactions, transaction_id, "balance_transaction")
-
     def event(self, event_id: str) -> Event:
         """Return the event with that id."""
         return _of(self.state.events, event_id, "event")
 
     def move(
-        self, kind: str, category: str, source: str, *, amount: int, currency: str, fee: int = 0
+        self, kind: str, category: str, source: Charge | Refund | Dispute, *, amount: int, fee: int = 0
     ) -> BalanceTransaction:
         """Record a movement of the account's balance; ``amount`` is signed."""
         now_s = self.now_s()
-        details: list[dict[str, object]] = (
-            [{"amount": fee, "currency": currency, "type": "stripe_fee"}] if fee else []
-        )
         movement = BalanceTransaction(
             id=self.new_id("txn"),
             amount=amount,
             available_on=now_s + AVAILABLE_AFTER_S,
             created=now_s,
-            currency=currency,
+            currency=source.currency,
             fee=fee,
-            fee_details=details,
             net=amount - fee,
             reporting_category=category,
-            source=source,
+            source=source.id,
             type=kind,
         )
         self.state.transactions[movement.id] = movement
@@ -142,39 +139,29 @@ class Store:
         return taken
 
     def prune(self) -> None:
-        """Delete the oldest objects above the limits, and idempotency keys older than a day."""
+        """Delete the oldest objects above the limit; undelivered events never."""
         state = self.state
-        for intent_id in _surplus(state.intents, INTENTS_MAX_COUNT):
-            del state.intents[intent_id]
-            gone: set[str] = set()
-            ours: tuple[dict[str, Any], ...] = (state.charges, state.refunds, state.disputes)
-            for collection in ours:
-                lost = [key for key, each in collection.items() if each.payment_intent == intent_id]
-                gone.update(lost)
-                _drop(collection, lost)
-            _drop(state.transactions, [key for key, each in state.transactions.items() if each.source in gone])
-        surplus = len(state.events) - EVENTS_MAX_COUNT
-        if surplus > 0:
-            # Undelivered events are never deleted, however many there are.
-            done = [key for key, each in state.outbound.items() if each.state not in ("waiting", "held")][:surplus]
-            _drop(state.events, done)
-            _drop(state.outbound, done)
-        oldest = self.now_s() - RESPONSE_RETENTION_S
-        _drop(state.answers, [key for key, answer in state.answers.items() if answer.created < oldest])
-        _drop(state.answers, _surplus(state.answers, RESPONSES_MAX_COUNT))
+        if old := set(_surplus(state.intents)):
+            parts: tuple[dict[str, Any], ...] = (state.charges, state.refunds, state.disputes)
+            old |= {key for part in parts for key, each in part.items() if each.payment_intent in old}
+            old |= {key for key, each in state.transactions.items() if each.source in old}
+            for collection in (state.intents, *parts, state.transactions):
+                for key in old & collection.keys():
+                    del collection[key]
+        surplus = _surplus(state.events)
+        delivered = [key for key, each in state.outbound.items() if each.state not in ("waiting", "held")]
+        for key in delivered[: len(surplus)]:
+            del state.events[key], state.outbound[key]
+        for key in _surplus(state.answers):
+            del state.answers[key]
 
 
 def _of(collection: dict[str, T], given: str, kind: str) -> T:
     found = collection.get(given)
     if found is None:
-        raise missing(kind, given)
+        raise ApiError(404, f"No such {kind}: '{given}'", code="resource_missing", param="id")
     return found
 
 
-def _surplus(collection: dict[str, Any], limit: int) -> list[str]:
-    return list(collection)[: max(0, len(collection) - limit)]
-
-
-def _drop(collection: dict[str, Any], keys: list[str]) -> None:
-    for key in keys:
-        del collection[key]
+def _surplus(collection: Mapping[str, object]) -> list[str]:
+    return list(collection)[: max(0, len(collection) - OBJECTS_MAX_COUNT)]

@@ -6,7 +6,7 @@ accept any order, as with the real provider.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -16,6 +16,8 @@ from holdfast.ledger.clock import Now, utc_now
 from holdfast.standins.card.objects import Event
 from holdfast.standins.card.state import Store
 from holdfast.standins.signed_sender import RETRY_DELAYS_S, SignedSender
+
+SIGNATURE_HEADER = "Cardprovider-Signature"
 
 _log = structlog.get_logger(__name__)
 
@@ -29,14 +31,13 @@ class WebhookSender:
         secret: str,
         webhook_url: Callable[[], str],
         *,
-        header: str,
         now: Now = utc_now,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
     ) -> None:
         self._store = store
         self._url = webhook_url
         self._retry_delays_s = tuple(retry_delays_s)
-        self._sender = SignedSender("card", secret, header=header, now=now)
+        self._sender = SignedSender("card", secret, header=SIGNATURE_HEADER, now=now)
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -45,9 +46,7 @@ class WebhookSender:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 task_status.started()
-                self.send(
-                    self._of(key for key, each in self._store.state.outbound.items() if each.state == "waiting")
-                )
+                self.send(self.in_state("waiting"))
                 try:
                     await trio.sleep_forever()
                 finally:
@@ -57,20 +56,20 @@ class WebhookSender:
             with trio.CancelScope(shield=True):
                 await self._sender.close()
 
-    def send(self, events: Iterable[Event]) -> None:
-        """Deliver the events of one change."""
-        self.start(list(events))
+    def in_state(self, state: str) -> list[Event]:
+        """Return the events whose delivery is in this state, oldest first."""
+        found = self._store.state
+        return [found.events[key] for key, delivery in found.outbound.items() if delivery.state == state]
 
-    def resend(self, event: Event) -> None:
-        """Send one event again, independent of its delivery status."""
-        self.start([event])
+    def send(self, events: list[Event]) -> None:
+        """Deliver the events of one change."""
+        self.start(events)
 
     def start(self, batch: list[Event]) -> None:
         """Deliver events, in sequence; without effect unless the sender runs."""
         for event in batch:
-            waiting = self._store.state.outbound.get(event.id)
-            if waiting is not None:
-                waiting.state, waiting.tries = "waiting", 0
+            delivery = self._store.state.outbound[event.id]
+            delivery.state, delivery.tries = "waiting", 0
         if batch and self._nursery is not None:
             self._nursery.start_soon(self.deliver, self._nursery, batch)
 
@@ -82,25 +81,19 @@ class WebhookSender:
 
     async def attempt(self, event: Event) -> bool:
         """Send an event once; returns whether the receiver accepted it."""
-        waiting = self._store.state.outbound.get(event.id)
+        delivery = self._store.state.outbound[event.id]
+        delivery.tries += 1
         url = self._url()
-        if waiting is not None:
-            waiting.tries += 1
-        delivered = bool(url) and await self._sender.send(url, msgspec.json.encode(event))
-        if delivered and waiting is not None:
-            waiting.state, event.pending_webhooks = "heard", 0
-        return delivered
-
-    def _of(self, ids: Iterable[str]) -> list[Event]:
-        events = self._store.state.events
-        return [events[each] for each in ids if each in events]
+        if url and await self._sender.send(url, msgspec.json.encode(event)):
+            delivery.state = "heard"
+            return True
+        return False
 
     async def _retry(self, event: Event) -> None:
+        delivery = self._store.state.outbound[event.id]
         for delay_s in self._retry_delays_s[1:]:
             await trio.sleep(delay_s)
-            waiting = self._store.state.outbound.get(event.id)
-            if waiting is None or waiting.state != "waiting" or await self.attempt(event):
+            if delivery.state != "waiting" or await self.attempt(event):
                 return
         _log.warning("card_webhook_given_up", event_id=event.id, event_type=event.type)
-        if (left := self._store.state.outbound.get(event.id)) is not None:
-            left.state = "given_up"
+        delivery.state = "given_up"
