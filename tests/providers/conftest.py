@@ -22,10 +22,9 @@ from torture.card_faults import serve_faulty_card_emulator
 from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.providers.media.callbacks import parse_callback
 from holdfast.providers.signatures import verify
+from holdfast.standins.studio.app import serve_studio
+from holdfast.standins.studio.model import OutputFile, RenderContext
 from holdfast.standins.studio.renderer import Renderer
-from holdfast.standins.studio.service import serve_studio
-
-from .studio_faults import FaultyRenderer
 
 SECRET = "studio-callback-secret"
 CARD_KEY = "sk_test_emulatorkey0123456789"
@@ -105,6 +104,13 @@ class RunningStudio:
         return await self.get(job_id)
 
 
+class Stalled:
+    """An input whose rendering does not end."""
+
+    def render(self, context: RenderContext) -> list[OutputFile]:
+        trio.from_thread.run(trio.sleep_forever)
+
+
 StartStudio = Callable[..., AbstractAsyncContextManager[RunningStudio]]
 ServeApp = Callable[[QuartTrio], AbstractAsyncContextManager[str]]
 
@@ -155,8 +161,7 @@ def start_studio(tmp_path: Path) -> StartStudio:
 
     @asynccontextmanager
     async def start(*, token: str | None = None, **options: Any) -> AsyncIterator[RunningStudio]:
-        create = FaultyRenderer if "faults" in options else Renderer
-        shop = create(SECRET, tmp_path / "studio-files", **{"progress_every_s": 0.01, **options})
+        shop = Renderer(SECRET, tmp_path / "studio-files", **{"progress_every_s": 0.01, **options})
         async with trio.open_nursery() as nursery:
 
             async def run(*, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:

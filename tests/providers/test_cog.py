@@ -16,9 +16,9 @@ from holdfast.ledger.tasks.provider_update import Output
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, MediaProvider, NotSent, PollFault, Rejected
 from holdfast.providers.media.client import ANSWER_MAX_BYTES
 from holdfast.providers.media.cog import CogProvider
+from holdfast.standins.studio.model import BadInput, OutputFile, RenderContext
 
-from .conftest import SECRET, CallbackReceiver, ServeApp, StartStudio, is_last
-from .studio_faults import StudioFaults
+from .conftest import SECRET, CallbackReceiver, ServeApp, Stalled, StartStudio, is_last
 
 ProviderResponse = Callable[[], Response]
 
@@ -77,7 +77,7 @@ async def test_job_runs_at_the_studio_from_submit_to_fetched_result(
 
 async def test_cancel_is_confirmed_while_it_runs(start_studio: StartStudio) -> None:
     with trio.fail_after(20):
-        async with start_studio(faults=StudioFaults(stall=True)) as studio, provider(studio.url) as cog:
+        async with start_studio(models={"poster": lambda _: Stalled()}) as studio, provider(studio.url) as cog:
             await cog.submit(job())
             update = await cog.poll("task_01", 1, None)
             assert update is not None
@@ -89,8 +89,13 @@ async def test_cancel_is_confirmed_while_it_runs(start_studio: StartStudio) -> N
 
 
 async def test_a_failure_is_reported_with_its_reason(start_studio: StartStudio) -> None:
+    class Unpaintable:
+        def render(self, context: RenderContext) -> list[OutputFile]:
+            raise BadInput("out of paint")
+
+    models = {"poster": lambda _: Unpaintable()}
     with trio.fail_after(20):
-        async with start_studio(faults=StudioFaults(fail="out of paint")) as studio, provider(studio.url) as cog:
+        async with start_studio(models=models) as studio, provider(studio.url) as cog:
             await cog.submit(job())
             await studio.finished("task_01.1")
             update = await cog.poll("task_01", 1, None)

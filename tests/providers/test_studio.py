@@ -22,12 +22,11 @@ from quart_trio import QuartTrio
 
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import sign_link
-from holdfast.standins.studio.model import RenderContext, Rendered
+from holdfast.standins.studio.app import serve_studio
+from holdfast.standins.studio.model import OutputFile, RenderContext, finished
 from holdfast.standins.studio.renderer import Renderer
-from holdfast.standins.studio.service import serve_studio
 
-from .conftest import SECRET, CallbackReceiver, ReceivedCallback, ServeApp, StartStudio, is_last
-from .studio_faults import StudioFaults
+from .conftest import SECRET, CallbackReceiver, ReceivedCallback, ServeApp, Stalled, StartStudio, is_last
 
 POSTER = {"model": "poster", "input": {"prompt": "A harbour at sunset", "seed": 7, "width": 128, "height": 256}}
 
@@ -42,14 +41,14 @@ class Slow:
     def prepare(self, data: Mapping[str, object]) -> Slow:
         return self
 
-    def render(self, context: RenderContext) -> list[Rendered]:
+    def render(self, context: RenderContext) -> list[OutputFile]:
         trio.from_thread.run_sync(self.begun.set)
         path = context.new_file(".bin")
         path.write_bytes(b"half")
         for step in range(10):
             context.step(step / 10, "render")
             assert self.go.acquire(timeout=10)
-        return [Rendered(path, "application/octet-stream")]
+        return [finished(path)]
 
 
 def names_in(directory: Path) -> list[str]:
@@ -230,7 +229,7 @@ async def test_a_terminal_callback_is_retried_under_one_event_id(
 
 async def test_too_many_waiting_jobs_are_turned_away_with_a_time(start_studio: StartStudio) -> None:
     with trio.fail_after(60):
-        async with start_studio(waiting_max_count=1, faults=StudioFaults(stall=True)) as studio:
+        async with start_studio(waiting_max_count=1, models={"poster": lambda _: Stalled()}) as studio:
             assert (await studio.put("a.1", **POSTER)).status_code == 202
             busy = await studio.put("a.2", **POSTER)
             assert (busy.status_code, busy.headers["Retry-After"]) == (503, "2")
@@ -295,64 +294,9 @@ async def test_token_guards_predictions_but_not_files(start_studio: StartStudio)
                 assert (await anybody.get(url)).status_code == 200
 
 
-async def test_fault_fail(start_studio: StartStudio, receiver: CallbackReceiver) -> None:
-    with trio.fail_after(60):
-        async with start_studio(faults=StudioFaults(fail="out of paint")) as studio:
-            await studio.put("a.1", **POSTER, webhook=receiver.url)
-            last = await receiver.terminal_callback()
-            assert last.body["status"] == "failed"
-            assert last.body["error"]["message"] == "out of paint"
-            assert (await studio.get("a.1"))["output"] is None
-
-
-async def test_fault_stall_begins_and_never_ends(start_studio: StartStudio, receiver: CallbackReceiver) -> None:
-    with trio.fail_after(60):
-        async with start_studio(faults=StudioFaults(stall=True)) as studio:
-            await studio.put("a.1", **POSTER, webhook=receiver.url)
-            await receiver.until(lambda all_: any(callback.body["status"] == "processing" for callback in all_))
-            assert (await studio.get("a.1"))["status"] == "processing"
-            assert (await studio.http.post("/predictions/a.1/cancel")).json()["status"] == "canceled"
-
-
-async def test_fault_drop_sends_no_callback(start_studio: StartStudio, receiver: CallbackReceiver) -> None:
-    with trio.fail_after(60):
-        async with start_studio(faults=StudioFaults(drop=True)) as studio:
-            await studio.put("a.1", **POSTER, webhook=receiver.url)
-            assert (await studio.finished("a.1"))["status"] == "succeeded"
-        assert receiver.received == []
-
-
-async def test_fault_duplicate_sends_each_event_twice(
-    start_studio: StartStudio, receiver: CallbackReceiver
-) -> None:
-    with trio.fail_after(60):
-        async with start_studio(faults=StudioFaults(duplicate=True)) as studio:
-            await studio.put("a.1", **POSTER, webhook=receiver.url, webhook_events_filter=["completed"])
-            first, second = await receiver.until(lambda all_: len(all_) == 2)
-            assert first.raw == second.raw
-
-
-async def test_fault_reorder_sends_old_progress_after_the_end(
-    start_studio: StartStudio, receiver: CallbackReceiver
-) -> None:
-    with trio.fail_after(60):
-        async with start_studio(faults=StudioFaults(reorder=True)) as studio:
-            await studio.put("a.1", **POSTER, webhook=receiver.url)
-            await receiver.until(lambda all_: any(map(is_last, all_)) and not is_last(all_[-1]))
-            assert receiver.received[-1].body["event_id"] != receiver.received[0].body["event_id"]
-            assert receiver.received[-1].body["sequence"] == receiver.received[0].body["sequence"]
-
-
-async def test_fault_wrong_signature(start_studio: StartStudio, receiver: CallbackReceiver) -> None:
-    with trio.fail_after(60):
-        async with start_studio(faults=StudioFaults(wrong_signature=True)) as studio:
-            await studio.put("a.1", **POSTER, webhook=receiver.url)
-            assert (await receiver.terminal_callback()).verdict == "invalid"
-
-
 async def test_broken_model_fails_its_job_alone(start_studio: StartStudio) -> None:
     class Broken:
-        def render(self, context: RenderContext) -> list[Rendered]:
+        def render(self, context: RenderContext) -> list[OutputFile]:
             raise ZeroDivisionError
 
     models = {"broken": lambda data: Broken(), "slow": (slow := Slow()).prepare}

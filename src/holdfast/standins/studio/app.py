@@ -8,18 +8,23 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
+import trio
 from quart import Response, request, send_file
 from quart.typing import ResponseReturnValue
 from quart_trio import QuartTrio
 
-from holdfast.ledger.clock import Now, format_time, utc_now
+from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import check_link
+from holdfast.standins.serving import ANY_PORT, serve_app
 from holdfast.standins.studio.callbacks import usage
 from holdfast.standins.studio.jobs import Job, Order, describe
-from holdfast.standins.studio.model import BadInput
-from holdfast.standins.studio.renderer import Busy, OtherOrder, Renderer, UnknownModel
+from holdfast.standins.studio.model import content_type_of
+from holdfast.standins.studio.renderer import OrderRefused, Renderer
 from holdfast.traces import HEADER, read_traceparent, traceparent
 
 BODY_MAX_BYTES = 16 * 1024 * 1024
@@ -56,14 +61,11 @@ def create_studio(renderer: Renderer, *, token: str | None = None, now: Now = ut
         traceparent.set(read_traceparent(request.headers.getlist(HEADER)))
         try:
             job, new = renderer.submit(job_id, order)
-        except OtherOrder:
-            return _problem(409, "this id belongs to another order")
-        except UnknownModel:
-            return _problem(404, "no such model")
-        except BadInput as fault:
-            return _problem(422, str(fault))
-        except Busy:
-            return _problem(503, "too many jobs are waiting", {"Retry-After": str(BUSY_RETRY_AFTER_S)})
+        except OrderRefused as refused:
+            response = _problem(refused.status, str(refused))
+            if refused.status == 503:
+                response.headers["Retry-After"] = str(BUSY_RETRY_AFTER_S)
+            return response
         return _json(202 if new else 200, show(renderer, job))
 
     @app.get("/predictions/<job_id>")
@@ -81,10 +83,10 @@ def create_studio(renderer: Renderer, *, token: str | None = None, now: Now = ut
         verdict = check_link(name, request.args.get("exp"), request.args.get("sig"), renderer.link_key, now())
         if verdict != "valid":
             return _problem(410, "this link has expired") if verdict == "expired" else _problem(403, "not a link")
-        file = renderer.file(name)
-        if file is None:
+        path = renderer.file(name)
+        if path is None:
             return _problem(404, "no such file")
-        response = await send_file(file.path, mimetype=file.content_type, conditional=True)
+        response = await send_file(path, mimetype=content_type_of(path), conditional=True)
         response.headers["Cache-Control"] = "private, no-store"
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
@@ -103,23 +105,39 @@ def show(renderer: Renderer, job: Job) -> Mapping[str, object]:
         "id": job.id,
         "model": job.order.model,
         "status": job.status,
-        "input": job.order.input if len(msgspec.json.encode(job.order.input)) <= 16_384 else {},
         "output": [describe(file, renderer.link(file)) for file in job.results] if done else None,
         "error": job.error,
         "error_code": job.error_code,
         "progress": {"percent": job.percent, "stage": job.stage, "sequence": job.sequence},
         "metrics": usage(job) if done else {},
-        "created_at": format_time(job.created_at),
-        "started_at": job.started_at and format_time(job.started_at),
-        "completed_at": job.ended_at and format_time(job.ended_at),
     }
 
 
-def _json(status: int, content: object, headers: Mapping[str, str] | None = None) -> Response:
-    response = Response(msgspec.json.encode(content), status=status, content_type="application/json")
-    response.headers.update(dict(headers or {}))
-    return response
+def _json(status: int, content: object) -> Response:
+    return Response(msgspec.json.encode(content), status=status, content_type="application/json")
 
 
-def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    return _json(status, {"detail": detail}, headers)
+def _problem(status: int, detail: str) -> Response:
+    return _json(status, {"detail": detail})
+
+
+async def serve_studio(
+    *,
+    secret: str,
+    files_dir: Path,
+    bind: str = ANY_PORT,
+    token: str | None = None,
+    renderer: Renderer | None = None,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run the renderer and its web server until cancelled; reports the port. ``bind`` is as for :func:`serve_app`.
+
+    A given ``renderer`` is used instead of a new one. Raises ``OSError`` if the port is taken, and ``RuntimeError``
+    if the server stops by itself.
+    """
+    renderer = renderer or Renderer(secret, files_dir)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(renderer.run)
+        serve = partial(serve_app, create_studio(renderer, token=token), bind=bind)
+        renderer.base_url = await nursery.start(serve)
+        task_status.started(urlsplit(renderer.base_url).port or 0)

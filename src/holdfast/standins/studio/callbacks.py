@@ -6,7 +6,7 @@ Progress is sent once, at most every ``progress_every_s``; the result is retried
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -14,8 +14,10 @@ import trio
 
 from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.standins.signed_sender import RETRY_DELAYS_S, SignedSender
-from holdfast.standins.studio.jobs import Job, OutputFile, describe
+from holdfast.standins.studio.jobs import Job, describe
+from holdfast.standins.studio.model import OutputFile
 
+NAME = "studio"
 SIGNATURE_HEADER = "X-Callback-Signature"
 PROGRESS_EVERY_S = 0.2
 OVERTAKE_S = 1.0
@@ -26,11 +28,10 @@ _log = structlog.get_logger(__name__)
 
 
 class CallbackSender:
-    """Sends signed callbacks about jobs. ``link`` creates a new URL of a file for each message: links expire."""
+    """Sends signed callbacks about jobs. ``link`` returns a URL of a file that expires."""
 
     def __init__(
         self,
-        name: str,
         secret: str,
         link: Callable[[OutputFile], str],
         *,
@@ -38,34 +39,28 @@ class CallbackSender:
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         progress_every_s: float = PROGRESS_EVERY_S,
     ) -> None:
-        self._name = name
         self._link = link
         self._now = now
         self._retry_delays_s = tuple(retry_delays_s)
         self._progress_every_s = progress_every_s
-        self._sender = SignedSender(name, secret, header=SIGNATURE_HEADER, key_name=name, now=now)
+        self._sender = SignedSender(NAME, secret, header=SIGNATURE_HEADER, key_name=NAME, now=now)
 
     async def close(self) -> None:
         """Close connections."""
         await self._sender.close()
 
     async def follow(self, job: Job) -> None:
-        """Send callbacks about one job until its result is accepted or given up, or the job is deleted."""
+        """Send callbacks about one job until its result is accepted or given up."""
         if job.order.webhook is None:
             return
-        with job.callbacks:
-            async with trio.open_nursery() as nursery:
-                is_done = trio.Event()
-                nursery.start_soon(self._send_progress, job, job.order.webhook, is_done)
-                await job.ended.wait()
-                with trio.move_on_after(OVERTAKE_S):
-                    await is_done.wait()
-                if "completed" in job.order.webhook_events_filter:
-                    await self._send_result(job, job.order.webhook)
-
-    async def send(self, webhook: str, message: Mapping[str, object]) -> bool:
-        """Send one message; returns whether the receiver accepted it."""
-        return await self._sender.send(webhook, msgspec.json.encode(message))
+        async with trio.open_nursery() as nursery:
+            is_done = trio.Event()
+            nursery.start_soon(self._send_progress, job, job.order.webhook, is_done)
+            await job.ended.wait()
+            with trio.move_on_after(OVERTAKE_S):
+                await is_done.wait()
+            if "completed" in job.order.webhook_events_filter:
+                await self._send_result(job, job.order.webhook)
 
     async def _send_progress(self, job: Job, webhook: str, is_done: trio.Event) -> None:
         """Send progress until the job has ended and the last message is answered: a receiver is not hung up on."""
@@ -77,25 +72,26 @@ class CallbackSender:
             event = "start" if sent == 0 else "logs"
             sent = job.sequence
             if event in job.order.webhook_events_filter:
-                await self.send(webhook, self._message(job))
+                await self._sender.send(webhook, self._message(job))
                 with trio.move_on_after(self._progress_every_s):
                     await job.ended.wait()
         is_done.set()
 
     async def _send_result(self, job: Job, webhook: str) -> None:
-        event_id = new_event_id()
+        event_id = _new_event_id()
         for delay_s in self._retry_delays_s:
             await trio.sleep(delay_s)
-            if await self.send(webhook, {**self._message(job), "event_id": event_id}):
+            # A new message for each attempt: the links inside it expire.
+            if await self._sender.send(webhook, self._message(job, event_id)):
                 return
         _log.warning("studio_callback_given_up", job=job.id, tries=len(self._retry_delays_s))
 
-    def _message(self, job: Job) -> dict[str, object]:
+    def _message(self, job: Job, event_id: str | None = None) -> bytes:
         """Return a callback's body: the state of the job now."""
         client = job.order.client
         message: dict[str, object] = {
-            "event_id": new_event_id(),
-            "provider": self._name,
+            "event_id": event_id or _new_event_id(),
+            "provider": NAME,
             "request_id": client.request_id if client else job.id,
             "attempt": client.attempt if client else 1,
             "provider_ref": job.id,
@@ -114,7 +110,7 @@ class CallbackSender:
         if job.status == "failed":
             retryable = job.error_code != "invalid_upstream_input"
             message["error"] = {"code": job.error_code, "message": job.error, "retryable": retryable}
-        return message
+        return msgspec.json.encode(message)
 
 
 def usage(job: Job) -> dict[str, object]:
@@ -125,6 +121,5 @@ def usage(job: Job) -> dict[str, object]:
     return {"units": len(job.results), "unit": "file", "provider_ms": spent_ms}
 
 
-def new_event_id() -> str:
-    """Return a new event id."""
+def _new_event_id() -> str:
     return f"evt_{uuid.uuid4().hex}"

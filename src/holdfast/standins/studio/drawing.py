@@ -7,22 +7,22 @@ import random
 import textwrap
 import unicodedata
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 from PIL import Image, ImageDraw, ImageFont
 
-STYLES: Final = ("gradient", "mosaic", "plasma")
+Style = Literal["gradient", "mosaic", "plasma"]
 TITLE_MAX_CHARS: Final = 72
 TYPE_MIN_PX: Final = 9
 
-_DOTS: Final = {"gradient": 4, "mosaic": 24, "plasma": 9}
+_DOTS: Final[dict[Style, int]] = {"gradient": 4, "mosaic": 24, "plasma": 9}
 """How many dots of colour a side of each style's ground has."""
 
 
 class Ground:
     """Random dots of colour between a dark and a light one, stretched: softly, or in squares for a mosaic."""
 
-    def __init__(self, rng: random.Random, style: str) -> None:
+    def __init__(self, rng: random.Random, style: Style) -> None:
         hue, side = rng.random(), _DOTS[style]
         self.dark, self.light = _colour(hue, 0.6, 0.15), _colour(hue + 0.1, 0.2, 0.95)
         shades = [(rng.random(), rng.uniform(0.15, 0.85)) for _ in range(side * side)]
@@ -30,11 +30,9 @@ class Ground:
         self._dots.putdata([_colour(hue + 0.2 * turn, 0.6, value) for turn, value in shades])
         self._resampling = Image.Resampling.NEAREST if style == "mosaic" else Image.Resampling.BICUBIC
 
-    def strip(self, size: tuple[int, int], top: int, bottom: int) -> Image.Image:
-        """Return the rows from ``top`` to ``bottom`` of a ground of this size."""
-        scale = self._dots.height / size[1]
-        box = (0.0, top * scale, float(self._dots.width), bottom * scale)
-        return self._dots.resize((size[0], bottom - top), self._resampling, box=box)
+    def paint(self, size: tuple[int, int]) -> Image.Image:
+        """Return a ground of this size."""
+        return self._dots.resize(size, self._resampling)
 
 
 @lru_cache(maxsize=64)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 import trio
 
-from holdfast.standins.studio.model import Ready, Rendered
+from holdfast.standins.studio.model import OutputFile, Ready
 
 Status = Literal["starting", "processing", "succeeded", "failed", "canceled"]
 TERMINAL: frozenset[Status] = frozenset({"succeeded", "failed", "canceled"})
@@ -39,24 +37,6 @@ class Order(msgspec.Struct, frozen=True):
     )
     client: Client | None = None
 
-    def digest(self) -> bytes:
-        """Return a hash of the whole order: orders are the same if everything in them is."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class OutputFile:
-    """A finished file and its measures."""
-
-    name: str
-    path: Path
-    content_type: str
-    size_bytes: int
-    sha256: str
-    width: int | None
-    height: int | None
-    duration_s: float | None
-
 
 @dataclass(eq=False, slots=True)
 class Job:
@@ -64,9 +44,7 @@ class Job:
 
     id: str
     order: Order
-    order_digest: bytes
     ready: Ready
-    created_at: datetime
     status: Status = "starting"
     percent: int = 0
     stage: str = "queue"
@@ -79,8 +57,6 @@ class Job:
     changed: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
     work: trio.CancelScope = field(default_factory=trio.CancelScope)
-    callbacks: trio.CancelScope = field(default_factory=trio.CancelScope)
-    """The scope of the job's callbacks; cancelled when the job is deleted."""
 
     @property
     def is_over(self) -> bool:
@@ -128,32 +104,12 @@ class Job:
         self.changed = trio.Event()
 
 
-def measure(rendered: Rendered) -> OutputFile:
-    """Hash a rendered file; blocking."""
-    digest = hashlib.sha256()
-    size_bytes = 0
-    with rendered.path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            size_bytes += len(block)
-    return OutputFile(
-        name=rendered.path.name,
-        path=rendered.path,
-        content_type=rendered.content_type,
-        size_bytes=size_bytes,
-        sha256=digest.hexdigest(),
-        width=rendered.width,
-        height=rendered.height,
-        duration_s=rendered.duration_s,
-    )
-
-
 def describe(file: OutputFile, url: str) -> Mapping[str, object]:
     """Return a result in the protocol's form."""
     fields: dict[str, object] = {
         "url": url,
         "content_type": file.content_type,
-        "bytes": file.size_bytes,
+        "bytes": file.bytes,
         "sha256": file.sha256,
         "width": file.width,
         "height": file.height,

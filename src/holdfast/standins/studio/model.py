@@ -1,27 +1,58 @@
-"""What the studio's models have in common: an input made ready, a context to work at, results as files."""
+"""What the studio's models have in common: fields of their inputs, a context to work at, results as files."""
 
 from __future__ import annotations
 
+import hashlib
+import random
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol
+
+import msgspec
+
+CONTENT_TYPES: Mapping[str, str] = {
+    ".png": "image/png",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+    ".wav": "audio/wav",
+    ".webm": "video/webm",
+}
+
+Prompt = Annotated[str, msgspec.Meta(max_length=4000, pattern=r"\S")]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class BadInput(ValueError):
     """The input cannot be rendered; the message is for its sender."""
 
 
+def new_seed() -> int:
+    """Return the seed of an input that has none."""
+    return random.SystemRandom().randrange(2**31)
+
+
 @dataclass(frozen=True, slots=True)
-class Rendered:
-    """A finished file and its measures, in pixels and seconds."""
+class OutputFile:
+    """A finished file and its measures, in bytes, pixels and seconds."""
 
     path: Path
-    content_type: str
-    width: int | None = None
-    height: int | None = None
-    duration_s: float | None = None
+    bytes: int
+    sha256: str
+    width: int | None
+    height: int | None
+    duration_s: float | None
+
+    @property
+    def content_type(self) -> str:
+        """Its media type."""
+        return content_type_of(self.path)
+
+
+def content_type_of(path: Path) -> str:
+    """Return the media type of one of the studio's files."""
+    return CONTENT_TYPES.get(path.suffix, "application/octet-stream")
 
 
 class RenderContext:
@@ -32,13 +63,13 @@ class RenderContext:
     """
 
     def __init__(self, directory: Path, report: Callable[[int, str], None]) -> None:
+        self.directory = directory
         self.files: list[Path] = []
-        self._directory = directory
         self._report = report
 
     def new_file(self, suffix: str) -> Path:
         """Return a new path; its name cannot be guessed."""
-        path = self._directory / f"{uuid.uuid4().hex}{suffix}"
+        path = self.directory / f"{uuid.uuid4().hex}{suffix}"
         self.files.append(path)
         return path
 
@@ -47,64 +78,21 @@ class RenderContext:
         self._report(min(99, int(done * 100)), stage)
 
 
+def finished(
+    path: Path, *, width: int | None = None, height: int | None = None, duration_s: float | None = None
+) -> OutputFile:
+    """Return a written file with its hash; blocking."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return OutputFile(path, path.stat().st_size, sha256, width, height, duration_s)
+
+
 class Ready(Protocol):
-    """A checked input, ready to be rendered in any thread."""
+    """A checked input."""
 
-    def render(self, context: RenderContext) -> list[Rendered]:
-        """Render; blocking. Raises :class:`BadInput` for faults that only rendering finds."""
-
-
-@runtime_checkable
-class NeedsSource(Protocol):
-    """An input with a file to download before rendering."""
-
-    @property
-    def source_url(self) -> str | None:
-        """The file's URL, or None."""
-
-    async def fetch(self, directory: Path) -> Ready:
-        """Download it, leaving nothing in ``directory``. Raises :class:`BadInput`."""
+    def render(self, context: RenderContext) -> list[OutputFile]:
+        """Render, in a thread of the trio run. Raises :class:`BadInput` for faults that only rendering finds."""
 
 
 Prepare = Callable[[Mapping[str, object]], Ready]
-"""Check an input. Raises :class:`BadInput`."""
-
-
-def whole(data: Mapping[str, object], name: str, default: int, least: int, most: int) -> int:
-    """Return an integer field within bounds."""
-    value = data.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise BadInput(f"{name} is a whole number from {least} to {most}")
-    return value
-
-
-def number(data: Mapping[str, object], name: str, default: float, least: float, most: float) -> float:
-    """Return a number field within bounds."""
-    value = data.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise BadInput(f"{name} is a number from {least:g} to {most:g}")
-    return float(value)
-
-
-def text(data: Mapping[str, object], name: str, default: str | None, most_chars: int) -> str:
-    """Return a text field; required if there is no default."""
-    value = data.get(name)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str) or not value.strip() or len(value) > most_chars:
-        raise BadInput(f"{name} is a text of 1 to {most_chars} characters")
-    return value
-
-
-def choice(data: Mapping[str, object], name: str, default: str, known: tuple[str, ...]) -> str:
-    """Return a text field with one of the known values."""
-    value = data.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, str) or value not in known:
-        raise BadInput(f"{name} is one of {', '.join(known)}")
-    return value
+"""Check an input. Raises ``msgspec.ValidationError``."""

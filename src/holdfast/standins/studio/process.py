@@ -10,9 +10,17 @@ from pathlib import Path
 import msgspec
 import trio
 
-from holdfast.standins.studio.options import Options
-
 STOP_WITHIN_S = 5.0
+
+
+class Options(msgspec.Struct, frozen=True):
+    """The options that the process is sent. ``listening_fd`` is its listening socket."""
+
+    secret: str
+    token: str
+    files_dir: str
+    listening_fd: int
+    log_format: str
 
 
 class StudioEnded(Exception):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Literal
 
+import msgspec
+import trio
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from holdfast.providers.outbound.downloads import DeclaredOutput, Downloaded, DownloadRefused, download
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
-from holdfast.standins.studio.model import BadInput, Ready, RenderContext, Rendered, choice, text, whole
+from holdfast.standins.studio.model import BadInput, OutputFile, RenderContext, finished
 
-OPERATIONS = ("resize", "crop", "convert")
-FORMATS = {"png": ("PNG", "image/png"), "jpeg": ("JPEG", "image/jpeg"), "webp": ("WEBP", "image/webp")}
 SOURCE_MAX_BYTES = 16 * 1024 * 1024
 SOURCE_MAX_PIXELS = 24_000_000
 SIDE_MAX_PX = 2048
@@ -29,53 +25,44 @@ _SOURCE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"}
 _names = NameLookups("studio")
 """Shared by all edits, each of which has a client of its own."""
 
-
-def _guarded_client() -> GuardedClient:
-    return GuardedClient(resolve=_names.addresses)
+Side = Annotated[int, msgspec.Meta(ge=16, le=SIDE_MAX_PX)]
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """The checked input of an edit; ``content`` is the image, None until it was fetched."""
+class Edit(msgspec.Struct, frozen=True):
+    """The input of an edit: an image, and what becomes of it."""
 
-    operation: str
-    form: str
-    width: int | None
-    height: int | None
-    source_url: str | None
-    content: bytes | None
-    guard: Callable[[], GuardedClient]
+    operation: Literal["resize", "crop", "convert"]
+    image: Annotated[bytes, msgspec.Meta(max_length=SOURCE_MAX_BYTES)] | None = None
+    image_url: Annotated[str, msgspec.Meta(max_length=2000, pattern=r"^https?://")] | None = None
+    format: Literal["png", "jpeg", "webp"] = "png"
+    width: Side | None = None
+    height: Side | None = None
 
-    async def fetch(self, directory: Path) -> Ready:
-        """Fetch the image with the guarded client, since a caller chose its URL. Raises ``BadInput``."""
-        assert self.source_url is not None
-        client = self.guard()
-        try:
-            claim = DeclaredOutput(bytes_max=SOURCE_MAX_BYTES, content_types=_SOURCE_TYPES)
-            found = await download(
-                client, self.source_url, directory, claim, _content, total_timeout_s=FETCH_TIMEOUT_S
-            )
-        finally:
-            client.close()
-        if isinstance(found, DownloadRefused):
-            raise BadInput(f"image_url could not be fetched: {found.message}")
-        return replace(self, content=found, source_url=None)
+    def __post_init__(self) -> None:
+        if (self.image is None) == (self.image_url is None):
+            raise ValueError("exactly one of image and image_url is needed")
+        if self.operation != "convert" and (self.width is None or self.height is None):
+            raise ValueError(f"{self.operation} needs width and height")
 
-    def render(self, context: RenderContext) -> list[Rendered]:
+    def render(self, context: RenderContext) -> list[OutputFile]:
         """Edit the image."""
+        content = self.image
+        if content is None:
+            assert self.image_url is not None
+            context.step(0, "fetch")
+            content = trio.from_thread.run(_fetch, self.image_url, context.directory)
         context.step(0.05, "decode")
-        image = _open(self.content or b"")
+        image = _open(content)
         context.step(0.4, "render")
         image = self._apply(image)
         context.step(0.8, "encode")
-        form, content_type = FORMATS[self.form]
-        if form == "JPEG" and image.mode != "RGB":
+        if self.format == "jpeg" and image.mode != "RGB":
             ground = Image.new("RGB", image.size, "white")
             ground.paste(image, mask=image.getchannel("A"))
             image = ground
-        path = context.new_file(f".{self.form}")
-        image.save(path, form, **({} if form == "PNG" else {"quality": 90}))
-        return [Rendered(path, content_type, width=image.width, height=image.height)]
+        path = context.new_file(f".{self.format}")
+        image.save(path, self.format, **({} if self.format == "png" else {"quality": 90}))
+        return [finished(path, width=image.width, height=image.height)]
 
     def _apply(self, image: Image.Image) -> Image.Image:
         width, height = self.width or image.width, self.height or image.height
@@ -89,36 +76,22 @@ class Edit:
         return image
 
 
-def prepare(data: Mapping[str, object], guard: Callable[[], GuardedClient] = _guarded_client) -> Edit:
-    """Check an edit's input. Raises ``BadInput``. ``guard`` creates the client that fetches the image."""
-    operation = choice(data, "operation", "", OPERATIONS)
-    if not operation:
-        raise BadInput(f"operation is one of {', '.join(OPERATIONS)}")
-    if (data.get("image") is None) == (data.get("image_url") is None):
-        raise BadInput("exactly one of image and image_url is needed")
-    url = None if data.get("image_url") is None else text(data, "image_url", None, 2000)
-    if url is not None and not re.match(r"https?://", url):
-        raise BadInput("image_url is an http or https URL")
-    width = whole(data, "width", 0, 16, SIDE_MAX_PX) or None
-    height = whole(data, "height", 0, 16, SIDE_MAX_PX) or None
-    if operation in ("resize", "crop") and (width is None or height is None):
-        raise BadInput(f"{operation} needs width and height")
-    return Edit(
-        operation=operation,
-        form=choice(data, "format", "png", tuple(FORMATS)),
-        width=width,
-        height=height,
-        source_url=url,
-        content=None if url is not None else _decode(text(data, "image", None, SOURCE_MAX_BYTES // 3 * 4)),
-        guard=guard,
-    )
+def guarded_client() -> GuardedClient:
+    """Return a client that fetches an image, since a caller chose its URL. Tests replace it."""
+    return GuardedClient(resolve=_names.addresses)
 
 
-def _decode(data: str) -> bytes:
+async def _fetch(url: str, directory: Path) -> bytes:
+    """Fetch an image, leaving nothing in ``directory``. Raises ``BadInput``."""
+    client = guarded_client()
     try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as fault:
-        raise BadInput("image is base64") from fault
+        claim = DeclaredOutput(bytes_max=SOURCE_MAX_BYTES, content_types=_SOURCE_TYPES)
+        found = await download(client, url, directory, claim, _content, total_timeout_s=FETCH_TIMEOUT_S)
+    finally:
+        client.close()
+    if isinstance(found, DownloadRefused):
+        raise BadInput(f"image_url could not be fetched: {found.message}")
+    return found
 
 
 def _content(found: Downloaded) -> bytes:

@@ -7,15 +7,17 @@ import math
 import random
 import sys
 import wave
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from holdfast.standins.studio.model import RenderContext, Rendered, choice, number, text, whole
+import msgspec
+
+from holdfast.standins.studio.model import OutputFile, Prompt, RenderContext, Seed, finished, new_seed
 
 RATE_HZ = 22_050
-DURATION_MAX_S = 60
 
-_MOODS: dict[str, tuple[tuple[int, ...], float, float]] = {
+Mood = Literal["calm", "bright", "dark", "playful"]
+
+_MOODS: dict[Mood, tuple[tuple[int, ...], float, float]] = {
     "calm": ((0, 2, 4, 7, 9), 72.0, 196.0),
     "bright": ((0, 2, 4, 5, 7, 9, 11), 112.0, 261.63),
     "dark": ((0, 2, 3, 5, 7, 8, 10), 64.0, 146.83),
@@ -24,20 +26,19 @@ _MOODS: dict[str, tuple[tuple[int, ...], float, float]] = {
 """Scale in semitones, beats a minute, root in hertz."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tone:
-    """The checked input of a tone."""
+class Tone(msgspec.Struct, frozen=True):
+    """The input of a tone."""
 
-    prompt: str
-    duration_s: float
-    mood: str
-    seed: int
+    prompt: Prompt
+    duration: Annotated[float, msgspec.Meta(ge=1, le=60)] = 6.0
+    mood: Mood = "calm"
+    seed: Seed = msgspec.field(default_factory=new_seed)
 
-    def render(self, context: RenderContext) -> list[Rendered]:
+    def render(self, context: RenderContext) -> list[OutputFile]:
         """Write the notes, one for each beat, fading out."""
         rng = random.Random(f"{self.prompt}|{self.mood}|{self.seed}")  # noqa: S311 - a sound, not a secret
         scale, tempo, root = _MOODS[self.mood]
-        beat, total = round(RATE_HZ * 60 / tempo), round(self.duration_s * RATE_HZ)
+        beat, total = round(RATE_HZ * 60 / tempo), round(self.duration * RATE_HZ)
         samples = array.array("h")
         while len(samples) < total:
             context.step(0.9 * len(samples) / total, "render")
@@ -52,14 +53,4 @@ class Tone:
             file.setsampwidth(2)
             file.setframerate(RATE_HZ)
             file.writeframes(samples[:total].tobytes())
-        return [Rendered(path, "audio/wav", duration_s=round(total / RATE_HZ, 3))]
-
-
-def prepare(data: Mapping[str, object]) -> Tone:
-    """Check a tone's input. Raises ``BadInput``."""
-    return Tone(
-        prompt=text(data, "prompt", None, 4000),
-        duration_s=number(data, "duration", 6.0, 1.0, DURATION_MAX_S),
-        mood=choice(data, "mood", "calm", tuple(_MOODS)),
-        seed=whole(data, "seed", random.SystemRandom().randrange(2**31), 0, 2**63 - 1),
-    )
+        return [finished(path, duration_s=round(total / RATE_HZ, 3))]

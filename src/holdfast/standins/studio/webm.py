@@ -1,4 +1,4 @@
-"""Write WebM: one VP8 video track in which every frame is a key frame, with an index for seeking."""
+"""Write WebM: one VP8 video track in which every frame is a key frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def vp8_frame(webp: bytes) -> bytes:
 
 
 def write_webm(frames: Sequence[bytes], width: int, height: int, frames_per_s: int) -> bytes:
-    """Return a whole file. Clusters are one second long; the index is before them."""
+    """Return a whole file. Clusters are one second long."""
     groups = [frames[place : place + frames_per_s] for place in range(0, len(frames), frames_per_s)]
     clusters = []
     for second, group in enumerate(groups):
@@ -47,15 +47,7 @@ def write_webm(frames: Sequence[bytes], width: int, height: int, frames_per_s: i
             + _element(0xE0, _number(0xB0, width) + _number(0xBA, height)),
         ),
     )
-    head = information + tracks
-    # Positions always take eight bytes, so the index's size is known before they are.
-    start = len(head) + len(_cues([0] * len(clusters)))
-    positions = []
-    for cluster in clusters:
-        positions.append(start)
-        start += len(cluster)
-    body = head + _cues(positions) + b"".join(clusters)
-    return _ebml_head() + _element(0x18538067, body)
+    return _ebml_head() + _element(0x18538067, information + tracks + b"".join(clusters))
 
 
 def _ebml_head() -> bytes:
@@ -69,18 +61,6 @@ def _ebml_head() -> bytes:
         + _number(0x4287, 2)
         + _number(0x4285, 2),
     )
-
-
-def _cues(positions: Sequence[int]) -> bytes:
-    points = [
-        _element(
-            0xBB,
-            _number(0xB3, second * 1000)
-            + _element(0xB7, _number(0xF7, 1) + _element(0xF1, struct.pack(">Q", position))),
-        )
-        for second, position in enumerate(positions)
-    ]
-    return _element(0x1C53BB6B, b"".join(points))
 
 
 def _element(mark: int, content: bytes) -> bytes:
