@@ -31,7 +31,9 @@ from holdfast.traces.spans import span
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
+CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 5.0
+CONNECTIONS_MAX_COUNT = 32
 
 REFUSING_STATUSES = frozenset({401, 402, 403, 408, 429})
 """Statuses that concern us. Others below 500 concern the job: an input that is refused, a job that is unknown."""
@@ -60,8 +62,7 @@ class ProviderResponse(msgspec.Struct, frozen=True):
 class ProviderClient:
     """Connections to the server at ``url``. A ``token`` is sent as a bearer token and never logged.
 
-    ``connect_timeout_s`` bounds connecting, ``timeout_s`` a read or write. Raises ``ValueError`` unless ``url`` is
-    an http or https URL.
+    ``timeout_s`` bounds a read or write. Raises ``ValueError`` unless ``url`` is an http or https URL.
     """
 
     def __init__(
@@ -71,8 +72,6 @@ class ProviderClient:
         *,
         token: str | None,
         timeout_s: float,
-        connect_timeout_s: float,
-        connections_max_count: int,
     ) -> None:
         try:
             base = parse_url(url)
@@ -91,14 +90,13 @@ class ProviderClient:
         }
         self.health = ProviderHealth(name)
         self._name = name
-        self._connect_timeout_s = connect_timeout_s
         self._pool = ConnectionPool(
             self._dial,
             ssl_context=tls_context(),
-            connect_timeout_s=connect_timeout_s,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
             idle_timeout_s=timeout_s,
-            connections_max_count=connections_max_count,
-            idle_max_count=connections_max_count,
+            connections_max_count=CONNECTIONS_MAX_COUNT,
+            idle_max_count=CONNECTIONS_MAX_COUNT,
         )
 
     async def ask(
@@ -115,24 +113,11 @@ class ProviderClient:
 
         ``GET`` and ``PUT`` may be sent twice, if a kept connection turns out to be closed.
         """
-        with span(f"{call} {self._name}", "client", {"provider": self._name}):
-            return await self._ask(call, method, path, within_s, content=content, headers=headers or {})
-
-    async def _ask(
-        self,
-        call: ProviderCall,
-        method: str,
-        path: str,
-        within_s: float,
-        *,
-        content: bytes | None,
-        headers: Mapping[str, str],
-    ) -> ProviderResponse:
-        sent = {**self._headers, **trace_header(), **headers}
-        request = render_request(method, self._base_path + path.encode("ascii"), sent, content)
         begun = trio.current_time()
         try:
-            with trio.fail_after(within_s):
+            with span(f"{call} {self._name}", "client", {"provider": self._name}), trio.fail_after(within_s):
+                sent = {**self._headers, **trace_header(), **(headers or {})}
+                request = render_request(method, self._base_path + path.encode("ascii"), sent, content)
                 async with self._pool.exchange(
                     self._endpoint, request, is_repeatable=method in ("GET", "PUT")
                 ) as response:
@@ -182,7 +167,7 @@ class ProviderClient:
 
     async def _dial(self, endpoint: Endpoint, _requester: str) -> trio.SocketStream:
         try:
-            with trio.fail_after(self._connect_timeout_s):
+            with trio.fail_after(CONNECT_TIMEOUT_S):
                 return await trio.open_tcp_stream(endpoint.host, endpoint.port)
         except trio.TooSlowError as fault:
             raise ConnectTimeout("the server did not accept a connection in time") from fault

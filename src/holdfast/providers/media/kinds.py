@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.ledger.catalog.kinds import KIND_RULES, KindRules
 from holdfast.providers.media.base import MediaProvider, ProviderSetup
-from holdfast.providers.media.cog import EVENTS, PLAIN_EVENTS, CogProvider
+from holdfast.providers.media.cog import CogProvider, PlainCogProvider
 from holdfast.providers.media.replicate import ReplicateProvider
 
 
@@ -19,22 +20,13 @@ class ProviderKind:
     create: Callable[[ProviderSetup], MediaProvider]
 
 
-def _studio(setup: ProviderSetup) -> MediaProvider:
-    return _prediction_server(setup, EVENTS)
-
-
-def _cog(setup: ProviderSetup) -> MediaProvider:
-    return _prediction_server(setup, PLAIN_EVENTS)
-
-
-def _prediction_server(setup: ProviderSetup, events: tuple[str, ...]) -> MediaProvider:
-    return CogProvider(
+def _cog(kind: type[CogProvider], setup: ProviderSetup) -> MediaProvider:
+    return kind(
         setup.config.name,
         setup.url,
         setup.secrets,
         token=setup.token,
         polls=setup.config.polls,
-        events=events,
         submit_timeout_s=setup.config.submit_timeout_s,
     )
 
@@ -53,8 +45,8 @@ def _replicate(setup: ProviderSetup) -> MediaProvider:
 
 
 KINDS: dict[str, ProviderKind] = {
-    "studio": ProviderKind(KIND_RULES["studio"], _studio),
-    "cog": ProviderKind(KIND_RULES["cog"], _cog),
+    "studio": ProviderKind(KIND_RULES["studio"], partial(_cog, CogProvider)),
+    "cog": ProviderKind(KIND_RULES["cog"], partial(_cog, PlainCogProvider)),
     "replicate": ProviderKind(KIND_RULES["replicate"], _replicate),
 }
 """Every kind by its name in the catalog. A new kind is registered here."""

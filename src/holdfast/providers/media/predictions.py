@@ -14,9 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate, ReportedError, ReportedUsage, UpdateStatus
-from holdfast.providers.media.base import PollFault
 from holdfast.providers.media.callbacks import OUTPUTS_MAX_COUNT, split_data_url
-from holdfast.providers.media.client import ProviderResponse
 from holdfast.providers.media.text import MESSAGE_MAX_CHARS, WORD_MAX_CHARS, tidy
 
 REF_MAX_CHARS = 200
@@ -121,35 +119,6 @@ def update_of(
         usage=_usage(prediction.metrics) if status == "succeeded" else None,
         error=_error(prediction) if status == "failed" else None,
     )
-
-
-def polled_update(
-    answer: ProviderResponse,
-    *,
-    provider: str,
-    request_id: str,
-    attempt: int,
-    provider_ref: str,
-    may_be_nameless: bool,
-) -> ProviderUpdate:
-    """Parse the response to a poll. Raises :class:`PollFault`."""
-    if answer.status != 200:
-        raise PollFault(f"the provider answered {answer.status}")
-    try:
-        prediction = read_prediction(answer.body)
-        # Another job's results must not reach this task's owner.
-        if prediction.id != provider_ref and not (may_be_nameless and prediction.id is None):
-            raise PollFault("the response is about another job")
-        return update_of(
-            prediction,
-            source="poll",
-            provider=provider,
-            request_id=request_id,
-            attempt=attempt,
-            provider_ref=provider_ref,
-        )
-    except PredictionFault as fault:
-        raise PollFault(str(fault)) from fault
 
 
 def percent_of(logs: str | None) -> int | None:

@@ -26,25 +26,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from urllib.parse import quote
 
-import msgspec
 import structlog
 
-from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
-from holdfast.providers.media.base import (
-    Accepted,
-    Ambiguous,
-    Job,
-    NotSent,
-    PollFault,
-    Rejected,
-    Submission,
-)
-from holdfast.providers.media.client import ProviderClient, ProviderResponse, detail_of
-from holdfast.providers.media.cog import cancel_outcome
-from holdfast.providers.media.health import ProviderHealth
-from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, polled_update, read_prediction
+from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected, Submission
+from holdfast.providers.media.client import ProviderResponse, detail_of
+from holdfast.providers.media.prediction_provider import PredictionProvider, rejected
+from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, read_prediction
 from holdfast.providers.media.text import tidy
 
 EVENTS = ("start", "completed")
@@ -56,22 +44,21 @@ _MODEL = re.compile(r"(?P<owner>[\w.-]+)/(?P<name>[\w.-]+)(?::(?P<version>[\w.-]
 _VERSION = re.compile(r"[0-9a-f]{64}")
 _OUR_FAULT = frozenset({401, 402, 403})
 _BUSY = frozenset({408, 425, 429})
-_INPUT_REFUSED = frozenset({400, 413, 422})
 
 log = structlog.get_logger(__name__)
 
 
-class ReplicateProvider:
-    """The service at ``url``, called with ``token``.
+class ReplicateProvider(PredictionProvider):
+    """The hosted service.
 
-    ``address`` returns the webhook URL of an attempt, given the callback URL, the task and the attempt. Without
-    ``secrets`` no webhook is requested. Times in seconds, as for model containers.
+    ``address`` returns the webhook URL of an attempt, given the callback URL, the task and the attempt.
     """
 
     idempotent_submit = False
-    polls = True
-    cancels = True
     probes_when_idle = False
+    path = "/v1/predictions"
+    probe_path = "/v1/account"
+    names_jobs = False
 
     def __init__(
         self,
@@ -82,23 +69,9 @@ class ReplicateProvider:
         token: str,
         address: Callable[[str, str, int], str],
         submit_timeout_s: float = 15.0,
-        ask_timeout_s: float = 10.0,
-        connect_timeout_s: float = 5.0,
-        connections_max_count: int = 32,
     ) -> None:
-        self.name = name
-        self.callback_secrets = tuple(secret for secret in secrets if secret.strip())
+        super().__init__(name, url, secrets, token=token, submit_timeout_s=submit_timeout_s)
         self._address = address
-        self._submit_timeout_s = submit_timeout_s
-        self._ask_timeout_s = ask_timeout_s
-        self._client = ProviderClient(
-            name,
-            url,
-            token=token,
-            timeout_s=max(submit_timeout_s, ask_timeout_s),
-            connect_timeout_s=connect_timeout_s,
-            connections_max_count=connections_max_count,
-        )
 
     async def submit(self, job: Job) -> Submission:
         """Start the job. Never call this twice for a job that may have arrived."""
@@ -114,47 +87,8 @@ class ReplicateProvider:
         if self.callback_secrets:
             webhook = self._address(job.callback_url, job.request_id, job.attempt)
             order |= {"webhook": webhook, "webhook_events_filter": EVENTS}
-        body = msgspec.json.encode(order)
-        headers = {"Content-Type": "application/json"}
-        answer = await self._client.submit("POST", path, self._submit_timeout_s, body, headers)
+        answer = await self._send("POST", path, order, {})
         return self._submission(answer) if isinstance(answer, ProviderResponse) else answer
-
-    async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
-        """Read the job's status. Raises :class:`PollFault`."""
-        if provider_ref is None:
-            raise PollFault("the provider's name for the job is not known")
-        answer = await self._client.ask_about("poll", _path(provider_ref), self._ask_timeout_s)
-        if answer.status in (404, 410):
-            return None
-        return polled_update(
-            answer,
-            provider=self.name,
-            request_id=request_id,
-            attempt=attempt,
-            provider_ref=provider_ref,
-            may_be_nameless=False,
-        )
-
-    async def cancel(self, request_id: str, attempt: int, provider_ref: str | None) -> CancelOutcome:
-        """Ask the service to stop the job. Raises :class:`PollFault`."""
-        del request_id, attempt
-        if provider_ref is None:
-            raise PollFault("the provider's name for the job is not known")
-        answer = await self._client.ask_about("cancel", f"{_path(provider_ref)}/cancel", self._ask_timeout_s)
-        return cancel_outcome(answer)
-
-    @property
-    def health(self) -> ProviderHealth:
-        """Whether the provider responds, according to the calls so far."""
-        return self._client.health
-
-    async def probe(self) -> None:
-        """Read the account that the token belongs to."""
-        await self._client.probe("/v1/account")
-
-    async def close(self) -> None:
-        """Close connections."""
-        self._client.close()
 
     def _submission(self, answer: ProviderResponse) -> Submission:
         """Return the outcome of a submission; see the table above."""
@@ -176,8 +110,7 @@ class ReplicateProvider:
             return NotSent(f"provider busy: {status}", wait_s, answered=True)
         if status >= 500:
             return Ambiguous(f"the provider answered {status}")
-        code = "invalid_upstream_input" if status in _INPUT_REFUSED else "provider_error"
-        return Rejected(code, f"the provider answered {status}: {detail_of(answer.body)}")
+        return rejected(answer)
 
 
 def target_of(upstream_model: str) -> tuple[str, str | None] | None:
@@ -190,7 +123,3 @@ def target_of(upstream_model: str) -> tuple[str, str | None] | None:
     if found["version"] is not None:
         return "/v1/predictions", found["version"]
     return f"/v1/models/{found['owner']}/{found['name']}/predictions", None
-
-
-def _path(prediction_id: str) -> str:
-    return f"/v1/predictions/{quote(prediction_id, safe='')}"
