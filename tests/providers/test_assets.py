@@ -74,7 +74,6 @@ async def put(store: AssetStore, content: bytes | Path, sha256: str, extension: 
 
 async def read(store: AssetStore, key: str, start: int = 0, end: int | None = None) -> bytes:
     async with await store.open(key, start, end) as reader:
-        assert reader.size_bytes == len(CONTENT)
         blocks = [block async for block in reader]
     assert all(0 < len(block) <= BLOCK_BYTES for block in blocks)
     return b"".join(blocks)
@@ -114,7 +113,7 @@ async def test_bytes_are_stored_like_a_file(stored: Stored) -> None:
 async def test_nothing_at_all_can_be_content(stored: Stored) -> None:
     key = await put(stored.store, b"", hashlib.sha256(b"").hexdigest(), "png")
     async with await stored.store.open(key) as reader:
-        assert (reader.size_bytes, [block async for block in reader]) == (0, [])
+        assert [block async for block in reader] == []
 
 
 async def test_other_content_than_announced_is_not_stored(stored: Stored, tmp_path: Path) -> None:
@@ -183,13 +182,10 @@ async def test_a_large_file_goes_up_and_comes_down_in_parts(tmp_path: Path, buck
     assert etag.endswith('-2"')
     across = PIECE_BYTES - 10
     async with await store.open(key) as whole, await store.open(key, across, across + 20) as part:
-        assert whole.size_bytes == part.size_bytes == len(content)
         assert b"".join([block async for block in part]) == content[across : across + 20]
         assert b"".join([block async for block in whole]) == content
     async with await store.open(key) as left:
         assert len(await left.__anext__()) == BLOCK_BYTES
-    with pytest.raises(StopAsyncIteration):
-        await left.__anext__()
     await store.delete(key)
 
 

@@ -21,7 +21,7 @@ import trio
 from holdfast.providers.outbound.connection_pool import Response
 from holdfast.providers.outbound.faults import BodyTooLarge
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Origin, Unreachable
-from holdfast.providers.storage.leftovers import clear_leftovers
+from holdfast.providers.storage.base import clear_leftovers
 from holdfast.providers.storage.sniffing import (
     HEAD_BYTES,
     MEDIA_TYPES,

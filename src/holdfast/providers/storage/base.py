@@ -6,15 +6,17 @@ links to it are signed (:mod:`holdfast.ledger.links`).
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import Awaitable, Callable
 from errno import EIO
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 BLOCK_BYTES = 256 * 1024
 """The most that a reader returns at a time."""
+STALE_AFTER_S = 24 * 3600
 
 _KEY = re.compile(r"assets/([0-9a-f]{2})/\1[0-9a-f]{62}\.[a-z0-9]{1,8}\Z")
 
@@ -34,21 +36,31 @@ class StoreFault(OSError):
         super().__init__(EIO, text)
 
 
-class AssetReader(Protocol):
-    """Part of an asset as blocks of bytes; an asynchronous context manager that must be closed."""
+class AssetReader:
+    """Part of an asset as blocks of bytes; an asynchronous context manager that must be closed.
 
-    size_bytes: int
-    """The size of the whole asset, even if only a part is read."""
+    ``read`` returns the next block, which is empty at the end. Not a generator, so that a reader that stops early
+    leaves nothing open.
+    """
 
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    def __init__(self, read: Callable[[], Awaitable[bytes]], close: Callable[[], object] = lambda: None) -> None:
+        self._read = read
+        self._close = close
 
-    async def __anext__(self) -> bytes: ...
+    def __aiter__(self) -> AssetReader:
+        return self
 
-    async def __aenter__(self) -> AssetReader: ...
+    async def __anext__(self) -> bytes:
+        block = await self._read()
+        if not block:
+            raise StopAsyncIteration
+        return block
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    async def __aenter__(self) -> AssetReader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._close()
 
 
 class AssetStore(Protocol):
@@ -83,3 +95,16 @@ def checked_key(key: str) -> str:
     if not _KEY.match(key):
         raise ValueError("the text is not an asset key")
     return key
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Remove files in ``directory`` not written to for a day; creates the folder if it is missing. Blocks.
+
+    Only their age shows that partial files are those of a crash, and not in use.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    oldest = time.time() - STALE_AFTER_S
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 from uuid import uuid4
 
@@ -18,8 +17,8 @@ from holdfast.providers.storage.base import (
     AssetReader,
     asset_key,
     checked_key,
+    clear_leftovers,
 )
-from holdfast.providers.storage.leftovers import clear_leftovers
 
 THREADS_MAX_COUNT = 8
 
@@ -75,7 +74,16 @@ class LocalStore:
             file, size = await trio.to_thread.run_sync(_open, path, start, limiter=self._threads)
         except FileNotFoundError as fault:
             raise AssetMissing(key) from fault
-        return _LocalReader(file, size, max(0, (size if end is None else min(end, size)) - start), self._threads)
+        left = max(0, (size if end is None else min(end, size)) - start)
+
+        async def read() -> bytes:
+            nonlocal left
+            want = min(BLOCK_BYTES, left)
+            block = await trio.to_thread.run_sync(file.read, want, limiter=self._threads) if want else b""
+            left -= len(block)
+            return block
+
+        return AssetReader(read, file.close)
 
     async def delete(self, key: str) -> None:
         """Remove the content; missing content is no fault."""
@@ -84,35 +92,6 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         return self._directory / checked_key(key)
-
-
-class _LocalReader:
-    """Blocks of a file. Not a generator, so that a reader that stops early leaves nothing open."""
-
-    def __init__(self, file: IO[bytes], size_bytes: int, left_bytes: int, threads: trio.CapacityLimiter) -> None:
-        self.size_bytes = size_bytes
-        self._file = file
-        self._left_bytes = left_bytes
-        self._threads = threads
-
-    def __aiter__(self) -> _LocalReader:
-        return self
-
-    async def __anext__(self) -> bytes:
-        want = min(BLOCK_BYTES, self._left_bytes)
-        block = await trio.to_thread.run_sync(self._file.read, want, limiter=self._threads) if want else b""
-        if not block:
-            raise StopAsyncIteration
-        self._left_bytes -= len(block)
-        return block
-
-    async def __aenter__(self) -> _LocalReader:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
 
 
 def _open(path: Path, start: int) -> tuple[IO[bytes], int]:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import obstore
 import trio
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 T = TypeVar("T")
-Ask: TypeAlias = Callable[[int, int], Awaitable[bytes]]
 
 THREADS_MAX_COUNT: Final = 16
 PART_BYTES: Final = 8 * 1024 * 1024
@@ -119,12 +117,12 @@ class S3Store:
     async def open(self, key: str, start: int = 0, end: int | None = None) -> AssetReader:
         """Read bytes ``start`` to before ``end``. Raises :class:`AssetMissing` and :class:`StoreFault`."""
         checked_key(key)
-        stop = start + PIECE_BYTES if end is None else min(end, start + PIECE_BYTES)
+        upto = start + PIECE_BYTES if end is None else min(end, start + PIECE_BYTES)
 
         def first() -> tuple[bytes, int]:
-            if start < stop:
+            if start < upto:
                 try:
-                    found = obstore.get(self._bucket, key, options={"range": (start, stop)})
+                    found = obstore.get(self._bucket, key, options={"range": (start, upto)})
                     return bytes(found.bytes()), found.meta["size"]
                 except exceptions.GenericError as fault:
                     # The server refuses a range beyond the end, such as any range of an empty object.
@@ -132,10 +130,24 @@ class S3Store:
                         raise
             return b"", obstore.head(self._bucket, key)["size"]
 
-        piece, size_bytes = await self._run(first, key=key)
+        found, size_bytes = await self._run(first, key=key)
+        piece = memoryview(found)
         stop = size_bytes if end is None else min(end, size_bytes)
-        ask = partial(self._piece, key)
-        return _PieceReader(ask, piece, size_bytes, start + len(piece), stop)
+        place = start + len(piece)
+
+        async def read() -> bytes:
+            nonlocal piece, place
+            if not piece and place < stop:
+                upto = min(stop, place + PIECE_BYTES)
+                ask = partial(obstore.get_range, self._bucket, key, start=place, end=upto)
+                piece = memoryview(bytes(await self._run(ask, key=key)))
+                if len(piece) != upto - place:
+                    raise StoreFault("the server sent a different part of the object than requested")
+                place = upto
+            block, piece = piece[:BLOCK_BYTES], piece[BLOCK_BYTES:]
+            return bytes(block)
+
+        return AssetReader(read)
 
     async def delete(self, key: str) -> None:
         """Remove the content; missing content is no fault. Raises :class:`StoreFault`."""
@@ -150,12 +162,6 @@ class S3Store:
             "token": None,
             "expires_at": None,
         }
-
-    async def _piece(self, key: str, start: int, stop: int) -> bytes:
-        def ask() -> bytes:
-            return bytes(obstore.get_range(self._bucket, key, start=start, end=stop))
-
-        return await self._run(ask, key=key)
 
     async def _run(self, call: Callable[[], T], *, key: str | None = None) -> T:
         # A cancelled caller need not wait for the server: the call has a timeout and ends by itself.
@@ -206,38 +212,3 @@ def _hash_of(content: bytes | Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as fault:
         raise StoreFault("the file to be stored cannot be read") from fault
-
-
-class _PieceReader:
-    """Blocks of an object, requested a part at a time."""
-
-    def __init__(self, ask: Ask, piece: bytes, size_bytes: int, place: int, stop: int) -> None:
-        self.size_bytes = size_bytes
-        self._ask = ask
-        self._piece = memoryview(piece)
-        self._place = place
-        self._stop = stop
-
-    def __aiter__(self) -> _PieceReader:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._piece:
-            if self._place >= self._stop:
-                raise StopAsyncIteration
-            stop = min(self._stop, self._place + PIECE_BYTES)
-            self._piece = memoryview(await self._ask(self._place, stop))
-            if len(self._piece) != stop - self._place:
-                raise StoreFault("the server sent a different part of the object than requested")
-            self._place = stop
-        block, self._piece = bytes(self._piece[:BLOCK_BYTES]), self._piece[BLOCK_BYTES:]
-        return block
-
-    async def __aenter__(self) -> _PieceReader:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._piece = memoryview(b"")
-        self._place = self._stop
