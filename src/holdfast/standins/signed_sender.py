@@ -7,7 +7,7 @@ import structlog
 import trio
 
 from holdfast.ledger.clock import Now, utc_now
-from holdfast.providers.outbound.tls import tls_context
+from holdfast.providers.outbound.connection_pool import tls_context
 from holdfast.providers.signatures import sign
 from holdfast.traces import trace_header
 

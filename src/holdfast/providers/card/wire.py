@@ -15,8 +15,8 @@ import msgspec
 import stripe
 import trio
 
+from holdfast.providers.outbound.connection_pool import tls_context
 from holdfast.providers.outbound.faults import BodyTooLarge
-from holdfast.providers.outbound.tls import tls_context
 from holdfast.traces import trace_header
 from holdfast.traces.spans import span
 
@@ -58,16 +58,10 @@ class TrioHttp(stripe.HTTPClient):
         self, method: str, url: str, headers: Mapping[str, str], post_data: Any = None
     ) -> tuple[bytes, int, Mapping[str, str]]:
         """Make one exchange. Raises :class:`NoResponse` for anything that is not a response of the provider."""
-        with span("call cardprovider", "client"):
-            return await self._exchange(method, url, headers, post_data)
-
-    async def _exchange(
-        self, method: str, url: str, headers: Mapping[str, str], post_data: Any
-    ) -> tuple[bytes, int, Mapping[str, str]]:
-        sent = {**headers, **trace_header()}
         content = post_data.encode() if isinstance(post_data, str) else post_data
         try:
-            with trio.fail_after(self._timeout_s):
+            with span("call cardprovider", "client"), trio.fail_after(self._timeout_s):
+                sent = {**headers, **trace_header()}
                 async with self._http.stream(method, url, content=content, headers=sent) as answer:
                     body = await _read(answer.aiter_bytes(), ANSWER_MAX_BYTES)
         except (trio.TooSlowError, httpx2.TimeoutException) as fault:

@@ -15,7 +15,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
 from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.media.text import MESSAGE_MAX_CHARS, tidy
-from holdfast.providers.outbound.connection_pool import ConnectionPool, Endpoint, render_request
+from holdfast.providers.outbound.connection_pool import ConnectionPool, Endpoint, render_request, tls_context
 from holdfast.providers.outbound.faults import (
     BodyTooLarge,
     ConnectTimeout,
@@ -24,7 +24,6 @@ from holdfast.providers.outbound.faults import (
     TransportFault,
 )
 from holdfast.providers.outbound.retry_after import parse_retry_after
-from holdfast.providers.outbound.tls import tls_context
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.traces import trace_header
 from holdfast.traces.spans import span

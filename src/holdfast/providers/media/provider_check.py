@@ -15,7 +15,7 @@ import trio
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
 from holdfast.providers.media.base import Accepted, Job, MediaProvider, PollFault, Rejected
 from holdfast.providers.media.predictions import TERMINAL
-from holdfast.providers.outbound.tls import tls_context
+from holdfast.providers.outbound.connection_pool import tls_context
 from holdfast.providers.outbound.urls import parse_url
 
 CHECK_PREFIX: Final = "check_"

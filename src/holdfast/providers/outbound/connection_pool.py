@@ -9,8 +9,10 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Final, NamedTuple
 
+import certifi
 import trio
 
 from holdfast.providers.outbound.faults import (
@@ -48,6 +50,17 @@ Dial = Callable[[Endpoint, str], Awaitable[trio.SocketStream]]
 """Connects, on behalf of a requester. Raises :class:`ConnectTimeout`, and ``OSError`` or its owner's refusal."""
 
 StartTls = Callable[[trio.SocketStream, ssl.SSLContext, str], Awaitable[trio.abc.Stream]]
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Return a context that trusts certifi's bundle alone, not the environment or the system's bundle.
+
+    There is one for all clients, because reading the bundle takes longer than a request.
+    """
+    context = ssl.create_default_context(cafile=certifi.where())
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 async def start_tls(stream: trio.SocketStream, context: ssl.SSLContext, host: str) -> trio.abc.Stream:

@@ -24,10 +24,10 @@ from holdfast.providers.outbound.connection_pool import (
     StartTls,
     render_request,
     start_tls,
+    tls_context,
 )
 from holdfast.providers.outbound.faults import ConnectError, ConnectTimeout, TransportFault
 from holdfast.providers.outbound.name_lookups import NameLookups
-from holdfast.providers.outbound.tls import tls_context
 from holdfast.providers.outbound.urls import Target, parse_url
 
 REDIRECTS_MAX_COUNT = 5

@@ -61,23 +61,9 @@ async def post_event(
     now: Now,
 ) -> DeliveryResponse:
     """Send one attempt on behalf of an account and return its result; errors of the receiver are not raised."""
-    with span("webhook", "client"):
-        sent = {"Content-Type": "application/json", **trace_header(), **headers}
-        return await _post(client, account_id, url, body, sent, timeout_s=timeout_s, now=now)
-
-
-async def _post(
-    client: GuardedClient,
-    account_id: str,
-    url: str,
-    body: bytes,
-    sent: Mapping[str, str],
-    *,
-    timeout_s: float,
-    now: Now,
-) -> DeliveryResponse:
     try:
-        with trio.fail_after(timeout_s):
+        with span("webhook", "client"), trio.fail_after(timeout_s):
+            sent = {"Content-Type": "application/json", **trace_header(), **headers}
             async with client.open(
                 "POST", url, headers=sent, content=body, redirects_max_count=0, requester=account_id
             ) as response:
