@@ -22,11 +22,12 @@ from holdfast.http.pages.subjects import all_views
 from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.samples import Sample
 from holdfast.persistence.records import tables
-from holdfast.supervision.control.messages import KeyList, SampleList
+from holdfast.supervision.control.messages import DescribeKey, KeyList, SampleList
 
 from .conftest import AwayRows, FakeHealth
-from .test_control_calls import PROCESS, summary
+from .test_control_calls import PROCESS, detail, summary
 from .test_event_calls import TASK, plant
+from .test_handled_calls import keep_messages
 from .test_operator_calls import frozen
 
 if TYPE_CHECKING:
@@ -304,6 +305,25 @@ async def test_an_operator_who_may_read_sees_no_action(api: Api) -> None:
     assert "Approve" not in page.text
     refused = await send_form(api, "/ops/reviews/rev_1/approve", reader, reason="I may not")
     assert refused.status_code == 403
+
+
+async def test_pages_show_what_an_actor_handled_and_since_when(api: Api) -> None:
+    browser = await sign_in(api)
+    await api.add_task(api.task(TASK))
+    controls = keep_messages(api)
+    handled = controls.answer
+    controls.answer = lambda command: (
+        detail(command.key, "proc_1") if isinstance(command, DescribeKey) else handled(command)
+    )
+    for path in (f"/ops/accounts/{api.account_id}", f"/ops/tasks/{TASK}", "/ops/actors/accounts/acct_1"):
+        page = await read_page(api, path, browser)
+        for words in ("Recharge", "crashed", "at most the last 10,000", "proc_2", "did not answer", "proc_3"):
+            assert words in page.text, (path, words)
+    other = await read_page(api, f"/ops/accounts/{api.account_id}?source=session", browser)
+    assert "signed in" in other.text
+    assert "Recharge" not in other.text
+    wrong = await read_page(api, f"/ops/accounts/{api.account_id}?source=gossip", browser)
+    assert "Not available" in wrong.text
 
 
 async def test_orders_webhooks_tasks_and_books_are_valid_pages(api: Api) -> None:

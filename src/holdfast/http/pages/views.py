@@ -68,10 +68,17 @@ class Visit:
         assert isinstance(found, reply | Refusal)
         return found
 
-    async def read_list(self, handler: Handler, reply: type[S], filters: Sequence[str] = ()) -> S | Refusal:
+    async def read_list(
+        self,
+        handler: Handler,
+        reply: type[S],
+        filters: Sequence[str] = (),
+        *,
+        path: Mapping[str, str] | None = None,
+    ) -> S | Refusal:
         """Call an endpoint that lists, with the cursor and the filters of the page's own address."""
         query = {name: self.parameter(name) for name in ("cursor", *filters)}
-        return await self.read(handler, reply, query={"limit": ROWS_SHOWN, **query})
+        return await self.read(handler, reply, path=path, query={"limit": ROWS_SHOWN, **query})
 
     async def submit(self, route: Route, *, fields: Mapping[str, str]) -> tuple[msgspec.Struct | Refusal, Headers]:
         """Call an endpoint that changes something, with a form's fields as its body and the path of this request.

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Unpack
 
 import msgspec
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, bindparam, select, text
 
 from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.queries.paging import AccountPageOptions
 from holdfast.persistence.queries.tasks import task_by_id
+from holdfast.persistence.records.tables import accounts
 from holdfast.reports.report import Report
 from holdfast.reports.words import in_words
 
-Source = Literal[
+RowSource = Literal[
     "operation", "task", "progress", "order", "payment_event", "callback", "event", "delivery", "session",
     "api_key", "action", "report",
 ]  # fmt: skip
@@ -32,7 +34,7 @@ class TimeLineEntry(NamedTuple):
 
     at: datetime
     id: str
-    source: Source
+    source: RowSource
     what: str
     subject: str
     text: str | None = None
@@ -94,35 +96,34 @@ def _newest(source: str) -> str:
     where = "" if source.endswith(" and") else "where"
     return (
         f"(select * from ({source} {where} account_id = :account_id) s "
-        "where at >= :since and at < :until and (at, id) < (:before_at, :before_id) "
+        "where (cast(:source as text) is null or source = :source) "
+        "and at >= :since and at < :until and (at, id) < (:before_at, :before_id) "
         "order by at desc, id desc limit :limit)"
     )
 
 
 _ACCOUNT = text(" union all ".join(map(_newest, _OF_ACCOUNT)) + " order by at desc, id desc limit :limit")
 _TASK = text(" union all ".join(f"({source})" for source in _OF_TASK))
+_EXISTS = select(accounts.c.id).where(accounts.c.id == bindparam("account_id"))
 _EARLIEST: Final = datetime.fromisoformat("0001-01-02T00:00:00+00:00")
 _LATEST: Final = datetime.fromisoformat("9999-12-30T00:00:00+00:00")
 
 
 def time_line_of_account(
-    rows: Connection,
-    account_id: str,
-    *,
-    limit: int,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    after: tuple[datetime, str] | None = None,
-) -> list[TimeLineEntry]:
-    """Return up to ``limit`` entries of an account, newest first, that come after the position ``after``."""
-    before_at, before_id = after or (_LATEST, "")
+    rows: Connection, account_id: str, **options: Unpack[AccountPageOptions]
+) -> list[TimeLineEntry] | None:
+    """Return a page of an account's entries, newest first; None if it does not exist. The filter is ``source``."""
+    if rows.scalar(_EXISTS, {"account_id": account_id}) is None:
+        return None
+    before_at, before_id = options.get("after") or (_LATEST, "")
     parameters = {
         "account_id": account_id,
-        "since": since or _EARLIEST,
-        "until": until or _LATEST,
+        "since": options.get("since") or _EARLIEST,
+        "until": options.get("until") or _LATEST,
         "before_at": before_at,
         "before_id": before_id,
-        "limit": limit,
+        "limit": options["limit"],
+        "source": options.get("filters", {}).get("source"),
     }
     return [_entry(TimeLineEntry._make(row)) for row in rows.execute(_ACCOUNT, parameters)]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from holdfast.http.endpoints.operators.accounts.account import AccountDetails, read_account_details
-from holdfast.http.endpoints.operators.accounts.time_lines import TimeLine, read_account_time_line
+from holdfast.http.endpoints.operators.accounts.time_lines import SOURCES, TimeLine, read_account_time_line
 from holdfast.http.endpoints.operators.supervision.actors import read_actor
 from holdfast.http.pages.rendering import Html
-from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
+from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import KeyDescription
 
@@ -20,11 +20,12 @@ async def account(visit: Visit) -> ViewResult:
     found = await visit.read(read_account_details, AccountDetails, path=visit.path)
     if isinstance(found, Refusal) and found.code == "account_not_found":
         return found
-    page = {"cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
     values = {
         "account": found,
         "account_id": account_id,
         "actor": await visit.read(read_actor, KeyDescription, path={"group": "accounts", "key": account_id}),
-        "time_line": await visit.read(read_account_time_line, TimeLine, path=visit.path, query=page),
+        "sources": SOURCES,
+        "source": visit.parameter("source"),
+        "time_line": await visit.read_list(read_account_time_line, TimeLine, ("source",), path=visit.path),
     }
     return Html("account.html", values, is_live=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from holdfast.http.endpoints.operators.accounts.tasks import TaskDetails, read_task_details
-from holdfast.http.endpoints.operators.accounts.time_lines import TimeLine, read_task_time_line
+from holdfast.http.endpoints.operators.accounts.time_lines import SOURCES, TimeLine, read_task_time_line
 from holdfast.http.endpoints.operators.supervision.actors import read_actor
 from holdfast.http.pages.rendering import Html
-from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
+from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import KeyDescription
 
@@ -20,11 +20,12 @@ async def task(visit: Visit) -> ViewResult:
     found = await visit.read(read_task_details, TaskDetails, path=visit.path)
     if isinstance(found, Refusal) and found.code == "task_not_found":
         return found
-    page = {"cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
     values = {
         "details": found,
         "task_id": task_id,
         "actor": await visit.read(read_actor, KeyDescription, path={"group": "tasks", "key": task_id}),
-        "time_line": await visit.read(read_task_time_line, TimeLine, path=visit.path, query=page),
+        "sources": SOURCES,
+        "source": visit.parameter("source"),
+        "time_line": await visit.read_list(read_task_time_line, TimeLine, ("source",), path=visit.path),
     }
     return Html("task.html", values, is_live=True)

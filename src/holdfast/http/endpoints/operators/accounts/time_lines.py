@@ -1,13 +1,20 @@
-"""The time line of one account or one task: everything that is known of it, merged by time."""
+"""The time line of one account or one task: everything that is known of it, merged by time.
+
+Rows come from the database, the messages that its actor handled from the memory of all processes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal, get_args
 
 import msgspec
 
 from holdfast.http.endpoints.operators.accounts.account import account_not_found
+from holdfast.http.endpoints.operators.supervision.messages import Gathered, messages_of
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import Page, Position, Window, cut_page, read_cursor, read_window
-from holdfast.http.kit.parameters import PAGE
+from holdfast.http.kit.listing import Position, Window, cut_page, read_cursor, read_window
+from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.rendering import render
@@ -15,13 +22,18 @@ from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.time_lines import (
-    Source,
+    RowSource,
     TimeLineEntry,
     time_line_of_account,
     time_line_of_task,
 )
+from holdfast.supervision.control.messages import KeptMessages, MessageView
 
 route = RouteTable("Operators")
+
+Source = Literal[RowSource, "message"]
+SOURCES: Final[tuple[str, ...]] = get_args(Source)
+_SOURCE: Final = filter_by("source", "Only entries of this kind.", SOURCES)
 
 
 class TimeLineEntryBody(msgspec.Struct, frozen=True):
@@ -38,53 +50,57 @@ class TimeLineEntryBody(msgspec.Struct, frozen=True):
 
 
 class TimeLine(msgspec.Struct, frozen=True):
-    """A page of a time line, newest first."""
+    """A page of a time line, newest first.
+
+    Messages are in the memory of each process alone: `messages_kept` says since when its record has them all, and
+    `unreachable` names the processes that did not answer.
+    """
 
     data: list[TimeLineEntryBody]
     next_cursor: str | None
+    messages_kept: list[KeptMessages]
+    unreachable: list[str]
 
 
 @route(
     "GET",
     "/ops/api/accounts/{account_id}/timeline",
-    summary="List all that happened to an account: operations, tasks, orders, sign-ins, actions, reports",
+    summary="List all that happened to an account: operations, tasks, orders, messages, sign-ins, actions, reports",
     auth=Auth.OPERATOR_READ,
     reply=TimeLine,
-    parameters=PAGE,
+    parameters=(_SOURCE, *PAGE),
     errors=("account_not_found",),
 )
 async def read_account_time_line(call: Call) -> Outcome:
-    """One read. An account without entries does not exist, since a sign-in has created it."""
+    """One read, and a question to each process."""
     account_id = call.path["account_id"]
-    window = read_window(call.query(), kind="time line")
+    window = read_window(call.query(), kind="time line", filters=(_SOURCE,))
     if isinstance(window, Refusal):
         return window
     after = read_cursor(account_id, window)
     if isinstance(after, Refusal):
         return after
     found = await call.deps.database.read(
-        lambda rows: time_line_of_account(
-            rows, account_id, limit=window.read_max, since=window.since, until=window.until, after=after
-        )
+        lambda rows: time_line_of_account(rows, account_id, **window.options(after))
     )
-    if not found and after is None and window.since is None and window.until is None:
+    if found is None:
         return account_not_found(account_id)
-    return _time_line(cut_page(found, account_id, window, _position))
+    return await _time_line(call, "accounts", account_id, found, window=window, after=after)
 
 
 @route(
     "GET",
     "/ops/api/tasks/{request_id}/timeline",
-    summary="List all that happened to a task: progress, callbacks, operations, deliveries, actions, reports",
+    summary="List all that happened to a task: progress, callbacks, messages, operations, deliveries, reports",
     auth=Auth.OPERATOR_READ,
     reply=TimeLine,
-    parameters=PAGE,
+    parameters=(_SOURCE, *PAGE),
     errors=("task_not_found",),
 )
 async def read_task_time_line(call: Call) -> Outcome:
-    """One read of all entries, of which the page is a part."""
+    """One read of all entries, of which the page is a part, and a question to each process."""
     task_id = call.path["request_id"]
-    window = read_window(call.query(), kind="time line")
+    window = read_window(call.query(), kind="time line", filters=(_SOURCE,))
     if isinstance(window, Refusal):
         return window
     after = read_cursor(task_id, window)
@@ -94,26 +110,38 @@ async def read_task_time_line(call: Call) -> Outcome:
     if found is None:
         return Refusal(code="task_not_found", message=f"The task {shown(task_id)} does not exist.")
     wanted = [entry for entry in found if _is_within(entry, window, after)]
-    return _time_line(cut_page(wanted, task_id, window, _position))
+    return await _time_line(call, "tasks", task_id, wanted, window=window, after=after)
 
 
 def _is_within(entry: TimeLineEntry, window: Window, after: Position | None) -> bool:
     return (
-        (window.since is None or entry.at >= window.since)
+        window.filters.get("source") in (None, entry.source)
+        and (window.since is None or entry.at >= window.since)
         and (window.until is None or entry.at < window.until)
         and (after is None or (entry.at, entry.id) < after)
     )
 
 
-def _position(entry: TimeLineEntry) -> Position:
-    return Position(entry.at, entry.id)
+async def _time_line(
+    call: Call, group: str, key: str, rows: Iterable[TimeLineEntry], *, window: Window, after: Position | None
+) -> TimeLine:
+    """Merge entries of rows with the messages that the actor of a key handled, and return the page."""
+    handled = Gathered([], [], [])
+    if window.filters.get("source") in (None, "message"):
+        handled = await messages_of(call, group, key, window, after)
+    found = [(Position(entry.at, entry.id), _row_body(entry)) for entry in rows]
+    found += [(position, _message_body(message, f"{group}/{key}")) for position, message in handled.messages]
+    found.sort(key=lambda each: each[0], reverse=True)
+    page = cut_page(found, key, window, lambda each: each[0])
+    return TimeLine(
+        data=[body for _, body in page.entries],
+        next_cursor=page.next_cursor,
+        messages_kept=handled.kept,
+        unreachable=handled.unreachable,
+    )
 
 
-def _time_line(page: Page[TimeLineEntry]) -> TimeLine:
-    return TimeLine(data=[_body(entry) for entry in page.entries], next_cursor=page.next_cursor)
-
-
-def _body(entry: TimeLineEntry) -> TimeLineEntryBody:
+def _row_body(entry: TimeLineEntry) -> TimeLineEntryBody:
     amount_micro, balance_micro = entry.amount_micro, entry.balance_micro
     return render(
         TimeLineEntryBody,
@@ -121,3 +149,22 @@ def _body(entry: TimeLineEntry) -> TimeLineEntryBody:
         amount=None if amount_micro is None else format_amount(amount_micro),
         balance=None if balance_micro is None else format_amount(balance_micro),
     )
+
+
+def _message_body(message: MessageView, actor: str) -> TimeLineEntryBody:
+    times = f"waited {_ms(message.waited_s)}, turn {_ms(message.turn_s)}, outcome after {_ms(message.total_s)}"
+    trace = "" if message.trace_id is None else f", request {message.trace_id}"
+    return TimeLineEntryBody(
+        at=message.at,
+        id=message.id,
+        source="message",
+        what=f"{message.message_type} {message.outcome}",
+        subject=actor,
+        text=f"{times}; incarnation {message.incarnation} in {message.member_id}{trace}",
+        amount=None,
+        balance=None,
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f} ms"
