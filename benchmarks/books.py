@@ -28,7 +28,7 @@ from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
 from holdfast.ledger.tasks.provider_updates import on_update
 from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest, accept_task
-from holdfast.ledger.tasks.transitions import ProviderTraits, Step
+from holdfast.ledger.tasks.transitions import Context, ProviderTraits, Step
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.records.accounts import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow, SessionRow
@@ -210,7 +210,7 @@ class Account:
         return self._apply(operation), accept_task(self._state.account_id, request_id, request, self._now)
 
     def _accepted(self, task: Task) -> Task:
-        submitting = _task_after(on_wake(task, self._now, traits=TRAITS, operation_id=""))
+        submitting = _task_after(on_wake(task, Context(self._now, ""), traits=TRAITS))
         return _task_after(on_submitted(submitting, 1, f"{task.request_id}.1", self._now))
 
     def _finish(self, task: Task) -> tuple[Task, Operation, TaskEventRow]:
@@ -225,7 +225,7 @@ class Account:
             status="succeeded",
             outputs=(Output(index=0, url="https://provider.example/1.png", content_type="image/png"),),
         )
-        hosting = _task_after(on_update(self._accepted(task), update, now, operation_id=""))
+        hosting = _task_after(on_update(self._accepted(task), update, Context(now, "")))
         item = OutputItem(
             index=0,
             asset_id=new_id("asset"),
@@ -236,7 +236,7 @@ class Account:
             height=8,
             expires_at=now + timedelta(days=2 * HISTORY_DAYS),
         )
-        step = on_hosted(hosting, 1, hosting.state.hosting.round, (item,), now, operation_id=new_id("op"))
+        step = on_hosted(hosting, 1, hosting.state.hosting.round, (item,), Context(now, new_id("op")))
         settle = step.settle
         assert settle is not None
         operation = decide_capture(

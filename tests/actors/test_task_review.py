@@ -28,7 +28,7 @@ from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
-from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
+from holdfast.ledger.tasks.transitions import Context, HostingFailure, ProviderTraits
 from holdfast.persistence.journal.units import Fence
 from holdfast.persistence.queries.loading import RowMissing
 from holdfast.persistence.records.tasks import TaskEventRow
@@ -54,7 +54,7 @@ def running_task() -> Task:
         ),
         NOON,
     )
-    submitted = on_wake(task, NOON, traits=TRAITS, operation_id="op_1").task
+    submitted = on_wake(task, Context(NOON, "op_1"), traits=TRAITS).task
     assert submitted is not None
     taken = on_submitted(submitted, 1, "job_1", NOON).task
     assert taken is not None

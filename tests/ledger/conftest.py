@@ -27,7 +27,7 @@ from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate, ReportedUsage
 from holdfast.ledger.tasks.provider_updates import on_update
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
-from holdfast.ledger.tasks.transitions import ProviderTraits
+from holdfast.ledger.tasks.transitions import Context, ProviderTraits
 from holdfast.providers.card.events import parse_card_event
 
 from .task_steps import MakeTask, MakeUpdate, at, task_after
@@ -112,7 +112,7 @@ def make_acked(make_task: Callable[..., Task], traits: ProviderTraits) -> Callab
     """Build a task whose first attempt the provider accepted a second after noon."""
 
     def make(**options: Any) -> Task:
-        sent = on_wake(make_task(**options), NOON, traits=traits, operation_id="op_1").task
+        sent = on_wake(make_task(**options), Context(NOON, "op_1"), traits=traits).task
         assert sent is not None
         acked = on_submitted(sent, 1, "job-1", NOON + timedelta(seconds=1)).task
         assert acked is not None
@@ -327,10 +327,7 @@ def make_hosting(make_acked: MakeTask, make_update: MakeUpdate) -> MakeTask:
         task = make_acked(**options)
         return task_after(
             on_update(
-                task,
-                make_update("succeeded", output_count=output_count, usage=usage),
-                at(task, 5),
-                operation_id="op_1",
+                task, make_update("succeeded", output_count=output_count, usage=usage), Context(at(task, 5), "op_1")
             )
         )
 

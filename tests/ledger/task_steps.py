@@ -10,7 +10,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.task import OutputItem, Task
-from holdfast.ledger.tasks.transitions import HostingFailure, Step
+from holdfast.ledger.tasks.transitions import Context, HostingFailure, Step
 
 MakeTask = Callable[..., Task]
 
@@ -45,4 +45,4 @@ def lost(position: int) -> HostingFailure:
 
 
 def host(task: Task, *results: OutputItem | HostingFailure, seconds: float = 8) -> Step:
-    return on_hosted(task, 1, task.state.hosting.round, results, at(task, seconds), operation_id="op_cap")
+    return on_hosted(task, 1, task.state.hosting.round, results, Context(at(task, seconds), "op_cap"))

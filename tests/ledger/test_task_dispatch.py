@@ -14,7 +14,7 @@ from holdfast.ledger.tasks.dispatch import on_submit_failed, on_submitted
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState
-from holdfast.ledger.tasks.transitions import CancelJob, PollJob, ProviderTraits, Step, SubmitJob
+from holdfast.ledger.tasks.transitions import CancelJob, Context, PollJob, ProviderTraits, Step, SubmitJob
 
 MakeTask = Callable[..., Task]
 MakeUpdate = Callable[..., ProviderUpdate]
@@ -32,7 +32,7 @@ def task_after(step: Step | Refusal) -> Task:
 
 
 def wake(task: Task, now: datetime, traits: ProviderTraits) -> Step:
-    return on_wake(task, now, traits=traits, operation_id="op_1")
+    return on_wake(task, Context(now, "op_1"), traits=traits)
 
 
 def test_a_new_task_is_queued_and_due_at_once(make_task: MakeTask, noon: datetime) -> None:
@@ -92,10 +92,10 @@ def test_a_callback_resolves_an_ambiguous_submit(
     make_task: MakeTask, make_update: MakeUpdate, noon: datetime
 ) -> None:
     sent = task_after(wake(make_task(), noon, ONE_SHOT))
-    doubt = task_after(on_submit_failed(sent, 1, "ambiguous", "read timed out", at(noon, 9), operation_id="op_1"))
+    doubt = task_after(on_submit_failed(sent, 1, "ambiguous", "read timed out", Context(at(noon, 9), "op_1")))
     assert doubt.state.dispatch == "ambiguous"
     updated = task_after(
-        on_update(doubt, make_update("processing", provider_ref="job-1"), at(noon, 20), operation_id="op_1")
+        on_update(doubt, make_update("processing", provider_ref="job-1"), Context(at(noon, 20), "op_1"))
     )
     assert (updated.status, updated.state.dispatch, updated.state.provider_ref) == ("processing", "acked", "job-1")
     assert updated.state.run_deadline_at == at(noon, 20 + 900)
@@ -113,7 +113,7 @@ def test_a_submit_that_was_not_sent_is_retried_until_the_deadline(
         if step.effects:
             assert step.effects == (SubmitJob("task_01", 1),)
             tries += 1
-            recorded = on_submit_failed(task, 1, outcome, "no route", now, operation_id="op_1")  # type: ignore[arg-type]  # a parameter
+            recorded = on_submit_failed(task, 1, outcome, "no route", Context(now, "op_1"))  # type: ignore[arg-type]  # a parameter
             task = task_after(recorded)
             assert not task.dispatched
     assert now == at(noon, 60)
@@ -125,9 +125,9 @@ def test_an_ambiguous_attempt_stays_in_doubt_after_an_unsent_retry(
     make_task: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
     task = task_after(wake(make_task(), noon, traits))
-    task = task_after(on_submit_failed(task, 1, "ambiguous", "timeout", at(noon, 1), operation_id="op_1"))
+    task = task_after(on_submit_failed(task, 1, "ambiguous", "timeout", Context(at(noon, 1), "op_1")))
     task = task_after(wake(task, at(noon, 10), traits))
-    task = task_after(on_submit_failed(task, 1, "not_sent", "refused", at(noon, 11), operation_id="op_1"))
+    task = task_after(on_submit_failed(task, 1, "not_sent", "refused", Context(at(noon, 11), "op_1")))
     assert (task.state.dispatch, task.dispatched) == ("ambiguous", True)
     assert (task_after(wake(task, at(noon, 60), traits)).state.error or "").startswith("submit_ambiguous: ")
 
@@ -135,7 +135,7 @@ def test_an_ambiguous_attempt_stays_in_doubt_after_an_unsent_retry(
 def test_a_rejected_job_fails_and_releases(make_task: MakeTask, noon: datetime, traits: ProviderTraits) -> None:
     sent = task_after(wake(make_task(), noon, traits))
     step = on_submit_failed(
-        sent, 1, "rejected", "size too big", at(noon, 1), operation_id="op_9", error_code="invalid_upstream_input"
+        sent, 1, "rejected", "size too big", Context(at(noon, 1), "op_9"), error_code="invalid_upstream_input"
     )
     task = task_after(step)
     assert (task.status, task.state.error) == ("failed", "invalid_upstream_input: size too big")
@@ -167,8 +167,8 @@ def test_a_job_known_only_from_a_callback_is_polled_by_our_name(
     make_task: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
     sent = task_after(wake(make_task(), noon, traits))
-    doubt = task_after(on_submit_failed(sent, 1, "ambiguous", "no answer", at(noon, 1), operation_id="op_1"))
-    task = task_after(on_update(doubt, make_update("processing"), at(noon, 2), operation_id="op_1"))
+    doubt = task_after(on_submit_failed(sent, 1, "ambiguous", "no answer", Context(at(noon, 1), "op_1")))
+    task = task_after(on_update(doubt, make_update("processing"), Context(at(noon, 2), "op_1")))
     assert (task.state.dispatch, task.state.provider_ref, task.wake_at) == ("acked", None, at(noon, 32))
     step = wake(task, at(noon, 32), traits)
     assert step.effects == (PollJob("task_01", 1, None),)
@@ -181,20 +181,20 @@ def test_a_job_with_an_unknown_provider_name_waits_for_updates(
     make_task: MakeTask, make_update: MakeUpdate, noon: datetime
 ) -> None:
     sent = task_after(wake(make_task(), noon, ONE_SHOT))
-    doubt = task_after(on_submit_failed(sent, 1, "ambiguous", "no answer", at(noon, 1), operation_id="op_1"))
-    task = task_after(on_update(doubt, make_update("processing"), at(noon, 2), operation_id="op_1"))
+    doubt = task_after(on_submit_failed(sent, 1, "ambiguous", "no answer", Context(at(noon, 1), "op_1")))
+    task = task_after(on_update(doubt, make_update("processing"), Context(at(noon, 2), "op_1")))
     step = wake(task, at(noon, 32), ONE_SHOT)
     assert step.effects == ()
     assert task_after(step).wake_at == at(noon, 2 + 900)
 
 
 def test_an_update_postpones_the_poll(make_acked: MakeTask, make_update: MakeUpdate, noon: datetime) -> None:
-    updated = task_after(on_update(make_acked(), make_update("processing"), at(noon, 25), operation_id="op_1"))
+    updated = task_after(on_update(make_acked(), make_update("processing"), Context(at(noon, 25), "op_1")))
     assert updated.wake_at == at(noon, 55)
 
 
 def test_jitter_spreads_polls(make_acked: MakeTask, noon: datetime, traits: ProviderTraits) -> None:
-    step = on_wake(make_acked(), at(noon, 31), traits=traits, operation_id="op_1", jitter=1.0)
+    step = on_wake(make_acked(), Context(at(noon, 31), "op_1", 1.0), traits=traits)
     assert task_after(step).wake_at == at(noon, 31 + 37.5)
 
 
@@ -203,8 +203,8 @@ def test_a_poll_without_changes_is_not_recorded(
 ) -> None:
     task = task_after(wake(make_acked(), at(noon, 31), traits))
     update = make_update("processing", source="poll", percent=10)
-    task = task_after(on_poll(task, update, at(noon, 32), attempt=1, traits=traits, operation_id="op_1"))
-    again = on_poll(task, update, at(noon, 62), attempt=1, traits=traits, operation_id="op_1")
+    task = task_after(on_poll(task, update, Context(at(noon, 32), "op_1"), attempt=1, traits=traits))
+    again = on_poll(task, update, Context(at(noon, 62), "op_1"), attempt=1, traits=traits)
     assert again == Step(task=None, verdict="duplicate")
 
 
@@ -213,7 +213,7 @@ def test_a_lost_callback_is_found_by_polling(
 ) -> None:
     task = task_after(wake(make_acked(), at(noon, 31), traits))
     update = make_update("succeeded", source="poll", output_count=4)
-    step = on_poll(task, update, at(noon, 32), attempt=1, traits=traits, operation_id="op_1")
+    step = on_poll(task, update, Context(at(noon, 32), "op_1"), attempt=1, traits=traits)
     assert task_after(step).state.hosting.status == "transferring"
     assert task_after(step).state.progress[-1].source_ref == "poll:1"
 
@@ -247,7 +247,7 @@ def test_the_last_poll_is_final(
 ) -> None:
     task = task_after(wake(make_acked(), at(noon, 901), traits))
     update = None if answer == "unknown" else make_update(answer, source="poll", percent=99)
-    step = on_poll(task, update, at(noon, 902), attempt=1, traits=traits, operation_id="op_1")
+    step = on_poll(task, update, Context(at(noon, 902), "op_1"), attempt=1, traits=traits)
     assert task_after(step).status == "failed"
     assert (task_after(step).state.error or "").startswith("provider_timeout: ")
     assert step.settle is not None
@@ -258,7 +258,7 @@ def test_a_success_in_the_last_poll_counts(
 ) -> None:
     task = task_after(wake(make_acked(), at(noon, 901), traits))
     update = make_update("succeeded", source="poll", output_count=4)
-    step = on_poll(task, update, at(noon, 902), attempt=1, traits=traits, operation_id="op_1")
+    step = on_poll(task, update, Context(at(noon, 902), "op_1"), attempt=1, traits=traits)
     assert (task_after(step).status, task_after(step).state.hosting.status) == ("processing", "transferring")
 
 
@@ -272,20 +272,18 @@ def test_a_deadline_without_polling_fails_at_once(make_acked: MakeTask, noon: da
 def test_a_lost_job_is_submitted_again_and_its_callbacks_are_stale(
     make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
-    task = task_after(
-        on_update(make_acked(), make_update("processing", percent=40), at(noon, 5), operation_id="op_1")
-    )
+    task = task_after(on_update(make_acked(), make_update("processing", percent=40), Context(at(noon, 5), "op_1")))
     task = task_after(wake(task, at(noon, 35), traits))
-    step = on_poll(task, None, at(noon, 36), attempt=1, traits=traits, operation_id="op_1")
+    step = on_poll(task, None, Context(at(noon, 36), "op_1"), attempt=1, traits=traits)
     task = task_after(step)
     assert step.effects == (SubmitJob("task_01", 2),)
     assert (task.status, task.state.attempt, task.state.provider_ref) == ("processing", 2, None)
-    stale = on_update(task, make_update("succeeded", output_count=4), at(noon, 37), operation_id="op_1")
+    stale = on_update(task, make_update("succeeded", output_count=4), Context(at(noon, 37), "op_1"))
     assert stale.verdict == "stale"
     assert stale.settle is None
     assert task_after(stale).state.progress[-1].status == "stale"
     assert task_after(stale).state.hosting.status == "pending"
-    old_poll = on_poll(task_after(stale), None, at(noon, 38), attempt=1, traits=traits, operation_id="op_1")
+    old_poll = on_poll(task_after(stale), None, Context(at(noon, 38), "op_1"), attempt=1, traits=traits)
     assert old_poll == Step(task=None, verdict="stale")
 
 
@@ -293,8 +291,8 @@ def test_a_running_job_of_an_earlier_attempt_is_canceled(
     make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
     task = task_after(wake(make_acked(), at(noon, 31), traits))
-    task = task_after(on_poll(task, None, at(noon, 32), attempt=1, traits=traits, operation_id="op_1"))
-    step = on_update(task, make_update("processing", provider_ref="job-1"), at(noon, 33), operation_id="op_1")
+    task = task_after(on_poll(task, None, Context(at(noon, 32), "op_1"), attempt=1, traits=traits))
+    step = on_update(task, make_update("processing", provider_ref="job-1"), Context(at(noon, 33), "op_1"))
     assert step.effects == (CancelJob("task_01", 1, "job-1"),)
 
 
@@ -306,7 +304,7 @@ def test_a_task_fails_after_its_job_was_lost_several_times(
         assert task.wake_at is not None
         task = task_after(wake(task, task.wake_at, traits))
         assert task.wake_at is not None
-        step = on_poll(task, None, task.wake_at, attempt=attempt, traits=traits, operation_id="op_1")
+        step = on_poll(task, None, Context(task.wake_at, "op_1"), attempt=attempt, traits=traits)
         task = task_after(step)
         if attempt < 3:
             task = task_after(on_submitted(task, attempt + 1, f"job-{attempt + 1}", task.updated_at))
@@ -316,12 +314,12 @@ def test_a_task_fails_after_its_job_was_lost_several_times(
 
 def test_an_unknown_job_waits_for_the_deadline_if_not_idempotent(make_acked: MakeTask, noon: datetime) -> None:
     task = task_after(wake(make_acked(), at(noon, 31), ONE_SHOT))
-    step = on_poll(task, None, at(noon, 32), attempt=1, traits=ONE_SHOT, operation_id="op_1")
+    step = on_poll(task, None, Context(at(noon, 32), "op_1"), attempt=1, traits=ONE_SHOT)
     assert step == Step(task=None, verdict="ignored")
 
 
 def test_canceling_before_dispatch_never_calls_the_provider(make_task: MakeTask, noon: datetime) -> None:
-    step = on_cancel(make_task(), at(noon, 1), operation_id="op_c")
+    step = on_cancel(make_task(), Context(at(noon, 1), "op_c"))
     task = task_after(step)
     assert isinstance(step, Step)
     assert (task.status, step.effects, task.wake_at) == ("canceled", (), None)
@@ -335,12 +333,12 @@ def test_canceling_cancels_the_current_attempts_job(
     make_acked: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
     task = task_after(wake(make_acked(), at(noon, 31), traits))
-    task = task_after(on_poll(task, None, at(noon, 32), attempt=1, traits=traits, operation_id="op_1"))
-    undispatched = on_cancel(task, at(noon, 33), operation_id="op_c")
+    task = task_after(on_poll(task, None, Context(at(noon, 32), "op_1"), attempt=1, traits=traits))
+    undispatched = on_cancel(task, Context(at(noon, 33), "op_c"))
     assert isinstance(undispatched, Step)
     assert undispatched.effects == ()
     task = task_after(on_submitted(task, 2, "job-2", at(noon, 33)))
-    step = on_cancel(task, at(noon, 34), operation_id="op_c")
+    step = on_cancel(task, Context(at(noon, 34), "op_c"))
     assert isinstance(step, Step)
     assert step.effects == (CancelJob("task_01", 2, "job-2"),)
 
@@ -349,7 +347,7 @@ def test_a_job_accepted_after_the_cancel_is_canceled_once(
     make_task: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
     sent = task_after(wake(make_task(), noon, traits))
-    canceled = task_after(on_cancel(sent, at(noon, 1), operation_id="op_c"))
+    canceled = task_after(on_cancel(sent, Context(at(noon, 1), "op_c")))
     step = on_submitted(canceled, 1, "job-1", at(noon, 2))
     assert (step.verdict, step.effects) == ("late", (CancelJob("task_01", 1, "job-1"),))
     assert task_after(step).status == "canceled"
@@ -359,13 +357,13 @@ def test_a_job_accepted_after_the_cancel_is_canceled_once(
 
 
 def test_canceling_twice_is_one_cancel(make_acked: MakeTask, noon: datetime) -> None:
-    canceled = task_after(on_cancel(make_acked(), at(noon, 1), operation_id="op_c"))
-    assert on_cancel(canceled, at(noon, 2), operation_id="op_d") == Step(task=None, verdict="duplicate")
+    canceled = task_after(on_cancel(make_acked(), Context(at(noon, 1), "op_c")))
+    assert on_cancel(canceled, Context(at(noon, 2), "op_d")) == Step(task=None, verdict="duplicate")
 
 
 def test_a_failed_task_cannot_be_canceled(make_acked: MakeTask, make_update: MakeUpdate, noon: datetime) -> None:
-    failed = task_after(on_update(make_acked(), make_update("failed"), at(noon, 2), operation_id="op_1"))
-    refusal = on_cancel(failed, at(noon, 3), operation_id="op_c")
+    failed = task_after(on_update(make_acked(), make_update("failed"), Context(at(noon, 2), "op_1")))
+    refusal = on_cancel(failed, Context(at(noon, 3), "op_c"))
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.final) == ("task_already_terminal", True)
 
@@ -381,10 +379,10 @@ def test_the_overall_deadline_fails_a_task_that_was_never_submitted(
 def test_answers_after_the_end_change_nothing(
     make_acked: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
-    ended = task_after(on_update(make_acked(), make_update("failed"), at(noon, 2), operation_id="op_1"))
+    ended = task_after(on_update(make_acked(), make_update("failed"), Context(at(noon, 2), "op_1")))
     late = Step(task=None, verdict="late")
-    assert on_submit_failed(ended, 1, "rejected", "no", at(noon, 3), operation_id="op_2") == late
-    assert on_poll(ended, None, at(noon, 3), attempt=1, traits=traits, operation_id="op_2") == late
+    assert on_submit_failed(ended, 1, "rejected", "no", Context(at(noon, 3), "op_2")) == late
+    assert on_poll(ended, None, Context(at(noon, 3), "op_2"), attempt=1, traits=traits) == late
     assert wake(ended, at(noon, 9999), traits).verdict == "ignored"
 
 
@@ -393,7 +391,7 @@ def test_a_recovered_job_is_polled_at_once(make_acked: MakeTask, noon: datetime,
     soon = at(noon, 2)
 
     assert wake(task, soon, traits).verdict == "ignored"
-    step = on_wake(task, soon, traits=traits, operation_id="op_1", recovering=True)
+    step = on_wake(task, Context(soon, "op_1"), traits=traits, recovering=True)
 
     assert [type(effect) for effect in step.effects] == [PollJob]
 
@@ -404,10 +402,10 @@ def test_a_recovered_submit_is_repeated_only_if_idempotent(
     sent = task_after(wake(make_task(), noon, traits))
     soon = at(noon, 2)
 
-    again = on_wake(sent, soon, traits=traits, operation_id="op_1", recovering=True)
+    again = on_wake(sent, Context(soon, "op_1"), traits=traits, recovering=True)
     assert again.effects == (SubmitJob(sent.request_id, sent.state.attempt),)
 
-    once = on_wake(sent, soon, traits=ONE_SHOT, operation_id="op_1", recovering=True)
+    once = on_wake(sent, Context(soon, "op_1"), traits=ONE_SHOT, recovering=True)
     assert once.effects == ()
 
 
@@ -415,8 +413,8 @@ def test_recovery_does_not_shorten_the_pause_before_a_submit(
     make_task: MakeTask, noon: datetime, traits: ProviderTraits
 ) -> None:
     sent = task_after(wake(make_task(), noon, traits))
-    refused = task_after(on_submit_failed(sent, 1, "not_sent", "unreachable", noon, operation_id="op_1"))
+    refused = task_after(on_submit_failed(sent, 1, "not_sent", "unreachable", Context(noon, "op_1")))
 
-    step = on_wake(refused, at(noon, 0.1), traits=traits, operation_id="op_1", recovering=True)
+    step = on_wake(refused, Context(at(noon, 0.1), "op_1"), traits=traits, recovering=True)
 
     assert step.verdict == "ignored"

@@ -20,6 +20,7 @@ from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.provider_updates import on_update
 from holdfast.ledger.tasks.task import OutputItem, Task
+from holdfast.ledger.tasks.transitions import Context
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S, Rotation, signing, webhook_secret
 
 MakeTask = Callable[..., Task]
@@ -46,9 +47,7 @@ def stored(task: Task, *, seconds: float) -> Task:
         )
         for n in range(len(task.state.hosting.wanted))
     )
-    return task_after(
-        on_hosted(task, 1, 1, results, task.created_at + timedelta(seconds=seconds), operation_id="op_1")
-    )
+    return task_after(on_hosted(task, 1, 1, results, Context(task.created_at + timedelta(seconds=seconds), "op_1")))
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def hosted(make_acked: MakeTask, make_update: Callable[..., Any]) -> Callable[..
         task = make_acked(webhook_url=url, hosting=Hosting(mode="passthrough" if passthrough else "rehost"))
         task = msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, webhook_events=kinds))
         update = make_update("succeeded", output_count=4)
-        updated = task_after(on_update(task, update, task.created_at + timedelta(seconds=20), operation_id="op_1"))
+        updated = task_after(on_update(task, update, Context(task.created_at + timedelta(seconds=20), "op_1")))
         return (task, updated) if passthrough else (updated, stored(updated, seconds=21))
 
     return make
@@ -70,10 +69,10 @@ def test_exactly_the_changes_of_status_are_events(make_acked: MakeTask, make_upd
     request = msgspec.structs.replace(queued.request, webhook_events=EVENT_KINDS)
     queued = msgspec.structs.replace(queued, request=request)
     at = queued.created_at + timedelta(seconds=9)
-    running = task_after(on_update(queued, make_update("processing", percent=1), at, operation_id="op_1"))
-    further = task_after(on_update(running, make_update("processing", percent=50), at, operation_id="op_1"))
-    failed = task_after(on_update(further, make_update("failed"), at, operation_id="op_1"))
-    canceled = task_after(on_cancel(further, at, operation_id="op_1"))
+    running = task_after(on_update(queued, make_update("processing", percent=1), Context(at, "op_1")))
+    further = task_after(on_update(running, make_update("processing", percent=50), Context(at, "op_1")))
+    failed = task_after(on_update(further, make_update("failed"), Context(at, "op_1")))
+    canceled = task_after(on_cancel(further, Context(at, "op_1")))
     assert events_of(queued, running) == ("task.processing",)
     assert events_of(running, further) == ()
     assert events_of(further, failed) == ("task.failed",)
@@ -109,9 +108,9 @@ def test_only_subscribed_events_are_sent_and_processing_is_opt_in(
     for url, cancels in ((None, ()), (URL, ("task.canceled",))):
         task = make_acked(webhook_url=url)
         at = task.created_at + timedelta(seconds=9)
-        running = task_after(on_update(task, make_update("processing"), at, operation_id="op_1"))
+        running = task_after(on_update(task, make_update("processing"), Context(at, "op_1")))
         assert events_of(task, running) == ()
-        assert events_of(running, task_after(on_cancel(running, at, operation_id="op_1"))) == cancels
+        assert events_of(running, task_after(on_cancel(running, Context(at, "op_1")))) == cancels
 
 
 def test_an_assets_event_can_be_delivered_after_it_was_given_up(

@@ -26,6 +26,7 @@ from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import (
     CancelJob,
+    Context,
     Effect,
     HostingFailure,
     HostOutputs,
@@ -205,7 +206,7 @@ class TaskLife(RuleBasedStateMachine):
                 status="succeeded",
                 outputs=tuple(Output(index=n, url=f"https://p.test/{n}") for n in range(output_count)),
             )
-            self.take(on_update(self.task, update, self.now, operation_id=self.operation_id()))
+            self.take(on_update(self.task, update, Context(self.now, self.operation_id())))
 
     @property
     def task(self) -> Task:
@@ -221,7 +222,7 @@ class TaskLife(RuleBasedStateMachine):
         self.todo.extend(step.effects)
 
     def take_wake(self, jitter: float) -> Step:
-        return on_wake(self.task, self.now, traits=self.traits, operation_id=self.operation_id(), jitter=jitter)
+        return on_wake(self.task, Context(self.now, self.operation_id(), jitter), traits=self.traits)
 
     @rule(seconds=st.sampled_from([0.2, 1, 5, 20, 40, 400]))
     def time_passes(self, seconds: float) -> None:
@@ -258,9 +259,7 @@ class TaskLife(RuleBasedStateMachine):
             case PollJob(attempt=attempt):
                 update = data.draw(st.one_of(st.none(), self._update(attempt=st.just(attempt), source="poll")))
                 op = self.operation_id()
-                self.take(
-                    on_poll(self.task, update, self.now, attempt=attempt, traits=self.traits, operation_id=op)
-                )
+                self.take(on_poll(self.task, update, Context(self.now, op), attempt=attempt, traits=self.traits))
             case CancelJob(attempt=attempt):
                 self.take(on_cancel_answered(self.task, attempt, "requested", self.now))
             case HostOutputs(attempt=attempt, round=number, outputs=outputs):
@@ -279,7 +278,7 @@ class TaskLife(RuleBasedStateMachine):
         if answer in {"not_sent", "busy"}:
             self.auditor.maybe_sent.discard(attempt)
         op = self.operation_id()
-        self.take(on_submit_failed(self.task, attempt, answer, "x", self.now, operation_id=op))
+        self.take(on_submit_failed(self.task, attempt, answer, "x", Context(self.now, op)))
 
     def _store(self, position: int, data: st.DataObject) -> OutputItem | HostingFailure:
         fate = data.draw(st.sampled_from(["stored"] * 6 + ["retryable", "lost"]))
@@ -300,7 +299,7 @@ class TaskLife(RuleBasedStateMachine):
         )
 
     def _hosted(self, attempt: int, number: int, results: tuple[OutputItem | HostingFailure, ...]) -> None:
-        self.take(on_hosted(self.task, attempt, number, results, self.now, operation_id=self.operation_id()))
+        self.take(on_hosted(self.task, attempt, number, results, Context(self.now, self.operation_id())))
 
     def _update(
         self, *, attempt: st.SearchStrategy[int], source: Literal["callback", "poll"]
@@ -334,23 +333,23 @@ class TaskLife(RuleBasedStateMachine):
         attempts = st.sampled_from([current] * 6 + [max(0, current - 1), current + 1])
         update = data.draw(self._update(attempt=attempts, source="callback"))
         self.sent_updates.append(update)
-        self.take(on_update(self.task, update, self.now, operation_id=self.operation_id()))
+        self.take(on_update(self.task, update, Context(self.now, self.operation_id())))
 
     @precondition(lambda self: self.sent_updates)
     @rule(data=st.data())
     def a_callback_comes_again(self, data: st.DataObject) -> None:
         update = data.draw(st.sampled_from(self.sent_updates))
-        self.take(on_update(self.task, update, self.now, operation_id=self.operation_id()))
+        self.take(on_update(self.task, update, Context(self.now, self.operation_id())))
 
     @rule(certain=st.sampled_from([False] * 5 + [True]))
     def the_owner_cancels(self, certain: bool) -> None:
         if certain:
-            self.take(on_cancel(self.task, self.now, operation_id=self.operation_id()))
+            self.take(on_cancel(self.task, Context(self.now, self.operation_id())))
 
     @precondition(lambda self: self.task.status == "review")
     @rule(approve=st.booleans())
     def an_operator_decides(self, approve: bool) -> None:
-        self.take(on_review(self.task, approve, self.now, operation_id=self.operation_id()))
+        self.take(on_review(self.task, approve, Context(self.now, self.operation_id())))
 
     def teardown(self) -> None:
         if not hasattr(self, "auditor"):

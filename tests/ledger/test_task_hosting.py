@@ -14,7 +14,7 @@ from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.provider_update import Output, ReportedUsage
 from holdfast.ledger.tasks.provider_updates import on_update
 from holdfast.ledger.tasks.task import OutputItem, Task
-from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs, ProviderTraits, Step
+from holdfast.ledger.tasks.transitions import Context, HostingFailure, HostOutputs, ProviderTraits, Step
 
 from .task_steps import MakeTask, MakeUpdate, at, host, lost, stored, task_after
 
@@ -47,7 +47,7 @@ def test_outputs_may_be_stored_over_several_rounds(make_hosting: MakeTask, trait
     assert (task.status, step.settle, len(task.state.output)) == ("processing", None, 2)
     assert task.state.hosting.error == "hosting_failed: connection reset"
     assert task.wake_at == at(task, 10)
-    again = on_wake(task, at(task, 10), traits=traits, operation_id="op_1")
+    again = on_wake(task, Context(at(task, 10), "op_1"), traits=traits)
     assert isinstance(again.effects[0], HostOutputs)
     assert [output.index for output in again.effects[0].outputs] == [1, 3]
     done = host(task_after(again), stored(3), stored(1), seconds=12)
@@ -125,8 +125,8 @@ def test_unstorable_outputs_go_to_review_and_lapse(make_hosting: MakeTask, trait
     assert (task.state.review.reason, task.state.review.case_id) == ("hosting_failed", "rev_01")
     assert task.state.error == "hosting_failed: 404 from [url]"
     assert task.wake_at == at(task, 8 + 24 * 3600)
-    assert on_wake(task, at(task, 900), traits=traits, operation_id="op_r").verdict == "ignored"
-    lapsed = on_wake(task, task.wake_at, traits=traits, operation_id="op_r")
+    assert on_wake(task, Context(at(task, 900), "op_r"), traits=traits).verdict == "ignored"
+    lapsed = on_wake(task, Context(task.wake_at, "op_r"), traits=traits)
     assert task_after(lapsed).status == "failed"
     assert lapsed.settle is not None
     assert lapsed.settle.kind == "release"
@@ -143,7 +143,7 @@ def test_an_unreliable_store_is_tried_five_times(make_hosting: MakeTask, traits:
         if task.status == "processing":
             assert task.wake_at is not None
             seconds = (task.wake_at - task.created_at).total_seconds()
-            step = on_wake(task, task.wake_at, traits=traits, operation_id="op_1")
+            step = on_wake(task, Context(task.wake_at, "op_1"), traits=traits)
             assert [type(effect) for effect in step.effects] == [HostOutputs]
             task = task_after(step)
     assert (rounds, task.status) == (5, "review")
@@ -153,7 +153,7 @@ def test_results_after_a_rounds_timeout_are_stored_without_another_try(
     make_hosting: MakeTask, traits: ProviderTraits
 ) -> None:
     task = task_after(
-        on_wake(make_hosting(output_count=2), at(make_hosting(), 1205), traits=traits, operation_id="op_1")
+        on_wake(make_hosting(output_count=2), Context(at(make_hosting(), 1205), "op_1"), traits=traits)
     )
     assert (task.state.hosting.tries, task.state.hosting.deadline_at) == (1, None)
     late = task_after(host(task, stored(0), retryable(1), seconds=1206))
@@ -166,9 +166,9 @@ def test_the_last_try_delivers_what_is_stored(make_hosting: MakeTask, traits: Pr
     task = task_after(host(make_hosting(output_count=2, units=2), stored(0), retryable(1)))
     for _ in range(4):
         assert task.wake_at is not None
-        task = task_after(on_wake(task, task.wake_at, traits=traits, operation_id="op_1"))
+        task = task_after(on_wake(task, Context(task.wake_at, "op_1"), traits=traits))
         task = task_after(
-            on_hosted(task, 1, task.state.hosting.round, (retryable(1),), task.updated_at, operation_id="op_cap")
+            on_hosted(task, 1, task.state.hosting.round, (retryable(1),), Context(task.updated_at, "op_cap"))
         )
     assert (task.status, task.state.error, task.state.cost_micro) == ("succeeded", "partial: 1 of 2", 60_000)
 
@@ -177,12 +177,12 @@ def test_hosting_cut_short_by_a_crash_is_resumed_and_bounded(
     make_hosting: MakeTask, traits: ProviderTraits
 ) -> None:
     task = make_hosting(output_count=1, units=1)
-    resumed = on_wake(task, at(task, 65), traits=traits, operation_id="op_1")
+    resumed = on_wake(task, Context(at(task, 65), "op_1"), traits=traits)
     assert [type(effect) for effect in resumed.effects] == [HostOutputs]
     task, wakes = task_after(resumed), 1
     while task.status == "processing":
         assert task.wake_at is not None
-        task = task_after(on_wake(task, task.wake_at, traits=traits, operation_id="op_1"))
+        task = task_after(on_wake(task, Context(task.wake_at, "op_1"), traits=traits))
         wakes += 1
     assert task.status == "review"
     assert wakes < 50
@@ -193,12 +193,12 @@ def test_repeated_results_count_once(make_hosting: MakeTask) -> None:
     assert host(task, stored(0), seconds=9) == Step(task=None, verdict="duplicate")
     done = task_after(host(task, stored(1), stored(2), stored(3), seconds=9))
     assert host(done, stored(1), seconds=10) == Step(task=None, verdict="late")
-    assert on_hosted(task, 2, 1, (stored(1),), at(task, 9), operation_id="op_x") == Step(task=None, verdict="stale")
+    assert on_hosted(task, 2, 1, (stored(1),), Context(at(task, 9), "op_x")) == Step(task=None, verdict="stale")
 
 
 def test_a_cancel_while_storing_delivers_nothing(make_hosting: MakeTask) -> None:
     task = task_after(host(make_hosting(), stored(0), retryable(1), retryable(2), retryable(3)))
-    step = on_cancel(task, at(task, 9), operation_id="op_c")
+    step = on_cancel(task, Context(at(task, 9), "op_c"))
     canceled = task_after(step)
     assert isinstance(step, Step)
     assert step.effects == ()
@@ -212,12 +212,10 @@ def test_a_cancel_while_storing_delivers_nothing(make_hosting: MakeTask) -> None
 
 def test_retention_begins_with_the_delivery_after_a_review(make_hosting: MakeTask, make_update: MakeUpdate) -> None:
     begun = task_after(host(make_hosting(output_count=2, units=2), stored(0), retryable(1)))
-    conflict = task_after(
-        on_update(begun, make_update("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1")
-    )
+    conflict = task_after(on_update(begun, make_update("failed", event_id="evt_9"), Context(at(begun, 9), "op_1")))
     assert (conflict.status, len(conflict.state.output)) == ("review", 1)
     month_s = 30 * 24 * 3600
-    approved = task_after(on_review(conflict, True, at(begun, month_s), operation_id="op_r"))
+    approved = task_after(on_review(conflict, True, Context(at(begun, month_s), "op_r")))
     done = task_after(host(approved, stored(1), seconds=month_s + 60))
     retention = timedelta(seconds=done.request.terms.hosting.retention_s)
     assert done.status == "succeeded"
@@ -249,7 +247,7 @@ def test_the_assets_event_and_the_expiry_are_recorded(make_hosting: MakeTask) ->
 def test_outputs_beyond_the_limit_count_as_lost(make_acked: MakeTask, make_update: MakeUpdate) -> None:
     task = make_acked()
     many = tuple(Output(index=n, url=f"https://studio.test/{n}") for n in range(70))
-    task = task_after(on_update(task, make_update("succeeded", outputs=many), at(task, 5), operation_id="op_1"))
+    task = task_after(on_update(task, make_update("succeeded", outputs=many), Context(at(task, 5), "op_1")))
     done = task_after(host(task, *(stored(n) for n in range(64))))
     assert done.state.error == "partial: 64 of 70"
     assert done.state.cost_micro == 240_000
@@ -260,17 +258,15 @@ def test_the_result_of_one_round_does_not_count_for_the_next(
 ) -> None:
     """In either order of the approval and the late result of the earlier round."""
     begun = make_hosting(output_count=1, units=1)
-    conflict = task_after(
-        on_update(begun, make_update("failed", event_id="evt_9"), at(begun, 9), operation_id="op_1")
-    )
-    early = on_hosted(conflict, 1, 1, (lost(0),), at(begun, 10), operation_id="op_2")
-    approved = on_review(conflict, True, at(begun, 11), operation_id="op_r")
+    conflict = task_after(on_update(begun, make_update("failed", event_id="evt_9"), Context(at(begun, 9), "op_1")))
+    early = on_hosted(conflict, 1, 1, (lost(0),), Context(at(begun, 10), "op_2"))
+    approved = on_review(conflict, True, Context(at(begun, 11), "op_r"))
     assert isinstance(approved, Step)
     assert isinstance(approved.effects[0], HostOutputs)
     assert approved.effects[0].round == 2
-    late = on_hosted(task_after(approved), 1, 1, (lost(0),), at(begun, 12), operation_id="op_2")
+    late = on_hosted(task_after(approved), 1, 1, (lost(0),), Context(at(begun, 12), "op_2"))
     assert early == late == Step(task=None, verdict="stale")
-    done = on_hosted(task_after(approved), 1, 2, (stored(0),), at(begun, 13), operation_id="op_3")
+    done = on_hosted(task_after(approved), 1, 2, (stored(0),), Context(at(begun, 13), "op_3"))
     assert (task_after(done).status, task_after(done).state.cost_micro) == ("succeeded", 60_000)
 
 
@@ -278,12 +274,9 @@ def test_a_repeated_round_has_its_number_and_the_next_another(
     make_hosting: MakeTask, traits: ProviderTraits
 ) -> None:
     task = make_hosting(output_count=1, units=1)
-    again = on_wake(task, at(task, 70), traits=traits, operation_id="op_1")
+    again = on_wake(task, Context(at(task, 70), "op_1"), traits=traits)
     retried = on_wake(
-        task_after(host(task_after(again), retryable(0), seconds=71)),
-        at(task, 90),
-        traits=traits,
-        operation_id="op_1",
+        task_after(host(task_after(again), retryable(0), seconds=71)), Context(at(task, 90), "op_1"), traits=traits
     )
     rounds = [step.effects[0].round for step in (again, retried) if isinstance(step.effects[0], HostOutputs)]
     assert rounds == [1, 2]
@@ -294,7 +287,7 @@ def test_a_round_without_a_number_is_round_zero(make_hosting: MakeTask) -> None:
     written = msgspec.to_builtins(task.state)
     del written["hosting"]["round"]
     old = msgspec.structs.replace(task, state=msgspec.convert(written, type(task.state)))
-    done = on_hosted(old, 1, 0, (stored(0),), at(task, 8), operation_id="op_cap")
+    done = on_hosted(old, 1, 0, (stored(0),), Context(at(task, 8), "op_cap"))
     assert task_after(done).status == "succeeded"
 
 
@@ -323,11 +316,11 @@ class TestMismatch:
         assert task.state.review is not None
         assert task.state.review.reason == "usage_mismatch"
         assert task.state.error == "usage_mismatch: the provider reported 60 (second); 3 (second) measured"
-        approved = on_review(task, True, at(task, 20), operation_id="op_r")
+        approved = on_review(task, True, Context(at(task, 20), "op_r"))
         done = task_after(approved)
         assert (done.status, done.state.cost_micro, done.state.error) == ("succeeded", 180_000, None)
         assert (done.state.hosting.status, done.state.hosting.final_url_ready) == ("ready", True)
-        refused = task_after(on_review(task, False, at(task, 20), operation_id="op_r"))
+        refused = task_after(on_review(task, False, Context(at(task, 20), "op_r")))
         assert (refused.status, refused.state.cost_micro, refused.state.output) == ("failed", 0, ())
 
     def test_a_mismatch_of_passed_through_outputs_is_reviewed(
@@ -338,11 +331,11 @@ class TestMismatch:
         task = msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, terms=terms))
         frozen = task_after(
             on_update(
-                task, make_update("succeeded", output_count=1, usage=self.USAGE), at(task, 5), operation_id="op_1"
+                task, make_update("succeeded", output_count=1, usage=self.USAGE), Context(at(task, 5), "op_1")
             )
         )
         assert (frozen.status, frozen.state.output, len(frozen.state.hosting.wanted)) == ("review", (), 1)
-        done = task_after(on_review(frozen, True, at(task, 9), operation_id="op_2"))
+        done = task_after(on_review(frozen, True, Context(at(task, 9), "op_2")))
         assert (done.status, done.state.cost_micro, len(done.state.output)) == ("succeeded", 240_000, 1)
 
 

@@ -13,7 +13,7 @@ from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.inputs import INPUT_RETENTION_S, INPUT_SMALL_BYTES_MAX, input_until, on_input_expired
 from holdfast.ledger.tasks.silence import Silence, Unanswered, on_silence
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
-from holdfast.ledger.tasks.transitions import ProviderTraits, Step
+from holdfast.ledger.tasks.transitions import Context, ProviderTraits, Step
 
 NOON = datetime.fromisoformat("2026-11-21T12:00:00+00:00")
 ONE_SHOT = ProviderTraits(idempotent_submit=False, polls=True, cancels=True)
@@ -53,18 +53,18 @@ def task_after(step: Step) -> Task:
 
 
 def submitted() -> Task:
-    return task_after(on_wake(new_task(), NOON, traits=ONE_SHOT, operation_id="op_1"))
+    return task_after(on_wake(new_task(), Context(NOON, "op_1"), traits=ONE_SHOT))
 
 
 def test_a_submission_in_progress_is_not_lost_before_its_deadline() -> None:
     task = submitted()
     late = later(30)
-    lost = task_after(on_wake(task, late, traits=ONE_SHOT, operation_id="op_1"))
+    lost = task_after(on_wake(task, Context(late, "op_1"), traits=ONE_SHOT))
     assert lost.state.dispatch == "ambiguous"
     for recovering in (False, True):
-        step = on_wake(task, late, traits=ONE_SHOT, operation_id="op_1", recovering=recovering, submitting=True)
+        step = on_wake(task, Context(late, "op_1"), traits=ONE_SHOT, recovering=recovering, submitting=True)
         assert (step.task, step.verdict) == (None, "ignored")
-    ended = task_after(on_wake(task, later(60), traits=ONE_SHOT, operation_id="op_1", submitting=True))
+    ended = task_after(on_wake(task, Context(later(60), "op_1"), traits=ONE_SHOT, submitting=True))
     assert (ended.status, (ended.state.error or "")[:16]) == ("failed", "submit_ambiguous")
 
 
@@ -73,7 +73,7 @@ def test_a_task_of_a_removed_provider_fails_with_that_reason(dispatched: bool) -
     task = new_task()
     if dispatched:
         task = task_after(on_submitted(submitted(), 1, "job", NOON))
-    step = on_wake(task, later(1), traits=GONE, operation_id="op_1")
+    step = on_wake(task, Context(later(1), "op_1"), traits=GONE)
     ended = task_after(step)
     assert ended.status == "failed"
     assert ended.state.error == "provider_removed: the provider is no longer in the catalog"
@@ -85,7 +85,7 @@ def test_a_task_of_a_removed_provider_fails_with_that_reason(dispatched: bool) -
 def test_a_running_task_waits_for_its_provider_during_the_grace_period() -> None:
     task = task_after(on_submitted(submitted(), 1, "job", NOON))
     recently = replace(GONE, listed="recently")
-    waits = task_after(on_wake(task, later(40), traits=recently, operation_id="op_1"))
+    waits = task_after(on_wake(task, Context(later(40), "op_1"), traits=recently))
     assert waits.status == "queued"
     assert waits.wake_at == later(70)
 
@@ -102,27 +102,27 @@ def test_a_task_waits_for_a_silent_provider_up_to_the_phases_deadline(
 ) -> None:
     task = new_task()
     silent_s = 300.0 if of == "submissions" else 1000.0
-    early = on_silence(task, Silence(of, silent_s), later(limit_s - 1), operation_id="op_1")
+    early = on_silence(task, Silence(of, silent_s), Context(later(limit_s - 1), "op_1"))
     assert early.task is None
-    lately_silent = on_silence(task, Silence(of, limit_s - 1), later(5000), operation_id="op_1")
+    lately_silent = on_silence(task, Silence(of, limit_s - 1), Context(later(5000), "op_1"))
     assert lately_silent.task is None
-    step = on_silence(task, Silence(of, silent_s), later(limit_s), operation_id="op_1")
+    step = on_silence(task, Silence(of, silent_s), Context(later(limit_s), "op_1"))
     assert task_after(step).state.error == error
     assert step.settle is not None
     assert step.settle.kind == "release"
-    assert on_silence(submitted(), Silence(of, 5000), later(5000), operation_id="op_1").task is None
+    assert on_silence(submitted(), Silence(of, 5000), Context(later(5000), "op_1")).task is None
 
 
 def test_a_job_without_any_update_has_that_in_its_error() -> None:
     task = task_after(on_submitted(submitted(), 1, "job", NOON))
     mute = ProviderTraits(idempotent_submit=False, polls=False, cancels=False)
-    ended = task_after(on_wake(task, later(900), traits=mute, operation_id="op_1"))
+    ended = task_after(on_wake(task, Context(later(900), "op_1"), traits=mute))
     assert ended.state.error == "provider_timeout: the job was not finished in time; no update within 900 s"
 
 
 def test_a_cancel_deletes_a_large_input_and_not_a_small_one() -> None:
     for size, dropped in ((INPUT_SMALL_BYTES_MAX + 1, True), (1000, False)):
-        step = on_cancel(new_task(size), later(1), operation_id="op_1")
+        step = on_cancel(new_task(size), Context(later(1), "op_1"))
         assert isinstance(step, Step)
         request = task_after(step).request
         assert (request.input_dropped, request.input == {}) == (dropped, dropped)
@@ -132,7 +132,7 @@ def test_a_cancel_deletes_a_large_input_and_not_a_small_one() -> None:
 def test_a_large_input_of_an_ended_task_is_stored_for_its_retention() -> None:
     task = new_task(INPUT_SMALL_BYTES_MAX + 1)
     assert input_until(task) is None
-    ended = task_after(on_wake(task, later(1), traits=GONE, operation_id="op_1"))
+    ended = task_after(on_wake(task, Context(later(1), "op_1"), traits=GONE))
     until = later(1) + timedelta(seconds=INPUT_RETENTION_S)
     assert input_until(ended) == until
     assert on_input_expired(ended, until - timedelta(seconds=1)).task is None

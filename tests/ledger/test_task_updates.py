@@ -16,6 +16,7 @@ from holdfast.ledger.tasks.task import TERMINAL, Task
 from holdfast.ledger.tasks.transitions import (
     TRANSITIONS,
     CancelJob,
+    Context,
     HostOutputs,
     PollJob,
     ProviderTraits,
@@ -35,7 +36,7 @@ def task_after(step: Step | Refusal) -> Task:
 
 def apply(task: Task, update: ProviderUpdate, seconds: float = 5) -> Step:
     now = task.created_at + timedelta(seconds=seconds)
-    return on_update(task, update, now, operation_id="op_1")
+    return on_update(task, update, Context(now, "op_1"))
 
 
 def test_running_moves_the_status_once(make_acked: MakeTask, make_update: MakeUpdate) -> None:
@@ -234,8 +235,8 @@ def test_a_cancel_and_a_success_settle_once_in_either_order(make_acked: MakeTask
     task = make_acked(hosting=Hosting(mode="passthrough"))
     now = task.created_at + timedelta(seconds=6)
     done = task_after(apply(task, make_update("succeeded", output_count=4)))
-    assert isinstance(on_cancel(done, now, operation_id="op_c"), Refusal)
-    canceled = task_after(on_cancel(task, now, operation_id="op_c"))
+    assert isinstance(on_cancel(done, Context(now, "op_c")), Refusal)
+    canceled = task_after(on_cancel(task, Context(now, "op_c")))
     late = apply(canceled, make_update("succeeded", output_count=4), 7)
     assert (late.verdict, late.settle, late.effects) == ("late", None, ())
     canceled_still = task_after(late)
@@ -250,8 +251,8 @@ def test_a_cancel_and_a_success_settle_once_in_either_order(make_acked: MakeTask
 def test_a_running_job_found_after_the_cancel_is_canceled_once(
     make_task: MakeTask, make_update: MakeUpdate, noon: datetime, traits: ProviderTraits
 ) -> None:
-    sent = task_after(on_wake(make_task(), noon, traits=traits, operation_id="op_1"))
-    canceled = task_after(on_cancel(sent, noon, operation_id="op_c"))
+    sent = task_after(on_wake(make_task(), Context(noon, "op_1"), traits=traits))
+    canceled = task_after(on_cancel(sent, Context(noon, "op_c")))
     first = apply(canceled, make_update("processing", provider_ref="job-1"))
     assert first.effects == (CancelJob("task_01", 1, "job-1"),)
     assert apply(task_after(first), make_update("processing", provider_ref="job-1"), 9).effects == ()
@@ -262,7 +263,7 @@ def test_a_poll_that_a_callback_has_overtaken_is_late(
 ) -> None:
     hosting = task_after(apply(make_acked(), make_update("succeeded", output_count=4)))
     now = hosting.updated_at
-    step = on_poll(hosting, None, now, attempt=1, traits=traits, operation_id="op_1")
+    step = on_poll(hosting, None, Context(now, "op_1"), attempt=1, traits=traits)
     assert step == Step(task=None, verdict="late")
 
 
@@ -285,9 +286,9 @@ def test_a_transition_outside_the_table_is_an_assertion_error(
 ) -> None:
     ended = task_after(apply(make_acked(), make_update("failed")))
     with pytest.raises(AssertionError):
-        transition(ended, "outputs_stored", ended.updated_at, operation_id="op_2", charge_micro=1)
+        transition(ended, "outputs_stored", Context(ended.updated_at, "op_2"), charge_micro=1)
     with pytest.raises(AssertionError):
-        transition(make_acked(), "passed_through", ended.updated_at, operation_id="op_2", charge_micro=240_001)
+        transition(make_acked(), "passed_through", Context(ended.updated_at, "op_2"), charge_micro=240_001)
 
 
 def test_updates_of_a_task_that_was_never_dispatched_are_stale(

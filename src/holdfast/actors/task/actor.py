@@ -53,7 +53,7 @@ from holdfast.ledger.tasks.inputs import on_input_expired
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.silence import on_silence
 from holdfast.ledger.tasks.task import OutputItem, Task
-from holdfast.ledger.tasks.transitions import HostingFailure, Step
+from holdfast.ledger.tasks.transitions import Context, HostingFailure, Step
 from holdfast.logs import log_event
 from holdfast.persistence.claims.contents import CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
@@ -70,7 +70,7 @@ from holdfast.persistence.records.tasks import (
     ended_assets_row,
     new_asset_rows,
 )
-from holdfast.providers.media.base import Accepted, Ambiguous, NotSent, Rejected
+from holdfast.providers.media.base import Accepted, Ambiguous, NotSent, Rejected, Submission
 
 log = structlog.get_logger(__name__)
 
@@ -127,56 +127,59 @@ class TaskActor(JournaledActor):
         return self._decide(message) if self._exists else self._not_found()
 
     async def _decide(self, message: TaskCommand) -> Turn[TaskReply]:
+        task = self._task
+        ctx = Context(self._deps.now(), new_id("op"), self._deps.rng.random())
         match message:
             case Wake():
-                return await self._wake(message)
+                return await self._wake(message, ctx)
             case ReceiveProviderUpdate():
-                return await self._receive_update(message)
-            case RecordSubmission():
-                return await self._record_submission(message)
-            case RecordPoll():
-                return await self._record_poll(message)
-            case RecordCancel():
-                return await self._record_cancel(message)
+                return await self._receive_update(message, ctx)
+            case RecordSubmission(attempt=attempt, submission=submission):
+                return await self._apply(_on_submission(task, attempt, submission, ctx))
+            case RecordPoll(attempt=attempt, update=update):
+                traits = self._deps.traits(task.provider)
+                return await self._apply(on_poll(task, update, ctx, attempt=attempt, traits=traits))
+            case RecordCancel(attempt=attempt, outcome=outcome):
+                return await self._apply(on_cancel_answered(task, attempt, outcome, ctx.now))
             case RecordHosting():
-                return await self._record_hosting(message)
-            case RecordAnnouncement():
-                return await self._record_announcement(message)
+                return await self._record_hosting(message, ctx)
+            case RecordAnnouncement(delivered=delivered, rows=rows):
+                return await self._apply_or_confirm(on_assets_announced(task, delivered, ctx.now), *rows)
             case CancelTask():
-                return await self._cancel()
-            case DecideReview():
-                return await self._decide_review(message)
+                step = on_cancel(task, ctx)
+                return step if isinstance(step, Refusal) else await self._apply(step)
+            case DecideReview(approve=approve, note=note):
+                step = on_review(task, approve, ctx, note=note)
+                return (
+                    self._confirm(reply=step) if isinstance(step, Refusal) else await self._apply_or_confirm(step)
+                )
             case ExpireAssets():
-                return await self._expire_assets()
+                gone = (AssetsDeletedRow(task.account_id, self._request_id),) if task.is_terminal else ()
+                return await self._apply_or_confirm(on_assets_expired(task, ctx.now), *gone)
             case DropInput():
-                return await self._drop_input()
+                return await self._apply_or_confirm(on_input_expired(task, ctx.now))
             case _:
                 assert_never(message)
 
     # -------------------------------------------------------------------------------------------------- messages
 
-    async def _wake(self, wake: Wake) -> Turn[TaskReply]:
+    async def _wake(self, wake: Wake, ctx: Context) -> Turn[TaskReply]:
         task = self._task
         if wake.silence is not None:
-            step = on_silence(task, wake.silence, self._deps.now(), operation_id=new_id("op"))
-            return self._confirm() if step.task is None else await self._apply(step)
+            return await self._apply_or_confirm(on_silence(task, wake.silence, ctx))
         step = on_wake(
             task,
-            self._deps.now(),
+            ctx,
             traits=self._deps.traits(task.provider),
-            operation_id=new_id("op"),
-            jitter=self._deps.rng.random(),
             recovering=wake.recovering,
             submitting=self._deps.is_submitting(task.request_id, task.state.attempt),
         )
-        if step.task is None and not task.is_terminal:
-            # Nothing is due by this state, which another process may have moved on: confirm that it is the newest.
-            return self._confirm()
-        return await self._apply(step)
+        # If nothing is due by this state, another process may have moved it on: confirm that it is the newest.
+        return await (self._apply(step) if task.is_terminal else self._apply_or_confirm(step))
 
-    async def _receive_update(self, command: ReceiveProviderUpdate) -> Turn[TaskReply]:
+    async def _receive_update(self, command: ReceiveProviderUpdate, ctx: Context) -> Turn[TaskReply]:
         """Refuses: 1. an update from another provider than the task's."""
-        update, at = command.update, self._deps.now()
+        update = command.update
         if update.provider != self._task.provider:
             return self._not_found()
         event = (update.provider, update.event_id)
@@ -184,76 +187,22 @@ class TaskActor(JournaledActor):
         if event in self._event_ids:
             # The first delivery may not be durable yet, and the reply to this one must not precede it.
             return self._confirm()
-        step = on_update(self._task, update, at, operation_id=new_id("op"))
+        step = on_update(self._task, update, ctx)
         if len(self._event_ids) >= EVENTS_STORED_MAX:
             # The update is applied, but its event is not stored.
             return await self._apply(step) if step.verdict == "applied" else self._confirm()
-        row = TaskEventRow(self._task.account_id, self._request_id, *event, at, step.verdict, command.body)
+        row = TaskEventRow(self._task.account_id, self._request_id, *event, ctx.now, step.verdict, command.body)
         turn = await self._apply(step, row)
         self._event_ids.add(event)
         return turn
 
-    async def _record_submission(self, command: RecordSubmission) -> Turn[TaskReply]:
-        task, attempt, at = self._task, command.attempt, self._deps.now()
-        error_code: RejectionCode = "provider_error"
-        outcome: SubmitOutcome
-        match command.submission:
-            case Accepted(provider_ref=ref):
-                return await self._apply(on_submitted(task, attempt, ref, at))
-            case NotSent(reason=reason, retry_after_s=retry_after_s):
-                outcome = "busy" if retry_after_s else "not_sent"
-            case Ambiguous(reason=reason):
-                outcome = "ambiguous"
-            case Rejected(code=code, reason=reason):
-                outcome = "rejected"
-                if code == "invalid_upstream_input":
-                    error_code = "invalid_upstream_input"
-        step = on_submit_failed(
-            task,
-            attempt,
-            outcome,
-            reason,
-            at,
-            operation_id=new_id("op"),
-            error_code=error_code,
-            jitter=self._deps.rng.random(),
-        )
-        return await self._apply(step)
-
-    async def _record_poll(self, command: RecordPoll) -> Turn[TaskReply]:
-        step = on_poll(
-            self._task,
-            command.update,
-            self._deps.now(),
-            attempt=command.attempt,
-            traits=self._deps.traits(self._task.provider),
-            operation_id=new_id("op"),
-            jitter=self._deps.rng.random(),
-        )
-        return await self._apply(step)
-
-    async def _record_cancel(self, command: RecordCancel) -> Turn[TaskReply]:
-        return await self._apply(on_cancel_answered(self._task, command.attempt, command.outcome, self._deps.now()))
-
-    async def _record_hosting(self, command: RecordHosting) -> Turn[TaskReply]:
-        at = self._deps.now()
-        results = self._in_time(command.results, at)
+    async def _record_hosting(self, command: RecordHosting, ctx: Context) -> Turn[TaskReply]:
+        results = self._in_time(command.results, ctx.now)
         if command.results and not results:
             # Treated as lost: the round is repeated when its deadline has passed.
             return self._reply
-        step = on_hosted(
-            self._task,
-            command.attempt,
-            command.round_number,
-            results,
-            at,
-            operation_id=new_id("op"),
-            jitter=self._deps.rng.random(),
-        )
-        if step.task is None:
-            return await self._apply(step)
-        rows = new_asset_rows(self._task, step.task)
-        return await self._apply(step, *rows)
+        step = on_hosted(self._task, command.attempt, command.round_number, results, ctx)
+        return await self._apply(step, *(() if step.task is None else new_asset_rows(self._task, step.task)))
 
     def _in_time(
         self, results: tuple[OutputItem | HostingFailure, ...], at: datetime
@@ -266,35 +215,6 @@ class TaskActor(JournaledActor):
             for each in results
             if isinstance(each, HostingFailure) or each.expires_at is None or each.expires_at >= soonest
         )
-
-    async def _expire_assets(self) -> Turn[TaskReply]:
-        gone = AssetsDeletedRow(self._task.account_id, self._request_id)
-        step = on_assets_expired(self._task, self._deps.now())
-        if step.task is not None:
-            return await self._apply(step, gone)
-        return self._confirm(*((gone,) if self._task.is_terminal else ()))
-
-    async def _drop_input(self) -> Turn[TaskReply]:
-        step = on_input_expired(self._task, self._deps.now())
-        return self._confirm() if step.task is None else await self._apply(step)
-
-    async def _record_announcement(self, command: RecordAnnouncement) -> Turn[TaskReply]:
-        step = on_assets_announced(self._task, command.delivered, self._deps.now())
-        if step.task is None:
-            return self._confirm(*command.rows)
-        return await self._apply(step, *command.rows)
-
-    async def _cancel(self) -> Turn[TaskReply]:
-        step = on_cancel(self._task, self._deps.now(), operation_id=new_id("op"))
-        return step if isinstance(step, Refusal) else await self._apply(step)
-
-    async def _decide_review(self, command: DecideReview) -> Turn[TaskReply]:
-        step = on_review(
-            self._task, command.approve, self._deps.now(), operation_id=new_id("op"), note=command.note
-        )
-        if isinstance(step, Step) and step.task is not None:
-            return await self._apply(step)
-        return self._confirm(reply=step if isinstance(step, Refusal) else None)
 
     # ------------------------------------------------------------------------------------------------------ steps
 
@@ -345,6 +265,10 @@ class TaskActor(JournaledActor):
             self.actor_inbox.put_system(SystemMessage.PASSIVATE)
         return self._reply
 
+    async def _apply_or_confirm(self, step: Step, *rows: TaskRow) -> Turn[TaskReply]:
+        """Write a step; one that changes nothing is confirmed, and its ``rows`` are written."""
+        return self._confirm(*rows) if step.task is None else await self._apply(step, *rows)
+
     def _confirm(
         self, *rows: TaskRow, reply: TaskReply | Refusal | None = None, tells: tuple[Tell, ...] = ()
     ) -> Commit[TaskReply | Refusal]:
@@ -363,6 +287,23 @@ class TaskActor(JournaledActor):
             raise Reload(str(stale)) from stale
         if isinstance(reply, Refusal):
             raise Reload(f"the account refused to settle: {reply.code}")
+
+
+def _on_submission(task: Task, attempt: int, submission: Submission, ctx: Context) -> Step:
+    code: RejectionCode = "provider_error"
+    outcome: SubmitOutcome
+    match submission:
+        case Accepted(provider_ref=ref):
+            return on_submitted(task, attempt, ref, ctx.now)
+        case NotSent(reason=reason, retry_after_s=retry_after_s):
+            outcome = "busy" if retry_after_s else "not_sent"
+        case Ambiguous(reason=reason):
+            outcome = "ambiguous"
+        case Rejected(code=rejected, reason=reason):
+            outcome = "rejected"
+            if rejected == "invalid_upstream_input":
+                code = "invalid_upstream_input"
+    return on_submit_failed(task, attempt, outcome, reason, ctx, error_code=code)
 
 
 def _measure_end(task: Task) -> None:

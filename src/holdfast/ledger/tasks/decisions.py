@@ -1,8 +1,7 @@
 """The decisions about a task: each takes the task and what happened, and returns what follows.
 
 All of them are pure and return a :class:`Step`: the task's next version and its settlement, which are one commit,
-and the effects to carry out after that commit. The caller supplies the time, the randomness (``jitter``, 0 to 1)
-and an ``operation_id`` for the settlement, if there is one.
+and the effects to carry out after that commit. What they take from outside is in their :class:`Context`.
 
 What is due at a wake-up is decided by the times in the task's state, never by ``wake_at``, which a claim moves. An
 effect that is never answered becomes due again, so a crash between a commit and its effects loses nothing.
@@ -26,6 +25,7 @@ from holdfast.ledger.tasks.silence import never_taken_text, overdue_text, unreso
 from holdfast.ledger.tasks.task import ReviewDecision, Task, TaskStatus
 from holdfast.ledger.tasks.transitions import (
     CancelJob,
+    Context,
     Effect,
     ProviderTraits,
     Step,
@@ -44,14 +44,7 @@ _BY_DECISION: Mapping[ReviewDecision, tuple[TaskStatus, ...]] = {
 
 
 def on_wake(
-    task: Task,
-    now: datetime,
-    *,
-    traits: ProviderTraits,
-    operation_id: str,
-    jitter: float = 0.0,
-    recovering: bool = False,
-    submitting: bool = False,
+    task: Task, ctx: Context, *, traits: ProviderTraits, recovering: bool = False, submitting: bool = False
 ) -> Step:
     """Do what is due; ``ignored`` if nothing is. A deadline is applied before the work that it ends.
 
@@ -62,23 +55,23 @@ def on_wake(
         return unchanged("ignored")
     state = task.state
     if state.hosting.status == "transferring":
-        return wake_hosting(task, now, operation_id=operation_id, jitter=jitter, recovering=recovering)
+        return wake_hosting(task, ctx, recovering=recovering)
     if task.status == "review":
-        return _wake_review(task, now, operation_id)
+        return _wake_review(task, ctx)
     if traits.listed == "no":
         text = "the provider is no longer in the catalog"
-        return fail(task, "provider_removed", text, now, operation_id=operation_id)
-    if _deadline_passed(task, now):
-        return _wake_overdue(task, now, traits, operation_id, jitter)
+        return fail(task, "provider_removed", text, ctx)
+    if _deadline_passed(task, ctx.now):
+        return _wake_overdue(task, ctx, traits)
     waits_for_answer = recovering and state.dispatch != "none"
-    if not waits_for_answer and (state.due_at is None or now < state.due_at):
+    if not waits_for_answer and (state.due_at is None or ctx.now < state.due_at):
         return unchanged("ignored")
     if submitting and state.dispatch == "intent":
         return unchanged("ignored")
-    return _call_provider(task, now, traits, jitter)
+    return _call_provider(task, ctx, traits)
 
 
-def on_cancel(task: Task, now: datetime, *, operation_id: str) -> Step | Refusal:
+def on_cancel(task: Task, ctx: Context) -> Step | Refusal:
     """Cancel the task for its owner and release the hold, whether or not the provider stops the job.
 
     A second cancel is a ``duplicate``. Refuses: ``task_already_terminal`` (succeeded or failed).
@@ -96,8 +89,8 @@ def on_cancel(task: Task, now: datetime, *, operation_id: str) -> Step | Refusal
     still_running = task.status != "review" and state.hosting.status == "pending"
     if still_running and state.provider_ref is not None:
         effects = (CancelJob(task.request_id, state.attempt, state.provider_ref),)
-    note = system_note("canceled", "cancel", now)
-    step = transition(task, "user_canceled", now, *effects, operation_id=operation_id, note=note)
+    note = system_note("canceled", "cancel", ctx.now)
+    step = transition(task, "user_canceled", ctx, *effects, note=note)
     assert step.task is not None
     return msgspec.structs.replace(step, task=without_large_input(step.task))
 
@@ -110,9 +103,7 @@ def on_cancel_answered(task: Task, attempt: int, outcome: CancelOutcome, now: da
     return changed(task, now, note=note)
 
 
-def on_review(
-    task: Task, approve: bool, now: datetime, *, operation_id: str, note: str | None = None
-) -> Step | Refusal:
+def on_review(task: Task, approve: bool, ctx: Context, *, note: str | None = None) -> Step | Refusal:
     """Decide a review: approve (store the remaining outputs, then capture) or reject (fail and release).
 
     ``note`` is the operator's comment, recorded as progress. The same decision again is a ``duplicate``, also after
@@ -134,10 +125,9 @@ def on_review(
         return transition(
             task,
             "review_rejected",
-            now,
-            operation_id=operation_id,
+            ctx,
             error=state.error,
-            note=system_note("failed", "review", now, stage="review", message=_with_note("rejected", note)),
+            note=system_note("failed", "review", ctx.now, stage="review", message=_with_note("rejected", note)),
             review=decided,
         )
     text = _with_note("approved", note)
@@ -146,17 +136,16 @@ def on_review(
         output = passed_through(hosting.wanted)
         hosting = msgspec.structs.replace(hosting, mode="passthrough")
     elif not output or hosting.wanted:
-        changes, effect = begin_round(task, msgspec.structs.replace(hosting, tries=0), now)
-        storing = system_note("processing", "review", now, stage="review", message=text)
-        return changed(task, now, effect, note=storing, **(changes | {"review": decided}))
+        changes, effect = begin_round(task, msgspec.structs.replace(hosting, tries=0), ctx.now)
+        storing = system_note("processing", "review", ctx.now, stage="review", message=text)
+        return changed(task, ctx.now, effect, note=storing, **(changes | {"review": decided}))
     return deliver(
         msgspec.structs.replace(task, state=msgspec.structs.replace(state, review=decided)),
         hosting,
         output,
-        now,
-        operation_id=operation_id,
+        ctx,
         usage=state.usage,
-        note=system_note("succeeded", "review", now, stage="review", message=text),
+        note=system_note("succeeded", "review", ctx.now, stage="review", message=text),
     )
 
 
@@ -185,23 +174,25 @@ def _with_note(decision: str, note: str | None) -> str:
     return decision if note is None else f"{decision}: {note}"
 
 
-def _call_provider(task: Task, now: datetime, traits: ProviderTraits, jitter: float) -> Step:
+def _call_provider(task: Task, ctx: Context, traits: ProviderTraits) -> Step:
     """Submit or poll, as the task's dispatch requires; otherwise wait for an update or the deadline."""
     state = task.state
     match state.dispatch:
         case "none":
-            return submit(task, now, new_attempt=state.attempt == 0, jitter=jitter)
+            return submit(task, ctx, new_attempt=state.attempt == 0)
         case "intent" | "ambiguous":
             if traits.idempotent_submit:
-                return submit(task, now, new_attempt=False, jitter=jitter)
-            return leave_unresolved(task, now)
+                return submit(task, ctx, new_attempt=False)
+            return leave_unresolved(task, ctx.now)
         case "acked":
             if _can_be_polled(task, traits):
-                return poll(task, state.provider_ref, now, jitter=jitter)
+                return poll(task, state.provider_ref, ctx)
             if traits.listed == "recently":
                 # The provider returns to the catalog, or its grace period ends.
-                return changed(task, now, due_at=after(now, task.request.terms.deadlines.silence_s, jitter))
-            return changed(task, now, due_at=None)
+                return changed(
+                    task, ctx.now, due_at=after(ctx.now, task.request.terms.deadlines.silence_s, ctx.jitter)
+                )
+            return changed(task, ctx.now, due_at=None)
 
 
 def _can_be_polled(task: Task, traits: ProviderTraits) -> bool:
@@ -209,16 +200,14 @@ def _can_be_polled(task: Task, traits: ProviderTraits) -> bool:
     return traits.polls and (task.state.provider_ref is not None or traits.idempotent_submit)
 
 
-def _wake_review(task: Task, now: datetime, operation_id: str) -> Step:
+def _wake_review(task: Task, ctx: Context) -> Step:
     review = task.state.review
     assert review is not None
-    if now < review.deadline_at:
+    if ctx.now < review.deadline_at:
         return unchanged("ignored")
     lapsed = msgspec.structs.replace(review, decision="released_by_timeout")
-    note = system_note("failed", "review", now, stage="review", message="no operator decided in time")
-    return transition(
-        task, "review_lapsed", now, operation_id=operation_id, error=task.state.error, note=note, review=lapsed
-    )
+    note = system_note("failed", "review", ctx.now, stage="review", message="no operator decided in time")
+    return transition(task, "review_lapsed", ctx, error=task.state.error, note=note, review=lapsed)
 
 
 def _deadline_passed(task: Task, now: datetime) -> bool:
@@ -227,15 +216,15 @@ def _deadline_passed(task: Task, now: datetime) -> bool:
     return any(limit is not None and now >= limit for limit in limits)
 
 
-def _wake_overdue(task: Task, now: datetime, traits: ProviderTraits, operation_id: str, jitter: float) -> Step:
+def _wake_overdue(task: Task, ctx: Context, traits: ProviderTraits) -> Step:
     """A deadline has passed: poll the provider once more where possible, else fail and release."""
     state = task.state
     if state.dispatch == "acked":
         if not state.final_poll and _can_be_polled(task, traits):
-            return poll(task, state.provider_ref, now, jitter=jitter, last=True)
-        if state.final_poll and state.due_at is not None and now < state.due_at:
+            return poll(task, state.provider_ref, ctx, last=True)
+        if state.final_poll and state.due_at is not None and ctx.now < state.due_at:
             return unchanged("ignored")
-        return fail(task, "deadline_passed", overdue_text(task, now), now, operation_id=operation_id)
+        return fail(task, "deadline_passed", overdue_text(task, ctx.now), ctx)
     if state.dispatch == "none" and not state.maybe_sent:
-        return fail(task, "never_sent", never_taken_text(task), now, operation_id=operation_id)
-    return fail(task, "submit_unresolved", unresolved_text(task), now, operation_id=operation_id)
+        return fail(task, "never_sent", never_taken_text(task), ctx)
+    return fail(task, "submit_unresolved", unresolved_text(task), ctx)

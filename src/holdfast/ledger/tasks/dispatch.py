@@ -15,6 +15,7 @@ from holdfast.ledger.tasks.progress import clean_word, error_text, system_note
 from holdfast.ledger.tasks.task import ErrorCode, Task
 from holdfast.ledger.tasks.transitions import (
     CancelJob,
+    Context,
     Effect,
     Step,
     SubmitJob,
@@ -36,14 +37,14 @@ SubmitOutcome = Literal["not_sent", "rejected", "ambiguous", "busy"]
 RejectionCode = Literal["provider_error", "invalid_upstream_input", "content_policy"]
 
 
-def submit(task: Task, now: datetime, *, new_attempt: bool, jitter: float) -> Step:
+def submit(task: Task, ctx: Context, *, new_attempt: bool) -> Step:
     """Record the intent to submit, as a new attempt or as the same one again."""
     state = task.state
     changes: dict[str, Any] = {
         "dispatch": "intent",
         "submit_tries": state.submit_tries + 1,
-        "due_at": after(now, SUBMIT_LEASE_S, jitter),
-        "dispatch_started_at": state.dispatch_started_at or now,
+        "due_at": after(ctx.now, SUBMIT_LEASE_S, ctx.jitter),
+        "dispatch_started_at": state.dispatch_started_at or ctx.now,
     }
     attempt = state.attempt
     if new_attempt:
@@ -51,7 +52,7 @@ def submit(task: Task, now: datetime, *, new_attempt: bool, jitter: float) -> St
         changes |= {
             "attempt": attempt,
             "submit_tries": 1,
-            "dispatch_started_at": now,
+            "dispatch_started_at": ctx.now,
             "maybe_sent": False,
             "provider_ref": None,
             "run_deadline_at": None,
@@ -60,7 +61,7 @@ def submit(task: Task, now: datetime, *, new_attempt: bool, jitter: float) -> St
     elif state.dispatch == "intent":
         # The earlier intent was never answered: its call may have been made.
         changes["maybe_sent"] = True
-    return changed(task, now, SubmitJob(task.request_id, attempt), **changes)
+    return changed(task, ctx.now, SubmitJob(task.request_id, attempt), **changes)
 
 
 def leave_unresolved(task: Task, now: datetime) -> Step:
@@ -117,11 +118,9 @@ def on_submit_failed(
     attempt: int,
     outcome: SubmitOutcome,
     message: str,
-    now: datetime,
+    ctx: Context,
     *,
-    operation_id: str,
     error_code: RejectionCode = "provider_error",
-    jitter: float = 0.0,
 ) -> Step:
     """Record that a submit failed.
 
@@ -136,17 +135,17 @@ def on_submit_failed(
     if state.dispatch not in {"intent", "ambiguous"}:
         return unchanged("ignored")
     if outcome == "rejected":
-        return fail(task, "submit_rejected", message, now, operation_id=operation_id, code=error_code)
+        return fail(task, "submit_rejected", message, ctx, code=error_code)
     # An attempt that may have arrived once stays in doubt, even if later tries have a definite result.
     in_doubt = outcome == "ambiguous" or state.maybe_sent
     pause_s = min(SUBMIT_BACKOFF_MAX_S, SUBMIT_BACKOFF_S * 2 ** max(0, min(10, state.submit_tries - 1)))
     return changed(
         task,
-        now,
-        note=system_note("queued", "submit", now, stage="dispatch", message=message),
+        ctx.now,
+        note=system_note("queued", "submit", ctx.now, stage="dispatch", message=message),
         dispatch="ambiguous" if in_doubt else "none",
         maybe_sent=in_doubt,
-        due_at=after(now, pause_s, jitter),
+        due_at=after(ctx.now, pause_s, ctx.jitter),
     )
 
 
@@ -175,9 +174,8 @@ def fail(
     task: Task,
     cause: FailureCause,
     text: str,
-    now: datetime,
+    ctx: Context,
     *,
-    operation_id: str,
     code: ErrorCode | None = None,
     what: str | None = None,
 ) -> Step:
@@ -186,6 +184,6 @@ def fail(
     effects: tuple[Effect, ...] = ()
     if failure.cancel and state.provider_ref is not None:
         effects = (CancelJob(task.request_id, state.attempt, state.provider_ref),)
-    note = system_note("failed", what or failure.what, now, message=text)
+    note = system_note("failed", what or failure.what, ctx.now, message=text)
     error = error_text(code or failure.code, text)
-    return transition(task, cause, now, *effects, operation_id=operation_id, error=error, note=note)
+    return transition(task, cause, ctx, *effects, error=error, note=note)

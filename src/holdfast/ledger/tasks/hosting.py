@@ -21,6 +21,7 @@ from holdfast.ledger.tasks.progress import clean_message, clean_word, error_text
 from holdfast.ledger.tasks.provider_update import Output, ReportedUsage
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Progress, Task
 from holdfast.ledger.tasks.transitions import (
+    Context,
     HostingFailure,
     HostOutputs,
     Step,
@@ -93,43 +94,26 @@ def begin_round(task: Task, hosting: HostingState, now: datetime) -> tuple[dict[
     return state, HostOutputs(task.request_id, task.state.attempt, hosting.round + 1, hosting.wanted)
 
 
-def wake_hosting(task: Task, now: datetime, *, operation_id: str, jitter: float, recovering: bool = False) -> Step:
+def wake_hosting(task: Task, ctx: Context, *, recovering: bool = False) -> Step:
     """Do what is due while outputs are being stored: end a round, begin the next, or repeat the same."""
     state, hosting = task.state, task.state.hosting
     assert hosting.status == "transferring"
-    if task.status == "processing" and now >= state.overall_deadline_at:
-        return _give_up(
-            task, hosting, state.output, now, operation_id=operation_id, trouble="the time for storing is over"
-        )
-    if hosting.deadline_at is not None and now >= hosting.deadline_at:
-        return _round_failed(
-            task,
-            hosting,
-            state.output,
-            now,
-            operation_id=operation_id,
-            jitter=jitter,
-            trouble="storing took too long",
-        )
+    if task.status == "processing" and ctx.now >= state.overall_deadline_at:
+        return _give_up(task, hosting, state.output, ctx, trouble="the time for storing is over")
+    if hosting.deadline_at is not None and ctx.now >= hosting.deadline_at:
+        return _round_failed(task, hosting, state.output, ctx, trouble="storing took too long")
     was_under_way = recovering and hosting.deadline_at is not None
-    if not was_under_way and (state.due_at is None or now < state.due_at):
+    if not was_under_way and (state.due_at is None or ctx.now < state.due_at):
         return unchanged("ignored")
     if hosting.deadline_at is None:
-        changes, effect = begin_round(task, hosting, now)
-        return changed(task, now, effect, **changes)
+        changes, effect = begin_round(task, hosting, ctx.now)
+        return changed(task, ctx.now, effect, **changes)
     effect = HostOutputs(task.request_id, state.attempt, hosting.round, hosting.wanted)
-    return changed(task, now, effect, due_at=after(now, HOSTING_LEASE_S, jitter))
+    return changed(task, ctx.now, effect, due_at=after(ctx.now, HOSTING_LEASE_S, ctx.jitter))
 
 
 def on_hosted(
-    task: Task,
-    attempt: int,
-    round_number: int,
-    results: tuple[OutputItem | HostingFailure, ...],
-    now: datetime,
-    *,
-    operation_id: str,
-    jitter: float = 0.0,
+    task: Task, attempt: int, round_number: int, results: tuple[OutputItem | HostingFailure, ...], ctx: Context
 ) -> Step:
     """Record the results of a round of hosting. A round without results has failed.
 
@@ -164,21 +148,20 @@ def on_hosted(
     )
     if left.wanted and hosting.deadline_at is None:
         # The round has timed out and was counted as a try; what it has stored is used all the same.
-        return changed(task, now, output=stored, hosting=left)
+        return changed(task, ctx.now, output=stored, hosting=left)
     if left.wanted:
-        return _round_failed(task, left, stored, now, operation_id=operation_id, jitter=jitter, trouble=trouble)
+        return _round_failed(task, left, stored, ctx, trouble=trouble)
     if not stored:
-        return _give_up(task, left, stored, now, operation_id=operation_id, trouble=trouble)
-    return deliver(task, left, stored, now, operation_id=operation_id, usage=task.state.usage)
+        return _give_up(task, left, stored, ctx, trouble=trouble)
+    return deliver(task, left, stored, ctx, usage=task.state.usage)
 
 
 def deliver(
     task: Task,
     hosting: HostingState,
     stored: tuple[OutputItem, ...],
-    now: datetime,
+    ctx: Context,
     *,
-    operation_id: str,
     usage: ReportedUsage | None,
     note: Progress | None = None,
 ) -> Step:
@@ -189,7 +172,7 @@ def deliver(
     stored before a review or by an early round.
     """
     assert stored
-    expires_at = now + timedelta(seconds=task.request.terms.hosting.retention_s)
+    expires_at = ctx.now + timedelta(seconds=task.request.terms.hosting.retention_s)
     stored = tuple(
         item if item.asset_id is None else msgspec.structs.replace(item, expires_at=expires_at) for item in stored
     )
@@ -198,12 +181,12 @@ def deliver(
     units, charge_micro, mismatch = charge_of(
         task.request.terms, task.request.hold_micro, usage, stored, lost_count
     )
-    note = note or system_note("succeeded", "hosting", now, stage="hosting")
+    note = note or system_note("succeeded", "hosting", ctx.now, stage="hosting")
     if mismatch is not None:
         text = mismatch if note.message is None else f"{note.message}; {mismatch}"
         note = msgspec.structs.replace(note, message=clean_message(text))
     if mismatch is not None and task.request.terms.on_mismatch == "review" and task.status != "review":
-        return _freeze_mismatch(task, hosting, stored, now, usage=usage, note=note, mismatch=mismatch)
+        return _freeze_mismatch(task, hosting, stored, ctx, usage=usage, note=note, mismatch=mismatch)
     passthrough = hosting.mode == "passthrough"
     announced = not passthrough and is_subscribed(task.request, ASSETS_READY)
     cause: Literal["passed_through", "review_approved", "outputs_partly_stored", "outputs_stored"]
@@ -216,8 +199,7 @@ def deliver(
     step = transition(
         task,
         cause,
-        now,
-        operation_id=operation_id,
+        ctx,
         charge_micro=charge_micro,
         note=note,
         error=error_text("partial", f"{len(stored)} of {total}") if lost_count else None,
@@ -244,7 +226,7 @@ def _freeze_mismatch(
     task: Task,
     hosting: HostingState,
     stored: tuple[OutputItem, ...],
-    now: datetime,
+    ctx: Context,
     *,
     usage: ReportedUsage | None,
     note: Progress,
@@ -255,7 +237,7 @@ def _freeze_mismatch(
         task,
         "usage_mismatch",
         "usage_mismatch",
-        now,
+        ctx,
         error=error_text("usage_mismatch", mismatch),
         note=note,
         # Outputs passed through are passed through again by an approval.
@@ -267,57 +249,44 @@ def _freeze_mismatch(
 
 
 def _round_failed(
-    task: Task,
-    hosting: HostingState,
-    stored: tuple[OutputItem, ...],
-    now: datetime,
-    *,
-    operation_id: str,
-    jitter: float,
-    trouble: str,
+    task: Task, hosting: HostingState, stored: tuple[OutputItem, ...], ctx: Context, *, trouble: str
 ) -> Step:
     """Begin another round after a pause, or give up after the last."""
     tries = hosting.tries + 1
     hosting = msgspec.structs.replace(hosting, tries=tries)
     if tries >= HOSTING_TRIES_MAX_COUNT:
-        return _give_up(task, hosting, stored, now, operation_id=operation_id, trouble=trouble)
+        return _give_up(task, hosting, stored, ctx, trouble=trouble)
     pause_s = min(HOSTING_BACKOFF_MAX_S, HOSTING_BACKOFF_S * 4 ** (tries - 1))
     return changed(
         task,
-        now,
-        note=system_note("processing", "hosting", now, stage="hosting", message=f"will be retried: {trouble}"),
-        due_at=after(now, pause_s, jitter),
+        ctx.now,
+        note=system_note("processing", "hosting", ctx.now, stage="hosting", message=f"will be retried: {trouble}"),
+        due_at=after(ctx.now, pause_s, ctx.jitter),
         output=stored,
         hosting=msgspec.structs.replace(hosting, error=error_text("hosting_failed", trouble), deadline_at=None),
     )
 
 
 def _give_up(
-    task: Task,
-    hosting: HostingState,
-    stored: tuple[OutputItem, ...],
-    now: datetime,
-    *,
-    operation_id: str,
-    trouble: str,
+    task: Task, hosting: HostingState, stored: tuple[OutputItem, ...], ctx: Context, *, trouble: str
 ) -> Step:
     """Deliver what is stored; without any stored output freeze the task for review."""
     error = error_text("hosting_failed", trouble)
     hosting = msgspec.structs.replace(hosting, error=error)
     if stored:
-        return deliver(task, hosting, stored, now, operation_id=operation_id, usage=task.state.usage)
+        return deliver(task, hosting, stored, ctx, usage=task.state.usage)
     # The outputs stay wanted, so that an operator's approval can retry them.
     outputs = sorted((*hosting.wanted, *hosting.lost), key=lambda output: output.index)
     hosting = msgspec.structs.replace(
         hosting, status="failed", wanted=tuple(outputs), lost=(), tries=0, deadline_at=None
     )
-    note = system_note("failed", "hosting", now, stage="review", message=trouble)
+    note = system_note("failed", "hosting", ctx.now, stage="review", message=trouble)
     if task.status == "review":
         assert task.state.review is not None
         review = msgspec.structs.replace(task.state.review, decision="capture_blocked")
-        return changed(task, now, note=note, review=review, error=error, hosting=hosting, due_at=None)
+        return changed(task, ctx.now, note=note, review=review, error=error, hosting=hosting, due_at=None)
     return freeze_for_review(
-        task, "outputs_unstorable", "hosting_failed", now, error=error, note=note, hosting=hosting
+        task, "outputs_unstorable", "hosting_failed", ctx, error=error, note=note, hosting=hosting
     )
 
 

@@ -21,6 +21,7 @@ from holdfast.ledger.tasks.silence import overdue_text
 from holdfast.ledger.tasks.task import ErrorCode, HostingState, OutputItem, Progress, Task
 from holdfast.ledger.tasks.transitions import (
     CancelJob,
+    Context,
     Effect,
     PollJob,
     ProviderTraits,
@@ -39,8 +40,8 @@ _CONTENT_CODES: Final = frozenset(
 _INPUT_CODES: Final = frozenset({"invalid_input", "invalid_upstream_input", "invalid_request", "validation_error"})
 
 
-def on_update(task: Task, update: ProviderUpdate, now: datetime, *, operation_id: str) -> Step:
-    """Apply a verified update to a task. ``operation_id`` is for the settlement, if the update causes one.
+def on_update(task: Task, update: ProviderUpdate, ctx: Context) -> Step:
+    """Apply a verified update to a task.
 
     ``ignored``: it is about another task or job, or from another provider. ``duplicate``: the event was applied
     before. ``stale``: it is about another attempt. ``late``: something later is known. The last two are recorded as
@@ -52,35 +53,28 @@ def on_update(task: Task, update: ProviderUpdate, now: datetime, *, operation_id
     if update.source == "callback" and any(note.source_ref == source_ref for note in task.state.progress):
         return unchanged("duplicate")
     if update.attempt != task.state.attempt or task.state.attempt == 0:
-        return _apply_stale(task, update, source_ref, now)
+        return _apply_stale(task, update, source_ref, ctx.now)
     if _is_of_another_job(task, update):
         return unchanged("ignored")
     if task.is_terminal:
-        return _apply_late(task, update, source_ref, now)
+        return _apply_late(task, update, source_ref, ctx.now)
     if task.status == "review":
-        return _noted(task, update, source_ref, now)
+        return _noted(task, update, source_ref, ctx.now)
     if task.state.hosting.status == "transferring":
         if update.status in {"failed", "canceled"}:
-            return _contradicted(task, update, source_ref, now)
-        return _noted(task, update, source_ref, now)
+            return _contradicted(task, update, source_ref, ctx)
+        return _noted(task, update, source_ref, ctx.now)
     match update.status:
         case "queued" | "processing":
-            return _apply_running(task, update, source_ref, now)
+            return _apply_running(task, update, source_ref, ctx)
         case "succeeded":
-            return _apply_success(task, update, source_ref, now, operation_id)
+            return _apply_success(task, update, source_ref, ctx)
         case "failed" | "canceled":
-            return _apply_failure(task, update, source_ref, now, operation_id)
+            return _apply_failure(task, update, source_ref, ctx)
 
 
 def on_poll(
-    task: Task,
-    update: ProviderUpdate | None,
-    now: datetime,
-    *,
-    attempt: int,
-    traits: ProviderTraits,
-    operation_id: str,
-    jitter: float = 0.0,
+    task: Task, update: ProviderUpdate | None, ctx: Context, *, attempt: int, traits: ProviderTraits
 ) -> Step:
     """Apply the answer to a poll of ``attempt``; None: the provider does not know the job.
 
@@ -93,24 +87,24 @@ def on_poll(
     if attempt != state.attempt or state.dispatch != "acked":
         return unchanged("stale")
     if update is not None:
-        step = on_update(task, update, now, operation_id=operation_id)
+        step = on_update(task, update, ctx)
         if not state.final_poll or _is_decided(step.task):
             return step
     if state.final_poll:
-        return fail(task, "deadline_passed", overdue_text(task, now), now, operation_id=operation_id)
+        return fail(task, "deadline_passed", overdue_text(task, ctx.now), ctx)
     if not traits.idempotent_submit:
         return unchanged("ignored")
     if state.attempt >= ATTEMPTS_MAX_COUNT:
-        return fail(task, "job_lost", "the provider lost the job", now, operation_id=operation_id)
-    return submit(task, now, new_attempt=True, jitter=jitter)
+        return fail(task, "job_lost", "the provider lost the job", ctx)
+    return submit(task, ctx, new_attempt=True)
 
 
-def poll(task: Task, provider_ref: str | None, now: datetime, *, jitter: float = 0.0, last: bool = False) -> Step:
+def poll(task: Task, provider_ref: str | None, ctx: Context, *, last: bool = False) -> Step:
     """Poll the job, and again later if no answer arrives."""
     state = task.state
     polling = PollJob(task.request_id, state.attempt, provider_ref, last=last)
-    due_at = after(now, task.request.terms.deadlines.silence_s, jitter)
-    return changed(task, now, polling, poll_count=state.poll_count + 1, due_at=due_at, final_poll=last)
+    due_at = after(ctx.now, task.request.terms.deadlines.silence_s, ctx.jitter)
+    return changed(task, ctx.now, polling, poll_count=state.poll_count + 1, due_at=due_at, final_poll=last)
 
 
 def _is_decided(task: Task | None) -> bool:
@@ -146,40 +140,40 @@ def _noted(task: Task, update: ProviderUpdate, source_ref: str, now: datetime, *
     return changed(task, now, verdict="late", note=note, **changes)
 
 
-def _apply_running(task: Task, update: ProviderUpdate, source_ref: str, now: datetime) -> Step:
+def _apply_running(task: Task, update: ProviderUpdate, source_ref: str, ctx: Context) -> Step:
     state = task.state
-    arrived = acknowledged(task, update.provider_ref, now)
+    arrived = acknowledged(task, update.provider_ref, ctx.now)
     known_rank = _RANK["processing"] if task.status == "processing" else _RANK["queued"]
     rank = _RANK[update.status]
     overtaken = (
         update.sequence is not None and state.last_sequence is not None and update.sequence <= state.last_sequence
     )
     if rank < known_rank or (rank == known_rank and overtaken):
-        return _noted(task, update, source_ref, now, **arrived)
+        return _noted(task, update, source_ref, ctx.now, **arrived)
     percent = highest_percent(state.percent, update.percent)
     note = note_of(
         update,
         status="processing" if update.status == "processing" else "queued",
         source_ref=source_ref,
         percent=None if update.percent is None else percent,
-        at=now,
+        at=ctx.now,
     )
     if update.source == "poll" and not arrived and rank == known_rank and _changes_nothing(state.progress, note):
         return unchanged("duplicate")
     changes = arrived | {
-        "last_update_at": now,
+        "last_update_at": ctx.now,
         "percent": percent,
         "flagged": state.flagged or _is_flagged(update),
         "last_sequence": _later(state.last_sequence, update.sequence),
     }
     if not state.final_poll:
-        changes["due_at"] = after(now, task.request.terms.deadlines.silence_s)
+        changes["due_at"] = after(ctx.now, task.request.terms.deadlines.silence_s)
     if update.status == "processing" and task.status == "queued":
-        return transition(task, "provider_running", now, note=note, **changes)
-    return changed(task, now, note=note, **changes)
+        return transition(task, "provider_running", ctx, note=note, **changes)
+    return changed(task, ctx.now, note=note, **changes)
 
 
-def _apply_success(task: Task, update: ProviderUpdate, source_ref: str, now: datetime, operation_id: str) -> Step:
+def _apply_success(task: Task, update: ProviderUpdate, source_ref: str, ctx: Context) -> Step:
     state = task.state
     flagged = state.flagged or _is_flagged(update)
     outputs = numbered(update.outputs)
@@ -189,9 +183,9 @@ def _apply_success(task: Task, update: ProviderUpdate, source_ref: str, now: dat
         status="succeeded",
         source_ref=source_ref,
         percent=None if update.percent is None else percent,
-        at=now,
+        at=ctx.now,
     )
-    arrived = acknowledged(task, update.provider_ref, now)
+    arrived = acknowledged(task, update.provider_ref, ctx.now)
     if not outputs and not flagged:
         ref = arrived.get("provider_ref", state.provider_ref)
         if update.source == "callback" and isinstance(ref, str):
@@ -199,19 +193,19 @@ def _apply_success(task: Task, update: ProviderUpdate, source_ref: str, now: dat
             polling = PollJob(task.request_id, state.attempt, ref, last=state.final_poll)
             return changed(
                 task,
-                now,
+                ctx.now,
                 polling,
                 note=note,
-                **(arrived | {"poll_count": state.poll_count + 1, "last_update_at": now, "percent": percent}),
+                **(arrived | {"poll_count": state.poll_count + 1, "last_update_at": ctx.now, "percent": percent}),
             )
         error = error_text("provider_error", "the provider finished without any output")
-        return transition(task, "provider_failed", now, operation_id=operation_id, error=error, note=note)
+        return transition(task, "provider_failed", ctx, error=error, note=note)
     changes = arrived | {
         "percent": percent,
-        "last_update_at": now,
+        "last_update_at": ctx.now,
         "flagged": flagged,
         "last_sequence": _later(state.last_sequence, update.sequence),
-        "provider_done_at": now,
+        "provider_done_at": ctx.now,
         "usage": _clean_usage(update.usage),
         "final_poll": False,
     }
@@ -219,11 +213,11 @@ def _apply_success(task: Task, update: ProviderUpdate, source_ref: str, now: dat
     if flagged:
         error = _flag_error(update)
         if not outputs:
-            return transition(task, "provider_failed", now, operation_id=operation_id, error=error, note=note)
+            return transition(task, "provider_failed", ctx, error=error, note=note)
         del changes["final_poll"]
         changes.pop("due_at", None)
         return freeze_for_review(
-            task, "output_flagged", "content_flagged", now, error=error, note=note, hosting=hosting, **changes
+            task, "output_flagged", "content_flagged", ctx, error=error, note=note, hosting=hosting, **changes
         )
     if can_pass_through(task, outputs):
         updated = msgspec.structs.replace(task, state=msgspec.structs.replace(state, **changes))
@@ -231,13 +225,12 @@ def _apply_success(task: Task, update: ProviderUpdate, source_ref: str, now: dat
             updated,
             msgspec.structs.replace(hosting, mode="passthrough"),
             passed_through(outputs),
-            now,
-            operation_id=operation_id,
+            ctx,
             usage=updated.state.usage,
             note=note,
         )
-    round_changes, effect = begin_round(task, hosting, now)
-    return transition(task, "provider_succeeded", now, effect, note=note, **(changes | round_changes))
+    round_changes, effect = begin_round(task, hosting, ctx.now)
+    return transition(task, "provider_succeeded", ctx, effect, note=note, **(changes | round_changes))
 
 
 def passed_through(outputs: tuple[Output, ...]) -> tuple[OutputItem, ...]:
@@ -246,7 +239,7 @@ def passed_through(outputs: tuple[Output, ...]) -> tuple[OutputItem, ...]:
     return tuple(OutputItem(**(msgspec.structs.asdict(output) | claimed)) for output in outputs)
 
 
-def _apply_failure(task: Task, update: ProviderUpdate, source_ref: str, now: datetime, operation_id: str) -> Step:
+def _apply_failure(task: Task, update: ProviderUpdate, source_ref: str, ctx: Context) -> Step:
     reported = update.error
     text = None if reported is None else reported.message or reported.code
     code: ErrorCode
@@ -261,28 +254,27 @@ def _apply_failure(task: Task, update: ProviderUpdate, source_ref: str, now: dat
     return transition(
         task,
         "provider_canceled" if update.status == "canceled" else "provider_failed",
-        now,
-        operation_id=operation_id,
+        ctx,
         error=error_text(code, text or update.message),
         note=note_of(
             update,
             status="canceled" if update.status == "canceled" else "failed",
             source_ref=source_ref,
             percent=None,
-            at=now,
+            at=ctx.now,
         ),
-        last_update_at=now,
-        provider_done_at=now,
+        last_update_at=ctx.now,
+        provider_done_at=ctx.now,
     )
 
 
-def _contradicted(task: Task, update: ProviderUpdate, source_ref: str, now: datetime) -> Step:
+def _contradicted(task: Task, update: ProviderUpdate, source_ref: str, ctx: Context) -> Step:
     """Freeze the task for review: the provider reported success before, and failure now."""
     hosting: HostingState = msgspec.structs.replace(task.state.hosting, status="pending", deadline_at=None)
-    note = note_of(update, status="late", source_ref=source_ref, percent=None, at=now)
+    note = note_of(update, status="late", source_ref=source_ref, percent=None, at=ctx.now)
     error = error_text("provider_error", f"the provider reported success, and then the job as {update.status}")
     return freeze_for_review(
-        task, "provider_conflict", "provider_conflict", now, error=error, note=note, hosting=hosting
+        task, "provider_conflict", "provider_conflict", ctx, error=error, note=note, hosting=hosting
     )
 
 

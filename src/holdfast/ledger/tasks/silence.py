@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.ledger.tasks.dispatch import fail
 from holdfast.ledger.tasks.task import ErrorCode, Task
-from holdfast.ledger.tasks.transitions import Step, unchanged
+from holdfast.ledger.tasks.transitions import Context, Step, unchanged
 
 Unanswered = Literal["submissions", "updates"]
 
@@ -25,16 +25,16 @@ class Silence(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def on_silence(task: Task, silence: Silence, now: datetime, *, operation_id: str) -> Step:
+def on_silence(task: Task, silence: Silence, ctx: Context) -> Step:
     """Fail a task that was not yet submitted if its provider has been silent for as long as the task may wait."""
     deadlines = task.request.terms.deadlines
     limit_s = deadlines.dispatch_s if silence.of == "submissions" else deadlines.run_s
-    waited_s = min(silence.seconds, (now - task.created_at).total_seconds())
+    waited_s = min(silence.seconds, (ctx.now - task.created_at).total_seconds())
     if task.is_terminal or task.state.dispatch != "none" or task.state.attempt or waited_s < limit_s:
         return unchanged("ignored")
     text = f"the provider has answered no {_UNANSWERED[silence.of]} for {silence.seconds:.0f} s"
     code: ErrorCode = "provider_unavailable" if silence.of == "submissions" else "provider_timeout"
-    return fail(task, "never_sent", text, now, operation_id=operation_id, code=code, what="silence")
+    return fail(task, "never_sent", text, ctx, code=code, what="silence")
 
 
 _UNANSWERED = {"submissions": "submission", "updates": "poll of a job"}

@@ -92,6 +92,14 @@ class ProviderTraits(msgspec.Struct, frozen=True):
     listed: Literal["yes", "recently", "no"] = "yes"
 
 
+class Context(NamedTuple):
+    """What a decision takes from outside: the time, an id for its settlement, and a random number from 0 to 1."""
+
+    now: datetime
+    operation_id: str | None = None
+    jitter: float = 0.0
+
+
 class Settlement(msgspec.Struct, frozen=True):
     """The settlement of the task's hold, in the same unit of work as the task's new version.
 
@@ -196,9 +204,8 @@ def changed(
 def transition(
     task: Task,
     cause: Cause,
-    now: datetime,
+    ctx: Context,
     *effects: Effect,
-    operation_id: str | None = None,
     charge_micro: int = 0,
     error: str | None = None,
     note: Progress | None = None,
@@ -213,29 +220,29 @@ def transition(
     settle = None
     cost_micro = 0
     if rule.settles is not None:
-        assert operation_id is not None
+        assert ctx.operation_id is not None
         assert 0 <= charge_micro <= task.request.hold_micro
         cost_micro = charge_micro if rule.settles == "capture" else 0
         settle = Settlement(
             kind=rule.settles,
             hold_id=task.request.hold_id,
             charge_micro=cost_micro,
-            operation_id=operation_id,
+            operation_id=ctx.operation_id,
             reason=cause.replace("_", " "),
-            at=now,
+            at=ctx.now,
         )
-        state |= {"operation_id": operation_id, "cost_micro": cost_micro, "due_at": None, "final_poll": False}
-        state["canceled_at" if rule.target == "canceled" else "completed_at"] = now
+        state |= {"operation_id": ctx.operation_id, "cost_micro": cost_micro, "due_at": None, "final_poll": False}
+        state["canceled_at" if rule.target == "canceled" else "completed_at"] = ctx.now
         if rule.settles == "release":
             state |= _nothing_delivered(state.get("hosting", task.state.hosting))
     if error is not None or rule.target == "succeeded":
         state["error"] = error
     if rule.target != task.status:
-        entry = StatusEntry(status=rule.target, ts=now, cost_micro=cost_micro, error=state.get("error"))
+        entry = StatusEntry(status=rule.target, ts=ctx.now, cost_micro=cost_micro, error=state.get("error"))
         state["status_history"] = (*task.state.status_history, entry)
         if rule.target == "processing":
-            state["run_started_at"] = now
-    moved = _next_version(task, rule.target, now, note, state)
+            state["run_started_at"] = ctx.now
+    moved = _next_version(task, rule.target, ctx.now, note, state)
     return Step(task=moved, verdict="applied", settle=settle, effects=effects)
 
 
@@ -243,7 +250,7 @@ def freeze_for_review(
     task: Task,
     cause: Literal["outputs_unstorable", "output_flagged", "provider_conflict", "usage_mismatch"],
     reason: ReviewReason,
-    now: datetime,
+    ctx: Context,
     *,
     error: str,
     note: Progress | None = None,
@@ -254,10 +261,10 @@ def freeze_for_review(
         case_id=review_case_of(task.request_id),
         reason=reason,
         decision="capture_blocked",
-        deadline_at=now + timedelta(seconds=task.request.terms.deadlines.review_s),
+        deadline_at=ctx.now + timedelta(seconds=task.request.terms.deadlines.review_s),
     )
     return transition(
-        task, cause, now, error=error, note=note, review=review, due_at=None, final_poll=False, **state
+        task, cause, ctx, error=error, note=note, review=review, due_at=None, final_poll=False, **state
     )
 
 
