@@ -17,12 +17,11 @@ from holdfast.ledger.ids import new_id
 from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.claims.tasks import FIRST, claim_waiting
 from holdfast.persistence.journal.units import Broken, Committed, Unit
+from holdfast.persistence.queries.credentials import session_by_token
 from holdfast.persistence.queries.ledger import statement_of_account
 from holdfast.persistence.queries.loading import load_account, load_sign_in
 from holdfast.persistence.queries.orders import order_by_id, orders_of_account
-from holdfast.persistence.queries.sessions import session_by_token
-from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
-from holdfast.persistence.queries.usage import usage_of_account
+from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account, usage_of_account
 from holdfast.persistence.records import operator_tables, process_tables, shared_tables
 from holdfast.persistence.records.accounts import AccountHead, AccountRow, SessionRow
 from holdfast.persistence.records.orders import OrderChangedRow

@@ -17,9 +17,7 @@ from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Review, TaskRequest, accept_task
 from holdfast.persistence.queries.orders import troubled_orders
-from holdfast.persistence.queries.reviews import open_reviews
-from holdfast.persistence.queries.tasks import tasks_of_account
-from holdfast.persistence.queries.usage import usage_of_account
+from holdfast.persistence.queries.tasks import open_reviews, tasks_of_account, usage_of_account
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
 

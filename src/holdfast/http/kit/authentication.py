@@ -8,8 +8,7 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.credentials import INVALID_API_KEY, INVALID_SESSION, SESSION_EXPIRED, lacking_scope
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
-from holdfast.persistence.queries.api_keys import api_key_by_secret
-from holdfast.persistence.queries.sessions import SessionRecord, session_by_token
+from holdfast.persistence.queries.credentials import SessionRecord, api_key_by_secret, session_by_token
 from holdfast.persistence.records.accounts import ApiKeyRecord
 
 

@@ -35,8 +35,8 @@ from holdfast.http.kit.operators import Operator, OperatorRole
 from holdfast.http.kit.prefer import read_prefer
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.operators.actions import OperatorAction
-from holdfast.persistence.queries.idempotency import find_reply
-from holdfast.persistence.queries.sessions import SessionRecord
+from holdfast.persistence.queries.accounts import find_reply
+from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.records.accounts import ApiKeyRecord
 
 T = TypeVar("T")

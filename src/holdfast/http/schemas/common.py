@@ -16,7 +16,7 @@ from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, FreeForm, Time
 from holdfast.persistence.queries.accounts import FirstCallFacts
-from holdfast.persistence.queries.sessions import SessionRecord
+from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.records.accounts import ApiKeyRecord
 
 # --------------------------------------------------------------------------------------------- requests

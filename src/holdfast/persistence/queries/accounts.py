@@ -1,14 +1,22 @@
-"""An account's totals, the number of its live keys, and what operators see of it."""
+"""An account's totals, its live keys, what operators see of it, and the stored reply of an idempotency key."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from sqlalchemy import Connection, any_, bindparam, func, select
 
 from holdfast.ledger.credit.account import AccountTotals
-from holdfast.persistence.records.tables import account_emails, accounts, api_keys, holds, sessions
+from holdfast.persistence.records.accounts import StoredReply
+from holdfast.persistence.records.tables import (
+    account_emails,
+    accounts,
+    api_keys,
+    holds,
+    idempotency_records,
+    sessions,
+)
 
 
 class FirstCallFacts(NamedTuple):
@@ -81,3 +89,21 @@ def account_overview(rows: Connection, account_id: str, *, now: datetime) -> Acc
     query = _OVERVIEW.where(accounts.c.id == bindparam("account_id"))
     found = rows.execute(query, {"account_id": account_id, "now": now}).one_or_none()
     return None if found is None else AccountOverview._make(found)
+
+
+_FIND = select(idempotency_records.c.fingerprint, idempotency_records.c.reply).where(
+    idempotency_records.c.account_id == bindparam("account_id"),
+    idempotency_records.c.route == bindparam("route"),
+    idempotency_records.c.key == bindparam("key"),
+    idempotency_records.c.created_at > bindparam("oldest"),
+)
+
+
+def find_reply(
+    rows: Connection, account_id: str, *, route: str, key: str, now: datetime, ttl_s: int
+) -> StoredReply | None:
+    """Return the record of (account, route, key), or None; one older than ``ttl_s`` counts as absent."""
+    oldest = now - timedelta(seconds=ttl_s)
+    parameters = {"account_id": account_id, "route": route, "key": key, "oldest": oldest}
+    found = rows.execute(_FIND, parameters).one_or_none()
+    return None if found is None else StoredReply(bytes(found.fingerprint), bytes(found.reply))

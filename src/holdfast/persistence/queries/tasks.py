@@ -1,19 +1,36 @@
-"""Tasks: one by its id, or a page of an account's, newest first."""
+"""Tasks: one by its id, a page of an account's, those in review; their usage log and stored outputs.
+
+A review is part of its task's row. The open ones are found through the partial index of dispatched tasks that have
+not ended, so ended tasks cost nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
-from sqlalchemy import Connection, Row, bindparam
+from sqlalchemy import Connection, Row, bindparam, func
 
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.queries.paging import AccountPageOptions, page_of_account
-from holdfast.persistence.records.tables import tasks
-from holdfast.persistence.records.tasks import TASK, task_of
+from holdfast.ledger.tasks.transitions import task_of_review_case
+from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
+from holdfast.persistence.records.tables import assets, tasks
+from holdfast.persistence.records.tables import usage_entries as usage
+from holdfast.persistence.records.tasks import (
+    ASSET,
+    TASK,
+    USAGE_ENTRY,
+    AssetRow,
+    UsageEntry,
+    task_of,
+    usage_entry_of,
+)
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
+_ORDER = (tasks.c.created_at, tasks.c.request_id)
 _BY_ID = TASK.where(tasks.c.request_id == bindparam("request_id"))
+_IN_REVIEW = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched, tasks.c.status == "review")
+_ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))
 
 
 def task_by_id(rows: Connection, request_id: str) -> Task | None:
@@ -38,9 +55,42 @@ def tasks_of_account(
     rows: Connection, account_id: str, **page: Unpack[AccountPageOptions]
 ) -> list[Task | UnreadableEntry]:
     """Return a page of the account's tasks, newest first by (created_at, request_id)."""
-    return read_tasks(page_of_account(rows, TASK, (tasks.c.created_at, tasks.c.request_id), account_id, **page))
+    return _listed(page_of_account(rows, TASK, _ORDER, account_id, **page))
 
 
-def read_tasks(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Task | UnreadableEntry]:
-    """Return the tasks of a list's rows."""
-    return read_rows(task_of, page, "tasks", lambda row: (row.created_at, row.request_id))
+def open_reviews(
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
+) -> list[Task | UnreadableEntry]:
+    """Return a page of the tasks in review, oldest first by (created_at, request_id).
+
+    ``filters`` may have the ``reason`` of the review.
+    """
+    found = _IN_REVIEW
+    if "reason" in filters:
+        found = found.where(func.json_extract_path_text(tasks.c.state, "review", "reason") == filters["reason"])
+    return _listed(page(rows, found, _ORDER, oldest_first=True, **options))
+
+
+def task_under_review(rows: Connection, case_id: str) -> Task | None:
+    """Return the task of this review, decided or not."""
+    task = task_by_id(rows, task_of_review_case(case_id))
+    review = None if task is None else task.state.review
+    return task if review is not None and review.case_id == case_id else None
+
+
+def usage_of_account(
+    rows: Connection, account_id: str, **page: Unpack[AccountPageOptions]
+) -> list[UsageEntry | UnreadableEntry]:
+    """Return a page of the account's entries, newest first by (ts, request_id)."""
+    found = page_of_account(rows, USAGE_ENTRY, (usage.c.ts, usage.c.request_id), account_id, **page)
+    return read_rows(usage_entry_of, found, "usage_entries", lambda row: (row.ts, row.request_id))
+
+
+def asset_by_id(rows: Connection, asset_id: str) -> AssetRow | None:
+    """Return the asset with this id, or None if it never existed or its row was deleted."""
+    found = rows.execute(_ASSET_BY_ID, {"asset_id": asset_id}).one_or_none()
+    return None if found is None else AssetRow(*found)
+
+
+def _listed(found: Iterable[Row[*tuple[Any, ...]]]) -> list[Task | UnreadableEntry]:
+    return read_rows(task_of, found, "tasks", lambda row: (row.created_at, row.request_id))

@@ -24,7 +24,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, parse_amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import account_totals
-from holdfast.persistence.queries.api_keys import api_keys_of_account
+from holdfast.persistence.queries.credentials import api_keys_of_account
 
 route = RouteTable("Account")
 

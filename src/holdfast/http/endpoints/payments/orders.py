@@ -25,8 +25,8 @@ from holdfast.ledger.ids import new_id, new_id_of_account
 from holdfast.ledger.money import CURRENCY, format_amount, parse_amount
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderResult, OrderStatus, Provider, identity_fx
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.queries.orders import order_of_account, orders_of_account
-from holdfast.persistence.queries.sessions import SessionRecord
 
 route = RouteTable("Payments")
 

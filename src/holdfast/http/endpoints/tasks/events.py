@@ -15,8 +15,8 @@ from holdfast.http.schemas.events import EventBody, EventList, WebhookSecretBody
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.webhook_secrets import Rotation, signing
 from holdfast.persistence.claims.outbox import rotations_of
+from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.queries.events import EventRecord, events_of_task
-from holdfast.persistence.queries.sessions import SessionRecord
 from holdfast.persistence.records.accounts import ApiKeyRecord
 
 route = RouteTable("Events")

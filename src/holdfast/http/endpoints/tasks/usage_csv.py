@@ -22,7 +22,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import Position, Window
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
-from holdfast.persistence.queries.usage import usage_of_account
+from holdfast.persistence.queries.tasks import usage_of_account
 from holdfast.persistence.records.tasks import UsageEntry
 from holdfast.persistence.records.unreadable import UnreadableEntry
 

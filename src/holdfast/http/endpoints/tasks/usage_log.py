@@ -15,8 +15,8 @@ from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.tasks import UsageList, usage_body
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.sessions import SessionRecord
-from holdfast.persistence.queries.usage import usage_of_account
+from holdfast.persistence.queries.credentials import SessionRecord
+from holdfast.persistence.queries.tasks import usage_of_account
 
 route = RouteTable("Usage")
 

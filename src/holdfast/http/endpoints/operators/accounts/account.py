@@ -22,7 +22,7 @@ from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.public_types import Amount, Time, time_or_none
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import AccountOverview, account_of_email, account_overview
-from holdfast.persistence.queries.api_keys import api_keys_of_account
+from holdfast.persistence.queries.credentials import api_keys_of_account
 from holdfast.persistence.records.accounts import ApiKeyRecord
 
 route = RouteTable("Operators")

@@ -27,7 +27,7 @@ from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import ReviewReason, Task
-from holdfast.persistence.queries.reviews import open_reviews, task_under_review
+from holdfast.persistence.queries.tasks import open_reviews, task_under_review
 
 route = RouteTable("Operators")
 

@@ -1,16 +1,30 @@
-"""API keys, by the hash of their secret or by account."""
+"""API keys and sessions, by the hash of their secret or token; the keys of an account."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam
+from sqlalchemy import Connection, bindparam, select
 
 from holdfast.persistence.records.accounts import ApiKeyRecord
 from holdfast.persistence.records.mapping import selected
-from holdfast.persistence.records.tables import accounts, api_keys
+from holdfast.persistence.records.tables import accounts, api_keys, sessions
+
+
+class SessionRecord(NamedTuple):
+    """A session and its account; it may be revoked or expired, and the account disabled."""
+
+    account_id: str
+    session_id: str
+    email: str
+    role: str
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None
+    disabled_at: datetime | None
+
 
 _KEY = selected(api_keys, ApiKeyRecord._fields)
 _BY_SECRET = (
@@ -20,6 +34,12 @@ _BY_SECRET = (
 )
 _OF_ACCOUNT = _KEY.where(api_keys.c.account_id == bindparam("account_id")).order_by(
     api_keys.c.created_at.desc(), api_keys.c.key_id.desc()
+)
+_OF_ITS_ACCOUNT = ("email", "role", "disabled_at")
+_BY_TOKEN = (
+    select(*((accounts if name in _OF_ITS_ACCOUNT else sessions).c[name] for name in SessionRecord._fields))
+    .join_from(sessions, accounts, sessions.c.account_id == accounts.c.id)
+    .where(sessions.c.token_sha256 == bindparam("sha256"))
 )
 
 
@@ -37,3 +57,9 @@ def api_keys_of_account(rows: Connection, account_id: str) -> list[ApiKeyRecord]
 def _record(row: Iterable[Any]) -> ApiKeyRecord:
     record = ApiKeyRecord._make(row)
     return record._replace(scopes=tuple(record.scopes))
+
+
+def session_by_token(rows: Connection, sha256: bytes) -> SessionRecord | None:
+    """Return the session whose token has this SHA-256, or None."""
+    found = rows.execute(_BY_TOKEN, {"sha256": sha256}).one_or_none()
+    return None if found is None else SessionRecord._make(found)
