@@ -8,8 +8,6 @@ from sqlalchemy.dialects import postgresql
 
 revision = "0002"
 down_revision = "0001"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

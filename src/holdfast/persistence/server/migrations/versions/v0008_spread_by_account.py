@@ -11,8 +11,6 @@ from alembic import op
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
 
 UNIQUE = (
     ("operations", "operation_id"),

@@ -8,8 +8,6 @@ from sqlalchemy.dialects import postgresql
 
 revision = "0009"
 down_revision = "0008"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -8,8 +8,6 @@ from sqlalchemy.dialects.postgresql import TIMESTAMP
 
 revision = "0011"
 down_revision = "0010"
-branch_labels = None
-depends_on = None
 
 _TIME = TIMESTAMP(timezone=True)
 

@@ -11,8 +11,6 @@ from sqlalchemy.dialects import postgresql
 
 revision = "0012"
 down_revision = "0011"
-branch_labels = None
-depends_on = None
 
 BY_ACCOUNT = ("account_emails", "order_payments", "payment_events")
 
