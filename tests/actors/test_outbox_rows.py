@@ -21,7 +21,7 @@ from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
 from holdfast.actors.unfenced.event_commands import EventCommands
-from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, OutboxRows
+from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX
 from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S, Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
@@ -103,8 +103,14 @@ class Box:
     async def claim(
         self, *, most: int = 100, busy: dict[str, int] | None = None, now: datetime | None = None
     ) -> Any:
-        rows = OutboxRows(self.database, lease_s=LEASE_S)
-        return await rows.claim(now or utc_now(), most=most, busy=busy or {})
+        return await self.database.work(
+            claim_due,
+            now or utc_now(),
+            most=most,
+            per_account_max=PER_ACCOUNT_MAX,
+            busy=busy or {},
+            lease_s=LEASE_S,
+        )
 
     async def row(self, event_id: str) -> Any:
         """Read an event's row."""

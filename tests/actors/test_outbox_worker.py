@@ -64,7 +64,7 @@ class Setup:
         self.events[event_id] = DueEvent(account_id, event_id, "task_1", kind, url, at, 0, at, 0, "{}", ())
         self.due_at[event_id] = at
 
-    async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
+    async def claim(self, now: datetime, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
         await trio.lowlevel.checkpoint()
         self.claims += 1
         taken: list[DueEvent] = []
@@ -115,7 +115,7 @@ class Setup:
         """Start a worker."""
         worker = OutboxWorker(
             self.worker_ref,
-            rows=self,
+            claim=self.claim,
             journal=cast(Journal, self),
             tasks=self,
             render=self.render,

@@ -17,7 +17,7 @@ from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxRows, OutboxWorker
+from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, PER_ACCOUNT_MAX, OutboxWorker
 from holdfast.actors.workers.pace import Pace
 from holdfast.actors.workers.provider_calls import ProviderCaller, SubmitKey
 from holdfast.actors.workers.provider_watch import ProviderWatch
@@ -33,7 +33,7 @@ from holdfast.ledger.tasks.public import event_payload
 from holdfast.metrics.process_usage import ProcessMeter
 from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.claims.contents import ContentClaims
-from holdfast.persistence.claims.outbox import DueEvent
+from holdfast.persistence.claims.outbox import DueEvent, claim_due
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.server.database import Database
 from holdfast.providers.outbound.guarded import GuardedClient
@@ -155,7 +155,14 @@ def worker_children(
         ),
         "outbox": lambda: OutboxWorker(
             refs.outbox,
-            rows=OutboxRows(database, lease_s=settings.webhook_timeout_s + LEASE_MARGIN_S),
+            claim=lambda at, most, busy: database.work(
+                claim_due,
+                at,
+                most=most,
+                per_account_max=PER_ACCOUNT_MAX,
+                busy=busy,
+                lease_s=settings.webhook_timeout_s + LEASE_MARGIN_S,
+            ),
             journal=journal,
             tasks=tasks,
             render=render,

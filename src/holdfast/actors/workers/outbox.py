@@ -11,7 +11,6 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Protocol
 
 import structlog
 import trio
@@ -26,11 +25,10 @@ from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.deliveries import DeliveryResponse, DeliveryState, after_attempt
 from holdfast.ledger.tasks.events import ASSETS_READY
 from holdfast.ledger.tasks.webhook_secrets import signing, webhook_secret
-from holdfast.persistence.claims.outbox import DueEvent, claim_due
+from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
-from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.providers.standard_webhooks import standard_headers
@@ -48,36 +46,17 @@ FINISH_S = 2.0
 
 ERROR_MAX_CHARS = 200
 
+Claim = Callable[[datetime, int, Mapping[str, int]], Awaitable[list[DueEvent]]]
+"""Claims up to a number of events that are due, given how many deliveries of each account run.
+
+Raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
+"""
+
 Render = Callable[[DueEvent], bytes]
 """Renders an event's body, with links signed as of now."""
 
 Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[DeliveryResponse]]
 """Sends an account's event: URL, body and headers. One attempt, with its own timeout."""
-
-
-class EventRows(Protocol):
-    """The stored events."""
-
-    async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
-        """Claim up to ``most`` due events; ``busy`` counts each account's running deliveries.
-
-        Raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
-        """
-        ...
-
-
-class OutboxRows:
-    """The outbox in the database. ``lease_s`` is how long one delivery may take."""
-
-    def __init__(self, database: Database, *, lease_s: float) -> None:
-        self._database = database
-        self._lease_s = lease_s
-
-    async def claim(self, now: datetime, *, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
-        """Claim due events, oldest first, up to each account's limit."""
-        return await self._database.work(
-            claim_due, now, most=most, per_account_max=PER_ACCOUNT_MAX, busy=busy, lease_s=self._lease_s
-        )
 
 
 class OutboxWorker(Worker):
@@ -89,7 +68,7 @@ class OutboxWorker(Worker):
         self,
         ref: WorkerRef,
         *,
-        rows: EventRows,
+        claim: Claim,
         journal: Journal,
         tasks: Directory,
         render: Render,
@@ -102,7 +81,7 @@ class OutboxWorker(Worker):
         tick_s: float = TICK_S,
     ) -> None:
         super().__init__(ref)
-        self._rows = rows
+        self._claim = claim
         self._journal = journal
         self._tasks = tasks
         self._render = render
@@ -150,7 +129,7 @@ class OutboxWorker(Worker):
         most = DELIVERIES_MAX - self._busy.total()
         if most <= 0:
             return False
-        due = await self._rows.claim(self._now(), most=most, busy=dict(self._busy))
+        due = await self._claim(self._now(), most, dict(self._busy))
         for event in due:
             self._busy[event.account_id] += 1
             self.nursery.start_soon(self._deliver, event)

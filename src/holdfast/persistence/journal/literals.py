@@ -36,7 +36,7 @@ def codec_of(column: Column[Any]) -> ColumnCodec:
     return next(codec for kind, codec in _BY_TYPE if isinstance(column.type, kind))
 
 
-# --------------------------------------------------------------------------------------------------- array literals
+# ------------------------------------------------------------------------------------------------------------- text
 
 
 def text_array(values: Iterable[str | None]) -> str:
@@ -53,40 +53,6 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _integer_array(values: Iterable[int | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else str(v) for v in values]) + "}"
-
-
-def _boolean_array(values: Iterable[bool | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else "t" if v else "f" for v in values]) + "}"
-
-
-def _time_array(values: Iterable[datetime | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else _time(v) for v in values]) + "}"
-
-
-@functools.lru_cache(maxsize=4096)
-def _time(at: datetime) -> str:
-    """Encode a time, which needs no quotes. Cached: a decision's time is in many columns of its rows."""
-    return at.isoformat()
-
-
-def _binary_array(values: Iterable[bytes | None]) -> str:
-    return "{" + ",".join(["NULL" if v is None else '"\\\\x' + v.hex() + '"' for v in values]) + "}"
-
-
-def _text_list_array(values: Iterable[Sequence[str] | None]) -> str:
-    """Encode each row's text array as a literal, cast back by the statement (rows may differ in length)."""
-    return text_array(None if v is None else text_array(v) for v in values)
-
-
-def _json_array(values: Iterable[Any]) -> str:
-    return text_array([_json.encode(v).decode() for v in values])
-
-
-# ------------------------------------------------------------------------------------------------------------- COPY
-
-
 def _text_cells(values: Sequence[str | None]) -> list[str]:
     if None not in values:
         joined = _BETWEEN.join(values)  # type: ignore[arg-type]  # there is no None among them
@@ -99,38 +65,54 @@ def _needs_escapes(text: str) -> bool:
     return "\\" in text or "\n" in text or "\r" in text or "\t" in text
 
 
-def _integer_cells(values: Sequence[int | None]) -> list[str]:
-    return [_NULL if v is None else str(v) for v in values]
+def _as_text(pg_type: str, encode: Callable[[Any], str | None]) -> ColumnCodec:
+    """Return the codec of values that are sent as text of any characters."""
+    return ColumnCodec(
+        pg_type,
+        lambda values: text_array([encode(v) for v in values]),
+        lambda values: _text_cells([encode(v) for v in values]),
+    )
 
 
-def _boolean_cells(values: Sequence[bool | None]) -> list[str]:
-    return [_NULL if v is None else "t" if v else "f" for v in values]
+def _text_list(values: Sequence[str] | None) -> str | None:
+    """Encode a row's text array as a literal, cast back by the statement (rows may differ in length)."""
+    return None if values is None else text_array(values)
 
 
-def _time_cells(values: Sequence[datetime | None]) -> list[str]:
-    return [_NULL if v is None else _time(v) for v in values]
+def _json_text(value: Any) -> str:
+    return _json.encode(value).decode()
 
 
-def _binary_cells(values: Sequence[bytes | None]) -> list[str]:
-    return [_NULL if v is None else "\\\\x" + v.hex() for v in values]
+# ------------------------------------------------------------------------------------------- what needs no quotes
 
 
-def _text_list_cells(values: Sequence[Sequence[str] | None]) -> list[str]:
-    return _text_cells([None if v is None else text_array(v) for v in values])
+def _plain(pg_type: str, encode: Callable[[Any], str]) -> ColumnCodec:
+    """Return the codec of values that look the same in an array and in COPY, except for null."""
+    return ColumnCodec(
+        pg_type,
+        lambda values: "{" + ",".join(["NULL" if v is None else encode(v) for v in values]) + "}",
+        lambda values: [_NULL if v is None else encode(v) for v in values],
+    )
 
 
-def _json_cells(values: Sequence[Any]) -> list[str]:
-    return _text_cells([_json.encode(v).decode() for v in values])
+@functools.lru_cache(maxsize=4096)
+def _time(at: datetime) -> str:
+    """Encode a time. Cached: a decision's time is in many columns of its rows."""
+    return at.isoformat()
+
+
+def _binary(value: bytes) -> str:
+    return "\\\\x" + value.hex()
 
 
 _BY_TYPE: tuple[tuple[type[Any], ColumnCodec], ...] = (
-    (ARRAY, ColumnCodec("text", _text_list_array, _text_list_cells)),
-    (JSON, ColumnCodec("json", _json_array, _json_cells)),
-    (TIMESTAMP, ColumnCodec("timestamptz", _time_array, _time_cells)),
+    (ARRAY, _as_text("text", _text_list)),
+    (JSON, _as_text("json", _json_text)),
+    (TIMESTAMP, _plain("timestamptz", _time)),
     (Text, ColumnCodec("text", text_array, _text_cells)),
-    (BigInteger, ColumnCodec("bigint", _integer_array, _integer_cells)),
-    (SmallInteger, ColumnCodec("smallint", _integer_array, _integer_cells)),
-    (Integer, ColumnCodec("integer", _integer_array, _integer_cells)),
-    (Boolean, ColumnCodec("boolean", _boolean_array, _boolean_cells)),
-    (LargeBinary, ColumnCodec("bytea", _binary_array, _binary_cells)),
+    (BigInteger, _plain("bigint", str)),
+    (SmallInteger, _plain("smallint", str)),
+    (Integer, _plain("integer", str)),
+    (Boolean, _plain("boolean", {True: "t", False: "f"}.__getitem__)),
+    (LargeBinary, _plain("bytea", _binary)),
 )
