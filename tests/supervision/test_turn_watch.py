@@ -9,9 +9,10 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
+from holdfast.actors.workers.passes import Passes
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import RestartKey
-from holdfast.supervision.turn_watch import SHOWN_MAX, TurnWatch
+from holdfast.supervision.turn_watch import ALONE_MAX, TurnWatch
 
 from .keyed_actors import Harness, Rest, Say, collect
 
@@ -21,6 +22,7 @@ async def watched(harness: Harness, limit_s: float = 30) -> AsyncIterator[trio.N
     """Run the harness's directory and a watch of it."""
     watch = TurnWatch(
         [harness.directory],
+        Passes(),
         limit_s=limit_s,
         reporter=harness.reporter,
         is_database_open=lambda: harness.gate.is_open,
@@ -100,10 +102,10 @@ def _with_start(harness: Harness, on_start: Any) -> Any:
 async def test_many_stuck_turns_are_summed_up(autojump_clock: MockClock) -> None:
     harness = Harness()
     async with watched(harness) as nursery:
-        nursery.start_soon(collect, harness, [(f"k{n}", Rest(50)) for n in range(SHOWN_MAX + 5)], {})
+        nursery.start_soon(collect, harness, [(f"k{n}", Rest(50)) for n in range(ALONE_MAX + 5)], {})
         await trio.sleep(45)
         reports = harness.reports("stuck")
-        assert len(reports) == SHOWN_MAX + 1
+        assert len(reports) == ALONE_MAX + 1
         assert reports[-1].count == 5
 
 

@@ -128,6 +128,12 @@ TURN_S = BatchedHistogram(
     ["kind"],
     buckets=SECONDS,
 )
+WORKER_PASS_S = BatchedHistogram(
+    "holdfast_worker_pass_seconds",
+    "Time of one pass of a worker, a round of its loop or a turn, without the wait for the next; by worker.",
+    ["worker"],
+    buckets=SECONDS,
+)
 POISON_MESSAGES = Counter(
     "holdfast_poison_messages", "Messages that crashed their actor and were kept, by kind of actor.", ["kind"]
 )
@@ -302,6 +308,7 @@ BATCHED = (
     DATABASE_WAIT_S,
     MAILBOX_WAIT_S,
     TURN_S,
+    WORKER_PASS_S,
     LOOP_LAG_S,
     TASK_S,
     PROVIDER_CALL_S,

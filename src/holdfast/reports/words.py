@@ -17,7 +17,7 @@ _HAPPENED: dict[ReportKind, str] = {
     "escalation": "gave up",
     "drain": "drained",
     "roll": "replaced",
-    "stuck": "turn takes too long",
+    "stuck": "takes too long",
     "poison": "message set aside",
     "dead_letter": "message not handled",
     "outage": "away",

@@ -16,7 +16,7 @@
     │   ├── report-writer              stores reports
     │   ├── report-feed                follows the reports of other members
     │   ├── poison-writer              stores messages that crashed their actor
-    │   ├── turn-watch                 reports actors that handle one message for too long
+    │   ├── turn-watch                 reports turns and passes that take too long
     │   ├── heartbeat                  renews the process's lease and measures service time
     │   ├── dispatcher                 assigns provider slots to tasks, wakes due tasks
     │   ├── provider-calls             calls media providers

@@ -1,40 +1,45 @@
-"""The watch of turns: an actor that handles one message for too long is reported, once, with where it waits.
+"""The watch of turns: what takes too long is reported once, with where it waits, and again when it has ended.
 
-While the database is away nothing is reported: turns wait for it, and the outage is reported as such.
+That is the turn of an actor, its start, or the pass of a worker. While the database is away nothing is reported:
+turns wait for it, and the outage is reported as such.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Literal, NamedTuple
 
 import trio
 
+from holdfast.actors.workers.passes import Pass, Passes
 from holdfast.reports.report import Report
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.control.await_stack import await_stack
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedChild
 
-SHOWN_MAX: Final = 10
+ALONE_MAX: Final = 10
 """So many stuck turns are reported one by one in one check; the others are counted."""
-FRAMES_SHOWN: Final = 6
+FRAMES_MAX: Final = 6
 
 
-class _Stuck(NamedTuple):
-    """What was reported: the incarnation, when its turn began, and the type of the message."""
+class _Turn(NamedTuple):
+    """A turn that takes too long. ``what`` is the type of its message, or the name of a pass."""
 
-    incarnation: int
-    began_at: float
+    path: str
+    key: str | None
+    incarnation: int | None
     what: str
+    began_at: float
 
 
 class TurnWatch:
-    """Checks the actors of ``directories`` for turns, and starts, that take longer than ``limit_s``."""
+    """Checks the actors of ``directories`` and the workers for turns that take longer than ``limit_s``."""
 
     def __init__(
         self,
         directories: Iterable[KeyedDirectory],
+        passes: Passes,
         *,
         limit_s: float,
         reporter: Reporter,
@@ -42,11 +47,12 @@ class TurnWatch:
         mask: Callable[[str, str], str],
     ) -> None:
         self._directories = tuple(directories)
+        self._passes = passes
         self._limit_s = limit_s
         self._reporter = reporter
         self._is_database_open = is_database_open
         self._mask = mask
-        self._reported: dict[tuple[str, str], _Stuck] = {}
+        self._reported: set[_Turn] = set()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Check until cancelled."""
@@ -59,65 +65,78 @@ class TurnWatch:
     def check(self) -> None:
         """Report turns that have become too long, and those of the reported ones that have ended."""
         now = trio.current_time()
-        found = [
-            (directory, child)
-            for directory in self._directories
-            for child in directory.lives.children.values()
-            if _began_at(child) < now - self._limit_s
-        ]
-        self._report_ended(now, {(directory.name, child.key): child for directory, child in found})
-        new = [pair for pair in found if (pair[0].name, pair[1].key) not in self._reported]
-        for directory, child in new:
-            self._reported[directory.name, child.key] = _Stuck(child.incarnation, _began_at(child), _what(child))
-        for directory, child in new[:SHOWN_MAX]:
-            self._report(directory, child, now)
-        if len(new) > SHOWN_MAX:
+        found: dict[_Turn, KeyedChild | Pass] = {**dict(self._long_turns(now)), **dict(self._long_passes(now))}
+        for turn in self._reported - found.keys():
+            self._report(turn, now, "recovery", reason=f"it has ended: {turn.what}")
+        new = [turn for turn in found if turn not in self._reported]
+        self._reported = set(found)
+        for turn in new[:ALONE_MAX]:
+            self._report_stuck(turn, found[turn], now)
+        if len(new) > ALONE_MAX:
             self._reporter.report(
                 Report(
                     kind="stuck",
                     at=self._reporter.now(),
-                    path=new[-1][0].name,
-                    reason="further actors are in one turn for too long",
-                    count=len(new) - SHOWN_MAX,
+                    path=new[-1].path,
+                    reason="further turns take too long",
+                    count=len(new) - ALONE_MAX,
                     duration_s=self._limit_s,
                 )
             )
 
-    def _report_ended(self, now: float, found: dict[tuple[str, str], KeyedChild]) -> None:
-        for (name, key), stuck in list(self._reported.items()):
-            child = found.get((name, key))
-            if child is not None and (child.incarnation, _began_at(child)) == stuck[:2]:
-                continue
-            del self._reported[name, key]
-            self._reporter.report(
-                Report(
-                    kind="recovery",
-                    at=self._reporter.now(),
-                    path=name,
-                    key=self._mask(name, key),
-                    incarnation=stuck.incarnation,
-                    reason=f"its turn has ended: {stuck.what}",
-                    last_message_type=stuck.what,
-                    duration_s=round(now - stuck.began_at, 1),
-                )
-            )
+    def _long_turns(self, now: float) -> Iterator[tuple[_Turn, KeyedChild]]:
+        for directory in self._directories:
+            for child in directory.lives.children.values():
+                if (began_at := _began_at(child)) < now - self._limit_s:
+                    turn = child.actor.turn if child.actor is not None else None
+                    what = "its start" if turn is None else type(turn.message).__name__
+                    key = self._mask(directory.name, child.key)
+                    yield _Turn(directory.name, key, child.incarnation, what, began_at), child
 
-    def _report(self, directory: KeyedDirectory, child: KeyedChild, now: float) -> None:
-        turn = child.actor.turn if child.actor is not None else None
-        stack = await_stack(child.task) if child.task is not None else []
+    def _long_passes(self, now: float) -> Iterator[tuple[_Turn, Pass]]:
+        for each in self._passes.open:
+            if each.began_at < now - max(self._limit_s, each.bound_s):
+                yield _Turn(f"holdfast/workers/{each.worker}", None, None, each.what, each.began_at), each
+
+    def _report_stuck(self, turn: _Turn, found: KeyedChild | Pass, now: float) -> None:
+        frames = await_stack(found.task) if found.task is not None else []
+        stack = [frame for frame in frames if not frame.startswith("trio.")]
+        child = found if isinstance(found, KeyedChild) else None
+        message = child.actor.turn if child is not None and child.actor is not None else None
+        self._report(
+            turn,
+            now,
+            "stuck",
+            reason=f"{turn.what} waits in " + " < ".join(reversed(stack[-FRAMES_MAX:])),
+            location=stack[-1] if stack else None,
+            mailbox_depth=len(child.mailbox) if child is not None else None,
+            trace_id=message.trace_id if message is not None else None,
+        )
+
+    def _report(
+        self,
+        turn: _Turn,
+        now: float,
+        kind: Literal["stuck", "recovery"],
+        *,
+        reason: str,
+        location: str | None = None,
+        mailbox_depth: int | None = None,
+        trace_id: str | None = None,
+    ) -> None:
         self._reporter.report(
             Report(
-                kind="stuck",
+                kind=kind,
                 at=self._reporter.now(),
-                path=directory.name,
-                key=self._mask(directory.name, child.key),
-                incarnation=child.incarnation,
-                reason="it waits in " + " < ".join(reversed(stack[-FRAMES_SHOWN:])),
-                location=stack[-1] if stack else None,
-                last_message_type=_what(child),
-                mailbox_depth=len(child.mailbox),
-                duration_s=round(now - _began_at(child), 1),
-                trace_id=turn.trace_id if turn is not None else None,
+                path=turn.path,
+                key=turn.key,
+                incarnation=turn.incarnation,
+                reason=reason,
+                location=location,
+                last_message_type=turn.what if turn.key is not None else None,
+                mailbox_depth=mailbox_depth,
+                duration_s=round(now - turn.began_at, 1),
+                trace_id=trace_id,
             )
         )
 
@@ -130,8 +149,3 @@ def _began_at(child: KeyedChild) -> float:
     if actor.turn is not None:
         return actor.turn.began_at
     return float("inf") if actor.is_serving else child.began_at
-
-
-def _what(child: KeyedChild) -> str:
-    turn = child.actor.turn if child.actor is not None else None
-    return "its start" if turn is None else type(turn.message).__name__

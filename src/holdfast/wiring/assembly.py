@@ -16,6 +16,7 @@ from holdfast.actors.unfenced.operator_records import OperatorRecords
 from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.order_checks import OrderChecks
+from holdfast.actors.workers.passes import one_pass
 from holdfast.actors.workers.poison_writer import PoisonQueue
 from holdfast.actors.workers.provider_calls import SubmitKey
 from holdfast.actors.workers.report_writer import ReportQueue
@@ -282,7 +283,8 @@ class ReportTable:
 
     async def after(self, position: int, limit: int) -> ReportsAfter:
         """Read what was written after a position."""
-        return await self.database.read(reports_after, position, limit=limit)
+        with one_pass("reading of reports"):
+            return await self.database.read(reports_after, position, limit=limit)
 
     async def newest_position(self) -> int:
         """Read the position that was written last."""

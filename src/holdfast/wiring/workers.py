@@ -19,6 +19,7 @@ from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, PER_ACCOUNT_MAX, OutboxWorker
 from holdfast.actors.workers.pace import Pace
+from holdfast.actors.workers.passes import Passes
 from holdfast.actors.workers.provider_calls import ProviderCaller, SubmitKey
 from holdfast.actors.workers.provider_watch import ProviderWatch
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
@@ -112,6 +113,7 @@ def worker_children(
     def render(event: DueEvent) -> bytes:
         return event_payload(urls, event.event_id, event.kind, event.created_at, event.task, now=utc_now())
 
+    passes = Passes()
     workers: dict[str, Callable[[], Child]] = {
         "report-writer": lambda: RunningChild(ReportWriter(reports, database=database, reporter=reporter).run),
         "report-feed": lambda: RunningChild(feed.run),
@@ -119,6 +121,7 @@ def worker_children(
         "turn-watch": lambda: RunningChild(
             TurnWatch(
                 directories,
+                passes,
                 limit_s=settings.stuck_turn_s,
                 reporter=reporter,
                 is_database_open=lambda: database.gate.is_open,
@@ -223,4 +226,4 @@ def worker_children(
                 is_ours=partial(presence.holds, "checker"),
             ).run
         )
-    return workers
+    return {name: passes.watching(name, start) for name, start in workers.items()}

@@ -37,6 +37,7 @@ from holdfast.providers.storage.sniffing import EXTENSIONS
 log = structlog.get_logger(__name__)
 
 SWEEP_S: Final = 5.0
+SWEEP_BOUND_S: Final = 300.0
 TASKS_MAX: Final = 200
 CONTENTS_MAX: Final = 1_000
 """How many contents one sweep checks; the next sweep continues from there, which is millions a day."""
@@ -75,7 +76,9 @@ class AssetSweeper:
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Sweep every few seconds until cancelled."""
         task_status.started()
-        await repeat(self.sweep, every_s=SWEEP_S, name="sweep of assets", is_ours=self._is_ours)
+        await repeat(
+            self.sweep, every_s=SWEEP_S, name="sweep of assets", is_ours=self._is_ours, bound_s=SWEEP_BOUND_S
+        )
 
     async def sweep(self) -> Swept:
         """Expire results, remove unreferenced contents and drop old inputs. Raises ``DatabaseAway``."""

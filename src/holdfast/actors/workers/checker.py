@@ -17,6 +17,7 @@ import trio
 from holdfast import metrics
 from holdfast.actors.workers.loops import always, repeat
 from holdfast.actors.workers.pace import Pace
+from holdfast.actors.workers.passes import one_pass
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.persistence.audit.audit import QUERY_RULES
 from holdfast.persistence.audit.progress import (
@@ -41,6 +42,8 @@ PASS_PAUSE_S: Final = 15.0
 REPORTS_MAX: Final = 100
 """With more differences than this, the further ones of a pass are one report: the list has them all."""
 MEASURE_S: Final = 10.0
+CHECK_BOUND_S: Final = 120.0
+"""Longer than a statement on the connection of scans may take."""
 PATH: Final = "holdfast/workers/checker"
 RULE_NAMES: Final = frozenset(rule.name for rule in QUERY_RULES)
 
@@ -89,7 +92,8 @@ class Checker:
                 await self._database.gate.wait_open()
                 begun = trio.current_time()
                 try:
-                    has_passed = await self.check_next()
+                    with one_pass("check of a few accounts", bound_s=CHECK_BOUND_S):
+                        has_passed = await self.check_next()
                 except DatabaseAway as away:
                     log.info("checks postponed", reason=away.reason)
                     self.forget()

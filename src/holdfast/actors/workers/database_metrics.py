@@ -18,6 +18,7 @@ from holdfast.persistence.queries.wal_syncs import WalSyncs, read_wal_syncs
 from holdfast.persistence.server.database import Database
 
 BACKLOG_S = 30.0
+BACKLOG_BOUND_S = 120.0
 
 Labels = TypeVar("Labels", bound=Hashable)
 
@@ -36,7 +37,11 @@ class DatabaseMetrics:
         """Measure every few seconds until cancelled."""
         async with trio.open_nursery() as nursery:
             task_status.started()
-            nursery.start_soon(partial(repeat, self.measure_backlog, every_s=BACKLOG_S, name="backlog metrics"))
+            nursery.start_soon(
+                partial(
+                    repeat, self.measure_backlog, every_s=BACKLOG_S, name="backlog metrics", bound_s=BACKLOG_BOUND_S
+                )
+            )
             nursery.start_soon(partial(repeat, self.measure_syncs, every_s=SAMPLE_S, name="metrics of the log"))
 
     async def measure_backlog(self) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 import structlog
 import trio
 
+from holdfast.actors.workers.passes import one_pass
 from holdfast.persistence.claims.processes import (
     BEAT_S,
     LEASE_S,
@@ -127,7 +128,8 @@ class Heartbeat:
             wanted=presence.begin_beat(providers),
         )
         try:
-            found = await self._database.work(renew)
+            with one_pass("renewal of the lease"):
+                found = await self._database.work(renew)
         except DatabaseAway as away:
             log.debug("heartbeat failed", reason=str(away))
         else:

@@ -8,6 +8,7 @@ from typing import NoReturn
 import structlog
 import trio
 
+from holdfast.actors.workers.passes import one_pass
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 log = structlog.get_logger(__name__)
@@ -19,16 +20,25 @@ def always() -> bool:
 
 
 async def repeat(
-    work: Callable[[], Awaitable[object]], *, every_s: float, name: str, is_ours: Callable[[], bool] = always
+    work: Callable[[], Awaitable[object]],
+    *,
+    every_s: float,
+    name: str,
+    is_ours: Callable[[], bool] = always,
+    bound_s: float = 0.0,
 ) -> NoReturn:
-    """Call ``work`` forever, with a pause of ``every_s`` after each call; not while it is another process's.
+    """Call ``work`` forever, with a pause of ``every_s`` unless it returns True: then more is due.
 
-    While the database is away the work is postponed; a later call finds it in the rows.
+    Each call is a pass, which may take ``bound_s``. There is none while the work is another process's. While the
+    database is away the work is postponed; a later call finds it in the rows.
     """
     while True:
         try:
             if is_ours():
-                await work()
+                with one_pass(name, bound_s=bound_s):
+                    is_more_due = await work()
+                if is_more_due is True:
+                    continue
         except DatabaseAway as away:
             log.debug(f"{name} postponed", reason=str(away))
         await trio.sleep(every_s)

@@ -20,6 +20,7 @@ from holdfast import metrics
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
+from holdfast.actors.workers.passes import one_pass
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.deliveries import DeliveryResponse, DeliveryState, after_attempt
@@ -112,8 +113,10 @@ class OutboxWorker(Worker):
     async def _poll_loop(self) -> None:
         while True:
             try:
-                while await self._deliver_due():
-                    pass
+                is_more_due = True
+                while is_more_due:
+                    with one_pass("claim of due events"):
+                        is_more_due = await self._deliver_due()
             except DatabaseAway as away:
                 # What is due stays due; a later poll finds it.
                 log.debug("event delivery postponed", reason=str(away))

@@ -18,6 +18,7 @@ import trio
 from holdfast import metrics
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Envelope
+from holdfast.actors.workers.passes import one_pass
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.operators.encryption import RowCipher
 from holdfast.persistence.operators.poison import PoisonRecord, keep_poison
@@ -120,7 +121,8 @@ class PoisonWriter:
         while True:
             message = await self._queue.first()
             try:
-                await self._keep(message)
+                with one_pass("storing of a poison message"):
+                    await self._keep(message)
             except DatabaseAway:
                 if self._database.gate.is_open:
                     await trio.sleep(RETRY_S)

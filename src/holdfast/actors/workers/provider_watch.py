@@ -8,6 +8,7 @@ import structlog
 import trio
 
 from holdfast import metrics
+from holdfast.actors.workers.passes import one_pass
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.health import ProviderState
 
@@ -63,7 +64,8 @@ class ProviderWatch:
     async def _probe(self, name: str, provider: MediaProvider) -> None:
         try:
             async with self._limiter:
-                await provider.probe()
+                with one_pass(f"probe of {name}"):
+                    await provider.probe()
         except Exception:
             # A defect in one provider's adapter must not end the probes of all others.
             log.exception("probe failed", provider=name)

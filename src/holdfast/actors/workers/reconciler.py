@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 TICK_S = 2.0
 ORDERS_MAX = 8
 CONCURRENT_MAX = 4
+CHECKS_BOUND_S = 300.0
+"""Enough for two calls with retries for each order, to a card provider that does not answer."""
 
 
 class OrderWorker:
@@ -42,11 +44,13 @@ class OrderWorker:
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Check due orders every few seconds until cancelled."""
         task_status.started()
-        await repeat(self._poll_all, every_s=TICK_S, name="checks of due orders", is_ours=self._is_ours)
+        await repeat(
+            self._poll, every_s=TICK_S, name="check of due orders", is_ours=self._is_ours, bound_s=CHECKS_BOUND_S
+        )
 
-    async def _poll_all(self) -> None:
-        while await self.poll_due() == ORDERS_MAX:
-            pass
+    async def _poll(self) -> bool:
+        """Check due orders; return whether others may be due."""
+        return await self.poll_due() == ORDERS_MAX
 
     async def poll_due(self) -> int:
         """Claim due orders, check each, and return their number. Raises :class:`DatabaseAway`."""

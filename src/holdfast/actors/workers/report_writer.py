@@ -13,6 +13,7 @@ from itertools import islice
 import structlog
 import trio
 
+from holdfast.actors.workers.passes import one_pass
 from holdfast.persistence.claims.reports import write_last_reports, write_reports
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -96,7 +97,8 @@ class ReportWriter:
 
     async def _store(self, batch: list[Report]) -> None:
         try:
-            is_written = await self._database.work(write_reports, batch)
+            with one_pass("storing of reports"):
+                is_written = await self._database.work(write_reports, batch)
         except DatabaseAway:
             if self._database.gate.is_open:
                 await trio.sleep(RETRY_S)

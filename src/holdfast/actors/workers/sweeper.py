@@ -17,6 +17,7 @@ from holdfast.persistence.server.database import Database
 log = structlog.get_logger(__name__)
 
 SWEEP_S = 60.0
+SWEEP_BOUND_S = 300.0
 ROWS_MAX = 5_000
 ROUNDS_MAX = 20
 """The maximum number of statements, each of up to ``ROWS_MAX`` rows, for one table in one sweep."""
@@ -60,7 +61,7 @@ class Sweeper:
         """Sweep once a minute until cancelled, the first time a minute after the start."""
         task_status.started()
         await trio.sleep(SWEEP_S)
-        await repeat(self.sweep, every_s=SWEEP_S, name="sweep", is_ours=self._is_ours)
+        await repeat(self.sweep, every_s=SWEEP_S, name="sweep", is_ours=self._is_ours, bound_s=SWEEP_BOUND_S)
 
     async def sweep(self) -> dict[str, int]:
         """Delete expired rows and return their number by table. Raises ``DatabaseAway``."""

@@ -12,6 +12,7 @@ from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.workers.passes import one_pass
 from holdfast.traces import traceparent
 
 log = structlog.get_logger(__name__)
@@ -68,6 +69,10 @@ class Worker(TrioActor):
     async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
         """Stop once the mailbox is empty."""
         self.actor_inbox.put_system(SystemMessage.STOP)
+
+    async def _turn(self, envelope: Envelope) -> None:
+        with one_pass(type(envelope.message).__name__):
+            await super()._turn(envelope)
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Return the loops that run beside the handler."""

@@ -1,0 +1,66 @@
+"""Passes: rounds of the workers' loops, and turns of workers with a mailbox, while they run.
+
+A worker that waits between two passes is idle; one whose pass does not end is stuck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeVar
+
+import trio
+
+from holdfast import metrics
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """One pass. It may take ``bound_s`` seconds, or longer where all may."""
+
+    worker: str
+    what: str
+    bound_s: float
+    began_at: float
+    task: trio.lowlevel.Task
+
+
+class Passes:
+    """The passes under way in one process, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.open: dict[Pass, None] = {}
+
+    def watching(self, worker: str, start: Callable[[], T]) -> Callable[[], T]:
+        """Return ``start`` such that the passes of what it starts, in the same task, are known here."""
+
+        def start_watched() -> T:
+            _watched.set((self, worker))
+            return start()
+
+        return start_watched
+
+
+_watched: ContextVar[tuple[Passes, str] | None] = ContextVar("watched worker", default=None)
+
+
+@contextmanager
+def one_pass(what: str, *, bound_s: float = 0.0) -> Iterator[None]:
+    """Time one pass of the present worker, whose work is named by ``what``."""
+    watched = _watched.get()
+    if watched is None:
+        yield
+        return
+    passes, worker = watched
+    began_at = trio.current_time()
+    this = Pass(worker, what, bound_s, began_at, trio.lowlevel.current_task())
+    passes.open[this] = None
+    try:
+        yield
+    finally:
+        del passes.open[this]
+        metrics.WORKER_PASS_S.labels(worker).observe(trio.current_time() - began_at)
