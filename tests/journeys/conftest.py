@@ -10,11 +10,13 @@ from typing import TypeAlias
 
 import httpx2
 import pytest
+from playwright.sync_api import Browser
 from tests.fresh_clusters import create_data_folder
 
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 
 from .card_provider import CardProviderProcess, Payer, run_card_provider
+from .page_browser import running_browser
 from .quiet_provider import QuietProvider, quiet_provider
 from .scripted_provider import ScriptedProvider, scripted_provider
 from .service_process import OPERATOR_TOKEN, Customer, Service, loopback_client, new_folder, running_service
@@ -141,6 +143,13 @@ async def shared_card_provider(
     yield card_provider
     await card_provider.webhooks()
     await card_provider.recover()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Run a headless browser. No longer than a module: its event loop would run beside the next one's trio."""
+    with running_browser() as browser:
+        yield browser
 
 
 @pytest.fixture

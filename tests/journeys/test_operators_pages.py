@@ -3,109 +3,26 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
-import httpx2
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
+from playwright.sync_api import Browser, Route, expect
 from sqlalchemy import select
 
 from holdfast.persistence.records.tables import accounts
 from holdfast.persistence.server.connections import connected
 
-from .page_browser import PAGES, Scheme, new_context, running_browser, sign_in
+from .operators_pages import Pages, act, open_pages
+from .page_browser import PAGES, Scheme
 from .quiet_provider import MODEL, QuietProvider, signed
 from .service_process import Service
-
-WAIT_MS = 20_000
-
-
-@dataclass
-class Account:
-    """A customer's account."""
-
-    http: httpx2.Client
-    account_id: str
-    session: dict[str, str]
-    key: dict[str, str] = field(default_factory=dict)
-
-    def recharge(self) -> httpx2.Response:
-        """Add a credit, which wakes the account's actor."""
-        return self.http.post("/v2/control/sandbox/recharge", json={"amount": "1.00"}, headers=self.session)
-
-
-class Pages:
-    """A service, its operators' API, and browsers."""
-
-    def __init__(self, service: Service, browser: Browser) -> None:
-        self.url = service.url
-        self.token = (service.data_dir / "secrets" / "operator_token").read_text().strip()
-        self.http = httpx2.Client(base_url=service.url, timeout=30, verify=False)
-        self._bearer = {"Authorization": f"Bearer {self.token}"}
-        self._browser = browser
-        self.contexts: list[BrowserContext] = []
-        self.complaints: list[str] = []
-
-    def page(self, path: str, *, signed_in: bool = True, **options: Any) -> Page:
-        """Open a page in a browser of its own; what its console complains of is collected."""
-        context = new_context(self._browser, self.url, **options)
-        context.set_default_timeout(WAIT_MS)
-        self.contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        if signed_in:
-            sign_in(page, self.token, path)
-        return page
-
-    def api(self, path: str, reason: str | None = None) -> dict[str, Any]:
-        """Read from the operators' API, or act by it."""
-        body = None if reason is None else {"reason": reason}
-        response = self.http.request("GET" if body is None else "POST", path, json=body, headers=self._bearer)
-        assert response.status_code == 200, response.text
-        found: dict[str, Any] = response.json()
-        return found
-
-    def account(self) -> Account:
-        """Sign a new customer in, with some credit and an API key."""
-        email = f"{secrets.token_hex(8)}@example.com"
-        sent = self.http.post("/v2/control/auth/otp", json={"email": email}).json()
-        proof = {"email": email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
-        verified = self.http.post("/v2/control/auth/verify", json=proof).json()
-        session = {"Authorization": f"Bearer {verified['session']['token']}"}
-        key = self.http.post("/v2/control/api-keys", json={}, headers=session).json()["api_key"]
-        account = Account(self.http, verified["account_id"], session, {"Authorization": f"Bearer {key}"})
-        assert account.recharge().status_code == 200
-        return account
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Run a headless browser."""
-    with running_browser() as browser:
-        yield browser
 
 
 @pytest.fixture
 def pages(quiet_service: Service, browser: Browser) -> Iterator[Pages]:
-    """The pages of the shared service. Nothing that they contain may be refused by their own policy."""
-    pages = Pages(quiet_service, browser)
-    yield pages
-    for context in pages.contexts:
-        context.close()
-    pages.http.close()
-    assert pages.complaints == []
-
-
-def act(page: Page, label: str, reason: str) -> None:
-    """Open an action's form, and send it with a reason."""
-    page.get_by_text(f"{label}…", exact=True).click()
-    form = page.locator("details.act[open] form")
-    form.get_by_label("Reason").fill(reason)
-    form.get_by_role("button", name=label).click()
+    """The pages of the shared service."""
+    with open_pages(quiet_service, browser) as pages:
+        yield pages
 
 
 def test_a_crash_and_the_restart_appear_without_a_reload(pages: Pages) -> None:
