@@ -285,7 +285,7 @@ def top_command(
             # As wide as its lines: another program reads them.
             Console(width=None if console.is_terminal else PIPE_CHARS).print(render(look(service)))
         else:
-            show_until_quit(lambda: look_again(service), every_s=every_s, console=console)
+            show_until_quit(lambda: look_again(service, lines_max=console.height), every_s=every_s, console=console)
 
 
 @app.command("places", rich_help_panel=RUN)

@@ -132,9 +132,9 @@ def service(*members: ProcessBody, ledger: object = HEALTH) -> ServiceClient:
     return cast(ServiceClient, FakeService(tree=Tree(list(members)), samples=samples, ledger=ledger))
 
 
-def shown(found: Any) -> list[str]:
+def shown(found: Any, width: int = 220) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=220).print(found)
+    Console(file=out, width=width).print(found)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -148,13 +148,31 @@ def test_rates_and_the_tree_of_all_processes_are_shown() -> None:
     assert lines[0] == ("http://saturn:8000  12:00:00 UTC  processes: 2  ledger: verified 12 s ago, 1 differences")
     [first] = [line for line in lines if line.startswith("saturn 4000 worker 0")]
     assert first.split()[4:] == [
-        "ready", "2", "h", "1,234", "0", "2.5", "99.9", "0", "200", "4.0", "12.5", "7", "3.0", "42", "3", "20",
-        "ms", "50", "100",
+        "ready", "2", "h", "1,234", "0", "2.5", "99.9", "0", "50.0", "100", "200", "4.0", "12.5", "7", "3.0", "42",
+        "3", "20", "ms",
     ]  # fmt: skip
     [outbox] = [line for line in lines if line.strip().startswith("outbox")]
     assert outbox.split() == ["outbox", "1", "running,", "1", "restarting", "2", "6", "ValueError:", "no"]
     [accounts] = [line for line in lines if line.startswith("accounts")]
     assert accounts.split() == ["accounts", "3", "active,", "1", "quarantined", "4"]
+
+
+def test_a_narrow_terminal_has_every_column_whole() -> None:
+    found = look(service(member(0, child("outbox"), group("accounts"))), now=lambda: AT)
+    lines = shown(render(found), width=80)
+    assert not any("…" in line for line in lines)
+    titles = {word for line in lines if line.startswith("process ") for word in line.split()}
+    assert {"state", "2xx/s", "creates/s", "MB", "commits/s", "queue", "messages", "oldest"} <= titles
+    assert sum(line.startswith("saturn 4000 worker 0") for line in lines) == 2
+
+
+def test_a_low_terminal_shows_only_children_with_trouble() -> None:
+    failing = child("outbox", state="restarting", restarts=2, last_fault="ValueError: no")
+    found = look(service(member(0, child("outbox")), member(1, failing)), now=lambda: AT)
+    lines = shown(render(found, lines_max=12), width=200)
+    [at] = [number for number, line in enumerate(lines) if line.startswith("child ")]
+    assert [line.split()[0] for line in lines[at + 1 :]] == ["(2", "outbox"]
+    assert len(shown(render(found, lines_max=40), width=200)) == len(lines) + 1
 
 
 def test_a_process_that_does_not_answer_is_shown_as_unreachable() -> None:
@@ -172,7 +190,7 @@ def test_without_the_database_the_tree_is_shown_all_the_same() -> None:
 
 def test_a_service_that_cannot_be_reached_is_tried_again() -> None:
     gone = cast(ServiceClient, FakeService(tree=ServiceFault("The service cannot be reached.")))
-    assert shown(look_again(gone)) == ["The service cannot be reached.", "Trying again; q quits."]
+    assert shown(look_again(gone, lines_max=50)) == ["The service cannot be reached.", "Trying again; q quits."]
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import quote
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +23,11 @@ from holdfast.supervision.status import ChildStatus
 from holdfast.terminal.service_client import ServiceClient, ServiceFault
 
 SAMPLES_SINCE: Final = timedelta(seconds=30)
+WIDE_CHARS: Final = 150
+"""From this width on a line has all columns of a process."""
+
+Rate: TypeAlias = Callable[[Sample], str]
+
 _IN_ORDER = frozenset({"running", "ready"})
 
 
@@ -52,22 +57,41 @@ def look(service: ServiceClient, now: Now = utc_now) -> ServiceView:
     return ServiceView(service.url, at, tree, newest, ledger)
 
 
-def look_again(service: ServiceClient) -> RenderableType:
-    """Look and render; while the service cannot be reached, say so instead."""
+def look_again(service: ServiceClient, *, lines_max: int) -> RenderableType:
+    """Look and render in ``lines_max`` lines; while the service cannot be reached, say so instead."""
     try:
-        return render(look(service))
+        return render(look(service), lines_max=lines_max)
     except ServiceFault as fault:
         return Text(f"{fault}\nTrying again; q quits.")
 
 
-def render(view: ServiceView) -> RenderableType:
-    """Return the view as text and tables."""
-    processes = [member.process for member in view.tree.members if member.process is not None]
-    trees = [process.tree for process in processes]
-    groups = [group for process in processes for group in process.groups]
-    return Group(
-        _headline(view), Text(), _processes(view), Text(), _children(trees, len(trees)), Text(), _groups(groups)
-    )
+def render(view: ServiceView, *, lines_max: int | None = None) -> RenderableType:
+    """Return the view as text and tables that fit the width of the terminal, in about ``lines_max`` lines."""
+    return _Look(view, lines_max)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The view as rich draws it: a narrow terminal has the columns of processes in two tables."""
+
+    view: ServiceView
+    lines_max: int | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        processes = [member.process for member in self.view.tree.members if member.process is not None]
+        trees = [process.tree for process in processes]
+        if options.max_width >= WIDE_CHARS:
+            tables = [_processes(self.view, _RATES)]
+        else:
+            tables = [_processes(self.view, _REQUEST_RATES), _processes(self.view, _WRITE_RATES, is_first=False)]
+        tables.append(_groups([group for process in processes for group in process.groups]))
+        yield _headline(self.view)
+        for table in tables:
+            yield Text()
+            yield table
+        yield Text()
+        taken = sum(table.row_count + 2 for table in tables) + 4
+        yield _children(trees, len(trees), None if self.lines_max is None else self.lines_max - taken)
 
 
 def _headline(view: ServiceView) -> Text:
@@ -81,14 +105,13 @@ def _headline(view: ServiceView) -> Text:
     return line
 
 
-def _processes(view: ServiceView) -> Table:
-    table = _table("process", "state", "up", left=2)
-    names = ("2xx/s", "4xx/s", "5xx/s", "creates/s", "settled/s", "commits/s", "units", "p99 ms", "queue", "lag ms")
-    for name in (*names, "actors", "messages", "oldest", "cpu %", "MB"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _processes(view: ServiceView, columns: Mapping[str, Rate], *, is_first: bool = True) -> Table:
+    who = ("process", "state", "up") if is_first else ("process",)
+    table = _table(*who, *columns, left=2 if is_first else 1)
     for member in view.tree.members:
         sample = view.samples.get(member.member_id)
-        table.add_row(*_who(member), *(("",) * 15 if sample is None else _rates(sample)))
+        rates = ("" if sample is None else rate(sample) for rate in columns.values())
+        table.add_row(*_who(member)[: len(who)], *rates)
     return table
 
 
@@ -102,25 +125,27 @@ def _who(member: ProcessBody) -> tuple[RenderableType, ...]:
     return f"{process.host} {process.pid}{worker}", _state(state), _age(process.uptime_s)
 
 
-def _rates(sample: Sample) -> tuple[str, ...]:
-    cpu = "" if sample.cpu_s is None else f"{sample.cpu_s / sample.interval_s * 100:.0f}"
-    return (
-        _number(sample.responses_2xx_per_s),
-        _number(sample.responses_4xx_per_s),
-        _number(sample.responses_5xx_per_s),
-        _number(sample.creates_per_s),
-        _number(sample.settled_per_s),
-        _number(sample.commits_per_s),
-        "" if sample.units_per_commit is None else _number(sample.units_per_commit),
-        "" if sample.commit_p99_s is None else _number(sample.commit_p99_s * 1000),
-        str(sample.journal_queue_units),
-        _number(sample.loop_lag_max_s * 1000),
-        str(sample.actors_active),
-        str(sample.mailbox_messages),
-        _age(sample.oldest_message_s),
-        cpu,
-        "" if sample.memory_bytes is None else f"{sample.memory_bytes / 2**20:.0f}",
-    )
+_REQUEST_RATES: Final[Mapping[str, Rate]] = {
+    "2xx/s": lambda sample: _number(sample.responses_2xx_per_s),
+    "4xx/s": lambda sample: _number(sample.responses_4xx_per_s),
+    "5xx/s": lambda sample: _number(sample.responses_5xx_per_s),
+    "creates/s": lambda sample: _number(sample.creates_per_s),
+    "settled/s": lambda sample: _number(sample.settled_per_s),
+    "cpu %": lambda sample: _number(None if sample.cpu_s is None else sample.cpu_s / sample.interval_s * 100),
+    "MB": lambda sample: "" if sample.memory_bytes is None else f"{sample.memory_bytes / 2**20:.0f}",
+}
+_WRITE_RATES: Final[Mapping[str, Rate]] = {
+    "commits/s": lambda sample: _number(sample.commits_per_s),
+    "units": lambda sample: _number(sample.units_per_commit),
+    "p99 ms": lambda sample: _number(None if sample.commit_p99_s is None else sample.commit_p99_s * 1000),
+    "queue": lambda sample: str(sample.journal_queue_units),
+    "lag ms": lambda sample: _number(sample.loop_lag_max_s * 1000),
+    "actors": lambda sample: str(sample.actors_active),
+    "messages": lambda sample: str(sample.mailbox_messages),
+    "oldest": lambda sample: _age(sample.oldest_message_s),
+}
+_RATES: Final = {**_REQUEST_RATES, **_WRITE_RATES}
+"""What a process did in its newest sample, by the title of the column."""
 
 
 @dataclass
@@ -134,7 +159,8 @@ class _Line:
     fault: str | None = None
 
 
-def _children(trees: Sequence[ChildStatus], processes: int) -> Table:
+def _children(trees: Sequence[ChildStatus], processes: int, lines_max: int | None) -> Table:
+    """The tree; where it has more than ``lines_max`` lines, without the children of which nothing is to be said."""
     table = _table("child", "state", left=2)
     table.add_column("restarts", justify="right")
     table.add_column("messages", justify="right")
@@ -147,6 +173,13 @@ def _children(trees: Sequence[ChildStatus], processes: int) -> Table:
             line.restarts += child.restarts_in_window
             line.messages += child.work.mailbox_depth if child.work is not None else 0
             line.fault = child.last_fault or line.fault
+    quiet = [
+        path for path, line in lines.items() if not (line.restarts or line.messages or set(line.states) - _IN_ORDER)
+    ]
+    if lines_max is not None and len(lines) > lines_max:
+        for path in quiet:
+            del lines[path]
+        table.add_row(f"({len(quiet)} run, without restarts)", _state("running"))
     for path, line in lines.items():
         name = "  " * line.depth + path.rpartition("/")[2]
         fault = line.fault if line.restarts or set(line.states) - _IN_ORDER else None
@@ -183,7 +216,7 @@ def _groups(groups: Sequence[GroupDescription]) -> Table:
 
 
 def _table(*names: str, left: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for number, name in enumerate(names):
         table.add_column(name, justify="left" if number < left else "right", no_wrap=True)
     return table
@@ -199,7 +232,9 @@ def _state(state: str) -> Text:
     return Text(state, style="green" if state in _IN_ORDER else "yellow" if state != "failed" else "bold red")
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.1f}" if 0 < value < 100 else f"{value:,.0f}"
 
 
