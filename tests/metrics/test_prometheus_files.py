@@ -26,6 +26,11 @@ OF_PROMETHEUS = {"job", "instance", "le"}
 """Labels that Prometheus adds, or that a histogram's buckets have."""
 
 
+GRID_COLUMNS = 24
+UNITS = {"short", "s", "bytes", "ops", "reqps", "percentunit"}
+"""The names of Grafana's units that are used."""
+
+
 def promtool(*arguments: str | Path) -> None:
     """Run promtool, which `make test` puts beside the tests' Python where the system has none."""
     beside = Path(sys.executable).parent
@@ -73,6 +78,12 @@ def panel_expressions() -> list[str]:
     return [
         each.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$instance", ".*") for each in found
     ]
+
+
+def panels() -> list[dict[str, Any]]:
+    """The panels and rows of the dashboard."""
+    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
+    return found
 
 
 def unknown_in(expression: str) -> list[str]:
@@ -148,8 +159,31 @@ def test_every_metric_is_on_the_dashboard() -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    taken = [panel["gridPos"] for panel in json.loads(DASHBOARD.read_text("utf-8"))["panels"]]
+    taken = [panel["gridPos"] for panel in panels()]
+    assert all(at["x"] + at["w"] <= GRID_COLUMNS for at in taken)
     cells = [
         (x, y) for at in taken for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
     ]
     assert len(cells) == len(set(cells))
+
+
+def test_panels_have_what_an_import_needs() -> None:
+    found = panels()
+    assert len({panel["id"] for panel in found}) == len(found)
+    for panel in found:
+        if panel["type"] == "row":
+            continue
+        parts = [panel, *panel["targets"]]
+        assert all(part["datasource"] == {"type": "prometheus", "uid": "${datasource}"} for part in parts)
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
+
+
+def test_legends_name_labels_that_their_expressions_return() -> None:
+    for target in (target for panel in panels() for target in panel.get("targets", ())):
+        grouped = re.findall(r"\bby \(([^)]*)\)", target["expr"])
+        if grouped:
+            returned = {label for labels in grouped for label in re.findall(r"\w+", labels)} - {"le"}
+        else:
+            returned = OF_PROMETHEUS - {"le"}
+        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= returned, target["expr"]

@@ -73,6 +73,11 @@ def test_the_newest_are_printed_last(configured_url: str) -> None:
     assert "acct_3" in second
 
 
+def test_a_report_on_a_provider_names_it(configured_url: str) -> None:
+    store(configured_url, "", path="holdfast/workers/provider-watch", provider="quiet")
+    assert "db7/1 holdfast/workers/provider-watch provider quiet: crashed" in run().output
+
+
 def test_json_lines_have_every_field_that_is_set(configured_url: str) -> None:
     store(configured_url, "acct_1")
     found = msgspec.json.decode(run("--format", "json").output)

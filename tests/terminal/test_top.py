@@ -145,7 +145,7 @@ def test_rates_and_the_tree_of_all_processes_are_shown() -> None:
     one = member(0, child("outbox", work=Work(mailbox_depth=1)), group("accounts", states={"active": 2}))
     other = member(1, failing, group("accounts", states={"active": 1, "quarantined": 1}, messages=4))
     lines = shown(render(look(service(one, other), now=lambda: AT)))
-    assert lines[0] == ("http://saturn:8000  12:00:00 UTC  processes: 2  ledger: verified 12 s ago, 1 differences")
+    assert lines[0] == ("http://saturn:8000  12:00:00 UTC  processes: 2  ledger: verified 12 s ago, 1 difference")
     [first] = [line for line in lines if line.startswith("saturn 4000 worker 0")]
     assert first.split()[4:] == [
         "ready", "2", "h", "1,234", "0", "2.5", "99.9", "0", "50.0", "100", "200", "4.0", "12.5", "7", "3.0", "42",

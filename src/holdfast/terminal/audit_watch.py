@@ -64,7 +64,7 @@ class AuditWatch:
         for broken in sorted(self._known.keys() - found.keys()):
             self.show.line(f"ok     account {broken.account_id} differs no longer ({broken.rule})")
         self._known = found
-        differ = f"{len(found)} differences" if found else "no differences"
+        differ = {0: "no differences", 1: "1 difference"}.get(len(found), f"{len(found)} differences")
         elapsed_s = self.clock() - begun
         self.show.line(
             f"pass {self._passes}: {accounts:,} accounts, {operations:,} operations, {differ}, {elapsed_s:.1f} s"

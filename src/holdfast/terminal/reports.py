@@ -47,7 +47,8 @@ def line_of(report: Report, form: Format) -> str:
     if form == "json":
         return msgspec.json.encode({**msgspec.to_builtins(report), "text": in_words(report)}).decode()
     process = f"{report.host}/{report.worker}" if report.worker is not None else report.host
-    where = " ".join(part for part in (process, report.path, report.key) if part)
+    provider = f"provider {report.provider}" if report.provider else None
+    where = " ".join(part for part in (process, report.path, report.key, provider) if part)
     return f"{format_time(report.at)} {report.level or '':8} {report.kind:11} {where}: {in_words(report)}"
 
 

@@ -101,7 +101,9 @@ def _headline(view: ServiceView) -> Text:
         return line.append("unknown, the database is away", style="bold red")
     line.append("not verified yet" if ledger.age_s is None else f"verified {_age(ledger.age_s)} ago")
     if ledger.differences:
-        line.append(f", {ledger.differences} differences", style="bold red")
+        line.append(
+            f", {ledger.differences} {'difference' if ledger.differences == 1 else 'differences'}", style="bold red"
+        )
     return line
 
 
