@@ -37,9 +37,8 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.webhook_secrets import Rotation
-from holdfast.persistence.operators.actions import OperatorAction
-from holdfast.persistence.operators.sessions import OperatorSession
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.operator_tables import OperatorAction, OperatorSession
 from holdfast.persistence.records.tasks import USAGE_ENTRIES, UsageEntry
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway

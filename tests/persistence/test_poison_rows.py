@@ -11,7 +11,6 @@ from holdfast.persistence.operators.encryption import CannotDecrypt, RowCipher
 from holdfast.persistence.operators.poison import (
     IN_ALL_MAX,
     PER_KEY_MAX,
-    PoisonRecord,
     claim_replay,
     discard_poison,
     finish_replay,
@@ -19,6 +18,7 @@ from holdfast.persistence.operators.poison import (
     list_poison,
     poison_by_id,
 )
+from holdfast.persistence.records.operator_tables import PoisonRecord
 from holdfast.persistence.server.database import Database
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)

@@ -12,7 +12,8 @@ import trio
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
-from holdfast.persistence.operators.check_callbacks import CheckCallbackRow, add_check_callback, check_callbacks
+from holdfast.persistence.operators.check_callbacks import add_check_callback, check_callbacks
+from holdfast.persistence.records.operator_tables import CheckCallbackRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.base import Job
 from holdfast.providers.media.provider_check import CHECK_ATTEMPT, CheckCallback, CheckStep, ProviderCheck

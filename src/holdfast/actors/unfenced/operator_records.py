@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from holdfast.persistence.operators.actions import OperatorAction, write_action
-from holdfast.persistence.operators.sessions import OperatorSession, add_session, end_session
+from holdfast.persistence.operators.actions import write_action
+from holdfast.persistence.operators.sessions import add_session, end_session
+from holdfast.persistence.records.operator_tables import OperatorAction, OperatorSession
 from holdfast.persistence.server.database import Database
 
 

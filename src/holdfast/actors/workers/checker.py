@@ -8,9 +8,9 @@ far it has come is stored after each few accounts, so another process continues 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -21,7 +21,6 @@ from holdfast.actors.workers.passes import one_pass
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.persistence.audit.audit import QUERY_RULES
 from holdfast.persistence.audit.progress import (
-    AuditProgress,
     count_accounts,
     count_differences,
     known_differences,
@@ -30,6 +29,7 @@ from holdfast.persistence.audit.progress import (
 )
 from holdfast.persistence.audit.scope import next_accounts
 from holdfast.persistence.audit.slices import ACCOUNTS_MAX, OPERATIONS_MAX, AccountsCheck, BrokenRule, Slice
+from holdfast.persistence.records.shared_tables import AuditProgress
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
 from holdfast.reports.report import Report
@@ -133,7 +133,7 @@ class Checker:
         now = self._now()
         self._unseen = set(self._known)
         found = AuditProgress(begun_at=now, written_at=now) if progress is None else progress
-        return replace(
+        return msgspec.structs.replace(
             found,
             begun_at=now,
             after="",
@@ -174,7 +174,7 @@ class Checker:
     def _skip(self, name: str, check: AccountsCheck) -> None:
         """Leave out a check of these accounts in this pass, which then verifies nothing."""
         assert self._progress is not None
-        self._progress = replace(self._progress, skipped=self._progress.skipped + 1)
+        self._progress = msgspec.structs.replace(self._progress, skipped=self._progress.skipped + 1)
         if name not in RULE_NAMES:
             # A page that cannot be read would be requested for ever.
             self._slices = check.rules()
@@ -191,7 +191,7 @@ class Checker:
         now = self._now()
         operations_done = progress.operations_done + check.operations
         elapsed_s = max((now - progress.begun_at).total_seconds(), 0.001)
-        progress = replace(
+        progress = msgspec.structs.replace(
             progress,
             after=[*check.accounts][-1],
             accounts_done=progress.accounts_done + len(check.accounts),
@@ -211,7 +211,7 @@ class Checker:
 
     async def _end_pass(self, progress: AuditProgress) -> None:
         gone = self._unseen or set()
-        ended = replace(
+        ended = msgspec.structs.replace(
             progress,
             after="",
             passes=progress.passes + 1,

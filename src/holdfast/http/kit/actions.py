@@ -21,7 +21,7 @@ from holdfast.http.kit.routes import BodyResponse, Outcome
 from holdfast.http.kit.tracing import current_request_id
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.operators.actions import ActionResult, OperatorAction
+from holdfast.persistence.records.operator_tables import ActionResult, OperatorAction
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.reports.report import Report
 from holdfast.scrubbing import scrub

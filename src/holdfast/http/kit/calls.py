@@ -34,10 +34,10 @@ from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import Operator, OperatorRole
 from holdfast.http.kit.prefer import read_prefer
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.operators.actions import OperatorAction
 from holdfast.persistence.queries.accounts import find_reply
 from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.records.accounts import ApiKeyRecord
+from holdfast.persistence.records.operator_tables import OperatorAction
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)

@@ -23,9 +23,7 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.webhook_secrets import Rotation
-from holdfast.persistence.operators.actions import OperatorAction
-from holdfast.persistence.operators.poison import PoisonRecord
-from holdfast.persistence.operators.sessions import OperatorSession
+from holdfast.persistence.records.operator_tables import OperatorAction, OperatorSession, PoisonRecord
 from holdfast.providers.card.base import CardProvider
 from holdfast.providers.mail import Mailer
 from holdfast.providers.media.health import ProviderState

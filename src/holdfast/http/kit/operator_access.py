@@ -26,7 +26,8 @@ from holdfast.http.kit.operator_sessions import (
 from holdfast.http.kit.operators import TOKEN_OPERATOR, Operator, OperatorRole, operator_of
 from holdfast.http.kit.same_origin import refuse_cross_origin
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
-from holdfast.persistence.operators.sessions import OperatorSession, session_by_mac
+from holdfast.persistence.operators.sessions import session_by_mac
+from holdfast.persistence.records.operator_tables import OperatorSession
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 NOT_OPERATORS_TOKEN: Final = Refusal(code="invalid_credentials", message="The token is not the operators' token.")

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.operators.sessions import OperatorSession
+from holdfast.persistence.records.operator_tables import OperatorSession
 from holdfast.settings import Settings
 
 CSRF_HEADER: Final = "X-CSRF-Token"

@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
-from datetime import datetime
 
+import msgspec
 from sqlalchemy import Connection, delete, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 
 from holdfast.persistence.audit.slices import BrokenRule
-from holdfast.persistence.records.tables import accounts, audit_differences, audit_progress
+from holdfast.persistence.records.shared_tables import (
+    AuditProgress,
+    KnownDifference,
+    audit_differences,
+    audit_progress,
+)
+from holdfast.persistence.records.tables import accounts
 
 _ONLY = 1
 """The key of the one row of ``audit_progress``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditProgress:
-    """The state of the checker's passes, each of which checks every account once.
-
-    Every operation committed before ``verified_up_to`` has been checked; None before the first pass has ended. The
-    current pass ``begun_at`` has come to the account ``after``. ``skipped`` counts checks that took too long; a
-    pass with any verifies nothing.
-    """
-
-    begun_at: datetime
-    written_at: datetime
-    passes: int = 0
-    verified_up_to: datetime | None = None
-    after: str = ""
-    accounts_total: int = 0
-    accounts_done: int = 0
-    operations_done: int = 0
-    skipped: int = 0
-    newest_operation_id: str | None = None
-    newest_operation_at: datetime | None = None
-    operations_per_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class KnownDifference:
-    """A rule that an account breaks, as it was last seen; ``found_at`` is when it was first."""
-
-    account_id: str
-    rule: str
-    what: str
-    found_at: datetime
-    seen_at: datetime
-
-
-_COLUMNS = [audit_progress.c[field.name] for field in fields(AuditProgress)]
+_COLUMNS = [audit_progress.c[name] for name in AuditProgress.__struct_fields__]
 
 
 def load_progress(rows: Connection) -> AuditProgress | None:
@@ -63,7 +32,7 @@ def known_differences(rows: Connection, *, limit: int | None = None) -> Sequence
     """Return the differences that exist now, the newest first."""
     table = audit_differences
     query = select(table).order_by(table.c.found_at.desc(), table.c.account_id, table.c.rule).limit(limit)
-    return [KnownDifference(**row._mapping) for row in rows.execute(query)]
+    return [KnownDifference._make(row) for row in rows.execute(query)]
 
 
 def count_differences(rows: Connection) -> int:
@@ -80,7 +49,7 @@ def store(
     rows: Connection, progress: AuditProgress, found: Mapping[BrokenRule, str], gone: Collection[BrokenRule]
 ) -> None:
     """Store the progress, the differences found since the last time, and delete those that are gone."""
-    values = {field.name: getattr(progress, field.name) for field in fields(AuditProgress)}
+    values = msgspec.structs.asdict(progress)
     written = insert(audit_progress).values(id=_ONLY, **values)
     rows.execute(written.on_conflict_do_update(index_elements=["id"], set_=values))
     if found:

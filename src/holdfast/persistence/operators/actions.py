@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Literal, NamedTuple, Unpack
+from typing import Unpack
 
 from sqlalchemy import Connection, select
 
 from holdfast.persistence.queries.paging import PageOptions, page
-from holdfast.persistence.records.tables import operator_actions as actions
-
-ActionResult = Literal["done", "refused", "failed", "unknown"]
-"""``unknown``: its caller stopped waiting, so the effect may have happened or not."""
-
-
-class OperatorAction(NamedTuple):
-    """One action. ``result`` is None until it has ended, and stays None if the process ended first.
-
-    ``operator`` acted with ``credential`` from ``origin``; ``code`` is that of a refusal or fault. ``account_id``
-    and ``task_id`` are what it concerned, where known.
-    """
-
-    action_id: str
-    at: datetime
-    operator: str
-    credential: str
-    origin: str
-    action: str
-    target: str
-    account_id: str | None
-    task_id: str | None
-    reason: str | None
-    trace_id: str
-    ended_at: datetime | None = None
-    result: ActionResult | None = None
-    code: str | None = None
-
+from holdfast.persistence.records.operator_tables import OperatorAction
+from holdfast.persistence.records.operator_tables import operator_actions as actions
 
 _ALL = select(*(actions.c[name] for name in OperatorAction._fields))
 

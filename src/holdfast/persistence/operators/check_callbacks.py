@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import NamedTuple
 
 from sqlalchemy import Connection, func, insert, literal, select
 
-from holdfast.persistence.records.tables import check_callbacks as table
+from holdfast.persistence.records.operator_tables import CheckCallbackRow
+from holdfast.persistence.records.operator_tables import check_callbacks as table
 
 CALLBACKS_MAX = 100
 """How many callbacks of one check are stored."""
-
-
-class CheckCallbackRow(NamedTuple):
-    """A callback that was received: the encoded update, or the code of its refusal."""
-
-    callback_id: str
-    check_id: str
-    at: datetime
-    refused: str | None
-    update: bytes | None
 
 
 def add_check_callback(rows: Connection, callback: CheckCallbackRow) -> None:

@@ -7,49 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Literal, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from sqlalchemy import Connection, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from holdfast.persistence.queries.paging import PageOptions, page
-from holdfast.persistence.records.tables import poison_messages as poison
-
-PoisonState = Literal["kept", "replaying", "unknown", "replayed", "discarded"]
-"""``unknown``: a replay had no result, so the message may have taken effect."""
+from holdfast.persistence.records.operator_tables import PoisonRecord, PoisonState
+from holdfast.persistence.records.operator_tables import poison_messages as poison
 
 PER_KEY_MAX = 20
 IN_ALL_MAX = 10_000
-
-
-class PoisonRecord(NamedTuple):
-    """One message. ``body`` is encrypted, None if it is not stored; ``key`` is the one shown to operators.
-
-    ``version`` and ``state_digest`` are of the actor's state when it crashed last, ``reason`` and ``location`` of
-    the exception. ``replay_result`` is that of the last of ``replays``.
-    """
-
-    poison_id: str
-    group_name: str
-    key: str
-    message_type: str
-    body: bytes | None
-    body_mac: bytes
-    state: PoisonState
-    first_at: datetime
-    last_at: datetime
-    crashes: int
-    trace_id: str | None
-    reason_type: str
-    reason: str
-    location: str | None
-    incarnation: int
-    version: int | None
-    state_digest: str | None
-    replays: int = 0
-    replayed_at: datetime | None = None
-    replay_result: str | None = None
-    claimed_until: datetime | None = None
 
 
 class Kept(NamedTuple):

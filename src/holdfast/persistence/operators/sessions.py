@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
+from holdfast.persistence.records.operator_tables import OperatorSession
+from holdfast.persistence.records.operator_tables import operator_sessions as sessions
 from holdfast.persistence.records.tables import account_emails, accounts
-from holdfast.persistence.records.tables import operator_sessions as sessions
-
-
-class OperatorSession(NamedTuple):
-    """A session; it may have expired or been ended, or its operator's account may be disabled."""
-
-    cookie_mac: bytes
-    operator: str
-    origin: str
-    created_at: datetime
-    expires_at: datetime
-    ended_at: datetime | None = None
-    disabled_at: datetime | None = None
-
 
 _STORED = OperatorSession._fields[:-1]
 _BY_MAC = (

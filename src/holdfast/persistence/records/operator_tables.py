@@ -1,30 +1,101 @@
-"""The tables of operators: what they did, their sessions, messages that crashed their actor, provider checks."""
+"""The rows and tables of operators: what they did, their sessions, messages that crashed their actor, checks."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, Table, Text, text
+from datetime import datetime
+from typing import Literal, NamedTuple
 
-from holdfast.persistence.records.table_base import Time, metadata
+from sqlalchemy import Index, Table, text
 
+from holdfast.persistence.records.table_base import Int32, columns_of, metadata
+
+ActionResult = Literal["done", "refused", "failed", "unknown"]
+"""``unknown``: its caller stopped waiting, so the effect may have happened or not."""
+
+PoisonState = Literal["kept", "replaying", "unknown", "replayed", "discarded"]
+"""``unknown``: a replay had no result, so the message may have taken effect."""
+
+
+class OperatorAction(NamedTuple):
+    """One action. ``result`` is None until it has ended, and stays None if the process ended first.
+
+    ``operator`` acted with ``credential`` from ``origin``; ``code`` is that of a refusal or fault. ``account_id``
+    and ``task_id`` are what it concerned, where known.
+    """
+
+    action_id: str
+    at: datetime
+    operator: str
+    credential: str
+    origin: str
+    action: str
+    target: str
+    account_id: str | None
+    task_id: str | None
+    reason: str | None
+    trace_id: str
+    ended_at: datetime | None = None
+    result: ActionResult | None = None
+    code: str | None = None
+
+
+class OperatorSession(NamedTuple):
+    """A session; it may have expired or been ended, or its operator's account may be disabled."""
+
+    cookie_mac: bytes
+    operator: str
+    origin: str
+    created_at: datetime
+    expires_at: datetime
+    ended_at: datetime | None = None
+    disabled_at: datetime | None = None
+
+
+class PoisonRecord(NamedTuple):
+    """One message. ``body`` is encrypted, None if it is not stored; ``key`` is the one shown to operators.
+
+    ``version`` and ``state_digest`` are of the actor's state when it crashed last, ``reason`` and ``location`` of
+    the exception. ``replay_result`` is that of the last of ``replays``.
+    """
+
+    poison_id: str
+    group_name: str
+    key: str
+    message_type: str
+    body: bytes | None
+    body_mac: bytes
+    state: PoisonState
+    first_at: datetime
+    last_at: datetime
+    crashes: Int32
+    trace_id: str | None
+    reason_type: str
+    reason: str
+    location: str | None
+    incarnation: Int32
+    version: int | None
+    state_digest: str | None
+    replays: Int32 = 0
+    replayed_at: datetime | None = None
+    replay_result: str | None = None
+    claimed_until: datetime | None = None
+
+
+class CheckCallbackRow(NamedTuple):
+    """A callback that was received: the encoded update, or the code of its refusal."""
+
+    callback_id: str
+    check_id: str
+    at: datetime
+    refused: str | None
+    update: bytes | None
+
+
+# Rows are never deleted: a trigger rejects it.
 operator_actions = Table(
     "operator_actions",
     metadata,
-    # Rows are never deleted: a trigger rejects it.
-    Column("action_id", Text, primary_key=True),
-    Column("at", Time, nullable=False),
-    Column("operator", Text, nullable=False),
-    Column("credential", Text, nullable=False),
-    Column("origin", Text, nullable=False),
-    Column("action", Text, nullable=False),
-    Column("target", Text, nullable=False),
-    Column("account_id", Text),
-    Column("task_id", Text),
-    Column("reason", Text),
-    Column("trace_id", Text, nullable=False),
-    # Null until the action has ended; it stays null if the process ended first.
-    Column("ended_at", Time),
-    Column("result", Text),
-    Column("code", Text),
+    *columns_of(OperatorAction, key=["action_id"]),
     Index("ix_operator_actions_at", "at", "action_id"),
     Index(
         "ix_operator_actions_account",
@@ -36,46 +107,18 @@ operator_actions = Table(
     Index("ix_operator_actions_task", "task_id", "at", "action_id", postgresql_where=text("task_id is not null")),
 )
 
+# The key is an HMAC of the cookie under a key derived from the operators' token: with a new token all sessions end.
 operator_sessions = Table(
     "operator_sessions",
     metadata,
-    # An HMAC of the cookie under a key derived from the operators' token: with a new token all sessions end.
-    Column("cookie_mac", LargeBinary, primary_key=True),
-    Column("operator", Text, nullable=False),
-    Column("origin", Text, nullable=False),
-    Column("created_at", Time, nullable=False),
-    Column("expires_at", Time, nullable=False),
-    Column("ended_at", Time),
+    *columns_of(OperatorSession, key=["cookie_mac"], without=["disabled_at"]),
     Index("ix_operator_sessions_expires_at", "expires_at"),
 )
 
 poison_messages = Table(
     "poison_messages",
     metadata,
-    Column("poison_id", Text, primary_key=True),
-    Column("group_name", Text, nullable=False),
-    Column("key", Text, nullable=False),
-    Column("message_type", Text, nullable=False),
-    # Encrypted; null if the message must not be stored, or was discarded.
-    Column("body", LargeBinary),
-    # An HMAC, by which a message that crashes again is recognised.
-    Column("body_mac", LargeBinary, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("first_at", Time, nullable=False),
-    Column("last_at", Time, nullable=False),
-    Column("crashes", Integer, nullable=False),
-    Column("trace_id", Text),
-    Column("reason_type", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("location", Text),
-    Column("incarnation", Integer, nullable=False),
-    Column("version", BigInteger),
-    Column("state_digest", Text),
-    Column("replays", Integer, nullable=False),
-    Column("replayed_at", Time),
-    Column("replay_result", Text),
-    # A replay without a result by then has none.
-    Column("claimed_until", Time),
+    *columns_of(PoisonRecord, key=["poison_id"]),
     Index(
         "uq_poison_messages_open",
         "group_name",
@@ -92,12 +135,7 @@ poison_messages = Table(
 check_callbacks = Table(
     "check_callbacks",
     metadata,
-    # A callback about the job of a provider check: the update it reports, or why it was refused.
-    Column("callback_id", Text, primary_key=True),
-    Column("check_id", Text, nullable=False),
-    Column("at", Time, nullable=False),
-    Column("refused", Text),
-    Column("update", LargeBinary),
+    *columns_of(CheckCallbackRow, key=["callback_id"]),
     Index("ix_check_callbacks_check", "check_id", "at"),
     Index("ix_check_callbacks_at", "at"),
 )

@@ -7,11 +7,14 @@ of a payment. An index by account, here and of ``payment_events``, serves the ch
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Double,
     Index,
     Integer,
     LargeBinary,
@@ -23,7 +26,40 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSON
 
-from holdfast.persistence.records.table_base import Time, metadata
+from holdfast.persistence.records.table_base import Time, columns_of, metadata
+
+
+class AuditProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the checker's passes, each of which checks every account once.
+
+    Every operation committed before ``verified_up_to`` has been checked; None before the first pass has ended. The
+    current pass ``begun_at`` has come to the account ``after``. ``skipped`` counts checks that took too long; a
+    pass with any verifies nothing.
+    """
+
+    begun_at: datetime
+    written_at: datetime
+    passes: int = 0
+    verified_up_to: datetime | None = None
+    after: str = ""
+    accounts_total: int = 0
+    accounts_done: int = 0
+    operations_done: int = 0
+    skipped: int = 0
+    newest_operation_id: str | None = None
+    newest_operation_at: datetime | None = None
+    operations_per_s: float = 0.0
+
+
+class KnownDifference(NamedTuple):
+    """A rule that an account breaks, as it was last seen; ``found_at`` is when it was first."""
+
+    account_id: str
+    rule: str
+    what: str
+    found_at: datetime
+    seen_at: datetime
+
 
 account_emails = Table(
     "account_emails",
@@ -98,33 +134,9 @@ journal_batches = Table(
 audit_progress = Table(
     "audit_progress",
     metadata,
-    # One row: how far the checker has come. A pass checks every account once.
+    # One row.
     Column("id", SmallInteger, primary_key=True, autoincrement=False),
-    Column("passes", BigInteger, nullable=False),
-    # Every operation committed before this has been checked; null before the first pass has ended.
-    Column("verified_up_to", Time),
-    # The current pass: when it began, the account checked last, and what it has checked.
-    Column("begun_at", Time, nullable=False),
-    Column("after", Text, nullable=False),
-    Column("accounts_total", BigInteger, nullable=False),
-    Column("accounts_done", BigInteger, nullable=False),
-    Column("operations_done", BigInteger, nullable=False),
-    Column("skipped", BigInteger, nullable=False),
-    # The newest operation that was checked.
-    Column("newest_operation_id", Text),
-    Column("newest_operation_at", Time),
-    Column("operations_per_s", Double, nullable=False),
-    Column("written_at", Time, nullable=False),
+    *columns_of(AuditProgress),
 )
 
-audit_differences = Table(
-    "audit_differences",
-    metadata,
-    # The rules that are broken now, as the checker last found them.
-    Column("account_id", Text, nullable=False),
-    Column("rule", Text, nullable=False),
-    Column("what", Text, nullable=False),
-    Column("found_at", Time, nullable=False),
-    Column("seen_at", Time, nullable=False),
-    PrimaryKeyConstraint("account_id", "rule"),
-)
+audit_differences = Table("audit_differences", metadata, *columns_of(KnownDifference, key=["account_id", "rule"]))

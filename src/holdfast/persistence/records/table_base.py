@@ -1,9 +1,15 @@
-"""The base of all tables: their metadata, the names of their constraints, and the type of times."""
+"""The base of all tables: their metadata, the names of their constraints, and columns from the types of rows."""
 
 from __future__ import annotations
 
-from sqlalchemy import MetaData
-from sqlalchemy.dialects.postgresql import TIMESTAMP
+from collections.abc import Collection
+from datetime import datetime
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, LargeBinary, MetaData, Text
+from sqlalchemy.dialects.postgresql import JSON, TIMESTAMP
 
 metadata = MetaData(
     naming_convention={
@@ -16,3 +22,27 @@ metadata = MetaData(
 )
 
 Time = TIMESTAMP(timezone=True)
+Int32: TypeAlias = Annotated[int, Integer()]
+"""A number that is an INTEGER in its table, where others are BIGINT."""
+
+_TYPES: dict[Any, Any] = {
+    str: Text, bytes: LargeBinary, datetime: Time, bool: Boolean, int: BigInteger, float: Double, Literal: Text,
+    msgspec.Struct: JSON,
+}  # fmt: skip
+
+
+def columns_of(kind: type[Any], *, key: Collection[str] = (), without: Collection[str] = ()) -> list[Column[Any]]:
+    """Return a column for each field of a row's type, by the field's type; those of ``key`` are the primary key."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [_column(name, hint, is_key=name in key) for name, hint in hints.items() if name not in without]
+
+
+def _column(name: str, hint: Any, *, is_key: bool) -> Column[Any]:
+    alternatives = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
+    [found] = [each for each in alternatives if each is not NoneType]
+    if get_origin(found) is Annotated:
+        sql_type = get_args(found)[1]
+    else:
+        classes = (Literal,) if get_origin(found) is Literal else found.__mro__
+        sql_type = next(_TYPES[each] for each in classes if each in _TYPES)
+    return Column(name, sql_type, primary_key=is_key, nullable=NoneType in alternatives)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     Column,
     Index,
     Integer,
@@ -26,6 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
+from holdfast.ledger.credit.operations import Operation
+from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.records.operator_tables import (
     check_callbacks,
     operator_actions,
@@ -43,7 +44,7 @@ from holdfast.persistence.records.shared_tables import (
     payment_events,
     sign_ins,
 )
-from holdfast.persistence.records.table_base import Time, metadata
+from holdfast.persistence.records.table_base import Time, columns_of, metadata
 
 __all__ = [
     "account_emails", "accounts", "api_keys", "assets", "audit_differences",
@@ -78,18 +79,7 @@ accounts = Table(
 operations = Table(
     "operations",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("number", BigInteger, nullable=False),
-    Column("operation_id", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("amount_micro", BigInteger, nullable=False),
-    Column("balance_after_micro", BigInteger, nullable=False),
-    Column("held_after_micro", BigInteger, nullable=False),
-    Column("hold_id", Text),
-    Column("reference", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("at", Time, nullable=False),
-    Column("chain_hash", LargeBinary, nullable=False),
+    *columns_of(Operation, without=["postings"]),
     PrimaryKeyConstraint("account_id", "number"),
     Index("uq_operations_operation_id", "operation_id", "account_id", unique=True),
     # For sums by day. Operations are appended in the order of their times, so that it stays small.
@@ -145,21 +135,9 @@ holds = Table(
 tasks = Table(
     "tasks",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("request_id", Text, nullable=False),
-    Column("version", BigInteger, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("provider", Text, nullable=False),
-    Column("created_at", Time, nullable=False),
-    Column("updated_at", Time, nullable=False),
-    # When the task's next timer is due (dispatch, poll, deadline); null once it has ended.
-    # Claiming a due task postpones this, so that several processes share the work.
-    Column("wake_at", Time),
-    # False until the job has been submitted to its provider: undispatched tasks wait for a slot.
-    Column("dispatched", Boolean, nullable=False),
-    Column("request", JSON, nullable=False),
-    Column("state", JSON, nullable=False),
+    # ``wake_at``: claiming a due task postpones it, so that several processes share the work. ``dispatched``: an
+    # undispatched task waits for a slot.
+    *columns_of(Task),
     # The process that last wrote or claimed the task after its dispatch; null in rows of older releases.
     Column("owner", Text),
     # Until when the large input of an ended task is retained; null if there is nothing to delete.

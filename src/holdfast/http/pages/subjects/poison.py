@@ -8,7 +8,7 @@ from holdfast.http.endpoints.operators.supervision.poison import PoisonList, lis
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 from holdfast.http.schemas.operators import GROUPS
-from holdfast.persistence.operators.poison import PoisonState
+from holdfast.persistence.records.operator_tables import PoisonState
 
 view = ViewTable()
 

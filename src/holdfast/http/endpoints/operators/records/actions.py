@@ -13,7 +13,8 @@ from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
-from holdfast.persistence.operators.actions import ActionResult, list_actions
+from holdfast.persistence.operators.actions import list_actions
+from holdfast.persistence.records.operator_tables import ActionResult
 
 route = RouteTable("Operators")
 

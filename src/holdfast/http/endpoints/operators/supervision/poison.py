@@ -14,7 +14,8 @@ from holdfast.http.schemas.operators import GROUPS, ActionWithReason
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.operators.poison import PoisonRecord, PoisonState, list_poison, poison_by_id
+from holdfast.persistence.operators.poison import list_poison, poison_by_id
+from holdfast.persistence.records.operator_tables import PoisonRecord, PoisonState
 from holdfast.supervision.poison_replays import NOT_FOUND
 
 route = RouteTable("Operators")
