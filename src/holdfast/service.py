@@ -21,7 +21,7 @@ import trio
 from holdfast import __version__
 from holdfast.actors.workers.report_writer import store_last_reports
 from holdfast.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
-from holdfast.http.server.open_files import connections_within, raise_open_files_limit
+from holdfast.http.server.limits import connections_within, raise_open_files_limit
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.listening import Sockets, url_of
 from holdfast.logs import flush_logs

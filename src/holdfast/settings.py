@@ -127,7 +127,7 @@ class S3Bucket:
     secret_access_key: str = field(repr=False)
 
 
-class Settings(Locations):
+class Settings(ServiceLocation):
     """Every setting. Seconds, bytes, milliseconds and micro-credits are in the names.
 
     ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; :meth:`derived_key` returns a
@@ -142,10 +142,6 @@ class Settings(Locations):
     model_config = ConfigDict(extra="forbid")
 
     env: Literal["development", "production"] = "development"
-    host: str = "127.0.0.1"
-    port: Port = 8000
-    ops_host: str = "127.0.0.1"
-    ops_port: Port | None = None
     processes: int = Field(0, ge=0, le=64)
     connections_max: Count = 2048
     connections_per_peer_max: Count = 512
@@ -154,7 +150,6 @@ class Settings(Locations):
     send_timeout_s: Seconds = 20.0
     idle_timeout_s: Seconds = 60.0
     public_url: BaseUrl | None = None
-    operator_token: Secret = Field("", repr=False)
     callback_secret: Secret = Field("", repr=False)
     sandbox_secret: Secret = Field("", repr=False)
     server_secret: Secret = Field("", repr=False, alias="SERVER_KEY")

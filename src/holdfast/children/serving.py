@@ -14,7 +14,7 @@ import trio
 
 from holdfast.children.control import Control
 from holdfast.exit_codes import BAD_CONFIGURATION
-from holdfast.http.server.open_files import raise_open_files_limit
+from holdfast.http.server.limits import raise_open_files_limit
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.listening import url_of
 from holdfast.logs import configure_logging

@@ -20,10 +20,12 @@ from typing import Literal
 SignatureVerdict = Literal["valid", "missing", "invalid", "expired"]
 """``expired`` is returned only for a signature that is otherwise right, so it reveals nothing to a forger."""
 
+TOLERANCE_S = 300
+"""The most that a signature's time may be before ours, or after it."""
 HEADER_MAX_CHARS = 4096
 SIGNATURES_MAX_COUNT = 16
 
-_TIME = re.compile(r"(?:0|[1-9][0-9]{0,11})\Z")
+TIME = re.compile(r"(?:0|[1-9][0-9]{0,11})\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
@@ -37,7 +39,7 @@ def sign(secret: bytes | str, body: bytes, *, at: int, key_name: str | None = No
     if not key:
         raise ValueError("the signing secret is empty")
     moment = str(at)
-    if not _TIME.match(moment):
+    if not TIME.match(moment):
         raise ValueError("the time of a signature is a non-negative number of seconds")
     if key_name is not None and not _KEY_NAME.match(key_name):
         raise ValueError("a key name is 1 to 64 letters, digits, dots, dashes or underscores")
@@ -45,13 +47,8 @@ def sign(secret: bytes | str, body: bytes, *, at: int, key_name: str | None = No
     return f"{name}t={moment},v1={_digest(key, moment, body).decode('ascii')}"
 
 
-def verify(
-    header: str | None, body: bytes, secrets: Sequence[str], *, now: datetime, tolerance_s: int = 300
-) -> SignatureVerdict:
-    """Verify ``header`` over the raw ``body`` with each secret in turn.
-
-    ``tolerance_s`` bounds the signature's age, and how far in the future it is. Empty secrets never verify.
-    """
+def verify(header: str | None, body: bytes, secrets: Sequence[str], *, now: datetime) -> SignatureVerdict:
+    """Verify ``header`` over the raw ``body`` with each secret in turn; empty secrets never verify."""
     if header is None or not header.strip():
         return "missing"
     fields = _fields(header)
@@ -59,18 +56,25 @@ def verify(
         return "invalid"
     moments = [value for name, value in fields if name == "t"]
     digests = [value.lower() for name, value in fields if name == "v1"]
-    if len(moments) != 1 or not _TIME.match(moments[0]) or len(digests) > SIGNATURES_MAX_COUNT:
+    if len(moments) != 1 or not TIME.match(moments[0]) or len(digests) > SIGNATURES_MAX_COUNT:
         return "invalid"
     offered = [digest.encode("ascii") for digest in digests if _DIGEST.match(digest)]
-    keys = [key for key in map(_key, secrets) if key]
+    expected = [_digest(key, moments[0], body) for key in map(_key, secrets) if key]
+    return judge(expected, offered, moments[0], now)
+
+
+def judge(expected: Sequence[bytes], offered: Sequence[bytes], moment: str, now: datetime) -> SignatureVerdict:
+    """Return the verdict on the signatures ``offered`` of a message that was signed at ``moment``.
+
+    ``expected`` are those of our secrets. Every pair is compared, in constant time.
+    """
     matched = False
-    for key in keys:
-        expected = _digest(key, moments[0], body)
-        for digest in offered:
-            matched |= hmac.compare_digest(expected, digest)
+    for ours in expected:
+        for theirs in offered:
+            matched |= hmac.compare_digest(ours, theirs)
     if not matched:
         return "invalid"
-    return "valid" if abs(now.timestamp() - int(moments[0])) <= tolerance_s else "expired"
+    return "valid" if abs(now.timestamp() - int(moment)) <= TOLERANCE_S else "expired"
 
 
 def key_name(header: str | None) -> str | None:

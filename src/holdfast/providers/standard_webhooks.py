@@ -21,19 +21,14 @@ from datetime import datetime
 from typing import Final
 
 from holdfast.ledger.standard_secrets import KEY_MAX_BYTES, KEY_MIN_BYTES, SECRET_PREFIX, standard_key
-from holdfast.providers.signatures import SignatureVerdict
+from holdfast.providers.signatures import HEADER_MAX_CHARS, SIGNATURES_MAX_COUNT, TIME, SignatureVerdict, judge
 
 ID_HEADER: Final = "webhook-id"
 TIMESTAMP_HEADER: Final = "webhook-timestamp"
 SIGNATURE_HEADER: Final = "webhook-signature"
 
-TOLERANCE_S = 300
-HEADER_MAX_CHARS = 4096
-SIGNATURES_MAX_COUNT = 16
-
 # Without dots, since dots separate the signed parts.
 _ID = re.compile(r"[!-\-/-~]{1,200}\Z")
-_TIME = re.compile(r"(?:0|[1-9][0-9]{0,11})\Z")
 
 
 def sign_standard(secret: str, message_id: str, at: int, body: bytes) -> str:
@@ -45,7 +40,7 @@ def sign_standard(secret: str, message_id: str, at: int, body: bytes) -> str:
     if key is None:
         raise ValueError(f"a secret is {SECRET_PREFIX} and the base64 of {KEY_MIN_BYTES} to {KEY_MAX_BYTES} bytes")
     moment = str(at)
-    if not _ID.match(message_id) or not _TIME.match(moment):
+    if not _ID.match(message_id) or not TIME.match(moment):
         raise ValueError("a message has an id without dots and blanks, and a time that is not negative")
     return f"v1,{_digest(key, message_id, moment, body).decode('ascii')}"
 
@@ -65,7 +60,6 @@ def verify_standard(
     secrets: Sequence[str],
     *,
     now: datetime,
-    tolerance_s: int = TOLERANCE_S,
 ) -> SignatureVerdict:
     """Verify a message by its headers, with names in lower case, and each secret in turn.
 
@@ -77,7 +71,7 @@ def verify_standard(
     signatures = headers.get(SIGNATURE_HEADER, "").strip()
     if not (message_id and moment and signatures):
         return "missing"
-    if not _ID.match(message_id) or not _TIME.match(moment):
+    if not _ID.match(message_id) or not TIME.match(moment):
         return "invalid"
     if len(signatures) > HEADER_MAX_CHARS or not signatures.isascii():
         return "invalid"
@@ -85,14 +79,8 @@ def verify_standard(
     if len(words) > SIGNATURES_MAX_COUNT:
         return "invalid"
     offered = [word[3:].encode("ascii") for word in words if word.startswith("v1,")]
-    matched = False
-    for key in filter(None, map(standard_key, secrets)):
-        expected = _digest(key, message_id, moment, body)
-        for digest in offered:
-            matched |= hmac.compare_digest(expected, digest)
-    if not matched:
-        return "invalid"
-    return "valid" if abs(now.timestamp() - int(moment)) <= tolerance_s else "expired"
+    keys = filter(None, map(standard_key, secrets))
+    return judge([_digest(key, message_id, moment, body) for key in keys], offered, moment, now)
 
 
 def _digest(key: bytes, message_id: str, moment: str, body: bytes) -> bytes:

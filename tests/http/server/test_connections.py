@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.http.server.connection import Receive, Send
-from holdfast.http.server.open_files import connections_within
+from holdfast.http.server.limits import connections_within
 
 from .memory_server import Scope, answers, rest_of, serving
 

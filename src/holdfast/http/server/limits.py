@@ -1,7 +1,8 @@
-"""The limits of the server."""
+"""The limits of the server, and the limit of open files that bounds its connections."""
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +29,10 @@ CHUNK_OVERHEAD_BYTES_MAX: Final = 64 * 1024
 """The bytes that a chunked body may have beyond eight times its data, for extensions and trailers."""
 
 
+RESERVED_FILES: Final = 256
+"""Open files reserved for the database, stored results and outgoing calls."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
     """The configurable limits.
@@ -52,3 +57,21 @@ class ServerLimits:
     rest_of_body_s: float = 2.0
     linger_s: float = 2.0
     finish_requests_s: float = 5.0
+
+
+def raise_open_files_limit() -> int:
+    """Raise the soft limit of open files to the hard one, and return the resulting limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (ValueError, OSError):
+            pass  # on some systems the hard limit cannot be reached
+    return 2**31 - 1 if soft == resource.RLIM_INFINITY else soft
+
+
+def connections_within(open_files: int, connections_max: int) -> int:
+    """Return how many connections a limit of open files allows, at most ``connections_max``."""
+    available = max(open_files - RESERVED_FILES, open_files // 2)
+    return max(1, min(connections_max, available))
