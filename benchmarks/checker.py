@@ -13,79 +13,21 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
 
-from benchmarks import load
 from benchmarks.conditions import describe, fresh_database
+from benchmarks.create import Side, drive
 from benchmarks.growth import Books, write
-from benchmarks.servers import CATALOG, SCHEMA, SECRET, creates, environment_without_settings, free_port
+from benchmarks.servers import CATALOG, SCHEMA, SECRET, creates, free_port
 from holdfast.persistence.audit.scope import next_accounts
 from holdfast.persistence.audit.slices import ACCOUNTS_MAX, OPERATIONS_MAX, AccountsCheck
 from holdfast.persistence.server.connections import make_engine
-
-READY_S = 60.0
-
-
-@contextmanager
-def served(books: Books, folder: Path, share: float) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a service on these books; yields its process."""
-    books.port = free_port()
-    data = folder / books.name
-    data.mkdir()
-    environment = environment_without_settings() | books.settings(data) | {"HOLDFAST_CHECKER_SHARE": str(share)}
-    with (data / "log").open("wb") as log:
-        service = subprocess.Popen([sys.executable, "-m", "holdfast", "serve"], env=environment, stderr=log)
-    try:
-        deadline = time.monotonic() + READY_S
-        while b'"ready":true' not in _readiness(books.port):
-            assert time.monotonic() < deadline, (data / "log").read_text()
-            time.sleep(0.05)
-        yield service
-    finally:
-        service.send_signal(signal.SIGCONT)
-        service.terminate()
-        service.wait(60)
-
-
-def _readiness(port: int) -> bytes:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
-            connection.sendall(b"GET /readyz HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")
-            return b"".join(iter(lambda: connection.recv(65536), b""))
-    except OSError:
-        return b""
-
-
-def cpu_of(pid: int) -> float:
-    """Return the CPU seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def drive(
-    books: Books, service: subprocess.Popen[bytes], *, seconds: float, connections: int
-) -> tuple[float, float]:
-    """Create tasks; return creates a second, and CPU microseconds of the service for each."""
-    requests = creates([key.secret for key in books.keys])
-    before = cpu_of(service.pid)
-    result = load.run(
-        [books.port],
-        lambda _server, n: requests[n * 7919 % len(requests)],
-        connections=connections,
-        seconds=seconds,
-    )
-    assert set(result.statuses) == {200}, result.statuses
-    return result.rate, (cpu_of(service.pid) - before) / len(result.latencies_s) * 1e6
 
 
 def speed(books: Books) -> None:
@@ -137,26 +79,22 @@ def main() -> None:
         speed(sides["plain"])
         ratios: list[tuple[float, float]] = []
         with ExitStack() as stack:
-            services = {
-                name: stack.enter_context(served(books, folder, options.share if name == "checked" else 0.0))
-                for name, books in sides.items()
-            }
+            services = []
+            for name, books in sides.items():
+                share = str(options.share if name == "checked" else 0.0)
+                running = stack.enter_context(books.served(folder, HOLDFAST_CHECKER_SHARE=share))
+                services.append(Side(name, books.port, running, creates([key.secret for key in books.keys])))
             for number in range(options.rounds + 1):
-                found = {}
-                for name, books in sides.items():
-                    for other, service in services.items():
-                        service.send_signal(signal.SIGCONT if other == name else signal.SIGSTOP)
-                    found[name] = drive(
-                        books, services[name], seconds=options.seconds, connections=options.connections
-                    )
-                shown = " | ".join(
-                    f"{name} {rate:,.0f}/s, CPU {cpu:,.0f} us" for name, (rate, cpu) in found.items()
-                )
-                print(shown + (" (warm-up)" if number == 0 else ""), flush=True)
+                runs = []
+                for side in services:
+                    for each in services:
+                        each.process.send_signal(signal.SIGCONT if each is side else signal.SIGSTOP)
+                    runs.append(drive(side, seconds=options.seconds, connections=options.connections))
+                plain, checked = runs
+                shown = f"plain {plain.rate:,.0f}/s, CPU {plain.cpu_us:,.0f} us | checked {checked.rate:,.0f}/s, "
+                print(f"{shown}CPU {checked.cpu_us:,.0f} us" + (" (warm-up)" if number == 0 else ""), flush=True)
                 if number:
-                    ratios.append(
-                        (found["checked"][0] / found["plain"][0], found["checked"][1] / found["plain"][1])
-                    )
+                    ratios.append((checked.rate / plain.rate, checked.cpu_us / plain.cpu_us))
         rate, cpu = (statistics.median(each) for each in zip(*ratios, strict=True))
         print(f"with the checker: {rate:.3f} x the creates, {cpu:.3f} x the CPU a create (medians)")
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from benchmarks import load
 from benchmarks.conditions import describe, fresh_database
 from benchmarks.servers import (
     BODY,
-    PEER,
+    SERVE,
     api_keys,
     cpu_s,
     creates,
@@ -39,16 +40,14 @@ from benchmarks.servers import (
     service_settings,
 )
 
-BARE = "benchmarks.bare"
-
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the servers: its port, the module that names its process, and the requests to send in turn."""
+    """One of the servers: its port, its process, and the requests to send in turn."""
 
     name: str
     port: int
-    module: str
+    process: subprocess.Popen[bytes]
     requests: list[bytes]
 
 
@@ -63,7 +62,7 @@ class Run:
 
 def drive(side: Side, *, connections: int, seconds: float) -> Run:
     """Load one server."""
-    before = cpu_s(side.module)
+    before = cpu_s(side.process)
     result = load.run(
         [side.port],
         lambda _, n: side.requests[n % len(side.requests)],
@@ -71,7 +70,7 @@ def drive(side: Side, *, connections: int, seconds: float) -> Run:
         seconds=seconds,
     )
     assert set(result.statuses) == {200}, result.statuses
-    cpu_us = (cpu_s(side.module) - before) / len(result.latencies_s) * 1e6
+    cpu_us = (cpu_s(side.process) - before) / len(result.latencies_s) * 1e6
     return Run(result.rate, result.percentile_ms(0.5), cpu_us)
 
 
@@ -117,18 +116,19 @@ def main() -> None:
         provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
         of_peer = peer_settings(Path(name), database_url=url, port=peer_port, provider_url=provider_url)
+        bare_command = [sys.executable, "-m", "benchmarks.bare", str(bare_port)]
         their_keys = peer_keys(rows, options.accounts)
         with (
-            process([sys.executable, "-m", "holdfast", "serve"], f"http://127.0.0.1:{port}/readyz", **settings),
-            process(peer_command(peer_port), f"http://127.0.0.1:{peer_port}/docs", **of_peer),
-            process([sys.executable, "-m", BARE, str(bare_port)], f"http://127.0.0.1:{bare_port}/bare"),
+            process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as service,
+            process(peer_command(peer_port), f"http://127.0.0.1:{peer_port}/docs", of_peer) as peer,
+            process(bare_command, f"http://127.0.0.1:{bare_port}/bare") as empty,
         ):
             keys = api_keys(f"http://127.0.0.1:{port}", options.accounts)
-            bare = Side("the empty endpoint", bare_port, BARE, [load.post("/bare", BODY, {})])
+            bare = Side("the empty endpoint", bare_port, empty, [load.post("/bare", BODY, {})])
             for title, count in ((f"{options.accounts} accounts", options.accounts), ("one account", 1)):
                 sides = [
-                    Side("the service", port, "holdfast", creates(keys[:count])),
-                    Side("the peer", peer_port, PEER, creates(their_keys[:count])),
+                    Side("the service", port, service, creates(keys[:count])),
+                    Side("the peer", peer_port, peer, creates(their_keys[:count])),
                     bare,
                 ]
                 compare(

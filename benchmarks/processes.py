@@ -14,10 +14,8 @@ Run: python -m benchmarks.processes [--seconds 4] [--connections 32] [--rounds 4
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,13 +27,12 @@ import psycopg
 
 from benchmarks import load
 from benchmarks.conditions import describe, fresh_database
-from benchmarks.servers import api_keys, creates, environment_without_settings, free_port, service_settings
+from benchmarks.servers import SERVE, api_keys, cpu_s, creates, free_port, process, service_settings
 from holdfast.cluster.placement import owners_of_places
 from holdfast.ledger.places import place_carried_by
 
 PROVIDER_URL = "http://127.0.0.1:9"
 """Where nothing listens."""
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 FORWARDED = 'holdfast_forwarded_asks_total{result="answered"}'
 STALE = "holdfast_fence_stale_units_total"
 READY_S = 180.0
@@ -55,11 +52,6 @@ class Server:
         """Its URL."""
         return f"http://127.0.0.1:{self.port}"
 
-    def cpu_s(self) -> float:
-        """Return the CPU seconds it has used."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
-
     def metric(self, name: str) -> float:
         """Return the sum of a metric over its labels."""
         lines = httpx2.get(f"{self.url}/metrics", timeout=30).text.splitlines()
@@ -76,29 +68,14 @@ def servers(url: str, folder: Path, count: int, *, linked: bool = True) -> Itera
             data.mkdir()
             settings = service_settings(data, database_url=url, port=port, provider_url=PROVIDER_URL, slots=1)
             secret = f"the-server-key-of-the-benchmark-{0 if linked else number}-0123456789"
-            process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast", "serve"],
-                env=environment_without_settings() | settings | {"HOLDFAST_SERVER_KEY": secret},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            stack.callback(process.wait, 60)
-            stack.callback(process.terminate)
-            started.append(Server(process, port))
+            settings["HOLDFAST_SERVER_KEY"] = secret
+            server = stack.enter_context(process(SERVE, f"http://127.0.0.1:{port}/readyz", settings))
+            started.append(Server(server, port))
         deadline = time.monotonic() + READY_S
-        while not all(_is_ready(server, count if linked else 1) for server in started):
-            assert time.monotonic() < deadline, "the processes are not ready"
+        while any(server.metric("holdfast_members") != (count if linked else 1) for server in started):
+            assert time.monotonic() < deadline, "the processes do not see each other"
             time.sleep(0.1)
         yield started
-
-
-def _is_ready(server: Server, members: int) -> bool:
-    assert server.process.poll() is None, "a process has ended"
-    try:
-        ready = httpx2.get(f"{server.url}/readyz", timeout=5).status_code == 200
-        return ready and server.metric("holdfast_members") == members
-    except httpx2.HTTPError:
-        return False
 
 
 def owners_of_keys(url: str, started: Sequence[Server], keys: Sequence[str]) -> list[int]:
@@ -127,15 +104,15 @@ def measure(
     started: Sequence[Server], request: Callable[[int, int], bytes], *, connections: int, seconds: float
 ) -> Run:
     """Keep connections busy, spread evenly over the processes; ``request(process, n)`` is sent to a process."""
-    before = [(server.cpu_s(), server.metric(STALE), server.metric(FORWARDED)) for server in started]
+    before = [(cpu_s(server.process), server.metric(STALE), server.metric(FORWARDED)) for server in started]
     result = load.run([server.port for server in started], request, connections=connections, seconds=seconds)
-    after = [(server.cpu_s(), server.metric(STALE), server.metric(FORWARDED)) for server in started]
+    after = [(cpu_s(server.process), server.metric(STALE), server.metric(FORWARDED)) for server in started]
     assert set(result.statuses) == {200}, result.statuses
-    cpu_s, stale, forwarded = (sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in range(3))
+    used_s, stale, forwarded = (sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in range(3))
     count = len(result.latencies_s)
     return Run(
         result.rate,
-        cpu_s / count * 1e6,
+        used_s / count * 1e6,
         result.percentile_ms(0.5),
         result.percentile_ms(0.99),
         stale,

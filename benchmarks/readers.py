@@ -12,7 +12,6 @@ import argparse
 import selectors
 import socket
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.conditions import describe, fresh_database
 from benchmarks.create import Run, Side, drive
-from benchmarks.servers import api_keys, creates, free_port, process, service_settings
+from benchmarks.servers import SERVE, api_keys, creates, free_port, process, service_settings
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.claims.reports import write_last_reports
@@ -146,13 +145,12 @@ def main() -> None:
             Path(name), database_url=url, port=port, provider_url="http://127.0.0.1:9", slots=1
         )
         settings["HOLDFAST_OPERATOR_TOKEN"] = TOKEN
-        command = [sys.executable, "-m", "holdfast", "serve"]
         with (
-            process(command, f"http://127.0.0.1:{port}/readyz", **settings),
+            process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as service,
             reports_of_another_member(url, options.reports),
         ):
             keys = api_keys(f"http://127.0.0.1:{port}", ACCOUNTS)
-            side = Side("the service", port, "holdfast", creates(keys))
+            side = Side("the service", port, service, creates(keys))
             load = partial(drive, side, connections=options.connections, seconds=options.seconds)
             pairs: list[tuple[Run, Run]] = []
             for number in range(options.rounds + 1):

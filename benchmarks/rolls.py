@@ -12,10 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +21,7 @@ import trio
 
 from benchmarks.conditions import describe
 from benchmarks.roll_clients import RollClients, Tally
-from benchmarks.servers import api_keys, environment_without_settings, free_port
+from benchmarks.servers import SERVE, api_keys, free_port, process
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import database_url_of
@@ -121,19 +118,14 @@ def main() -> None:
         folder.chmod(0o711)
         print(describe(folder))
         log, data_dir, port = folder / "log", folder / "var", free_port()
-        environ = environment_without_settings() | {
+        environ = {
             "HOLDFAST_DATA_DIR": str(data_dir),
             "HOLDFAST_PORT": str(port),
             "HOLDFAST_TASKS_IN_FLIGHT_MAX": "1000000",
         }
-        with log.open("wb") as out:
-            command = [sys.executable, "-m", "holdfast", "serve", "--processes", str(options.processes)]
-            parent = subprocess.Popen(command, env=environ, stdout=out, stderr=out)
-        try:
-            while b"holdfast serves" not in log.read_bytes():
-                assert parent.poll() is None, log.read_text()
-                time.sleep(0.05)
-            base = f"http://127.0.0.1:{port}"
+        base = f"http://127.0.0.1:{port}"
+        command = [*SERVE, "--processes", str(options.processes)]
+        with process(command, f"{base}/readyz", environ, log=log) as parent:
             keys = api_keys(base, ACCOUNTS)
             database_url = database_url_of(data_dir)
             assert database_url is not None
@@ -147,9 +139,6 @@ def main() -> None:
             with connected(database_url) as connection:
                 failed = [f"{check.name}: {check.detail}" for check in run_audit(connection) if not check.ok]
             print(f"audit: {failed or 'clean'}")
-        finally:
-            parent.terminate()
-            parent.wait(60)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -19,7 +21,7 @@ import psycopg
 from benchmarks import load
 
 SECRET = "whole-tasks-of-the-benchmark-0123456789"
-PEER = "benchmarks.row_lock_peer:app"
+SERVE = [sys.executable, "-m", "holdfast", "serve"]
 BODY = b'{"model":"gpu/image-1","input":{"prompt":"a lighthouse at dusk"}}'
 SCHEMA = """{
   "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Prompt", "type": "object",
@@ -71,7 +73,8 @@ def service_settings(
 
 def peer_command(port: int) -> list[str]:
     """Return the command that starts the row-lock peer."""
-    return [sys.executable, "-m", "uvicorn", PEER, "--port", str(port), "--log-level", "warning"]
+    program = [sys.executable, "-m", "uvicorn", "benchmarks.row_lock_peer:app"]
+    return [*program, "--port", str(port), "--log-level", "warning"]
 
 
 def peer_settings(folder: Path, *, database_url: str, port: int, provider_url: str) -> dict[str, str]:
@@ -115,10 +118,12 @@ def environment_without_settings() -> dict[str, str]:
 
 
 @contextmanager
-def process(command: list[str], url: str, **environment: str) -> Iterator[None]:
-    """Start a server, wait until it responds, and stop it at the end."""
-    env = environment_without_settings() | environment
-    with tempfile.TemporaryFile() as output:
+def process(
+    command: list[str], url: str, environment: Mapping[str, str] = MappingProxyType({}), *, log: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server, wait until it responds, and stop it at the end; with ``log`` its output goes there."""
+    env = {**environment_without_settings(), **environment}
+    with tempfile.TemporaryFile() if log is None else log.open("w+b") as output:
         server = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
         try:
             for _ in range(600):
@@ -129,9 +134,11 @@ def process(command: list[str], url: str, **environment: str) -> Iterator[None]:
                     if httpx2.get(url, timeout=2).status_code < 500:
                         break
                 except httpx2.HTTPError:
-                    time.sleep(0.05)
-            yield
+                    pass
+                time.sleep(0.05)
+            yield server
         finally:
+            server.send_signal(signal.SIGCONT)  # it may be paused
             server.terminate()
             server.wait(60)
 
@@ -157,26 +164,17 @@ def api_keys(base: str, count: int) -> list[str]:
     return keys
 
 
-def cpu_s(module: str) -> float:
-    """Return the CPU seconds of the processes that run ``module``, and of their children, without PostgreSQL."""
-    ticks, parents, roots = {}, {}, set()
+def cpu_s(server: subprocess.Popen[bytes]) -> float:
+    """Return the CPU seconds of a process and its descendants, without PostgreSQL."""
+    ticks, parents = {}, {}
     for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            stat = (folder / "stat").read_text("utf-8", "replace")
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        name, _, rest = stat.partition("(")[2].rpartition(")")
-        fields = rest.split()
-        pid = int(folder.name)
-        parents[pid] = int(fields[1])
-        if name != "postgres":
-            ticks[pid] = int(fields[11]) + int(fields[12])
-        if module.encode() in command and parents[pid] == os.getpid():
-            roots.add(pid)
-    family = set(roots)
+        if folder.name.isdigit():
+            with suppress(OSError):
+                name, _, rest = (folder / "stat").read_text("utf-8", "replace").partition("(")[2].rpartition(")")
+                fields, pid = rest.split(), int(folder.name)
+                parents[pid] = int(fields[1])
+                ticks[pid] = 0 if name == "postgres" else int(fields[11]) + int(fields[12])
+    family = {server.pid}
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
     return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")

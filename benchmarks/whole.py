@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import selectors
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +28,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import load
 from benchmarks.conditions import describe, fresh_database
 from benchmarks.servers import (
-    PEER,
     SECRET,
     api_keys,
     cpu_s,
@@ -52,13 +52,13 @@ ACCOUNTS = 8
 class Side:
     """The service or the peer: where it listens, what to send it, and how to see in the rows what it has finished.
 
-    ``module`` names its process among those of the machine; ``finished`` counts captured tasks, ``waits`` lists the
-    seconds from creation to capture of those created since a time.
+    ``finished`` counts captured tasks, ``waits`` lists the seconds from creation to capture of those created since
+    a time.
     """
 
     name: str
     port: int
-    module: str
+    process: subprocess.Popen[bytes]
     finished: str
     waits: str
     requests: list[bytes]
@@ -96,7 +96,7 @@ def drive(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float |
     idle = [load.Connection(("127.0.0.1", side.port)) for _ in range(CONNECTIONS)]
     for connection in idle:
         waiting.register(connection.socket, selectors.EVENT_READ, connection)
-    before, cpu_before = finished(), cpu_s(side.module)
+    before, cpu_before = finished(), cpu_s(side.process)
     begun = polled = progressed = time.perf_counter()
     sent = created = done = refused = 0
     while True:
@@ -125,7 +125,7 @@ def drive(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float |
     took_s = time.perf_counter() - begun
     for connection in idle:
         connection.socket.close()
-    return Run(tasks=done, took_s=took_s, cpu_s=cpu_s(side.module) - cpu_before, refused=refused)
+    return Run(tasks=done, took_s=took_s, cpu_s=cpu_s(side.process) - cpu_before, refused=refused)
 
 
 def wait_s(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float) -> list[float]:
@@ -136,24 +136,24 @@ def wait_s(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float)
     return sorted(row[0] for row in rows.execute(side.waits, since))
 
 
-def peer_side(rows: psycopg.Connection, port: int) -> Side:
-    """Create the peer's tables and accounts."""
+def peer_side(port: int, server: subprocess.Popen[bytes], keys: list[str]) -> Side:
+    """Return the peer."""
     return Side(
         "peer",
         port,
-        PEER,
+        server,
         "select count(*) from peer_tasks where status = 'succeeded'",
         "select extract(epoch from updated_at - created_at)::float8 from peer_tasks where created_at >= %s",
-        creates(peer_keys(rows, ACCOUNTS)),
+        creates(keys),
     )
 
 
-def service_side(port: int, module: str) -> Side:
+def service_side(port: int, server: subprocess.Popen[bytes]) -> Side:
     """Create the service's accounts and keys."""
     return Side(
         "service",
         port,
-        module,
+        server,
         "select count(*) from assets",
         "select extract(epoch from updated_at - created_at)::float8 from tasks where created_at >= %s",
         creates(api_keys(f"http://127.0.0.1:{port}", ACCOUNTS)),
@@ -238,15 +238,16 @@ def main() -> None:
         with (
             psycopg.connect(url, autocommit=True) as rows,
             process(provider, f"{provider_url}/files/0.png"),
-            process(serve, f"http://127.0.0.1:{port}/readyz", **settings),
+            process(serve, f"http://127.0.0.1:{port}/readyz", settings) as server,
         ):
-            service = service_side(port, module)
+            service = service_side(port, server)
             if options.count:
                 print_counts(service, rows, seconds)
                 return
-            peer = peer_side(rows, peer_port)
+            keys = peer_keys(rows, ACCOUNTS)
             environment = peer_settings(data, database_url=url, port=peer_port, provider_url=provider_url)
-            with process(peer_command(peer_port), f"http://127.0.0.1:{peer_port}/docs", **environment):
+            with process(peer_command(peer_port), f"http://127.0.0.1:{peer_port}/docs", environment) as other:
+                peer = peer_side(peer_port, other, keys)
                 compare(peer, service, rows, seconds=seconds, rounds=rounds)
 
 
