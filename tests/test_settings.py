@@ -283,8 +283,8 @@ def test_all_faults_are_listed_at_once(development: dict[str, str], tmp_path: Pa
     assert lines == (
         "HOLDFAST_DATABASE_URL must be a URL beginning postgresql://, postgres:// or postgresql+psycopg://",
         "HOLDFAST_CATALOG must be the name of a file that exists",
-        "HOLDFAST_ENV must be 'development' or 'production', not 'staging'",
         "HOLDFAST_PORT must be less than or equal to 65535, not '65536'",
+        "HOLDFAST_ENV must be 'development' or 'production', not 'staging'",
         "HOLDFAST_PUBLIC_URL must be a URL beginning https:// or http://",
         "HOLDFAST_SMTP_URL must be a URL beginning smtp:// or smtps://",
         "HOLDFAST_LOG_FORMAT must be 'console' or 'json', not 'xml'",

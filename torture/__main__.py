@@ -73,10 +73,11 @@ def _say(text: str) -> None:
 
 
 def _report(summary: Summary, *, took_s: float) -> None:
+    witness = summary.witness
     _say(
         f"{summary.rounds} rounds in {took_s / 60:.1f} min: {summary.kills} kills of the service,"
-        f" {summary.database_faults} database faults, {summary.creates} creates, {summary.answers} answers,"
-        f" {summary.unknown} requests without an answer"
+        f" {summary.database_faults} database faults, {witness.creates} creates, {witness.answers} answers,"
+        f" {witness.unknown} requests without an answer"
     )
     _say("faults: " + ", ".join(f"{name} {many}" for name, many in sorted(summary.faults.items())))
     for kind, reason in summary.left_out.items():
@@ -85,7 +86,7 @@ def _report(summary: Summary, *, took_s: float) -> None:
         f"lost {summary.count('lost')}, doubled {summary.count('doubled')}, other differences"
         f" {len(summary.differences) - summary.count('lost') - summary.count('doubled')};"
         f" slowest recovery {summary.slowest_recovery_s:.1f} s ({summary.slowest_recovery_of}),"
-        f" slowest answer {summary.slowest_answer_s:.1f} s"
+        f" slowest answer {witness.slowest_answer_s:.1f} s"
     )
     if summary.differences:
         _say(f"files are in {summary.folder}; repeat with: {summary.repeat}")

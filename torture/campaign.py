@@ -57,12 +57,9 @@ class Summary:
     kills: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     database_faults: int = 0
-    creates: int = 0
-    answers: int = 0
-    unknown: int = 0
+    witness: Witness = field(default_factory=Witness)
     slowest_recovery_s: float = 0.0
     slowest_recovery_of: str = ""
-    slowest_answer_s: float = 0.0
     left_out: dict[str, str] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     folder: Path | None = None
@@ -90,7 +87,7 @@ class Campaign:
         self.summary = Summary()
         self.is_stopping = False
         self._say = say
-        self._witness = Witness()
+        self._witness = self.summary.witness
         chosen = options.faults or tuple(FAULTS)
         self._chosen = [FAULTS[name] for name in chosen]
         self._tried: Counter[str] = Counter()
@@ -106,10 +103,6 @@ class Campaign:
                 break
             size = min(last - number, self.options.settle_every * self.options.blocks)
             number = await self._run_block(kind, number, number + size)
-        self.summary.creates = self._witness.creates
-        self.summary.answers = self._witness.answers
-        self.summary.unknown = self._witness.unknown
-        self.summary.slowest_answer_s = self._witness.slowest_answer_s
         return self.summary
 
     def _is_over(self) -> bool:

@@ -1,8 +1,8 @@
 """Faults for the card emulator: calls that fail and webhooks that are lost, delayed, duplicated or reordered.
 
 The emulator itself has no faults. This module replaces its webhook sender, wraps its application and adds control
-endpoints: ``PUT /control/webhooks``, ``POST /control/webhooks/release``, ``POST /control/events``, and ``POST`` and
-``DELETE /control/outages``. The faults are not stored: a restart ends them.
+endpoints: ``PUT /control/webhooks``, ``POST /control/webhooks/release``, and ``POST`` and ``DELETE
+/control/outages``. The faults are not stored: a restart ends them.
 """
 
 from __future__ import annotations
@@ -66,13 +66,6 @@ class Release(msgspec.Struct, frozen=True):
 
     order: Literal["as_is", "reversed", "shuffled"] = "as_is"
     seed: int = 0
-
-
-class CustomEvent(msgspec.Struct, frozen=True):
-    """An event composed by a test."""
-
-    type: str
-    object: dict[str, Any]
 
 
 class FaultySender(WebhookSender):
@@ -207,12 +200,6 @@ def _add_controls(app: QuartTrio, changes: Changes, outages: list[Outage]) -> No
     @app.post("/control/webhooks/release")
     async def release() -> Response:
         return json_response({"released": sender.release(await read_body(Release))})
-
-    @app.post("/control/events")
-    async def send_custom() -> Response:
-        options = await read_body(CustomEvent)
-        event = await changes.apply(lambda: changes.store.emit(options.type, options.object))
-        return json_response({"ok": True, "id": event.id})
 
     @app.post("/control/outages")
     async def add_outage() -> Response:

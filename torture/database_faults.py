@@ -29,7 +29,6 @@ async def kill_postmaster(deployment: Deployment, rng: random.Random) -> None:
     """``kill -9`` of the postmaster; its backends end by themselves."""
     pid = postmaster_of(deployment.pgdata)
     if pid is not None:
-        deployment.postmaster_kills += 1
         send(pid, signal.SIGKILL)
     if deployment.database is not None:
         await trio.sleep(rng.uniform(0, 0.5))
@@ -45,7 +44,6 @@ async def kill_everything(deployment: Deployment, _: random.Random) -> None:
     deployment.services[0].kill()
     for each in pids:
         send(each, signal.SIGKILL)
-    deployment.postmaster_kills += bool(pids)
 
 
 async def kill_backend(deployment: Deployment, rng: random.Random) -> None:

@@ -86,7 +86,6 @@ class Deployment:
     proxy: Proxy | None = None
     customers: list[Customer] = field(default_factory=list)
     clock_offset_s: int = 0
-    postmaster_kills: int = 0
     recovery_s: float | None = None
 
     @property

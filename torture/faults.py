@@ -175,6 +175,3 @@ def both(first: Fault, second: Fault) -> Fault:
         first.lets_tasks_fail or second.lets_tasks_fail,
         first.lets_exit or second.lets_exit,
     )
-
-
-__all__ = ["FAULTS", "Fault", "Group", "Run", "both"]

@@ -49,7 +49,7 @@ modality = "image"
 type = "async"
 created = "2026-11-01"
 upstream = {{ provider = "stand-in" }}
-deadlines = {{ dispatch_s = {patience_s}, run_s = {patience_s}, silence_s = 1, overall_s = {overall_s} }}
+deadlines = {{ dispatch_s = 600, run_s = 600, silence_s = 1, overall_s = 1200 }}
 
 [[models]]
 id = "stand-in/image"
@@ -111,7 +111,6 @@ class Job:
     attempt: int
     will_fail: bool
     pictures: int
-    callback_url: str
     status: str = "starting"
 
 
@@ -125,16 +124,14 @@ class MediaStandIn:
     clock_offset_s: int = 0
     addresses: Callable[[], list[str]] = field(default=list)
     jobs: dict[str, Job] = field(default_factory=dict)
-    callbacks_sent: int = 0
     _nursery: trio.Nursery | None = None
     _http: httpx2.AsyncClient | None = None
     _spoke: trio.Event = field(default_factory=trio.Event)
 
-    def write_catalog(self, folder: Path, *, patience_s: int = 600) -> Path:
+    def write_catalog(self, folder: Path) -> Path:
         """Write a catalog with its two models."""
         path = folder / "catalog.toml"
-        text = CATALOG.format(url=self.url, secret=SECRET, patience_s=patience_s, overall_s=2 * patience_s)
-        path.write_text(text)
+        path.write_text(CATALOG.format(url=self.url, secret=SECRET))
         return path
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -163,8 +160,7 @@ class MediaStandIn:
         wire = h11.Connection(h11.SERVER)
         while (request := await _receive(wire, stream)) is not None:
             status, content_type, content = self._answer(*request)
-            if self.mode == "silent":
-                await self._wait_for_another_mode()
+            await self._wait_while_silent()
             if self.mode == "late":
                 await trio.sleep(self.rng.uniform(0, 1.5))
             if self.mode == "cut" and self.rng.random() < 0.5:
@@ -177,7 +173,7 @@ class MediaStandIn:
                 return
             wire.start_next_cycle()
 
-    async def _wait_for_another_mode(self) -> None:
+    async def _wait_while_silent(self) -> None:
         while self.mode == "silent":
             await self._spoke.wait()
 
@@ -205,7 +201,7 @@ class MediaStandIn:
             return
         asked, client = order["input"], order["client"]
         will_fail = asked["prompt"].endswith("fail")
-        job = Job(name, client["request_id"], client["attempt"], will_fail, asked.get("n", 1), order["webhook"])
+        job = Job(name, client["request_id"], client["attempt"], will_fail, asked.get("n", 1))
         self.jobs[name] = job
         self._nursery.start_soon(self._make, job)
 
@@ -218,8 +214,7 @@ class MediaStandIn:
             job.status = "processing"
             await self._tell(job, 1)
             await trio.sleep(self.rng.uniform(0, 0.1))
-        if self.mode == "silent":
-            await self._wait_for_another_mode()
+        await self._wait_while_silent()
         if self.mode == "late":
             await trio.sleep(self.rng.uniform(0.5, 3))
         if job.status == "canceled":
@@ -260,7 +255,6 @@ class MediaStandIn:
                 answer = await self._http.post(url, content=body, headers=headers)
             except (httpx2.TransportError, IndexError):
                 answer = None
-            self.callbacks_sent += 1
             if answer is not None and answer.status_code < 500 and answer.status_code != 429:
                 return
             await trio.sleep(CALLBACK_PAUSE_S * self.rng.uniform(0.5, 1.5))

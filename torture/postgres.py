@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -51,6 +52,12 @@ def server_user() -> str | None:
     return SYSTEM_USER
 
 
+def _as_server_user() -> dict[str, Any]:
+    """Return the arguments that start a process as that user."""
+    user = server_user()
+    return {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+
+
 # ------------------------------------------------------------------------------------------ any server's processes
 
 
@@ -64,13 +71,11 @@ def postmaster_of(pgdata: Path) -> int | None:
     return pid if b"postgres" in command else None
 
 
-def backends_of(url: str, *, journal_only: bool = False) -> list[int]:
+def backends_of(url: str) -> list[int]:
     """Return the backends of the service's connections to the database at ``url``. Raises ``psycopg.Error``."""
     query = (
         "select pid from pg_stat_activity where application_name = 'holdfast' and backend_type = 'client backend'"
     )
-    if journal_only:
-        query += " and query ~* '^(commit|insert|copy|update)'"
     with psycopg.connect(url, connect_timeout=5, autocommit=True) as connection:
         return [row[0] for row in connection.execute(query)]
 
@@ -130,20 +135,8 @@ class PostgresServer:
     def create(self) -> None:
         """Initialise it and start it with an empty database."""
         self._make_folder()
-        self._run(
-            "initdb",
-            "--no-sync",
-            "-D",
-            str(self.pgdata),
-            "-U",
-            "postgres",
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--locale",
-            "C",
-        )
+        options = "--no-sync --username=postgres --auth=trust --encoding=UTF8 --locale=C"
+        self._run("initdb", "-D", str(self.pgdata), *options.split())
         self.start()
         with psycopg.connect(self._url_of("postgres"), autocommit=True) as connection:
             connection.execute("create database holdfast")
@@ -173,13 +166,15 @@ class PostgresServer:
         self.set_standby("")
 
     def start(self) -> None:
-        """Start it if it does not run, and wait until it accepts connections."""
+        """Start it if it does not run, and wait until it accepts connections.
+
+        Raises :class:`PostgresFault` after a minute.
+        """
         if self.is_running():
             return
         options = ["-D", str(self.pgdata), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1"]
         options += ["-c", "unix_socket_directories=", "-c", "max_connections=100", "-c", "shared_buffers=64MB"]
         options += ["-c", "max_wal_size=512MB", "-c", "wal_keep_size=128MB", "-c", "log_checkpoints=off"]
-        user = server_user()
         with (self.folder / "postgres.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [str(binaries() / "postgres"), *options],
@@ -188,14 +183,8 @@ class PostgresServer:
                 stderr=log,
                 start_new_session=True,
                 cwd="/",
-                user=user,
-                group=None if user is None else pwd.getpwnam(user).pw_gid,
-                extra_groups=None if user is None else [],
+                **_as_server_user(),
             )
-        self.wait_ready()
-
-    def wait_ready(self) -> None:
-        """Wait until it accepts connections. Raises :class:`PostgresFault` after a minute."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self.is_running():
             try:
@@ -238,16 +227,9 @@ class PostgresServer:
 
     def _run(self, program: str, *words: str) -> None:
         environment = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
-        user = server_user()
+        command = [str(binaries() / program), *words]
         done = subprocess.run(
-            [str(binaries() / program), *words],
-            env=environment,
-            cwd="/",
-            capture_output=True,
-            check=False,
-            user=user,
-            group=None if user is None else pwd.getpwnam(user).pw_gid,
-            extra_groups=None if user is None else [],
+            command, env=environment, cwd="/", capture_output=True, check=False, **_as_server_user()
         )
         if done.returncode != 0:
             raise PostgresFault(f"{program} failed: {done.stderr.decode('utf-8', 'replace')}")

@@ -29,13 +29,11 @@ def free_port() -> int:
 
 def children_of(pid: int) -> list[int]:
     """Return the running child processes of a process."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                words = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(words[1]) == pid:
-                    found.append(int(entry.name))
+    found: list[int] = []
+    # The system lists them by the thread that started them.
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
     return found
 
 
@@ -60,7 +58,6 @@ class Service:
     ends: list[str] = field(default_factory=list)
     kills: int = 0
     process: subprocess.Popen[bytes] | None = None
-    _is_wanted: bool = False
     _is_killed: bool = False
 
     @property
@@ -81,7 +78,6 @@ class Service:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep it running until cancelled, then kill it."""
-        self._is_wanted = True
         try:
             while True:
                 self._is_killed = False

@@ -19,7 +19,7 @@ async def rounds_of(kind: DeploymentKind, *faults: str) -> Summary:
     summary = await Campaign(options, lines.append).run()
     assert summary.differences == [], "\n".join([*lines, str(summary.folder), summary.repeat])
     assert set(summary.faults) == set(faults)
-    assert summary.creates > 0
+    assert summary.witness.creates > 0
     assert any("audit clean" in line for line in lines), lines
     return summary
 

@@ -22,23 +22,6 @@ HEAD_BYTES = 4096
 """How much of a file's beginning :func:`sniff` needs."""
 PIXELS_MAX_COUNT = 64_000_000
 
-MEDIA_TYPES = frozenset(
-    {
-        "image/png",
-        "image/jpeg",
-        "image/webp",
-        "image/gif",
-        "image/avif",
-        "video/mp4",
-        "video/webm",
-        "audio/wav",
-        "audio/mpeg",
-        "audio/ogg",
-        "audio/flac",
-    }
-)
-"""Every type that may be hosted; none that a browser would execute, such as HTML or SVG."""
-
 EXTENSIONS = {
     "image/png": "png",
     "image/jpeg": "jpg",
@@ -52,6 +35,9 @@ EXTENSIONS = {
     "audio/ogg": "ogg",
     "audio/flac": "flac",
 }
+"""The extension of every type that may be hosted; none that a browser would execute, such as HTML or SVG."""
+
+MEDIA_TYPES = frozenset(EXTENSIONS)
 
 _ALIASES = {
     "image/jpg": "image/jpeg",
@@ -63,13 +49,7 @@ _ALIASES = {
     "audio/x-flac": "audio/flac",
     "application/ogg": "audio/ogg",
 }
-_FORMATS = {
-    "image/png": "PNG",
-    "image/jpeg": "JPEG",
-    "image/webp": "WEBP",
-    "image/gif": "GIF",
-    "image/avif": "AVIF",
-}
+_FORMATS = {f"image/{name.lower()}": name for name in ("PNG", "JPEG", "WEBP", "GIF", "AVIF")}
 _STARTS = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
