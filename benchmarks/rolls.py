@@ -73,7 +73,7 @@ async def kill(parent: int, log: Path, kills: int, clients: RollClients) -> None
     """Kill a worker, wait until another has started in its place, and repeat."""
 
     def starts() -> int:
-        return log.read_bytes().count(b"the database answers")
+        return log.read_bytes().count(b'path=holdfast text="up: ')
 
     def has_started_again(before: int) -> bool:
         return starts() > before
