@@ -17,7 +17,7 @@ from holdfast.persistence.records import tables
 from holdfast.providers.storage.base import AssetMissing, StoreFault
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 DATA = bytes(range(256)) * 5
 SHA256 = hashlib.sha256(DATA).hexdigest()

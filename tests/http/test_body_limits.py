@@ -15,7 +15,8 @@ from holdfast.http.kit.json_size import SMALL_BODY_BYTES_MAX
 from holdfast.ledger.catalog.quotes import quote_input
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 QUOTE, OTP = "/v2/quote", "/v2/control/auth/otp"
 JSON = {"Content-Type": "application/json"}

@@ -11,7 +11,7 @@ from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
     from quart import Response
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 
 async def ask(api: Api, path: str) -> Response:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage
+    from tests.http.stage import Stage
 
 
 @pytest.mark.parametrize(

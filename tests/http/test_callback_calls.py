@@ -17,7 +17,8 @@ from holdfast.reports.words import in_words
 
 if TYPE_CHECKING:
     from quart import Response
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 SECRET = "studio-callback-secret"
 

@@ -11,7 +11,8 @@ from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.ledger.catalog.catalog import Catalog, parse_catalog
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 CREATE = "/v2/task/create"
 SCHEMA = {

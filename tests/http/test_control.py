@@ -35,7 +35,8 @@ from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow
 from holdfast.providers.mail import MailFault
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 OTP, VERIFY, RECHARGE = "/v2/control/auth/otp", "/v2/control/auth/verify", "/v2/control/sandbox/recharge"
 

@@ -35,7 +35,8 @@ from holdfast.supervision.dead_letters import DeadLetter
 from holdfast.supervision.status import ChildStatus, Work
 
 if TYPE_CHECKING:
-    from tests.http.conftest import FakeControls, Stage
+    from tests.http.fake_parts import FakeControls
+    from tests.http.stage import Stage
 
 CHILD = ChildStatus(
     child_id="holdfast",

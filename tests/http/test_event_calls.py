@@ -17,7 +17,8 @@ from holdfast.persistence.records import tables
 from holdfast.persistence.records.outbox import new_event_rows
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 TASK = "task_" + "1" * 32
 EVENTS = f"/v2/task/{TASK}/events"

@@ -12,7 +12,7 @@ from holdfast.actors.runtime.faults import Deadlock, OutcomeUnknown, Overloaded,
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage
+    from tests.http.stage import Stage
 
 OTP = "/v2/control/auth/otp"
 

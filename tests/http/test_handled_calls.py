@@ -13,7 +13,8 @@ from .test_control_calls import AWAY, call, controls_of
 from .test_time_lines import TASK, entries, live
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 MINUTES = {"proc_1": (1, 3, 4), "proc_2": (2, 5)}
 """When the actor's messages arrived in each process, in minutes after noon."""

@@ -19,7 +19,7 @@ from holdfast.http.kit.openapi import describe, error_codes
 from holdfast.ledger.tasks.events import EVENT_KINDS
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage
+    from tests.http.stage import Stage
 
 
 async def test_both_listings_and_one_model(stage: Stage) -> None:

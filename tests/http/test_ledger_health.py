@@ -12,7 +12,7 @@ from holdfast.persistence.audit.slices import BrokenRule
 from holdfast.persistence.records.shared_tables import AuditProgress
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 
 async def ledger_health(api: Api) -> dict[str, Any]:

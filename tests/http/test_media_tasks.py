@@ -17,7 +17,8 @@ from holdfast.ledger.tasks.task import HostingState, OutputItem, Review
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 
 CREATE = "/v2/task/create"

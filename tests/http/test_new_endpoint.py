@@ -19,7 +19,7 @@ from holdfast.http.kit.openapi import describe
 from holdfast.http.kit.routes import Route
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 PATH = "/v2/control/balance"

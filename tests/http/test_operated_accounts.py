@@ -19,7 +19,7 @@ from holdfast.persistence.records.accounts import AccountAccessRow
 
 if TYPE_CHECKING:
     from quart import Response
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 WHY = {"reason": "ticket 7"}
 

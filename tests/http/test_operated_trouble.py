@@ -11,7 +11,7 @@ from .test_event_calls import plant
 from .test_operator_calls import get, heads, post
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 ORDERS = "/ops/api/orders"
 WEBHOOKS = "/ops/api/webhooks"

@@ -21,7 +21,8 @@ from holdfast.persistence.server.database_faults import DatabaseAway
 from .test_operator_calls import frozen
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 READ = ("GET", "/ops/api/reviews/none")
 ACT = ("POST", "/ops/api/reviews/none/approve")

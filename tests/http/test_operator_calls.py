@@ -17,7 +17,8 @@ from holdfast.ledger.tasks.task import OutputItem, Review, StatusEntry, Task
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 
 def heads(stage: Stage) -> dict[str, str]:

@@ -12,7 +12,7 @@ from holdfast.providers.card.base import CardRateLimited, CardRejected, CardTime
 
 if TYPE_CHECKING:
     from quart import Response
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 
 async def refund(api: Api, order_id: str = "ord_1", **body: Any) -> Response:

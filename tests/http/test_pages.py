@@ -24,14 +24,16 @@ from holdfast.metrics.samples import Sample
 from holdfast.persistence.records import tables
 from holdfast.supervision.control.messages import DescribeKey, KeyList, SampleList
 
-from .conftest import AwayRows, FakeHealth
+from .fake_parts import FakeHealth
+from .fake_rows import AwayRows
 from .test_control_calls import PROCESS, detail, summary
 from .test_event_calls import TASK, plant
 from .test_handled_calls import keep_messages
 from .test_operator_calls import frozen
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 SAME_ORIGIN = {"Host": "localhost", "Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

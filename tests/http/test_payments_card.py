@@ -18,7 +18,7 @@ from holdfast.providers.card.base import CardRateLimited, CardRejected, CardTime
 from holdfast.providers.signatures import sign
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api
+    from tests.http.api import Api
     from tests.http.order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules
 
 CREATE, WEBHOOK = "/v2/control/payments/cardprovider", "/v2/control/payments/cardprovider/webhook"

@@ -19,7 +19,7 @@ from holdfast.ledger.credit.operations import Operation
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 PAYMENTS, LEDGER = "/v2/control/payments", "/v2/control/ledger"
 

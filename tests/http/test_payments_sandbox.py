@@ -13,7 +13,7 @@ from holdfast.actors.account.order_messages import CreateOrder, PaySandboxOrder
 from holdfast.ledger.orders.sandbox_signature import SandboxValues, sign, verify
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api
+    from tests.http.api import Api
     from tests.http.order_stand_ins import OrderRules
 
 CREATE, CALLBACK = "/v2/control/payments/sandbox", "/v2/control/payments/sandbox/callback"

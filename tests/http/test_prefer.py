@@ -10,7 +10,7 @@ from holdfast.http.kit.prefer import read_prefer
 from holdfast.ledger.refusals import Refusal
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage
+    from tests.http.stage import Stage
 
 
 @pytest.mark.parametrize(

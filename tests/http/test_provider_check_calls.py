@@ -13,7 +13,8 @@ from holdfast.providers.signatures import sign
 
 if TYPE_CHECKING:
     from quart import Response
-    from tests.http.conftest import FakeProviderChecks, Stage
+    from tests.http.fake_parts import FakeProviderChecks
+    from tests.http.stage import Stage
 
 SECRET = "studio-callback-secret"
 

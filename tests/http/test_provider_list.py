@@ -11,11 +11,11 @@ from holdfast import metrics
 from holdfast.metrics.provider_figures import ProviderFigures, figures_of
 from holdfast.supervision.control.messages import MemberView
 
-from .conftest import AwayRows
+from .fake_rows import AwayRows
 from .test_control_calls import PROCESS, call
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 OTHER = MemberView(member_id="proc_2", is_this=False, state="ready", unreachable_for_s=None)
 

@@ -12,7 +12,7 @@ from holdfast.actors.runtime.faults import Overloaded
 from holdfast.http.app import create_app
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage
+    from tests.http.stage import Stage
 
 
 class Maintenance:

@@ -23,7 +23,8 @@ from holdfast.reports.report import Report
 from holdfast.wiring.assembly import ReportTable
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api, Stage
+    from tests.http.api import Api
+    from tests.http.stage import Stage
 
 OPERATOR = "operator-token-of-these-tests"
 PROOF = {"Authorization": f"Bearer {OPERATOR}"}

@@ -22,7 +22,7 @@ from holdfast.http.kit.routes import Route
 from holdfast.ledger.refusals import Refusal
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Stage
+    from tests.http.stage import Stage
 
 
 @dataclass

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from holdfast.reports.reporter import Reporter
 from holdfast.wiring.http_server import HttpServer, ListeningSockets
 
-from .conftest import Stage
+from .stage import Stage
 
 
 def listening() -> socket.socket:

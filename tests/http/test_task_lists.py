@@ -11,7 +11,7 @@ import pytest
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 
 async def pages(api: Api, path: str, query: str, *, between: Any = None) -> list[str]:

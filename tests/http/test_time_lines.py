@@ -14,7 +14,7 @@ from holdfast.reports.report import Report
 
 if TYPE_CHECKING:
     from quart import Response
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 TASK = "task_" + "1" * 32
 EVENT = {

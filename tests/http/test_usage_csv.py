@@ -20,7 +20,7 @@ from holdfast.http.endpoints.tasks.usage_csv import COLUMNS, FORMULA_STARTS, PAG
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 if TYPE_CHECKING:
-    from tests.http.conftest import Api
+    from tests.http.api import Api
 
 T = TypeVar("T")
 

@@ -1,0 +1,130 @@
+"""The API on a real database."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy
+
+from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, MintedKey, mint_api_key
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.records import tables
+from holdfast.persistence.records.tasks import USAGE_ENTRIES, UsageEntry
+from holdfast.persistence.server.database import Database
+
+from .fake_rows import CountingRows
+from .identities import NOW
+from .order_stand_ins import OrderRules
+from .stage import Stage
+
+
+@dataclass
+class Api(Stage):
+    """The API on a real database with two accounts, one of them with a session and a key."""
+
+    database: Database = field(kw_only=True)
+    rows: CountingRows = field(kw_only=True)
+
+    async def write(self, statement: sqlalchemy.Executable) -> None:
+        """Change rows, as the journal would."""
+
+        def run(rows: sqlalchemy.Connection) -> None:
+            rows.execute(statement)
+
+        await self.database.work(run)
+
+    async def add_account(self, account_id: str, *, balance_micro: int = 0, held_micro: int = 0) -> None:
+        await self.write(
+            tables.accounts.insert().values(
+                id=account_id,
+                email=f"{account_id}@example.com",
+                role="User",
+                brand_id="holdfast",
+                created_at=NOW,
+                version=1,
+                operation_count=0,
+                balance_micro=balance_micro,
+                held_micro=held_micro,
+                chain_head=bytes(32),
+            )
+        )
+
+    async def add_session(self, account_id: str, session_id: str, token: str, **columns: Any) -> None:
+        values = {"created_at": NOW, "expires_at": NOW + timedelta(hours=24), "revoked_at": None, **columns}
+        await self.write(
+            tables.sessions.insert().values(
+                account_id=account_id,
+                session_id=session_id,
+                token_sha256=hashlib.sha256(token.encode()).digest(),
+                **values,
+            )
+        )
+
+    async def add_key(
+        self, account_id: str, key_id: str, *, scopes: tuple[str, ...] = (TASKS_READ, TASKS_WRITE), **columns: Any
+    ) -> MintedKey:
+        minted = mint_api_key(account_id, live=False)
+        await self.write(
+            tables.api_keys.insert().values(
+                account_id=account_id,
+                key_id=key_id,
+                secret_sha256=minted.sha256,
+                prefix=minted.prefix,
+                name="a key",
+                scopes=list(scopes),
+                created_at=columns.pop("created_at", NOW),
+                **columns,
+            )
+        )
+        return minted
+
+    async def add_task(self, task: Task) -> None:
+        values = {name: getattr(task, name) for name in task.__struct_fields__}
+        values["request"] = msgspec.to_builtins(task.request)
+        values["state"] = msgspec.to_builtins(task.state)
+        await self.write(tables.tasks.insert().values(**values))
+        await self.add_usage(self.usage_of(task))
+
+    def use_order_rules(self) -> OrderRules:
+        """Let the accounts apply the rules of orders and write the rows."""
+        rules = super().use_order_rules()
+        rules.write = self.add_order
+        return rules
+
+    async def add_order(self, order: Order) -> None:
+        """Write an order, replacing the one with its id."""
+        state, request = order.state, order.request
+        await self.write(tables.orders.delete().where(tables.orders.c.order_id == order.order_id))
+        await self.write(
+            tables.orders.insert().values(
+                account_id=order.account_id,
+                order_id=order.order_id,
+                version=order.version,
+                provider=request.provider,
+                status=order.status,
+                reconcile_status=order.statuses.reconcile_status,
+                provider_payment_id=state.payment_id,
+                provider_charge_id=state.charge_id,
+                created_at=request.created_at,
+                updated_at=order.updated_at,
+                expires_at=request.expires_at,
+                wake_at=order.wake_at,
+                request=msgspec.to_builtins(request),
+                state=msgspec.to_builtins(state),
+            )
+        )
+
+    def usage_of(self, task: Task) -> UsageEntry:
+        """Return the usage entry that is written with a task."""
+        [cells] = USAGE_ENTRIES.rows([task])
+        return UsageEntry(**dict(zip(USAGE_ENTRIES.columns, cells, strict=True)))
+
+    async def add_usage(self, entry: UsageEntry) -> None:
+        values = {name: getattr(entry, name) for name in entry.__struct_fields__}
+        values["status_history"] = msgspec.to_builtins(entry.status_history)
+        await self.write(tables.usage_entries.insert().values(**values))

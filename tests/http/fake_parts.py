@@ -1,0 +1,137 @@
+"""Stand-ins for what handlers depend on beside actors and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar, cast
+
+from holdfast.actors.runtime.messages import Command
+from holdfast.http.kit.dependencies import Readiness
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.ledger.tasks.webhook_secrets import Rotation
+from holdfast.persistence.records.operator_tables import OperatorAction, OperatorSession
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.providers.mail import MailFault
+from holdfast.providers.media.provider_check import CheckStep
+from holdfast.supervision.control.messages import MemberView
+from holdfast.supervision.poison_replays import NOT_FOUND
+
+from .identities import NOW
+
+R = TypeVar("R")
+READY = Readiness(database=True, tree=True, providers={"studio": "up"})
+
+
+@dataclass
+class FakeMailer:
+    """Records the mails."""
+
+    sent: list[tuple[str, str, int]] = field(default_factory=list)
+    fault: MailFault | None = None
+
+    async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.sent.append((email, code, expires_in_s))
+
+
+@dataclass
+class FakeEventCommands:
+    """Records the commands."""
+
+    sent_again: list[tuple[str, str]] = field(default_factory=list)
+    rotated: list[tuple[str, int]] = field(default_factory=list)
+
+    async def resend(self, account_id: str, event_id: str) -> None:
+        self.sent_again.append((account_id, event_id))
+
+    async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
+        self.rotated.append((account_id, generation))
+        return Rotation(generation, NOW)
+
+
+@dataclass
+class FakeOperatorWrites:
+    """Records the writes."""
+
+    actions: list[OperatorAction] = field(default_factory=list)
+    sessions: list[OperatorSession] = field(default_factory=list)
+    fault: DatabaseAway | None = None
+
+    async def write_action(self, action: OperatorAction) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.actions.append(action)
+
+    async def add_session(self, session: OperatorSession) -> None:
+        self.sessions.append(session)
+
+    async def end_session(self, cookie_mac: bytes, at: datetime) -> None:
+        self.sessions = [each for each in self.sessions if each.cookie_mac != cookie_mac]
+
+
+@dataclass
+class FakeProviderChecks:
+    """Checks that take the given steps; ``charging`` are the providers that charge."""
+
+    def __init__(self) -> None:
+        self.charging: dict[str, bool] = {"studio": False}
+        self.steps = [CheckStep("connection", "ok", "connected", 0.01)]
+        self.runs: list[tuple[str, str, dict[str, object], float]] = []
+        self.recorded: list[tuple[str, ProviderUpdate | None, str | None]] = []
+
+    def charges(self, provider: str) -> bool | None:
+        return self.charging.get(provider)
+
+    async def run(
+        self, provider: str, upstream_model: str, job_input: Mapping[str, object], *, wait_s: float
+    ) -> list[CheckStep]:
+        self.runs.append((provider, upstream_model, dict(job_input), wait_s))
+        return self.steps
+
+    async def record_callback(self, check_id: str, *, update: ProviderUpdate | None, refused: str | None) -> None:
+        self.recorded.append((check_id, update, refused))
+
+
+@dataclass
+class FakeHealth:
+    """A health check with a given state."""
+
+    found: Readiness = READY
+
+    async def readiness(self) -> Readiness:
+        return self.found
+
+
+class FakePoison:
+    """No poison messages."""
+
+    async def replay(self, poison_id: str, *, deadline_s: float) -> Refusal:
+        return NOT_FOUND
+
+    async def discard(self, poison_id: str) -> Refusal:
+        return NOT_FOUND
+
+
+@dataclass
+class FakeControls:
+    """The control actors of one process without any."""
+
+    me: str = "proc_1"
+    asked: list[tuple[str, Command[Any]]] = field(default_factory=list)
+    answer: Callable[[Command[Any]], Any] = lambda _command: Refusal(code="actor_not_found", message="Not here.")
+    others: tuple[MemberView, ...] = ()
+
+    def members(self) -> list[MemberView]:
+        this = MemberView(member_id=self.me, is_this=True, state="ready", unreachable_for_s=None)
+        return [this, *self.others]
+
+    def owner_of(self, group: str, key: str) -> str:
+        return self.me
+
+    async def ask(self, member_id: str, command: Command[R], *, deadline_s: float) -> R | Refusal:
+        self.asked.append((member_id, command))
+        return cast("R | Refusal", self.answer(command))

@@ -1,0 +1,171 @@
+"""The API with fake dependencies, and methods to call it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, cast
+
+import msgspec
+import trio
+from quart import Response
+
+from holdfast.http.app import HoldfastApp
+from holdfast.http.kit.credentials import KnownKey, MintedKey
+from holdfast.http.kit.dependencies import CardPayments, Dependencies
+from holdfast.http.server.connection import AsgiApp
+from holdfast.http.server.connections import Connections
+from holdfast.http.server.limits import ServerLimits
+from holdfast.http.server.listener import Listener
+from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.catalog.quotes import quote_input
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
+from holdfast.providers.storage.local import LocalStore
+from holdfast.reports.report import Report
+from holdfast.reports.reporter import Reporter
+
+from .fake_actors import FakeDirectory
+from .fake_parts import FakeMailer
+from .identities import ACCOUNT, CARD_SECRET, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SESSION, TOKEN
+from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
+
+
+def make_task(
+    request_id: str = "task_" + "1" * 32, *, account_id: str = ACCOUNT, at: datetime = NOW, **fields: Any
+) -> Task:
+    """A task as it is first written; ``fields`` replace the row's own."""
+    priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
+    assert not isinstance(priced, Refusal)
+    task = accept_task(
+        account_id,
+        request_id,
+        TaskRequest(
+            input=priced.input,
+            terms=priced.terms,
+            quote_id="quo_" + "1" * 32,
+            api_key_id=KEY,
+            hold_id="hold_" + request_id[5:],
+            hold_micro=priced.terms.hold_micro,
+        ),
+        at,
+    )
+    return msgspec.structs.replace(task, **fields)
+
+
+@dataclass
+class Stage:
+    """The API with fake dependencies, and methods to call it."""
+
+    app: HoldfastApp
+    accounts: FakeDirectory
+    sign_ins: FakeDirectory
+    tasks: FakeDirectory
+    mailer: FakeMailer
+    store: LocalStore
+    key: MintedKey
+    reports: list[Report]
+    reporter: Reporter
+    now: datetime = NOW
+    account_id: str = ACCOUNT
+    other_account_id: str = OTHER_ACCOUNT
+    session_id: str = SESSION
+    key_id: str = KEY
+    token: str = TOKEN
+    public_url: str = PUBLIC_URL
+
+    @property
+    def deps(self) -> Dependencies:
+        return self.app.deps
+
+    def change(self, **parts: Any) -> None:
+        """Replace dependencies."""
+        self.app.deps = replace(self.app.deps, **parts)
+
+    def configure(self, **values: Any) -> None:
+        """Replace settings."""
+        self.change(settings=self.deps.settings.model_copy(update=values))
+
+    def know_key(self) -> None:
+        """Let the key cache know the key, as if it had been used before."""
+        self.deps.key_cache.put(self.key.sha256, KnownKey(ACCOUNT, KEY))
+
+    async def call(self, method: str, path: str, **kwargs: Any) -> Response:
+        """Call without a credential."""
+        with trio.fail_after(60):
+            return await self.app.test_client().open(path, method=method, **kwargs)
+
+    async def as_key(
+        self, method: str, path: str, *, headers: dict[str, str] | None = None, **kwargs: Any
+    ) -> Response:
+        """Call with the API key."""
+        heads = {"Authorization": f"Bearer {self.key.secret}", **(headers or {})}
+        return await self.call(method, path, headers=heads, **kwargs)
+
+    async def as_session(
+        self, method: str, path: str, *, headers: dict[str, str] | None = None, **kwargs: Any
+    ) -> Response:
+        """Call with the session token."""
+        heads = {"Authorization": f"Bearer {TOKEN}", **(headers or {})}
+        return await self.call(method, path, headers=heads, **kwargs)
+
+    task = staticmethod(make_task)
+
+    def use_order_rules(self) -> OrderRules:
+        """Let the accounts apply the rules of orders."""
+        rules = OrderRules(self.now)
+        self.accounts.answer = rules
+        return rules
+
+    def configure_card(self, **parts: Any) -> tuple[FakeCard, FakeUnmatchedEvents]:
+        """Take cards, with a provider and a store of unmatched events."""
+        card, unmatched = FakeCard(), FakeUnmatchedEvents()
+        card_payments = CardPayments(
+            provider=card,
+            webhook_secrets=(CARD_SECRET,),
+            publishable_key="pk_test",
+            livemode=None,
+            unmatched=unmatched,
+        )
+        self.change(card=replace(card_payments, **parts))
+        return card, unmatched
+
+    def order(
+        self,
+        order_id: str = "ord_" + "1" * 32,
+        *,
+        account_id: str = ACCOUNT,
+        at: datetime = NOW,
+        **fields: Any,
+    ) -> Order:
+        """An order of 10.00 as it is first written; ``fields`` replace the request's own."""
+        return make_order(order_id, account_id, at, **fields)
+
+    @asynccontextmanager
+    async def serving(self, **limits: Any) -> AsyncIterator[str]:
+        """Serve the app by the server itself on loopback; its base address."""
+        connections = Connections(
+            ServerLimits(**{"finish_requests_s": 1.0, **limits}), on_stop=self.deps.reports.end_readers
+        )
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listener = Listener(listening, cast(AsgiApp, self.app), lambda: connections)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(connections.run)
+                await nursery.start(listener.run)
+                yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+                await listener.stop()
+                await connections.stop()
+
+    async def refused(self, response: Response, status: int, code: str) -> dict[str, Any]:
+        """Check that an answer is this refusal in the one error shape; its ``error`` object."""
+        text = await response.get_data(as_text=True)
+        assert (response.status_code, msgspec.json.decode(text)["error"]["code"]) == (status, code), text
+        assert response.headers["Content-Type"] == "application/json"
+        error: dict[str, Any] = msgspec.json.decode(text)["error"]
+        assert {"message", "type", "code", "param", "request_id"} <= set(error)
+        assert error["request_id"] == response.headers["X-Request-Id"]
+        return error
