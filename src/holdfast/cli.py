@@ -184,6 +184,9 @@ def reports_command(
     level: Annotated[Level | None, typer.Option(help="This level and louder.", show_default=False)] = None,
     path: Annotated[str | None, typer.Option(help="This child of the tree, and below.", show_default=False)] = None,
     key: Annotated[str | None, typer.Option(help="Only on this actor.", show_default=False)] = None,
+    account: Annotated[str | None, typer.Option(help="Only on this account.", show_default=False)] = None,
+    task: Annotated[str | None, typer.Option(help="Only on this task.", show_default=False)] = None,
+    provider: Annotated[str | None, typer.Option(help="Only on this provider.", show_default=False)] = None,
     member: Annotated[str | None, typer.Option(help="Only of this process.", show_default=False)] = None,
     trace: Annotated[
         str | None, typer.Option(help="Only on this request: its trace, or X-Request-Id.", show_default=False)
@@ -199,7 +202,17 @@ def reports_command(
 ) -> None:
     """Print the reports of all processes, the newest last."""
     trace_id = None if trace is None else trace.removeprefix("req_")
-    wanted = ReportFilter(kind=kind, level=level, path=path, key=key, member_id=member, trace_id=trace_id)
+    wanted = ReportFilter(
+        kind=kind,
+        level=level,
+        path=path,
+        key=key,
+        account_id=account,
+        task_id=task,
+        provider=provider,
+        member_id=member,
+        trace_id=trace_id,
+    )
     with report_faults(), quiet_ends():
         _print_reports(wanted, since, limit=limit, follow=follow, form=form)
 

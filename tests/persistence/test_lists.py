@@ -17,9 +17,11 @@ from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Review, TaskRequest, accept_task
 from holdfast.persistence.queries.orders import troubled_orders
+from holdfast.persistence.queries.reports import reports_page
 from holdfast.persistence.queries.tasks import open_reviews, tasks_of_account, usage_of_account
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
+from holdfast.reports.report import ReportFilter
 
 T = TypeVar("T")
 
@@ -255,6 +257,32 @@ def test_held_orders_are_found_through_their_own_index(rows: Connection) -> None
     cost, plan = Reads(rows).cost(lambda rows: troubled_orders(rows, filters={"trouble": "held"}, limit=PAGE))
     assert "ix_orders_odd" in plan
     assert cost < 10
+
+
+def test_reports_on_one_subject_are_found_through_an_index(database_url: str) -> None:
+    with connected(database_url) as rows:
+        # Every thousandth report concerns the account, the task and the provider.
+        rows.execute(
+            text(
+                "insert into reports (report_id, at, kind, level, path, account_id, task_id, provider, report) "
+                "select 'rep_' || n, :noon - n * interval '1 second', 'crash', 'error', 'holdfast', "
+                "'acct_' || case when n % 1000 = 0 then 0 else n end, "
+                "'task_' || case when n % 1000 = 0 then 0 else n end, "
+                "case when n % 1000 = 0 then 'studio' end, '{}' from generate_series(1, 20000) n"
+            ),
+            {"noon": NOON},
+        )
+        rows.execute(text("analyze reports"))
+        reads = Reads(rows)
+        for wanted, index in (
+            (ReportFilter(account_id="acct_0", level="info"), "ix_reports_account_id"),
+            (ReportFilter(task_id="task_0", level="info"), "ix_reports_task_id"),
+            (ReportFilter(provider="studio", level="info"), "ix_reports_provider"),
+        ):
+            cost, plan = reads.cost(functools.partial(reports_page, wanted=wanted, limit=PAGE))
+            assert index in plan
+            assert cost < 30
+        rows.rollback()
 
 
 def test_usage_of_two_spans_adds_up_to_the_whole(rows: Connection) -> None:

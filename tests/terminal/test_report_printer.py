@@ -88,7 +88,7 @@ def test_json_lines_have_every_field_that_is_set(configured_url: str) -> None:
 def test_options_choose_reports(configured_url: str) -> None:
     store(configured_url, "acct_1", at=NOW - timedelta(hours=3))
     store(configured_url, "acct_2", kind="restart", level="info", member_id="proc_2", trace_id="2" * 32)
-    store(configured_url, "task_3", path="holdfast/tasks")
+    store(configured_url, "task_3", path="holdfast/tasks", account_id="acct_2", task_id="task_3", provider="studio")
 
     def keys(*words: str) -> list[str]:
         return [msgspec.json.decode(line)["key"] for line in run("--format", "json", *words).output.splitlines()]
@@ -98,6 +98,8 @@ def test_options_choose_reports(configured_url: str) -> None:
     assert keys("--kind", "crash") == ["acct_1", "task_3"]
     assert keys("--level", "error", "--path", "holdfast/accounts") == ["acct_1"]
     assert keys("--key", "task_3") == ["task_3"]
+    assert keys("--account", "acct_2") == keys("--task", "task_3") == keys("--provider", "studio") == ["task_3"]
+    assert keys("--account", "acct_9") == keys("--provider", "other") == []
     assert keys("--member", "proc_2") == keys("--trace", "req_" + "2" * 32) == ["acct_2"]
 
 

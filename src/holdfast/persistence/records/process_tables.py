@@ -71,5 +71,6 @@ reports = Table(
         "ix_reports_account_id", "account_id", "at", "report_id", postgresql_where=text("account_id is not null")
     ),
     Index("ix_reports_task_id", "task_id", "at", "report_id", postgresql_where=text("task_id is not null")),
+    Index("ix_reports_provider", "provider", "at", "report_id", postgresql_where=text("provider is not null")),
     Index("ix_reports_trace_id", "trace_id", postgresql_where=text("trace_id is not null")),
 )
