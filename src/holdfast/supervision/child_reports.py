@@ -14,9 +14,10 @@ from holdfast.supervision.supervised_child import SupervisedChild
 
 
 class ChildReports:
-    """``window`` counts the restarts within the budget that reports name."""
+    """``path`` is the supervisor's. ``window`` counts the restarts within the budget that reports name."""
 
-    def __init__(self, reporter: Reporter, conditions: Conditions, window: RestartWindow) -> None:
+    def __init__(self, path: str, reporter: Reporter, conditions: Conditions, window: RestartWindow) -> None:
+        self.path = path
         self._reporter = reporter
         self._conditions = conditions
         self.window = window
@@ -24,7 +25,6 @@ class ChildReports:
     def report(
         self,
         kind: ReportKind,
-        path: str,
         child: SupervisedChild | None,
         context: Context | None = None,
         fault: BaseException | None = None,
@@ -41,7 +41,7 @@ class ChildReports:
                 kind=kind,
                 at=self._reporter.now(),
                 level=level,
-                path=path if child is None else child.path,
+                path=self.path if child is None else child.path,
                 child_id=child.spec.child_id if child is not None else None,
                 incarnation=child.incarnation if child is not None else None,
                 context=context,
@@ -58,7 +58,6 @@ class ChildReports:
 
     def crash(
         self,
-        path: str,
         child: SupervisedChild,
         context: Context,
         fault: Exception | None,
@@ -69,7 +68,6 @@ class ChildReports:
         """Report that ``child`` failed, or (None) returned though it should run; also if it keeps failing."""
         self.report(
             "crash",
-            path,
             child,
             context,
             fault,
@@ -85,11 +83,11 @@ class ChildReports:
                 child.last_fault if fault is not None and child.last_fault else "it returned",
             )
 
-    def up(self, path: str, child: SupervisedChild) -> None:
+    def up(self, child: SupervisedChild) -> None:
         """Report that ``child`` is up. The first start of each is a line that few need: that of the tree is one."""
         is_first = child.incarnation == 1
-        self.report("start" if is_first else "restart", path, child, level="debug" if is_first else None)
+        self.report("start" if is_first else "restart", child, level="debug" if is_first else None)
 
-    def stopped(self, path: str, child: SupervisedChild, *, in_drain: bool) -> None:
+    def stopped(self, child: SupervisedChild, *, in_drain: bool) -> None:
         """Report that ``child`` has stopped in order. A drain is summed up by one report at its end."""
-        self.report("stop", path, child, level="debug" if in_drain else None)
+        self.report("stop", child, level="debug" if in_drain else None)

@@ -23,15 +23,12 @@ from holdfast.reports.conditions import Conditions
 from holdfast.reports.report import Context, Decision
 from holdfast.reports.reporter import Reporter
 from holdfast.supervision.child_reports import ChildReports
+from holdfast.supervision.child_stops import KILL_GRACE_S, ChildStops
 from holdfast.supervision.faults import GaveUp, NotRunning, StartFailed, fault_of, root_cause
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.spec import ChildSpec, HasPath, Intensity, StopsAtOnce, Strategy
 from holdfast.supervision.status import ChildState, ChildStatus
 from holdfast.supervision.supervised_child import Run, StartSignal, SupervisedChild
-
-KILL_GRACE_S = 1.0
-"""How long a killed child may take to end before it is reported as stuck."""
-
 
 READY_POLL_S = 0.1
 """How often :meth:`Supervisor.wait_ready` checks the supervisors below."""
@@ -57,7 +54,6 @@ class Supervisor:
         drain_timeout_s: float | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self.path = name
         self.strategy = strategy
         self.intensity = intensity
         self.start_timeout_s = start_timeout_s
@@ -68,8 +64,9 @@ class Supervisor:
         self._rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times, guards nothing
         budgets = [intensity] if intensity.longer is None else [intensity, intensity.longer]
         self._windows = [RestartWindow(budget.restarts, budget.period_s) for budget in budgets]
-        self._child_reports = ChildReports(reporter, conditions, self._windows[0])
+        self._reports = ChildReports(name, reporter, conditions, self._windows[0])
         self._children: list[SupervisedChild] = []
+        self._stops = ChildStops(self._children, self._reports)
         for spec in specs:
             self.append(spec)
         self._in_groups = strategy != "one_for_one"
@@ -77,9 +74,7 @@ class Supervisor:
         self._task_status: trio.TaskStatus[None] | None = None
         self._booted = False
         self._ending = trio.Event()
-        self._drain_scope = trio.CancelScope(shield=True)
         self._gave_up: GaveUp | None = None
-        self._killed: list[str] = []
         self._changed = trio.Event()
 
     # ------------------------------------------------------------------------------------------ life
@@ -93,7 +88,7 @@ class Supervisor:
 
     def place(self, path: str) -> None:
         """Set the path, for a supervisor below another."""
-        self.path = path
+        self._reports.path = path
         for child in self._children:
             child.path = f"{path}/{child.spec.child_id}"
 
@@ -112,7 +107,8 @@ class Supervisor:
                     self._advance()
                     await self._ending.wait()
                 finally:
-                    await self._drain()
+                    self._begin_end()
+                    await self._stops.drain(self.drain_timeout_s)
                     nursery.cancel_scope.cancel()  # ends the timers; children and their stoppers are shielded
         except BaseExceptionGroup as group:
             leaf = leaf_of(group)
@@ -131,13 +127,18 @@ class Supervisor:
     def stop_at_once(self) -> None:
         """Kill what has not stopped, here and in the supervisors below."""
         self._ending.set()
-        self._drain_scope.cancel(reason=f"{self.path} is stopped at once")
+        self._stops.end_drain()
         for child in self._children:
             instance: object = child.run.instance
             if isinstance(instance, StopsAtOnce):
                 instance.stop_at_once()
 
     # ---------------------------------------------------------------------------------- introspection
+
+    @property
+    def path(self) -> str:
+        """Its path in the tree."""
+        return self._reports.path
 
     @property
     def is_stopping(self) -> bool:
@@ -228,7 +229,7 @@ class Supervisor:
             if not self._booted and all(child.was_up or child.ended_as for child in self._children):
                 self._booted = True
                 if "/" not in self.path:
-                    self._child_reports.report("start", self.path, None, reason=f"{len(self._children)} children")
+                    self._reports.report("start", None, reason=f"{len(self._children)} children")
                 assert self._task_status is not None
                 self._task_status.started()
         self._pulse()
@@ -240,7 +241,7 @@ class Supervisor:
             if child.phase != "stopping":
                 assert self._nursery is not None
                 child.phase, child.since = "stopping", self._reporter.now()
-                self._nursery.start_soon(self._take_down_shielded, child, child.run, name=f"stop {child.path}")
+                self._nursery.start_soon(self._stops.stop, child, child.run, name=f"stop {child.path}")
         return self._in_groups and bool(marked)
 
     def _start_due(self) -> None:
@@ -288,7 +289,7 @@ class Supervisor:
         child.phase, child.since, child.was_up = "running", self._reporter.now(), True
         run.up_at = trio.current_time()
         run.scope.deadline = math.inf
-        self._child_reports.up(self.path, child)
+        self._reports.up(child)
         self._advance()
 
     # ------------------------------------------------------------------------------ when a child ends
@@ -306,15 +307,15 @@ class Supervisor:
             child.last_fault = f"{cause.reason_type}: {cause.reason}"
         if asked:
             if fault is not None:
-                self._child_reports.report("drain", self.path, child, "shutdown_error", fault)
+                self._reports.report("drain", child, "shutdown_error", fault)
             else:
-                self._child_reports.stopped(self.path, child, in_drain=self._ending.is_set())
+                self._reports.stopped(child, in_drain=self._ending.is_set())
         elif child.spec.restart == "permanent" or (child.spec.restart == "transient" and fault is not None):
             self._restart_later(child, run, context, fault)
         else:
             child.end_as("finished" if fault is None else "failed")
             if fault is not None:
-                self._child_reports.crash(self.path, child, context, fault, decision="none")
+                self._reports.crash(child, context, fault, decision="none")
         self._advance()
 
     def _restart_later(self, child: SupervisedChild, run: Run, context: Context, fault: Exception | None) -> None:
@@ -325,18 +326,16 @@ class Supervisor:
         child.failures_in_row += 1
         spent = [window for window in self._windows if not window.record(now)]
         if spent:
-            self._child_reports.window = window = spent[0]
-            self._child_reports.crash(self.path, child, context, fault, decision="escalate")
+            self._reports.window = window = spent[0]
+            self._reports.crash(child, context, fault, decision="escalate")
             leaf = None if fault is None else root_cause(fault)
             self._gave_up = GaveUp(self.path, child.spec.child_id, window.restarts, window.period_s, leaf)
-            self._child_reports.report(
-                "escalation", self.path, child, "shutdown", self._gave_up, decision="escalate"
-            )
+            self._reports.report("escalation", child, "shutdown", self._gave_up, decision="escalate")
             self._ending.set()
             return
         delay_s = child.spec.backoff.delay(child.failures_in_row, self._rng)
         decision: Decision = "backoff" if delay_s else "restart"
-        self._child_reports.crash(self.path, child, context, fault, decision=decision, delay_s=delay_s)
+        self._reports.crash(child, context, fault, decision=decision, delay_s=delay_s)
         self._mark_siblings(child)
         if delay_s > 0:
             assert self._nursery is not None
@@ -364,65 +363,13 @@ class Supervisor:
             elif other.ended_as == "finished" and other.spec.restart != "temporary":
                 other.ended_as = None
 
-    # ------------------------------------------------------------------------------------- stopping
+    # ------------------------------------------------------------------------------------------ changes
 
-    async def _take_down_shielded(self, child: SupervisedChild, run: Run) -> None:
-        with trio.CancelScope(shield=True):
-            await self._take_down(child, run)
-
-    async def _take_down(self, child: SupervisedChild, run: Run) -> None:
-        """Stop one child: ask it if it is up, then kill it. Returns when it has ended or is stuck."""
-        grace_s = child.spec.shutdown_s
-        if run.up_at is None or run.instance is None:
-            run.scope.cancel(reason=f"{child.path} is stopped while starting")
-            with trio.move_on_after(grace_s):
-                await run.done.wait()
-        elif grace_s > 0:
-            with trio.move_on_after(grace_s):
-                try:
-                    await run.instance.stop()
-                    await run.done.wait()
-                except Exception as exc:
-                    self._child_reports.report("drain", self.path, child, "shutdown_error", exc, decision="stop")
-        if run.done.is_set():
-            return
-        self._kill(child, run, f"did not stop within {grace_s:g} s")
-        with trio.move_on_after(KILL_GRACE_S):
-            await run.done.wait()
-        if not run.done.is_set():
-            self._child_reports.report(
-                "drain", self.path, child, "stuck", reason=f"killed, and still there {KILL_GRACE_S:g} s later"
-            )
-
-    def _kill(self, child: SupervisedChild, run: Run, reason: str) -> None:
-        if self._ending.is_set():
-            self._killed.append(child.spec.child_id)
-        run.scope.cancel(reason=f"{child.path} {reason}")
-        self._child_reports.report("drain", self.path, child, "killed", reason=reason, decision="stop")
-
-    async def _drain(self) -> None:
-        """Stop all children, the last first; after ``drain_timeout_s`` kill what is left."""
+    def _begin_end(self) -> None:
         self._ending.set()
         self._pulse()
         for child in self._children:
             child.clear_timer()
-        self._drain_scope.deadline = trio.current_time() + self.drain_timeout_s
-        with self._drain_scope:
-            for child in reversed(self._children):
-                if child.phase == "stopping":  # another task stops it, and kills it in time
-                    with trio.move_on_after(child.spec.shutdown_s + KILL_GRACE_S):
-                        await child.run.done.wait()
-                elif child.live:
-                    child.phase = "stopping"
-                    await self._take_down(child, child.run)
-        for child in reversed(self._children):
-            if child.live and child.spec.child_id not in self._killed:
-                self._kill(child, child.run, f"cut by the hard deadline of {self.drain_timeout_s:g} s")
-        summary = f"cut: {', '.join(self._killed)}" if self._killed else "every child stopped in time"
-        context: Context = "killed" if self._killed else "shutdown"
-        self._child_reports.report("drain", self.path, None, context, reason=summary, decision="stop")
-
-    # ------------------------------------------------------------------------------------------ changes
 
     async def _wait_until(self, holds: Callable[[], bool]) -> None:
         while not holds():
