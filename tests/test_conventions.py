@@ -12,9 +12,6 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
 LINES_MAX = 400
-LONGER_FOR_A_REASON = {
-    "supervision/supervisor.py": 435,  # one machine; its states are easier to follow in one place
-}
 READ_ENVIRONMENT = {"os.environ", "os.getenv", "environ", "getenv"}
 NEVER_WRITTEN = re.compile(
     "|".join(
@@ -82,11 +79,7 @@ def test_test_modules_have_unique_names() -> None:
 
 def test_modules_are_short() -> None:
     lengths = {named(path): len(text_of(path).splitlines()) for path in MODULES}
-    assert {name: n for name, n in lengths.items() if n > LONGER_FOR_A_REASON.get(name, LINES_MAX)} == {}
-
-
-def test_length_exceptions_are_still_needed() -> None:
-    assert {name for name in LONGER_FOR_A_REASON if len(text_of(SOURCE / name).splitlines()) <= LINES_MAX} == set()
+    assert {name: n for name, n in lengths.items() if n > LINES_MAX} == {}
 
 
 def test_modules_have_docstrings() -> None:

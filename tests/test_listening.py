@@ -55,10 +55,11 @@ class FakeTime:
 
 def test_each_worker_has_a_socket_of_its_own_on_one_address(tmp_path: Path) -> None:
     opened = open_sockets(settings_of(tmp_path, PROCESSES="3", OPS_PORT="0"), {})
-    assert (len(opened.public), len(opened.operators)) == (3, 3)
-    assert len({each.getsockname() for each in opened.public}) == 1
-    assert len({each.getsockname() for each in (*opened.public, *opened.operators)}) == 2
-    with socket.create_connection(opened.public[0].getsockname()):
+    assert list(opened.of_slots) == [0, 1, 2]
+    assert len(opened.each()) == 6
+    assert len({each.public.getsockname() for each in opened.of_slots.values()}) == 1
+    assert len({each.getsockname() for each in opened.each()}) == 2
+    with socket.create_connection(opened.of_slots[0].public.getsockname()):
         pass
     opened.close()
 
@@ -105,8 +106,8 @@ try:
 except CannotListen as fault:
     print(fault)
 else:
-    print(found.is_ours, *map(url_of, found.public), "|", *map(url_of, found.operators))
-    print(any(os.get_inheritable(each.fileno()) for each in found.public))
+    print(found.is_shared, *(" ".join(map(url_of, slot.each())) for slot in found.of_slots.values()), sep=" | ")
+    print(any(os.get_inheritable(each.fileno()) for each in found.each()))
 """
 
 
@@ -137,9 +138,12 @@ def two_listeners() -> Iterator[list[socket.socket]]:
 
 def test_sockets_of_systemd_are_used(tmp_path: Path, two_listeners: list[socket.socket]) -> None:
     one, other = two_listeners
-    assert with_passed(tmp_path, [one], "public", PROCESSES="2") == [f"False {url_of(one)} |", "False"]
+    assert with_passed(tmp_path, [one], "public", PROCESSES="2") == [
+        f"True | {url_of(one)} | {url_of(one)}",
+        "False",
+    ]
     assert with_passed(tmp_path, [one, other], "public:operators", OPS_PORT="9") == [
-        f"False {url_of(one)} | {url_of(other)}",
+        f"True | {url_of(one)} {url_of(other)}",
         "False",
     ]
     for each in two_listeners:
@@ -163,5 +167,5 @@ def test_sockets_of_systemd_that_do_not_fit_are_refused(tmp_path: Path, two_list
 
 def test_variables_for_another_process_are_ignored(tmp_path: Path) -> None:
     opened = open_sockets(settings_of(tmp_path), {"LISTEN_PID": "1", "LISTEN_FDS": "1"})
-    assert opened.is_ours
+    assert not opened.is_shared
     opened.close()

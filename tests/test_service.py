@@ -13,6 +13,7 @@ import trio
 
 from holdfast.actors.workers.report_writer import ReportQueue
 from holdfast.exit_codes import GAVE_UP
+from holdfast.listening import SlotSockets
 from holdfast.persistence.server import migrate as migrating
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationReport, migrate
@@ -23,7 +24,6 @@ from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
-from holdfast.wiring.http_server import ListeningSockets
 
 
 async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
@@ -69,7 +69,7 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
     )
     with socket.create_server(("127.0.0.1", 0)) as listening, structlog.testing.capture_logs() as logs:
         with trio.fail_after(60):
-            sockets = ListeningSockets(public=listening)
+            sockets = SlotSockets(listening)
             code = await _run(cast(Any, assembly), partial(_log_when_ready, cast(Any, assembly), sockets))
     assert code == GAVE_UP
     assert (starts, ends) == (2, ["sound"])

@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain
+from typing import Final, NamedTuple
 
 from holdfast.settings import Settings
 
@@ -34,20 +35,34 @@ class CannotListen(Exception):
     """The sockets cannot be opened or used; the message is a sentence."""
 
 
+class SlotSockets(NamedTuple):
+    """What one process accepts on. ``operators`` None: the operators' routes are on the public socket."""
+
+    public: socket.socket
+    operators: socket.socket | None = None
+
+    def each(self) -> tuple[socket.socket, ...]:
+        """Return them, the public one first."""
+        return (self.public,) if self.operators is None else (self.public, self.operators)
+
+
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """The sockets of each address. ``operators`` is empty if the operators' routes are on the public sockets.
+    """The listening sockets that a process has, by worker slot; without workers there is slot 0 alone.
 
-    With ``is_ours`` False they belong to systemd, which passes them to the next start too.
+    ``is_shared``: systemd or other processes have them too, and they stay open when this process closes them.
     """
 
-    public: tuple[socket.socket, ...]
-    operators: tuple[socket.socket, ...]
-    is_ours: bool
+    of_slots: Mapping[int, SlotSockets]
+    is_shared: bool
+
+    def each(self) -> frozenset[socket.socket]:
+        """Return all of them; slots may share one."""
+        return frozenset(chain.from_iterable(slot.each() for slot in self.of_slots.values()))
 
     def close(self) -> None:
         """Close them in this process."""
-        for listening in (*self.public, *self.operators):
+        for listening in self.each():
             listening.close()
 
 
@@ -59,15 +74,19 @@ def open_sockets(settings: Settings, variables: Mapping[str, str]) -> Sockets:
     count, is_parent = max(1, settings.processes), settings.processes > 0
     passed = _passed_sockets(variables)
     if passed is not None:
-        _check_passed(passed, settings, count)
-        return passed
-    with ExitStack() as opened:
-        public = _bind(opened, settings.host, settings.port, count, is_parent)
-        operators: tuple[socket.socket, ...] = ()
-        if settings.ops_port is not None:
-            operators = _bind(opened, settings.ops_host, settings.ops_port, count, is_parent)
-        opened.pop_all()
-    return Sockets(public, operators, is_ours=True)
+        public, operators = passed
+        _check_passed(public, operators, settings, count)
+    else:
+        with ExitStack() as opened:
+            public, operators = _bind(opened, settings.host, settings.port, count, is_parent), []
+            if settings.ops_port is not None:
+                operators = _bind(opened, settings.ops_host, settings.ops_port, count, is_parent)
+            opened.pop_all()
+    of_slots = {
+        slot: SlotSockets(public[slot % len(public)], operators[slot % len(operators)] if operators else None)
+        for slot in range(count)
+    }
+    return Sockets(of_slots, is_shared=passed is not None)
 
 
 def url_of(listening: socket.socket) -> str:
@@ -90,8 +109,8 @@ def refuse_new_connections(listening: socket.socket) -> None:
         listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
 
 
-def _passed_sockets(variables: Mapping[str, str]) -> Sockets | None:
-    """Return the sockets passed by systemd's protocol (sd_listen_fds), or None."""
+def _passed_sockets(variables: Mapping[str, str]) -> tuple[list[socket.socket], list[socket.socket]] | None:
+    """Return the public and the operators' sockets passed by systemd's protocol (sd_listen_fds), or None."""
     if variables.get("LISTEN_PID") != str(os.getpid()):
         return None
     count = int(variables.get("LISTEN_FDS", "0"))
@@ -103,22 +122,24 @@ def _passed_sockets(variables: Mapping[str, str]) -> Sockets | None:
         os.set_inheritable(fd, False)
         named_operators = index < len(names) and names[index] == _OPERATORS
         (operators if named_operators else public).append(socket.socket(fileno=fd))
-    return Sockets(tuple(public), tuple(operators), is_ours=False)
+    return public, operators
 
 
-def _check_passed(passed: Sockets, settings: Settings, count: int) -> None:
-    for listening in (*passed.public, *passed.operators):
+def _check_passed(
+    public: list[socket.socket], operators: list[socket.socket], settings: Settings, count: int
+) -> None:
+    for listening in (*public, *operators):
         if not listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise CannotListen("systemd passed a socket that does not listen: its unit needs Accept=no.")
-    if not 1 <= len(passed.public) <= count:
-        raise CannotListen(f"systemd passed {len(passed.public)} public sockets; one to {count} can be used.")
-    if (settings.ops_port is None) != (not passed.operators) or len(passed.operators) > count:
+    if not 1 <= len(public) <= count:
+        raise CannotListen(f"systemd passed {len(public)} public sockets; one to {count} can be used.")
+    if (settings.ops_port is None) != (not operators) or len(operators) > count:
         raise CannotListen(
             "systemd must pass sockets with the name operators if HOLDFAST_OPS_PORT is set, and only then."
         )
 
 
-def _bind(opened: ExitStack, host: str, port: int, count: int, reuse_port: bool) -> tuple[socket.socket, ...]:
+def _bind(opened: ExitStack, host: str, port: int, count: int, reuse_port: bool) -> list[socket.socket]:
     """Open ``count`` sockets on one address; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -136,7 +157,7 @@ def _bind(opened: ExitStack, host: str, port: int, count: int, reuse_port: bool)
             each.listen(BACKLOG)
     except OSError as exc:
         raise CannotListen(f"Cannot listen on {host}:{port}: {exc.strerror}.") from exc
-    return tuple(listening)
+    return listening
 
 
 def _await_free(family: int, host: str, port: int) -> None:

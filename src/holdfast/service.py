@@ -23,7 +23,7 @@ from holdfast.actors.workers.report_writer import store_last_reports
 from holdfast.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.http.server.limits import connections_within, raise_open_files_limit
 from holdfast.ledger.catalog.catalog import CatalogFault
-from holdfast.listening import Sockets, url_of
+from holdfast.listening import SlotSockets, Sockets, url_of
 from holdfast.logs import flush_logs
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.migrate import migrate_when_reachable
@@ -31,7 +31,6 @@ from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.settings import Settings
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.wiring.assembly import Assembly, assemble
-from holdfast.wiring.http_server import ListeningSockets
 
 log = structlog.get_logger(__name__)
 
@@ -40,17 +39,12 @@ AT_ONCE_S = 3.0
 """How long the process may take to end after a second signal."""
 
 
-def run(settings: Settings, opened: Sockets, database_url: str, embedded: EmbeddedPostgres | None) -> int:
+def run(settings: Settings, sockets: Sockets, database_url: str, embedded: EmbeddedPostgres | None) -> int:
     """Migrate the database, then run the service in this process alone; returns the exit code.
 
     Raises the faults of migrations, and ``SettingsFault`` for a library that is not installed.
     """
-    sockets = ListeningSockets(
-        public=opened.public[0],
-        operators=opened.operators[0] if opened.operators else None,
-        is_shared=not opened.is_ours,
-        connections_max=connections_max(settings, raise_open_files_limit()),
-    )
+    settings, own = within_open_files(settings), sockets.of_slots[0]
     report = migrate_when_reachable(database_url)
     if report.applied:
         log.info("database migrated", applied=list(report.applied))
@@ -58,7 +52,7 @@ def run(settings: Settings, opened: Sockets, database_url: str, embedded: Embedd
         assembly = assemble(
             settings,
             database_url=database_url,
-            local_url=url_of(sockets.public),
+            local_url=url_of(own.public),
             embedded=embedded,
             sockets=sockets,
         )
@@ -66,7 +60,7 @@ def run(settings: Settings, opened: Sockets, database_url: str, embedded: Embedd
         for line in fault.lines:
             print(line, file=sys.stderr)  # noqa: T201
         return BAD_CONFIGURATION
-    return run_assembly(assembly, partial(_log_when_ready, assembly, sockets))
+    return run_assembly(assembly, partial(_log_when_ready, assembly, own))
 
 
 def run_assembly(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int:
@@ -80,12 +74,14 @@ def run_assembly(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> i
         return GAVE_UP
 
 
-def connections_max(settings: Settings, open_files: int) -> int:
-    """Return the most connections that a limit of open files allows; fewer than configured are logged."""
+def within_open_files(settings: Settings) -> Settings:
+    """Return the settings with as many connections as the limit of open files allows; fewer are logged."""
+    open_files = raise_open_files_limit()
     allowed = connections_within(open_files, settings.connections_max)
-    if allowed < settings.connections_max:
-        log.warning("too few open files for CONNECTIONS_MAX", connections_max=allowed, open_files=open_files)
-    return allowed
+    if allowed == settings.connections_max:
+        return settings
+    log.warning("too few open files for CONNECTIONS_MAX", connections_max=allowed, open_files=open_files)
+    return settings.model_copy(update={"connections_max": allowed})
 
 
 def tune_interpreter() -> None:
@@ -128,7 +124,7 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
     return code
 
 
-async def _log_when_ready(assembly: Assembly, sockets: ListeningSockets) -> None:
+async def _log_when_ready(assembly: Assembly, sockets: SlotSockets) -> None:
     """Log the service's URLs once every part is up."""
     try:
         await assembly.tree.wait_ready()

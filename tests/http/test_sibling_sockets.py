@@ -8,8 +8,9 @@ import socket
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from holdfast.listening import SlotSockets, Sockets
 from holdfast.reports.reporter import Reporter
-from holdfast.wiring.http_server import HttpServer, ListeningSockets
+from holdfast.wiring.http_server import HttpServer
 
 from .stage import Stage
 
@@ -24,8 +25,8 @@ def listening() -> socket.socket:
 async def test_a_service_that_stops_closes_them_before_its_last_request_ends(stage: Stage) -> None:
     own, sibling = listening(), listening()
     address, stopping = sibling.getsockname(), [False]
-    sockets = ListeningSockets(public=own, is_shared=True, of_siblings={1: [sibling]})
-    server = HttpServer(sockets, stage.deps.settings, stage.deps, Reporter(), lambda: stopping[0])
+    sockets = Sockets({0: SlotSockets(own), 1: SlotSockets(sibling)}, is_shared=True)
+    server = HttpServer(sockets, 0, stage.deps, Reporter(), lambda: stopping[0])
     tree = server.start()
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:

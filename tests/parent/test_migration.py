@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from holdfast.exit_codes import CLEAN, GAVE_UP
-from holdfast.listening import Sockets
+from holdfast.listening import SlotSockets, Sockets
 from holdfast.parent.parent import Parent
 from holdfast.persistence.server.revisions import is_migrated
 from holdfast.settings import load_settings
@@ -24,7 +24,7 @@ def parent(database_url: str, tmp_path: Path) -> Iterator[Parent]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield Parent(
             load_settings(given),
-            Sockets((listening,), (), is_ours=True),
+            Sockets({0: SlotSockets(listening)}, is_shared=False),
             None,
             str(tmp_path),
             {**os.environ, **given},

@@ -14,20 +14,18 @@ import trio
 
 from holdfast.children.control import Control
 from holdfast.exit_codes import BAD_CONFIGURATION
-from holdfast.http.server.limits import raise_open_files_limit
 from holdfast.ledger.catalog.catalog import CatalogFault
-from holdfast.listening import url_of
+from holdfast.listening import SlotSockets, Sockets, url_of
 from holdfast.logs import configure_logging
 from holdfast.metrics import render_workers
 from holdfast.parent.protocol import COVER, REPORT, RETIRE, WorkerArguments
 from holdfast.reports.report import Report
 from holdfast.scrubbing import register_secrets
-from holdfast.service import connections_max, run_assembly, stop_in_order
+from holdfast.service import run_assembly, stop_in_order, within_open_files
 from holdfast.settings import environment, load_settings
 from holdfast.supervision.faults import NotRunning
 from holdfast.traces.export import export_traces
 from holdfast.wiring.assembly import Assembly, assemble
-from holdfast.wiring.http_server import ListeningSockets
 
 log = structlog.get_logger("holdfast.worker")
 
@@ -41,19 +39,18 @@ def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:
     configure_logging(settings.log_format, level=settings.log_level, in_thread=True, worker=arguments.slot)
     register_secrets(settings.secret_values())
     export_traces(environment())
+    settings = within_open_files(settings)
     assert settings.database_url is not None, "the parent names its embedded database"
-    sockets = ListeningSockets(
-        public=_listening(arguments.public_fd),
-        operators=None if arguments.operators_fd is None else _listening(arguments.operators_fd),
-        is_shared=True,
-        of_siblings={slot: [_listening(fd) for fd in fds] for slot, fds in arguments.sibling_fds.items()},
-        connections_max=connections_max(settings, raise_open_files_limit()),
+    own = (
+        (arguments.public_fd,) if arguments.operators_fd is None else (arguments.public_fd, arguments.operators_fd)
     )
+    fds = {arguments.slot: own, **arguments.sibling_fds}
+    sockets = Sockets({slot: SlotSockets(*map(_listening, each)) for slot, each in fds.items()}, is_shared=True)
     try:
         assembly = assemble(
             settings,
             database_url=settings.database_url,
-            local_url=url_of(sockets.public),
+            local_url=url_of(sockets.of_slots[arguments.slot].public),
             sockets=sockets,
             has_emulators=False,
             metrics_text=partial(render_workers, arguments.metrics_dir),

@@ -18,22 +18,9 @@ from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.cluster import frames
 from holdfast.cluster.codec import CannotEncode, Codec
 from holdfast.cluster.faults import NotAccepted, fault_frame
-from holdfast.cluster.frames import (
-    PROTOCOL,
-    AskFrame,
-    Frame,
-    FrameStream,
-    Hello,
-    MalformedFrames,
-    MembersChanged,
-    Ping,
-    Pong,
-    QueueFull,
-    Reply,
-    TellFrame,
-)
 from holdfast.cluster.link import ASKS_MAX
 from holdfast.traces import within_trace
 
@@ -73,12 +60,12 @@ class Answering:
         on_member: Callable[[str], None],
         on_change: Callable[[], None],
     ) -> None:
-        self._hello = Hello(PROTOCOL, cluster, me)
+        self._hello = frames.Hello(frames.PROTOCOL, cluster, me)
         self._codecs = codecs
         self._groups = groups
         self._on_member = on_member
         self._on_change = on_change
-        self._frames = FrameStream(stream, self._take)
+        self._frames = frames.FrameStream(stream, self._take)
         self._member_id: str | None = None
         self._open_asks = 0
         self._is_closed = False
@@ -103,7 +90,7 @@ class Answering:
     async def _serve(self) -> None:
         try:
             await self._frames.run()
-        except MalformedFrames as exc:
+        except frames.MalformedFrames as exc:
             log.warning("link closed: malformed frames", member=self._member_id, reason=str(exc))
 
     async def _watch(self) -> None:
@@ -115,32 +102,32 @@ class Answering:
                 self._scope.cancel()
             since = max(since, self._frames.received_at)
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: frames.Frame) -> None:
         match frame:
-            case Hello(protocol=protocol, cluster=cluster, member_id=member_id) if self._member_id is None:
-                if (protocol, cluster) != (PROTOCOL, self._hello.cluster):
+            case frames.Hello(protocol=protocol, cluster=cluster, member_id=member_id) if self._member_id is None:
+                if (protocol, cluster) != (frames.PROTOCOL, self._hello.cluster):
                     # It has this member's hello, and logs the difference.
                     self._scope.cancel()
                     return
                 self._member_id = member_id[:80]
                 self._on_member(member_id)
             case _ if self._member_id is None:
-                raise MalformedFrames("the first frame is no hello")
-            case AskFrame():
+                raise frames.MalformedFrames("the first frame is no hello")
+            case frames.AskFrame():
                 self._take_ask(frame)
-            case TellFrame(group=group, key=key, name=name):
+            case frames.TellFrame(group=group, key=key, name=name):
                 local, command = self._groups.get(group), self._decode(group, name, frame.body)
                 if local is not None:
                     with within_trace(frame.traceparent):
                         local.ref(key).tell(command)
-            case Ping():
-                self._send(Pong())
-            case MembersChanged():
+            case frames.Ping():
+                self._send(frames.Pong())
+            case frames.MembersChanged():
                 self._on_change()
             case _:
-                raise MalformedFrames(f"{type(frame).__name__} does not belong here")
+                raise frames.MalformedFrames(f"{type(frame).__name__} does not belong here")
 
-    def _take_ask(self, ask: AskFrame) -> None:
+    def _take_ask(self, ask: frames.AskFrame) -> None:
         command = self._decode(ask.group, ask.name, ask.body)
         now = trio.current_time()
         answer = _Answer(self, ask.number)
@@ -159,11 +146,11 @@ class Answering:
     def _decode(self, group: str, name: str, body: bytes) -> Command[object]:
         codec = self._codecs.get(group)
         if codec is None:
-            raise MalformedFrames(f"the group {group[:40]!r} is not known")
+            raise frames.MalformedFrames(f"the group {group[:40]!r} is not known")
         try:
             return codec.decode_command(name, body)
         except (msgspec.DecodeError, TypeError, ValueError) as exc:
-            raise MalformedFrames(f"{name[:40]}: {exc}") from None
+            raise frames.MalformedFrames(f"{name[:40]}: {exc}") from None
 
     def answer(self, number: int, reply: object) -> None:
         """Send the reply to an ask."""
@@ -174,19 +161,19 @@ class Answering:
             self.fail(number, OutcomeUnknown("the reply cannot be sent to the member that asked"))
             return
         self._open_asks -= 1
-        self._send(Reply(number, form, body))
+        self._send(frames.Reply(number, form, body))
 
     def fail(self, number: int, fault: BaseException) -> None:
         """Send the fault of an ask."""
         self._open_asks -= 1
         self._send(fault_frame(number, fault))
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: frames.Frame) -> None:
         if self._is_closed:
             return
         try:
             self._frames.send(frame)
-        except QueueFull as full:
+        except frames.QueueFull as full:
             # The asker does not read its replies. Their outcome is unknown to it once the link closes.
             self._is_closed = True
             self._scope.cancel()

@@ -12,23 +12,9 @@ import trio
 from holdfast.actors.runtime.faults import Overloaded
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.messages import Command
+from holdfast.cluster import frames
 from holdfast.cluster.codec import Codec
 from holdfast.cluster.faults import LinkLost, NotAccepted, fault_of
-from holdfast.cluster.frames import (
-    PROTOCOL,
-    AskFrame,
-    Fault,
-    Frame,
-    FrameStream,
-    Hello,
-    MalformedFrames,
-    MembersChanged,
-    Ping,
-    Pong,
-    QueueFull,
-    Reply,
-    TellFrame,
-)
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.traces import traceparent
 
@@ -54,9 +40,9 @@ class Link:
     ) -> None:
         self.member_id = member_id
         self.is_up = False
-        self._hello = Hello(PROTOCOL, cluster, me)
+        self._hello = frames.Hello(frames.PROTOCOL, cluster, me)
         self._codecs = codecs
-        self._frames = FrameStream(stream, self._take)
+        self._frames = frames.FrameStream(stream, self._take)
         self._numbers = 0
         self._waiting: dict[int, tuple[TrioFuture[object], Codec, str]] = {}
         self._deadlines = deadlines
@@ -75,7 +61,7 @@ class Link:
                 nursery.start_soon(self._watch, nursery.cancel_scope)
                 try:
                     await self._frames.run()
-                except MalformedFrames as exc:
+                except frames.MalformedFrames as exc:
                     self._ending = f"malformed frames: {exc}"
                 nursery.cancel_scope.cancel()
         finally:
@@ -99,7 +85,7 @@ class Link:
         if len(self._waiting) >= ASKS_MAX:
             raise Overloaded(f"{ASKS_MAX} asks wait on the link to {self.member_id}")
         self._numbers = number = self._numbers + 1
-        self._send(AskFrame(number, group, key, name, body, deadline_s, traceparent.get(), fails_fast))
+        self._send(frames.AskFrame(number, group, key, name, body, deadline_s, traceparent.get(), fails_fast))
         future: TrioFuture[object] = TrioFuture()
         self._waiting[number] = future, codec, name
         self._deadlines.add(future, trio.current_time() + deadline_s, deadline_s)
@@ -114,46 +100,46 @@ class Link:
         body = self._codecs[group].encode_command(command)
         if not self.is_up:
             raise NotAccepted(f"no link to {self.member_id}")
-        self._send(TellFrame(group, key, type(command).__name__, body, traceparent.get()))
+        self._send(frames.TellFrame(group, key, type(command).__name__, body, traceparent.get()))
 
     def announce_change(self) -> None:
         """Have the other member read the members again; with a full queue its next heartbeat does that."""
         if self.is_up:
-            self._send_if_room(MembersChanged())
+            self._send_if_room(frames.MembersChanged())
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: frames.Frame) -> None:
         try:
             self._frames.send(frame)
-        except QueueFull as full:
+        except frames.QueueFull as full:
             raise Overloaded(f"the link to {self.member_id}: {full}") from full
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: frames.Frame) -> None:
         match frame:
-            case Reply(number=number):
+            case frames.Reply(number=number):
                 waiting = self._waiting.get(number)
                 if waiting is not None and not waiting[0].is_set:
                     future, codec, name = waiting
                     try:
                         future.set(codec.decode_reply(name, frame.form, frame.body))
                     except msgspec.DecodeError as exc:
-                        raise MalformedFrames(f"the reply to {name}: {exc}") from None
-            case Fault(number=number):
+                        raise frames.MalformedFrames(f"the reply to {name}: {exc}") from None
+            case frames.Fault(number=number):
                 waiting = self._waiting.get(number)
                 if waiting is not None and not waiting[0].is_set:
                     waiting[0].fail(fault_of(frame))
-            case Pong():
+            case frames.Pong():
                 pass
-            case Hello() if not self.is_up:
-                wanted = Hello(PROTOCOL, self._hello.cluster, self.member_id)
+            case frames.Hello() if not self.is_up:
+                wanted = frames.Hello(frames.PROTOCOL, self._hello.cluster, self.member_id)
                 if frame != wanted:
                     other = [
                         name for name in frame.__struct_fields__ if getattr(frame, name) != getattr(wanted, name)
                     ]
-                    raise MalformedFrames(f"it differs in {', '.join(other)}")
+                    raise frames.MalformedFrames(f"it differs in {', '.join(other)}")
                 self.is_up = True
                 self._on_up()
             case _:
-                raise MalformedFrames(f"{type(frame).__name__} does not belong here")
+                raise frames.MalformedFrames(f"{type(frame).__name__} does not belong here")
 
     async def _watch(self, scope: trio.CancelScope) -> None:
         """Close the link when the other member has been silent, or has not read, for too long."""
@@ -165,16 +151,16 @@ class Link:
                 self._ending = f"no answer for {SILENT_S:g} s"
                 scope.cancel()
             elif silent_s >= PING_S and self.is_up:
-                self._send_if_room(Ping())
+                self._send_if_room(frames.Ping())
 
-    def _send_if_room(self, frame: Frame) -> None:
+    def _send_if_room(self, frame: frames.Frame) -> None:
         """Queue a frame that may be left out: asks report a full queue, and the watch notices silence."""
-        with suppress(QueueFull):
+        with suppress(frames.QueueFull):
             self._frames.send(frame)
 
     def _close(self) -> None:
         self.is_up = False
-        unsent = {frame.number for frame in self._frames.unsent() if isinstance(frame, AskFrame)}
+        unsent = {frame.number for frame in self._frames.unsent() if isinstance(frame, frames.AskFrame)}
         for number, (future, _, _) in self._waiting.items():
             if not future.is_set:
                 lost = NotAccepted if number in unsent else LinkLost

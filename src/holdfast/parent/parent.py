@@ -171,8 +171,8 @@ class Parent:
 
     async def _stop(self) -> None:
         self._preparing.cancel()
-        if self._sockets.is_ours:
-            for listening in (*self._sockets.public, *self._sockets.operators):
+        if not self._sockets.is_shared:
+            for listening in self._sockets.each():
                 refuse_new_connections(listening)
         await self._workers.stop_all()
         await self._tree.stop()
@@ -221,10 +221,9 @@ class Parent:
         # A release may have been installed since the last one was started, and its tables are not there yet.
         if await self._is_migrated() is False and await self._migrate() != CLEAN:
             raise OSError("the database was not migrated")
-        public, operators = self._sockets.public, self._sockets.operators
         of_slots = {
-            each: tuple(sockets[each % len(sockets)].fileno() for sockets in (public, operators) if sockets)
-            for each in range(self._workers.count)
+            number: tuple(listening.fileno() for listening in sockets.each())
+            for number, sockets in self._sockets.of_slots.items()
         }
         own = of_slots[slot]
         # Where slots share a socket, a sibling's is accepted on already.
@@ -236,7 +235,7 @@ class Parent:
                 metrics_dir=self._metrics_dir,
                 control_fd=control_fd,
                 public_fd=own[0],
-                operators_fd=own[1] if operators else None,
+                operators_fd=own[1] if len(own) > 1 else None,
                 sibling_fds=siblings,
             )
 
@@ -251,7 +250,7 @@ class Parent:
 
     async def _start_emulators(self) -> ChildProcess:
         def arguments(control_fd: int) -> EmulatorsArguments:
-            return EmulatorsArguments(control_fd=control_fd, local_url=url_of(self._sockets.public[0]))
+            return EmulatorsArguments(control_fd=control_fd, local_url=url_of(self._sockets.of_slots[0].public))
 
         return await start_process("holdfast.children.emulators", arguments, fds=(), variables=self._variables)
 
@@ -261,7 +260,8 @@ class Parent:
             await self._tree.wait_ready()
         except NotRunning:
             return
-        url = url_of(self._sockets.public[0])
+        sockets = self._sockets.of_slots[0]
+        url = url_of(sockets.public)
         card_port = self._variables.get(f"{PREFIX}CARD_EMULATOR_PORT")
         uses_emulator = card_emulator_port(self._settings) is not None
         log.info(
@@ -269,7 +269,7 @@ class Parent:
             version=__version__,
             url=url,
             docs=f"{url}/docs",
-            operators=url_of(self._sockets.operators[0]) if self._sockets.operators else None,
+            operators=None if sockets.operators is None else url_of(sockets.operators),
             env=self._settings.env,
             processes=self._workers.count,
             database="configured" if self._settings.is_production else self._variables[f"{PREFIX}DATABASE_URL"],

@@ -25,7 +25,7 @@ class ChildStops:
         self._killed: list[str] = []
 
     async def stop(self, child: SupervisedChild, run: Run) -> None:
-        """Ask a child to stop if it is up, then kill it. Returns when it has ended or is stuck; cannot be cancelled."""
+        """Ask a child to stop, if it is up, then kill it. Returns when it has ended or is stuck, not sooner."""
         with trio.CancelScope(shield=True):
             await self._stop(child, run)
 

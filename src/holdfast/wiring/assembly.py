@@ -26,6 +26,7 @@ from holdfast.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.places import place_carried_by, place_of
+from holdfast.listening import Sockets
 from holdfast.metrics import render_process
 from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.claims.processes import this_process
@@ -54,7 +55,7 @@ from holdfast.wiring.card import PROVIDER, CardSetup, card_setup
 from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, placed
 from holdfast.wiring.control import collect_dead_letters, control_child, controls_of_all
 from holdfast.wiring.emulators import emulators_of
-from holdfast.wiring.http_server import HttpServer, ListeningSockets
+from holdfast.wiring.http_server import HttpServer
 from holdfast.wiring.poison import poison_replays, poison_writer
 from holdfast.wiring.provider_checks import JobChecks
 from holdfast.wiring.provider_registry import ProviderRegistry
@@ -85,7 +86,7 @@ def assemble(
     database_url: str,
     local_url: str,
     embedded: EmbeddedPostgres | None = None,
-    sockets: ListeningSockets | None = None,
+    sockets: Sockets | None = None,
     has_emulators: bool = True,
     metrics_text: Callable[[], Awaitable[bytes]] = render_process,
     worker: int | None = None,
@@ -257,7 +258,7 @@ def assemble(
             urls=urls,
             conditions=conditions,
         )
-        http = HttpServer(sockets, settings, deps, reporter, lambda: tree.is_stopping)
+        http = HttpServer(sockets, worker or 0, deps, reporter, lambda: tree.is_stopping)
         add_http_server(tree, http.start)
     return Assembly(
         settings=settings,

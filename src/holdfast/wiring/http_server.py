@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -21,6 +19,7 @@ from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
+from holdfast.listening import Sockets
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
 from holdfast.supervision.spec import ChildSpec, Intensity
@@ -35,27 +34,10 @@ SEND_LATE_S = 5.0
 """How much longer than its head and body a request may take when a retired worker finishes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListeningSockets:
-    """The listening sockets of this process.
-
-    ``operators`` None: operators' routes are served on the public socket. ``is_shared``: other processes have the
-    same sockets. ``of_siblings``: by worker slot, the sockets of the other workers, accepted on while a worker is
-    down.
-    """
-
-    public: socket.socket
-    operators: socket.socket | None = None
-    is_shared: bool = False
-    of_siblings: Mapping[int, Sequence[socket.socket]] = field(default_factory=dict)
-    connections_max: int = 2048
-    """The number of connections that the limit of open files allows."""
-
-
-def server_limits(settings: Settings, connections_max: int) -> ServerLimits:
+def server_limits(settings: Settings) -> ServerLimits:
     """Return the server's limits. An orderly stop leaves most of its time to the actors."""
     return ServerLimits(
-        connections_max=connections_max,
+        connections_max=settings.connections_max,
         connections_per_peer_max=settings.connections_per_peer_max,
         head_timeout_s=settings.head_timeout_s,
         body_timeout_s=settings.body_timeout_s,
@@ -68,22 +50,22 @@ def server_limits(settings: Settings, connections_max: int) -> ServerLimits:
 
 
 class HttpServer:
-    """The HTTP server of this process, across its incarnations. ``is_final``: whether the tree is stopping."""
+    """The HTTP server of the process in ``slot``, across its incarnations, on its sockets.
+
+    While another worker is down it accepts on that one's too. ``is_final``: whether the tree is stopping.
+    """
 
     def __init__(
-        self,
-        sockets: ListeningSockets,
-        settings: Settings,
-        deps: Dependencies,
-        reporter: Reporter,
-        is_final: Callable[[], bool],
+        self, sockets: Sockets, slot: int, deps: Dependencies, reporter: Reporter, is_final: Callable[[], bool]
     ) -> None:
-        self._sockets = sockets
-        self._settings = settings
+        self._own = sockets.of_slots[slot]
+        self._siblings = {number: each for number, each in sockets.of_slots.items() if number != slot}
+        self._is_shared = sockets.is_shared
+        self._settings = deps.settings
         self._deps = deps
         self._reporter = reporter
         self._is_final = is_final
-        self._limits = server_limits(settings, sockets.connections_max)
+        self._limits = server_limits(deps.settings)
         self._connections = Connections(self._limits)
         self._listeners: dict[str, Listener] = {}
         self._covered: Collection[int] = ()
@@ -91,15 +73,15 @@ class HttpServer:
 
     def start(self) -> Supervisor:
         """Return an incarnation. When the tree stops, the listeners close their sockets."""
-        limits, sockets = self._limits, self._sockets
-        public = create_app(self._deps, SERVED if sockets.operators is None else PUBLIC_ROUTES)
+        limits, own = self._limits, self._own
+        public = create_app(self._deps, SERVED if own.operators is None else PUBLIC_ROUTES)
         apps: list[object] = [public]
-        listeners = [self._listener("listener", sockets.public, public)]
-        if sockets.operators is not None:
+        listeners = [self._listener("listener", own.public, public)]
+        if own.operators is not None:
             operators = create_app(self._deps, OPERATORS_ROUTES)
             apps.append(operators)
-            listeners.append(self._listener("operators-listener", sockets.operators, operators))
-        if sockets.of_siblings:
+            listeners.append(self._listener("operators-listener", own.operators, operators))
+        if self._siblings:
             run = partial(self._accept_for_siblings, apps)
             listeners.append(ChildSpec("siblings-listener", lambda: RunningChild(run), shutdown_s=1.0))
         return Supervisor(
@@ -155,7 +137,7 @@ class HttpServer:
                 cast("AsgiApp", app),
                 lambda: self._connections,
                 is_final=self._is_final,
-                is_shared=self._sockets.is_shared,
+                is_shared=self._is_shared,
             )
             return listener
 
@@ -166,9 +148,9 @@ class HttpServer:
         try:
             while True:
                 async with trio.open_nursery() as nursery:
-                    for slot in self._covered:
+                    for sibling in [self._siblings[slot] for slot in self._covered if slot in self._siblings]:
                         # In the order of the applications: public, operators.
-                        for listening, app in zip(self._sockets.of_siblings.get(slot, ()), apps, strict=False):
+                        for listening, app in zip(sibling.each(), apps, strict=False):
                             listener = Listener(
                                 listening, cast("AsgiApp", app), lambda: self._connections, is_final=lambda: False
                             )
@@ -179,8 +161,9 @@ class HttpServer:
             if self._is_final():
                 # Without a parent these may be the last copies. Clients would wait at them, and the next service
                 # could not have the address, for as long as this process finishes requests.
-                for listening in chain.from_iterable(self._sockets.of_siblings.values()):
-                    listening.close()
+                for sibling in self._siblings.values():
+                    for listening in sibling.each():
+                        listening.close()
 
 
 async def run_lifespans(apps: Sequence[object], *, task_status: trio.TaskStatus[None]) -> None:
