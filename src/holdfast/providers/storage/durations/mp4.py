@@ -18,6 +18,12 @@ _BLOCK_BYTES = 64 * 1024
 _BYTES_PER_STEP = 32
 _CUT_SHORT = "the content is truncated"
 
+# The flags of "tfhd" and "trun" (ISO/IEC 14496-12) that say which fields follow, in this order.
+_BASE_DATA_OFFSET, _SAMPLE_DESCRIPTION, _DEFAULT_DURATION, _DEFAULT_SIZE = 0x1, 0x2, 0x8, 0x10
+_DATA_OFFSET, _FIRST_SAMPLE_FLAGS = 0x1, 0x4
+_SAMPLE_DURATION, _SAMPLE_SIZE, _SAMPLE_FLAGS, _COMPOSITION_OFFSET = 0x100, 0x200, 0x400, 0x800
+_SAMPLE_FIELDS = (_SAMPLE_DURATION, _SAMPLE_SIZE, _SAMPLE_FLAGS, _COMPOSITION_OFFSET)
+
 Box = tuple[bytes, int, int]
 """A box's name, where its content begins, and where it ends."""
 
@@ -26,7 +32,8 @@ Box = tuple[bytes, int, int]
 class _Track:
     number: int = 0
     kind: bytes = b""
-    scale: int = 0
+    timescale: int = 0
+    """Ticks a second."""
     ticks: int = 0
     shown: int = 0
     """The edit list's length in ticks of the movie; 0 without one."""
@@ -38,7 +45,7 @@ class _Track:
 class _Movie:
     def __init__(self, media: MediaBytes) -> None:
         self.media = media
-        self.scale = 0
+        self.timescale = 0
         self.tracks: list[_Track] = []
 
     def read(self) -> float:
@@ -58,10 +65,10 @@ class _Movie:
         return max(shown)
 
     def length_s(self, track: _Track) -> float:
-        if not track.scale:
+        if not track.timescale:
             raise Contradiction("the clip has no time scale")
-        length_s = track.ticks / track.scale
-        return min(length_s, track.shown / self.scale) if track.shown and self.scale else length_s
+        length_s = track.ticks / track.timescale
+        return min(length_s, track.shown / self.timescale) if track.shown and self.timescale else length_s
 
     def boxes(self, place: int, end: int) -> Iterator[Box]:
         """Yield the boxes between two places; trailing bytes too few for a box are ignored."""
@@ -81,24 +88,24 @@ class _Movie:
             place = upto
 
     def read_movie(self, begin: int, end: int) -> None:
-        described = []
+        defaults = []
         for name, start, stop in self.boxes(begin, end):
             if name == b"mvhd":
-                self.scale = self.scale_of(start)
+                self.timescale = self.timescale_of(start)
             elif name == b"trak":
                 self.tracks.append(self.read_track(start, stop))
             elif name == b"mvex":
-                described += [box for box in self.boxes(start, stop) if box[0] == b"trex"]
-        for _, start, _ in described:
+                defaults += [box for box in self.boxes(start, stop) if box[0] == b"trex"]
+        for _, start, _ in defaults:
             number, _, ticks, size = self.media.read(">IIII", start + 4)
             for track in self.tracks:
                 if track.number == number:
                     track.default_ticks, track.default_bytes = ticks, size
 
-    def scale_of(self, start: int) -> int:
+    def timescale_of(self, start: int) -> int:
         """Return the time scale in a header, after creation times of four or eight bytes."""
-        (scale,) = self.media.read(">I", start + (20 if self.media.byte(start) else 12))
-        return int(scale)
+        (timescale,) = self.media.read(">I", start + (20 if self.media.byte(start) else 12))
+        return int(timescale)
 
     def read_track(self, begin: int, end: int) -> _Track:
         track, tables = _Track(), dict[bytes, tuple[int, int]]()
@@ -110,8 +117,9 @@ class _Movie:
                 elif name == b"tkhd":
                     (track.number,) = self.media.read(">I", start + (20 if self.media.byte(start) else 12))
                 elif name == b"mdhd":
-                    track.scale = self.scale_of(start)
+                    track.timescale = self.timescale_of(start)
                 elif name == b"hdlr":
+                    # The first one is the media's; QuickTime adds one of the data.
                     track.kind = track.kind or self.media.span(start + 8, start + 12)
                 elif name == b"elst":
                     track.shown = self.shown_ticks(start, stop)
@@ -121,6 +129,7 @@ class _Movie:
         return track
 
     def shown_ticks(self, start: int, stop: int) -> int:
+        """Return the length of an edit list; entries at -1 are pauses, in which nothing is shown."""
         form = ">Qq4x" if self.media.byte(start) else ">Ii4x"
         entries = self.entries(form, start + 8, stop, self.count_at(start + 4))
         return sum(length for length, at in entries if at != -1)
@@ -183,32 +192,34 @@ class _Movie:
                     self.read_run(track, first, last, ticks, size)
 
     def fragment_head(self, first: int) -> tuple[_Track | None, int, int]:
+        """Return a fragment's track, and the duration in ticks and the size in bytes of samples that state none."""
         flags, number = self.media.read(">II", first)
         track = next((track for track in self.tracks if track.number == number), None)
         ticks, size = (0, 0) if track is None else (track.default_ticks, track.default_bytes)
-        place = first + 8 + (8 if flags & 0x1 else 0) + (4 if flags & 0x2 else 0)
-        if flags & 0x8:
+        place = first + 8 + (8 if flags & _BASE_DATA_OFFSET else 0) + (4 if flags & _SAMPLE_DESCRIPTION else 0)
+        if flags & _DEFAULT_DURATION:
             (ticks,) = self.media.read(">I", place)
             place += 4
-        if flags & 0x10:
+        if flags & _DEFAULT_SIZE:
             (size,) = self.media.read(">I", place)
         return track, ticks, size
 
     def read_run(self, track: _Track, first: int, last: int, ticks: int, size: int) -> None:
         flags, count = self.media.read(">II", first)
-        start = first + 8 + (4 if flags & 0x1 else 0) + (4 if flags & 0x4 else 0)
-        present = [bool(flags & bit) for bit in (0x100, 0x200, 0x400, 0x800)]
-        if not present[0]:
+        start = first + 8 + (4 if flags & _DATA_OFFSET else 0) + (4 if flags & _FIRST_SAMPLE_FLAGS else 0)
+        fields = [field for field in _SAMPLE_FIELDS if flags & field]
+        has_ticks, has_size = _SAMPLE_DURATION in fields, _SAMPLE_SIZE in fields
+        if not has_ticks:
             track.ticks += count * ticks
-        if not present[1]:
+        if not has_size:
             track.sample_bytes += count * size
-        if present[0] or present[1]:
-            form = ">" + "I" * sum(present)
-            for fields in self.entries(form, start, last, count):
-                if present[0]:
-                    track.ticks += fields[0]
-                if present[1]:
-                    track.sample_bytes += fields[present[0]]
+        if has_ticks or has_size:
+            size_at = fields.index(_SAMPLE_SIZE) if has_size else 0
+            for values in self.entries(">" + "I" * len(fields), start, last, count):
+                if has_ticks:
+                    track.ticks += values[0]
+                if has_size:
+                    track.sample_bytes += values[size_at]
 
 
 def mp4_duration_s(media: MediaBytes) -> float:
