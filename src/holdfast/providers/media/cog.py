@@ -31,7 +31,7 @@ class CogProvider(PredictionProvider):
     probes_when_idle = True
     path = "/predictions"
     probe_path = "/health-check"
-    names_jobs = True
+    takes_job_ids = True
     events: tuple[str, ...] = ("start", "output", "logs", "completed")
 
     async def submit(self, job: Job) -> Submission:

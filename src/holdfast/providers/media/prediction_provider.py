@@ -29,8 +29,8 @@ class PredictionProvider:
     path: ClassVar[str]
     """The path of the jobs."""
     probe_path: ClassVar[str]
-    names_jobs: ClassVar[bool]
-    """Whether jobs have our names; otherwise the server chooses them."""
+    takes_job_ids: ClassVar[bool]
+    """Whether the server gives a job the id it is submitted with; otherwise it chooses one."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PredictionProvider:
         try:
             prediction = read_prediction(answer.body)
             # Another job's results must not reach this task's owner.
-            if prediction.id != name and not (self.names_jobs and prediction.id is None):
+            if prediction.id != name and not (self.takes_job_ids and prediction.id is None):
                 raise PollFault("the response is about another job")
             return update_of(
                 prediction,
@@ -111,7 +111,7 @@ class PredictionProvider:
     def _named(self, request_id: str, attempt: int, provider_ref: str | None) -> str:
         if provider_ref is not None:
             return provider_ref
-        if not self.names_jobs:
+        if not self.takes_job_ids:
             raise PollFault("the provider's name for the job is not known")
         return job_id(request_id, attempt)
 

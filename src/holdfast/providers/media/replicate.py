@@ -51,14 +51,14 @@ log = structlog.get_logger(__name__)
 class ReplicateProvider(PredictionProvider):
     """The hosted service.
 
-    ``address`` returns the webhook URL of an attempt, given the callback URL, the task and the attempt.
+    ``webhook_url`` is called with the callback URL, the task's id and the attempt.
     """
 
     idempotent_submit = False
     probes_when_idle = False
     path = "/v1/predictions"
     probe_path = "/v1/account"
-    names_jobs = False
+    takes_job_ids = False
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class ReplicateProvider(PredictionProvider):
         secrets: Sequence[str] = (),
         *,
         token: str,
-        address: Callable[[str, str, int], str],
+        webhook_url: Callable[[str, str, int], str],
         submit_timeout_s: float = 15.0,
     ) -> None:
         super().__init__(name, url, secrets, token=token, submit_timeout_s=submit_timeout_s)
-        self._address = address
+        self._webhook_url = webhook_url
 
     async def submit(self, job: Job) -> Submission:
         """Start the job. Never call this twice for a job that may have arrived."""
@@ -85,7 +85,7 @@ class ReplicateProvider(PredictionProvider):
         if version is not None:
             order["version"] = version
         if self.callback_secrets:
-            webhook = self._address(job.callback_url, job.request_id, job.attempt)
+            webhook = self._webhook_url(job.callback_url, job.request_id, job.attempt)
             order |= {"webhook": webhook, "webhook_events_filter": EVENTS}
         answer = await self._send("POST", path, order, {})
         return self._submission(answer) if isinstance(answer, ProviderResponse) else answer
