@@ -47,8 +47,11 @@ log = structlog.get_logger(__name__)
 AT_ONCE_S = 3.0
 """How long the children may take to end after a second signal."""
 STOP_MARGIN_S = 5.0
+"""How long a child may take to end beyond ``SHUTDOWN_S``, within which it stops by itself."""
 RETIRE_MARGIN_S = 15.0
-RESTARTS_PER_WORKER, RESTARTS_PERIOD_S = 5, 60.0
+"""How long a replaced worker may take to end beyond the time limits of a request and of a stop."""
+RESTARTS_PER_WORKER = 5
+RESTARTS_PERIOD_S = 60.0
 CONNECTIONS_BESIDE_READS = 9
 """The database connections of a worker besides ``POOL_SIZE``: the journal, leases, probes, checks."""
 CONNECTIONS_BESIDE_WORKERS = 20
@@ -110,11 +113,11 @@ class Parent:
             retire_s=settings.head_timeout_s + settings.body_timeout_s + settings.shutdown_s + RETIRE_MARGIN_S,
             reporter=reporter,
         )
-        self._emulators = ProcessSlot(self._start_emulators, may_finish=True)
         shutdown_s = settings.shutdown_s + STOP_MARGIN_S
         specs = self._workers.specs(shutdown_s)
         # Stopped last, in reverse order: workers may still use both.
-        specs.insert(0, ChildSpec("emulators", self._new_emulators, restart="transient", shutdown_s=shutdown_s))
+        emulators = partial(ProcessSlot, self._start_emulators, may_finish=True)
+        specs.insert(0, ChildSpec("emulators", emulators, restart="transient", shutdown_s=shutdown_s))
         if embedded is not None:
             specs.insert(0, ChildSpec("database", partial(DatabaseServer, embedded, reporter)))
         self._tree = Supervisor(
@@ -212,6 +215,7 @@ class Parent:
         return done.returncode if done.returncode >= 0 else GAVE_UP
 
     async def _is_migrated(self) -> bool | None:
+        """Return whether the tables are those of the installed code; None if the database cannot be read."""
         return await trio.to_thread.run_sync(
             is_migrated, self._database_url, abandon_on_cancel=True, limiter=self._database_checks
         )
@@ -226,7 +230,7 @@ class Parent:
             for number, sockets in self._sockets.of_slots.items()
         }
         own = of_slots[slot]
-        # Where slots share a socket, a sibling's is accepted on already.
+        # A sibling that shares a socket with this slot needs no other worker to accept for it.
         siblings = {each: fds for each, fds in of_slots.items() if not set(fds) & set(own)}
 
         def arguments(control_fd: int) -> WorkerArguments:
@@ -240,13 +244,9 @@ class Parent:
             )
 
         fds = sorted({*own, *(fd for some in siblings.values() for fd in some)})
-        # prometheus_client reads it when it is imported.
+        # In the environment, because prometheus_client reads it when it is imported.
         variables = {**self._variables, "PROMETHEUS_MULTIPROC_DIR": self._metrics_dir}
         return await start_process("holdfast.children.worker", arguments, fds=fds, variables=variables)
-
-    def _new_emulators(self) -> ProcessSlot:
-        self._emulators = ProcessSlot(self._start_emulators, may_finish=True)
-        return self._emulators
 
     async def _start_emulators(self) -> ChildProcess:
         def arguments(control_fd: int) -> EmulatorsArguments:
