@@ -9,7 +9,7 @@ from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.task.messages import RecordPoll, RecordSubmission
 from holdfast.actors.task.worker_messages import CallProvider
-from holdfast.actors.workers.provider_calls import CALLS_MAX, TURN_S, ProviderCaller
+from holdfast.actors.workers.provider_calls import CALLS_MAX, SEND_WAIT_S, ProviderCaller
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.tasks.transitions import CancelJob, PollJob
 from holdfast.providers.media.base import Accepted, Job, NotSent
@@ -75,7 +75,7 @@ async def test_repeated_submit_messages_make_one_call(autojump_clock: Any) -> No
             assert len(submits) == CALLS_MAX + 1
             assert stuck.calls == CALLS_MAX
             # The last one got no call: it was certainly not sent, and its task is informed.
-            await trio.sleep(TURN_S)
+            await trio.sleep(SEND_WAIT_S)
             [(request_id, message)] = tasks.received
             assert (request_id, message.attempt) == (f"task_s{CALLS_MAX}", 1)
             assert isinstance(message.submission, NotSent)
@@ -92,7 +92,7 @@ async def test_a_hanging_provider_delays_no_other(autojump_clock: Any) -> None:
     tasks, stuck = Tasks(), Stuck()
     providers: Any = {"good": Good(), "stuck": stuck, "broken": Broken()}
     ref = WorkerRef("provider-calls")
-    caller = ProviderCaller(ref, providers=providers, tasks=tasks)
+    caller = ProviderCaller(ref, providers=providers, tasks=tasks, submits=set())
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda task_status: caller.run(task_status=task_status))

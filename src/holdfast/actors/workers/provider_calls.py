@@ -26,8 +26,8 @@ log = structlog.get_logger(__name__)
 
 CALLS_MAX = 32
 """How many calls to one provider run at once, so that a hanging provider delays only its own tasks."""
-TURN_S = 10.0
-"""How long a submission waits to be sent; after that it certainly was not. Shorter than its lease."""
+SEND_WAIT_S = 10.0
+"""How long a call waits until it may be sent. Shorter than a submission's lease."""
 
 SubmitKey: TypeAlias = tuple[str, int]
 """The task and the attempt that a submission is for."""
@@ -47,20 +47,20 @@ class ProviderCaller(Worker):
         *,
         providers: Mapping[str, MediaProvider],
         tasks: Directory,
-        submits: set[SubmitKey] | None = None,
+        submits: set[SubmitKey],
     ) -> None:
         super().__init__(ref)
         self._providers = providers
         self._tasks = tasks
-        self._submits: set[SubmitKey] = set() if submits is None else submits
-        self._calls: dict[str, trio.CapacityLimiter] = {}
-        self._waiting = 0
+        self._submits = submits
+        self._limiters: dict[str, trio.CapacityLimiter] = {}
+        self._unfinished = 0
 
     async def on_receive(self, message: object) -> None:
-        """Start a call, or drop it if too many wait: the task's row makes it due again."""
+        """Start a call, or drop it if too many are unfinished: the task's row makes it due again."""
         assert isinstance(message, CallProvider)
         call = message.call
-        if self._waiting >= WORKER_MAILBOX_MAX:
+        if self._unfinished >= WORKER_MAILBOX_MAX:
             metrics.DEAD_LETTERS.labels("full").inc()
             log.warning("too many provider calls wait", call=type(call).__name__)
             return
@@ -70,38 +70,29 @@ class ProviderCaller(Worker):
                 # Requested again before the first call was answered: one call is enough.
                 return
             self._submits.add(key)
-        self._waiting += 1
+        self._unfinished += 1
         self.nursery.start_soon(self._run, message.provider, message.account_id, call)
 
     async def _run(self, name: str, account_id: str | None, call: Job | PollJob | CancelJob) -> None:
         # For all lines of this trio task, also those of the provider's adapter.
         bind_contextvars(task_id=call.request_id, account_id=account_id, provider=name)
         try:
-            calls = self._calls.setdefault(name, trio.CapacityLimiter(CALLS_MAX))
-            if await self._acquire(calls):
+            limiter = self._limiters.setdefault(name, trio.CapacityLimiter(CALLS_MAX))
+            if await _acquire(limiter):
                 try:
                     await self._call(name, call)
                 finally:
-                    calls.release()
+                    limiter.release()
             elif isinstance(call, Job):
-                none_free = NotSent("earlier calls to the provider are not answered yet")
-                self._tasks.ref(call.request_id).tell(RecordSubmission(call.attempt, none_free))
+                not_sent = NotSent("earlier calls to the provider are not answered yet")
+                self._tasks.ref(call.request_id).tell(RecordSubmission(call.attempt, not_sent))
         except Exception:
             # A defect in one provider's adapter must not end all calls; the task's row makes this one due again.
             log.exception("provider call failed", call=type(call).__name__)
         finally:
-            self._waiting -= 1
+            self._unfinished -= 1
             if isinstance(call, Job):
                 self._submits.discard((call.request_id, call.attempt))
-
-    async def _acquire(self, calls: trio.CapacityLimiter) -> bool:
-        with suppress(trio.WouldBlock):
-            calls.acquire_nowait()
-            return True
-        with trio.move_on_after(TURN_S):
-            await calls.acquire()
-            return True
-        return False
 
     async def _call(self, name: str, call: Job | PollJob | CancelJob) -> None:
         provider = self._providers.get(name)
@@ -135,6 +126,16 @@ class ProviderCaller(Worker):
             log.info("cancel failed", reason=str(fault))
             return
         self._tasks.ref(cancel.request_id).tell(RecordCancel(cancel.attempt, outcome))
+
+
+async def _acquire(limiter: trio.CapacityLimiter) -> bool:
+    with suppress(trio.WouldBlock):
+        limiter.acquire_nowait()
+        return True
+    with trio.move_on_after(SEND_WAIT_S):
+        await limiter.acquire()
+        return True
+    return False
 
 
 async def _submit(provider: MediaProvider, job: Job) -> Submission:

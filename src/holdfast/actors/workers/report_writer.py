@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 QUEUE_MAX = 10_000
 BATCH_MAX = 500
-TURN_S = 0.05
+BUSY_PAUSE_S = 0.05
 """How long to wait while another process writes."""
 RETRY_S = 1.0
 LAST_WRITE_S = 2.0
@@ -112,7 +112,7 @@ class ReportWriter:
             self._queue.lost_count += 1
         else:
             if not is_written:
-                await trio.sleep(TURN_S)
+                await trio.sleep(BUSY_PAUSE_S)
                 return
             self._queue.remove(batch)
             self._report_lost()
@@ -141,4 +141,4 @@ async def store_last_reports(queue: ReportQueue, url: str) -> None:
             if is_written:
                 queue.remove(batch)
             else:
-                await trio.sleep(TURN_S)
+                await trio.sleep(BUSY_PAUSE_S)
