@@ -11,7 +11,7 @@ from holdfast import metrics
 from holdfast.actors.runtime.faults import Crashed
 from holdfast.actors.runtime.handled_messages import HandledMessages, RecordedChild
 from holdfast.actors.runtime.mailbox import Envelope
-from holdfast.actors.workers.poison_writer import PoisonedMessage, poisoned
+from holdfast.actors.workers.poison_writer import PoisonedMessage, message_crashed_on
 from holdfast.ledger.clock import format_time
 from holdfast.reports.causes import Cause, describe
 from holdfast.reports.report import Report, level_of_failure
@@ -143,7 +143,7 @@ class KeyedReports:
         self.count("crashed")
         child.crashed = True
         if self._poison is not None and child.actor is not None:
-            message = poisoned(
+            message = message_crashed_on(
                 self.path,
                 self._name,
                 child.key,

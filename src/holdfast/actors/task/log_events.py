@@ -1,6 +1,4 @@
-"""The events in a task's life that operators see in the log: submitted, in review, ended.
-
-That it was created is an event of its account."""
+"""The events of a task that are logged: submitted, in review, ended. Its account's actor logs its creation."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from holdfast.ledger.tasks.task import Task
 
 
 def log_event_of(before: Task, after: Task) -> LogEvent | None:
-    """Return the event that a step is, if it is one."""
+    """Return the event to log for a change of a task, or None if the change is not logged."""
     if after.is_terminal and not before.is_terminal:
         return _event(
             f"task {after.status}",
@@ -19,13 +17,11 @@ def log_event_of(before: Task, after: Task) -> LogEvent | None:
             latency_ms=after.latency_ms,
             error=after.state.error,
         )
-    if after.status == "review" != before.status:
+    if after.status == "review" and before.status != "review":
         review = after.state.review
         return _event("task in review", after, reason=None if review is None else review.reason)
-    if after.state.dispatch == "acked" and (before.state.dispatch, before.state.attempt) != (
-        "acked",
-        after.state.attempt,
-    ):
+    was_acked = before.state.dispatch == "acked" and before.state.attempt == after.state.attempt
+    if after.state.dispatch == "acked" and not was_acked:
         return _event("task submitted", after, attempt=after.state.attempt)
     return None
 

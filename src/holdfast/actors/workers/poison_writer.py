@@ -51,7 +51,7 @@ class PoisonedMessage(NamedTuple):
     state_digest: str | None
 
 
-def poisoned(
+def message_crashed_on(
     path: str, group: str, key: str, actor: TrioActor, cause: Cause, *, incarnation: int, at: datetime
 ) -> PoisonedMessage | None:
     """Describe the message that an actor crashed on; None if it crashed without one."""
@@ -96,7 +96,8 @@ class PoisonQueue:
 class PoisonWriter:
     """Stores what is in ``queue``.
 
-    ``encode`` returns a message's body, or None if it must not be stored; ``mask`` the key that operators see.
+    ``encode`` is called with the group and the message, and returns its body, or None if it must not be stored.
+    ``mask`` is called with the group and the key, and returns the key that operators see.
     """
 
     def __init__(
@@ -155,14 +156,17 @@ class PoisonWriter:
         """Return the row of a message."""
         body = self._encode(message.group, message.envelope.message)
         poison_id = new_id("poi")
-        is_stored = body is not None and len(body) <= BODY_BYTES_MAX
+        # By the digest a later crash on an equal message is counted in the same row.
+        digest = self._cipher.digest(body or b"")
+        if body is not None and len(body) > BODY_BYTES_MAX:
+            body = None
         return PoisonRecord(
             poison_id=poison_id,
             group_name=message.group,
             key=self._mask(message.group, message.key),
             message_type=type(message.envelope.message).__name__,
-            body=self._cipher.encrypt(body, poison_id) if body is not None and is_stored else None,
-            body_mac=self._cipher.digest(body or b""),
+            body=None if body is None else self._cipher.encrypt(body, poison_id),
+            body_mac=digest,
             state="kept",
             first_at=message.at,
             last_at=message.at,
