@@ -234,7 +234,9 @@ def main() -> None:
         print(describe(folder), flush=True)
         settings = service_settings(data, database_url=url, port=port, provider_url=provider_url, slots=SLOTS)
         provider = [sys.executable, "-m", "benchmarks.instant_provider", str(provider_port), SECRET]
-        serve = [sys.executable, "-m", module, "serve", "--processes", str(options.processes)]
+        serve = [sys.executable, "-m", module, "serve"]
+        if options.processes > 1:
+            serve += ["--processes", str(options.processes)]
         with (
             psycopg.connect(url, autocommit=True) as rows,
             process(provider, f"{provider_url}/files/0.png"),
