@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import os
+import random
 import statistics
 import subprocess
 import tempfile
@@ -220,9 +221,10 @@ def main() -> None:
                 # One was idle while the other's last pages were found.
                 small.hang_up()
                 large.hang_up()
-                for of_small, of_large in zip(*plans, strict=True):
-                    of_small()
-                    of_large()
+                for pair in zip(*plans, strict=True):
+                    # Neither is always the one beside which the other's task is still submitted.
+                    for action in random.sample(pair, 2):
+                        action()
         for books in (small, large):
             for open_tasks in (0, options.open):
                 write_share(Share(books.url, books.work, (GROUP,), open_tasks))
