@@ -105,7 +105,7 @@ async def test_a_time_line_has_the_messages_among_the_rows(api: Api) -> None:
             "source": "message",
             "what": "Recharge crashed",
             "subject": path,
-            "text": "waited 0.1 ms, turn 1,500.0 ms, outcome after 1,750.0 ms; incarnation 2 in proc_2, "
+            "text": "waited 0.1 ms, turn 1,500 ms, outcome after 1,750 ms; incarnation 2 in proc_2, "
             "request 44444444444444444444444444444444",
             "amount": None,
             "balance": None,

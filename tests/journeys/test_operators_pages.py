@@ -37,6 +37,9 @@ def test_a_crash_and_the_restart_appear_without_a_reload(pages: Pages) -> None:
     facts = page.locator(".pairs")
     expect(facts).to_contain_text(re.compile(rf"Incarnation\s*{incarnation + 1}\b"))
     expect(facts.get_by_text("active", exact=True)).to_be_visible()
+    # The message that woke the new incarnation is listed with its outcome.
+    handled = page.locator("section").filter(has_text="Messages it handled").get_by_role("row").nth(1)
+    expect(handled).to_contain_text(re.compile(rf"Recharge\s+replied\s.*\s{incarnation + 1}\s", re.DOTALL))
     assert page.evaluate("window.wasNotReloaded")
 
 
@@ -210,7 +213,8 @@ def test_pages_fit_their_screen_and_can_be_read(pages: Pages, screen: str, schem
     account = pages.account()
     page = pages.page("/ops", screen=screen, scheme=scheme)
     found = {}
-    for path in (*PAGES, f"/ops/actors/accounts/{account.account_id}"):
+    one = f"accounts/{account.account_id}"
+    for path in (*PAGES, f"/ops/actors/{one}", f"/ops/{one}"):
         page.goto(path)
         if faults := page.evaluate(FAULTS_OF_A_PAGE):
             found[path] = faults

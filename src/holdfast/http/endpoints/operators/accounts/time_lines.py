@@ -167,4 +167,5 @@ def _message_body(message: MessageView, actor: str) -> TimeLineEntryBody:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.1f} ms"
+    ms = seconds * 1000
+    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.2g} ms"
