@@ -8,6 +8,7 @@ from itertools import groupby
 from sqlalchemy import Connection, select
 
 from holdfast.ledger.credit.operations import Operation
+from holdfast.persistence.queries.operation_numbers import numbers_between
 from holdfast.persistence.records.ledger import OPERATION_COLUMNS, operation_of
 from holdfast.persistence.records.mapping import selected
 from holdfast.persistence.records.tables import operations, postings
@@ -30,6 +31,9 @@ def statement_of_account(
     ``since`` is inclusive, ``until`` exclusive.
     """
     query = _OPERATION.where(operations.c.account_id == account_id)
+    if since is not None or until is not None:
+        above, up_to = numbers_between(rows, account_id, since, until)
+        query = query.where(operations.c.number > above, operations.c.number <= up_to)
     if since is not None:
         query = query.where(operations.c.at >= since)
     if until is not None:

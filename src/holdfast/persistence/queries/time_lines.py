@@ -1,7 +1,7 @@
 """The time line of an account or a task: its rows of every kind, merged by time, newest first.
 
 Each source reads its newest entries before the position, by an index that begins with the account or task; the
-merge keeps the newest of them all.
+merge keeps the newest of them all. Operations, of which there are the most, are narrowed by their numbers first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy import Connection, bindparam, select, text
 
 from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.queries.operation_numbers import numbers_between, numbers_of_newest
 from holdfast.persistence.queries.paging import AccountPageOptions
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.persistence.records.tables import accounts
@@ -54,7 +55,8 @@ _REPORT: Final = (
 )
 _OF_ACCOUNT: Final = (
     "select at, operation_id as id, 'operation' as source, kind as what, reference as subject, reason as text, "
-    "amount_micro, balance_after_micro as balance_micro from operations",
+    "amount_micro, balance_after_micro as balance_micro from operations "
+    "where number > :number_min and number <= :number_max and",
     "select created_at as at, request_id as id, 'task' as source, 'created' as what, request_id as subject, "
     f"model || ', now ' || status as text, {_NO_AMOUNTS} from tasks",
     "select created_at as at, order_id as id, 'order' as source, 'created' as what, order_id as subject, "
@@ -115,16 +117,20 @@ def time_line_of_account(
     """Return a page of an account's entries, newest first; None if it does not exist. The filter is ``source``."""
     if rows.scalar(_EXISTS, {"account_id": account_id}) is None:
         return None
-    before_at, before_id = options.get("after") or (_LATEST, "")
-    parameters = {
+    since, until, after = options.get("since"), options.get("until"), options.get("after")
+    before_at, before_id = after or (_LATEST, "")
+    page = {
         "account_id": account_id,
-        "since": options.get("since") or _EARLIEST,
-        "until": options.get("until") or _LATEST,
+        "since": since or _EARLIEST,
+        "until": until or _LATEST,
         "before_at": before_at,
         "before_id": before_id,
         "limit": options["limit"],
-        "source": options.get("filters", {}).get("source"),
     }
+    ends = [at for at in (until, after and after[0]) if at is not None]
+    numbers = numbers_between(rows, account_id, since, min(ends, default=None))
+    numbers = numbers_of_newest(rows, numbers, page)
+    parameters = {**page, **numbers._asdict(), "source": options.get("filters", {}).get("source")}
     return [_entry(TimeLineEntry._make(row)) for row in rows.execute(_ACCOUNT, parameters)]
 
 

@@ -324,6 +324,13 @@ outbox = Table(
     Index("ix_outbox_task", "account_id", "request_id"),
     Index("ix_outbox_due", "due_at", postgresql_where=text("due_at is not null")),
     Index("ix_outbox_given_up", "created_at", "event_id", postgresql_where=text("status = 'given_up'")),
+    Index(
+        "ix_outbox_retried",
+        "account_id",
+        "created_at",
+        "event_id",
+        postgresql_where=text("status = 'given_up' or tries > 1"),
+    ),
     Index("ix_outbox_done", "done_at", postgresql_where=text("done_at is not null")),
     postgresql_with={"fillfactor": "80"},
 )
