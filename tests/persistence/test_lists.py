@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, text
 
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import quote_input
@@ -22,6 +22,8 @@ from holdfast.persistence.queries.tasks import open_reviews, tasks_of_account, u
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
 from holdfast.reports.report import ReportFilter
+
+from .read_costs import Reads
 
 T = TypeVar("T")
 
@@ -103,33 +105,6 @@ def add_usage(rows: Connection, account_id: str, count: int) -> None:
         ),
         {"account": account_id, "count": count},
     )
-
-
-class Reads:
-    """Runs reads and returns the cost of each: the buffers that its query touched."""
-
-    def __init__(self, rows: Connection) -> None:
-        self.rows = rows
-        self._plans: list[dict[str, Any]] = []
-
-    def cost(self, read: Callable[[Connection], Any]) -> tuple[int, str]:
-        """Return the buffers that the one query of ``read`` touches, and its plan."""
-        asked: list[tuple[str, Any]] = []
-
-        def note(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
-            asked.append((statement, parameters))
-
-        event.listen(self.rows, "before_cursor_execute", note)
-        try:
-            read(self.rows)
-        finally:
-            event.remove(self.rows, "before_cursor_execute", note)
-        [(statement, parameters)] = asked
-        [[[plan]]] = self.rows.exec_driver_sql(
-            f"explain (analyze, buffers, format json) {statement}", parameters
-        ).all()
-        found = plan["Plan"]
-        return found["Shared Hit Blocks"] + found["Shared Read Blocks"], str(found)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ NUMBER_MAX: Final = 2**63 - 1
 
 _NUMBER_AT = text(
     "with recursive search (low, high) as ("
-    "  select cast(0 as bigint), operation_count from accounts where id = :account_id"
+    "  select cast(0 as bigint), max(number) from operations where account_id = :account_id"
     "  union all"
     "  select case when o.at <= s.time then s.middle else s.low end,"
     "    case when o.at <= s.time then s.high else s.middle - 1 end"
@@ -42,10 +42,9 @@ class Numbers(NamedTuple):
 
 def numbers_between(rows: Connection, account_id: str, since: datetime | None, until: datetime | None) -> Numbers:
     """Return numbers that include all operations from ``since`` on and before ``until``, and few others."""
-    return Numbers(
-        0 if since is None else _number_at(rows, account_id, since, -CLOCKS_APART_S),
-        NUMBER_MAX if until is None else _number_at(rows, account_id, until, CLOCKS_APART_S),
-    )
+    above = None if since is None else _number_at(rows, account_id, since, -CLOCKS_APART_S)
+    up_to = None if until is None else _number_at(rows, account_id, until, CLOCKS_APART_S)
+    return Numbers(above or 0, NUMBER_MAX if up_to is None else up_to)
 
 
 def numbers_of_newest(rows: Connection, within: Numbers, page: Mapping[str, object]) -> Numbers:
@@ -56,10 +55,14 @@ def numbers_of_newest(rows: Connection, within: Numbers, page: Mapping[str, obje
     edge: datetime | None = rows.scalar(_EDGE, {**page, **within._asdict()})
     if edge is None:
         return within
-    return within._replace(number_min=_number_at(rows, str(page["account_id"]), edge, -CLOCKS_APART_S))
+    above = _number_at(rows, str(page["account_id"]), edge, -CLOCKS_APART_S)
+    return within if above is None else within._replace(number_min=above)
 
 
-def _number_at(rows: Connection, account_id: str, at: datetime, ahead_s: float) -> int:
-    """Return the number of the last operation until ``ahead_s`` after a time, by halving: a read for each bit."""
+def _number_at(rows: Connection, account_id: str, at: datetime, ahead_s: float) -> int | None:
+    """Return the number of the last operation until ``ahead_s`` after a time, by halving: a read for each bit.
+
+    None if a number is missing, as in an account that was tampered with.
+    """
     found: int | None = rows.scalar(_NUMBER_AT, {"account_id": account_id, "at": at, "ahead_s": ahead_s})
-    return found or 0
+    return found
