@@ -25,7 +25,7 @@ import httpx2
 import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks import load
+from benchmarks import create, load
 from benchmarks.conditions import describe, fresh_database
 from benchmarks.servers import (
     SECRET,
@@ -49,19 +49,15 @@ ACCOUNTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """The service or the peer: where it listens, what to send it, and how to see in the rows what it has finished.
+class Side(create.Side):
+    """The service or the peer, and how to see in the rows what it has finished.
 
     ``finished`` counts captured tasks, ``waits`` lists the seconds from creation to capture of those created since
     a time.
     """
 
-    name: str
-    port: int
-    process: subprocess.Popen[bytes]
     finished: str
     waits: str
-    requests: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +138,9 @@ def peer_side(port: int, server: subprocess.Popen[bytes], keys: list[str]) -> Si
         "peer",
         port,
         server,
+        creates(keys),
         "select count(*) from peer_tasks where status = 'succeeded'",
         "select extract(epoch from updated_at - created_at)::float8 from peer_tasks where created_at >= %s",
-        creates(keys),
     )
 
 
@@ -154,9 +150,9 @@ def service_side(port: int, server: subprocess.Popen[bytes]) -> Side:
         "service",
         port,
         server,
+        creates(api_keys(f"http://127.0.0.1:{port}", ACCOUNTS)),
         "select count(*) from assets",
         "select extract(epoch from updated_at - created_at)::float8 from tasks where created_at >= %s",
-        creates(api_keys(f"http://127.0.0.1:{port}", ACCOUNTS)),
     )
 
 

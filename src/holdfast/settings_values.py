@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -47,7 +48,7 @@ def _host_and_port(text: str) -> str:
     return text
 
 
-def _url(text: str, *schemes: str) -> str:
+def _url(text: str, schemes: tuple[str, ...]) -> str:
     try:
         parts = urlsplit(text)
         is_valid = parts.scheme in schemes and parts.hostname and parts.port != 0
@@ -59,14 +60,10 @@ def _url(text: str, *schemes: str) -> str:
 
 
 def _base_url(text: str) -> str:
-    parts = urlsplit(_url(text, "https", "http"))
+    parts = urlsplit(_url(text, ("https", "http")))
     if parts.query or parts.fragment:
         raise ValueError("must be a base address, without a query")
     return text.rstrip("/")
-
-
-def _smtp_url(text: str) -> str:
-    return _url(text, "smtp", "smtps")
 
 
 def _micro(text: str) -> int:
@@ -113,7 +110,7 @@ BaseUrl = Annotated[str, AfterValidator(_base_url)]
 Secret = Annotated[str, AfterValidator(_secret)]
 ExistingFile = Annotated[AbsolutePath, AfterValidator(_file)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
-SmtpUrl = Annotated[str, AfterValidator(_smtp_url)]
+SmtpUrl = Annotated[str, AfterValidator(partial(_url, schemes=("smtp", "smtps")))]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 TextList = Annotated[tuple[str, ...], BeforeValidator(split_list)]
 Emails = Annotated[tuple[str, ...], BeforeValidator(_emails)]

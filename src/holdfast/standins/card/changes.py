@@ -48,8 +48,9 @@ class Changes:
         """Deliver events and settle payments until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self.webhook_sender.run)
-                self._nursery = nursery
+                self._nursery = self.webhook_sender.nursery = nursery
+                # Those that the previous run left undelivered.
+                self.webhook_sender.send(self.webhook_sender.in_state("waiting"))
                 for charge in list(self.store.state.charges.values()):
                     if charge.paid and charge.balance_transaction is None:
                         nursery.start_soon(self._settle_later, charge.id)
@@ -57,10 +58,11 @@ class Changes:
                 try:
                     await trio.sleep_forever()
                 finally:
-                    # Before the nursery closes: a charge created from now on is settled after the next start.
-                    self._nursery = None
+                    # Before the nursery closes: what happens from now on waits for the next start.
+                    self._nursery = self.webhook_sender.nursery = None
         finally:
             with trio.CancelScope(shield=True):
+                await self.webhook_sender.close()
                 await self._state_file.write()
 
     async def apply(self, work: Callable[[], T]) -> T:

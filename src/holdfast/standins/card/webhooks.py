@@ -23,7 +23,10 @@ _log = structlog.get_logger(__name__)
 
 
 class WebhookSender:
-    """Delivers events. ``webhook_url`` is evaluated for each attempt; empty means that there is no receiver yet."""
+    """Delivers events, in ``nursery`` while that is set.
+
+    ``webhook_url`` is evaluated for each attempt; empty means that there is no receiver yet.
+    """
 
     def __init__(
         self,
@@ -38,23 +41,11 @@ class WebhookSender:
         self._url = webhook_url
         self._retry_delays_s = tuple(retry_delays_s)
         self._sender = SignedSender("card", secret, header=SIGNATURE_HEADER, now=now)
-        self._nursery: trio.Nursery | None = None
+        self.nursery: trio.Nursery | None = None
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Deliver until cancelled, starting with events left undelivered by the previous run."""
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                task_status.started()
-                self.send(self.in_state("waiting"))
-                try:
-                    await trio.sleep_forever()
-                finally:
-                    # Before the nursery closes: events sent from now on wait for the next start.
-                    self._nursery = None
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._sender.close()
+    async def close(self) -> None:
+        """Close connections."""
+        await self._sender.close()
 
     def in_state(self, state: str) -> list[Event]:
         """Return the events whose delivery is in this state, oldest first."""
@@ -66,12 +57,12 @@ class WebhookSender:
         self.start(events)
 
     def start(self, batch: list[Event]) -> None:
-        """Deliver events, in sequence; without effect unless the sender runs."""
+        """Deliver events, in sequence; without a nursery they wait."""
         for event in batch:
             delivery = self._store.state.outbound[event.id]
             delivery.state, delivery.tries = "waiting", 0
-        if batch and self._nursery is not None:
-            self._nursery.start_soon(self.deliver, self._nursery, batch)
+        if batch and self.nursery is not None:
+            self.nursery.start_soon(self.deliver, self.nursery, batch)
 
     async def deliver(self, nursery: trio.Nursery, batch: list[Event]) -> None:
         """Attempt each event once, and retry in ``nursery`` those that were not accepted."""
