@@ -26,7 +26,7 @@ from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
 from holdfast.supervision.dead_letters import DeadLetters
-from holdfast.wiring.actors import account_directory
+from holdfast.wiring.actors import KeyedGroups
 from holdfast.wiring.card import card_setup_with_emulator
 
 CONCURRENT_MAX = 4
@@ -59,15 +59,8 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
         database.gate,
     )
     # This process creates no tasks, so the dispatcher's address receives nothing.
-    accounts = account_directory(
-        settings,
-        database,
-        journal,
-        Reporter(),
-        dead_letters=DeadLetters(),
-        dispatcher=WorkerRef("dispatcher"),
-        new_tasks=NewTasks(),
-        now=utc_now,
+    accounts = KeyedGroups(settings, database, journal, Reporter(), DeadLetters()).accounts(
+        dispatcher=WorkerRef("dispatcher"), new_tasks=NewTasks(), now=utc_now
     )
     order_checks = OrderChecks(
         database=database, accounts=accounts, card=card.provider, env=settings.env, now=utc_now

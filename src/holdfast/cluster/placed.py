@@ -7,7 +7,7 @@ otherwise its outcome is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 import trio
@@ -15,7 +15,7 @@ import trio
 from holdfast import metrics
 from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded, Quarantined, Unavailable
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import ACCEPT_AGAIN_S, ASK_DEADLINE_S, Directory, TrioActorRef, WhileDown
+from holdfast.actors.runtime.refs import ACCEPT_AGAIN_S, Directory, KeyedRef, TrioActorRef, WhileDown
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.cluster.codec import CannotEncode
 from holdfast.cluster.faults import LinkLost, NotAccepted
@@ -25,29 +25,6 @@ from holdfast.cluster.members import Members, slots_of
 from holdfast.ledger.refusals import Refusal
 
 R = TypeVar("R")
-
-
-class PlacedRef(TrioActorRef):
-    """The address of an actor that may live in another process."""
-
-    def __init__(self, directory: PlacedDirectory, key: str) -> None:
-        self._directory = directory
-        self._key = key
-
-    @property
-    def actor_urn(self) -> str:  # type: ignore[override]  # computed: most addresses are used once
-        """The directory and the key."""
-        return f"urn:holdfast:{self._directory.name}:{self._key}"
-
-    def ask(  # type: ignore[override]  # as in TrioActorRef
-        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S, while_down: WhileDown = "queue"
-    ) -> Awaitable[R | Refusal]:
-        """Send a command; await the returned object for its reply."""
-        return self._directory.ask(self._key, message, deadline_s, while_down)
-
-    def tell(self, message: Command[object]) -> None:
-        """Send a command without waiting for a reply."""
-        self._directory.tell(self._key, message)
 
 
 class PlacedDirectory:
@@ -61,11 +38,9 @@ class PlacedDirectory:
 
     def ref(self, key: str) -> TrioActorRef:
         """Return an actor's address."""
-        return self._local.ref(key) if self._members.is_alone else PlacedRef(self, key)
+        return self._local.ref(key) if self._members.is_alone else KeyedRef(self, key)
 
-    async def ask(
-        self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown = "queue"
-    ) -> R | Refusal:
+    async def ask(self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown) -> R | Refusal:
         """Ask the actor of a key. Raises as :meth:`TrioActorRef.ask` does."""
         deadline, is_repeated = trio.current_time() + deadline_s, False
         while (link := self._members.link_to(self._place_of(key))) is not None:

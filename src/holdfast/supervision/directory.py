@@ -25,7 +25,7 @@ from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.handled_messages import HandledMessages
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import ASK_DEADLINE_S, TrioActorRef, WhileDown, until_accepted
+from holdfast.actors.runtime.refs import KeyedRef, WhileDown, until_accepted
 from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.ledger.refusals import Refusal
 from holdfast.reports.reporter import Reporter
@@ -39,34 +39,6 @@ from holdfast.supervision.restart_history import RestartHistory
 from holdfast.traces import traceparent
 
 R = TypeVar("R")
-
-
-class KeyedRef(TrioActorRef):
-    """The address of one virtual actor. ``tell`` records a dead letter where the message is not accepted."""
-
-    def __init__(self, directory: KeyedDirectory, key: str) -> None:
-        self._directory = directory
-        self._key = key
-
-    @property
-    def actor_urn(self) -> str:  # type: ignore[override]  # computed: most addresses are used once
-        """The directory and the key."""
-        return f"urn:holdfast:{self._directory.name}:{self._key}"
-
-    @property
-    def actor_inbox(self) -> Mailbox:  # type: ignore[override]  # the same
-        """The key's mailbox. To put into it starts no actor: send messages with ``ask`` and ``tell``."""
-        return self._directory.lives.child(self._key).mailbox
-
-    def ask(  # type: ignore[override]  # as in TrioActorRef
-        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S, while_down: WhileDown = "queue"
-    ) -> Awaitable[R | Refusal]:
-        """Send a command; await the returned object for its reply."""
-        return self._directory._ask(self._key, message, deadline_s, while_down)
-
-    def tell(self, message: Command[object]) -> None:
-        """Send a command without waiting for a reply."""
-        self._directory._tell(self._key, message)
 
 
 class KeyedDirectory:
@@ -105,7 +77,8 @@ class KeyedDirectory:
         """Return the address of the actor with this key."""
         return KeyedRef(self, key)
 
-    async def _ask(self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown) -> R | Refusal:
+    async def ask(self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown) -> R | Refusal:
+        """Ask the actor of a key. Raises as :meth:`TrioActorRef.ask` does."""
         asker = asking_from.get()
         if asker is not None and key in self.lives.children:
             refuse_cycle(asker, self.lives.children[key])
@@ -144,7 +117,8 @@ class KeyedDirectory:
         self._put(child, envelope)
         return child
 
-    def _tell(self, key: str, message: Command[object]) -> None:
+    def tell(self, key: str, message: Command[object]) -> None:
+        """Tell the actor of a key; where the message is not accepted, it becomes a dead letter."""
         child = self.lives.child(key)
         envelope = Envelope(message, sent_at=trio.current_time(), traceparent=traceparent.get())
         if child.state == "quarantined" and not self.lives.quarantine.begin_trial(child):

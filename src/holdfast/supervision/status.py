@@ -99,8 +99,3 @@ def work_of(inbox: Inbox, actor: Works | None, now: float) -> Work:
         turn=None if turn is None else type(turn.message).__name__,
         turn_age_s=None if turn is None else round(now - turn.began_at, 3),
     )
-
-
-def as_branch(child: object) -> Branch | None:
-    """Return ``child`` if it is a :class:`Branch`, else None."""
-    return child if isinstance(child, Branch) else None

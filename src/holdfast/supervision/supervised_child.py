@@ -11,7 +11,7 @@ import trio
 from holdfast.ledger.clock import format_time
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.spec import Child, ChildSpec, Intensity
-from holdfast.supervision.status import ChildState, ChildStatus, Works, as_branch, work_of
+from holdfast.supervision.status import Branch, ChildState, ChildStatus, Works, work_of
 
 Phase = Literal["down", "starting", "running", "stopping"]
 EndState = Literal["finished", "failed", "stopped"]
@@ -73,8 +73,8 @@ class SupervisedChild:
     @property
     def ready(self) -> bool:
         """Whether it runs and, if it reports readiness, is ready."""
-        branch = as_branch(self.run.instance)
-        return self.phase == "running" and (branch is None or branch.is_ready)
+        instance: object = self.run.instance
+        return self.phase == "running" and (not isinstance(instance, Branch) or instance.is_ready)
 
     def clear_timer(self) -> None:
         """Cancel the backoff."""
@@ -100,7 +100,6 @@ class SupervisedChild:
     def status(self, now: float | None, ending: bool) -> ChildStatus:
         """Return its status at ``now`` (trio's clock; None outside of trio)."""
         instance: object = self.run.instance
-        branch = as_branch(instance)
         return ChildStatus(
             child_id=self.spec.child_id,
             state=self.state(ending),
@@ -113,5 +112,5 @@ class SupervisedChild:
             work=work_of(instance.actor_inbox, instance, now)
             if now is not None and isinstance(instance, Works)
             else None,
-            children=() if branch is None else branch.children(),
+            children=instance.children() if isinstance(instance, Branch) else (),
         )

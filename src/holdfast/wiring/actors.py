@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.runtime.actor import TrioActor
@@ -35,134 +37,100 @@ from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedLimits
 
-Create = Callable[[str, Mailbox], TrioActor]
 
+@dataclass(frozen=True, slots=True)
+class KeyedGroups:
+    """The directories of one process. Without ``poison``, messages that crash their actor are not kept."""
 
-def account_directory(
-    settings: Settings,
-    database: Database,
-    journal: Journal,
-    reporter: Reporter,
-    *,
-    dead_letters: DeadLetters,
-    poison: PoisonQueue | None = None,
-    dispatcher: TrioActorRef,
-    new_tasks: NewTasks,
-    now: Now,
-) -> KeyedDirectory:
-    """Return the directory of accounts. They announce queued tasks to ``dispatcher``; ``now`` is service time."""
-    limits = AccountLimits(
-        tasks_in_flight_max=settings.tasks_in_flight_max,
-        task_creates_per_s=settings.task_creates_per_account_s,
-        task_creates_burst=settings.task_creates_burst,
-    )
+    settings: Settings
+    database: Database
+    journal: Journal
+    reporter: Reporter
+    dead_letters: DeadLetters
+    poison: PoisonQueue | None = None
 
-    async def load(account_id: str) -> LoadedAccount:
-        return await database.read(load_account, account_id)
-
-    def announce(task: Task) -> Tell:
-        new_tasks.add(task)
-        return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
-
-    def create(account_id: str, mailbox: Mailbox) -> AccountActor:
-        return AccountActor(
-            account_id, mailbox, journal, load=load, database=database, announce=announce, now=now, limits=limits
+    def accounts(self, *, dispatcher: TrioActorRef, new_tasks: NewTasks, now: Now) -> KeyedDirectory:
+        """Return that of accounts. They announce queued tasks to ``dispatcher``; ``now`` is service time."""
+        settings, database = self.settings, self.database
+        limits = AccountLimits(
+            tasks_in_flight_max=settings.tasks_in_flight_max,
+            task_creates_per_s=settings.task_creates_per_account_s,
+            task_creates_burst=settings.task_creates_burst,
         )
 
-    return _directory(
-        "accounts", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters, poison=poison
-    )
+        async def load(account_id: str) -> LoadedAccount:
+            return await database.read(load_account, account_id)
 
+        def announce(task: Task) -> Tell:
+            new_tasks.add(task)
+            return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
 
-def sign_in_directory(
-    settings: Settings,
-    database: Database,
-    journal: Journal,
-    reporter: Reporter,
-    *,
-    dead_letters: DeadLetters,
-    poison: PoisonQueue | None = None,
-    conditions: Conditions,
-) -> KeyedDirectory:
-    """Return the directory of sign-in actors, one for each e-mail address and each origin."""
-    rules = SignInRules(
-        pepper=settings.otp_pepper,
-        codes=CodeLimits(
-            ttl_s=settings.otp_ttl_s,
-            tries_max=settings.otp_attempts,
-            failures_day_max=settings.otp_failures_day,
-            resend_s=settings.otp_resend_s,
-            per_hour_max=settings.otp_per_email_hour,
-            per_day_max=settings.otp_per_email_day,
-            all_origins_hour_max=settings.otp_all_origins_hour,
-            all_origins_day_max=settings.otp_all_origins_day,
-        ),
-        otp_per_origin_hour=settings.otp_per_origin_hour,
-        session_ttl_s=settings.session_ttl_s,
-        brand_id=settings.brand_id,
-        operators=frozenset(settings.operators),
-    )
+        create = partial(
+            AccountActor,
+            journal=self.journal,
+            load=load,
+            database=database,
+            announce=announce,
+            now=now,
+            limits=limits,
+        )
+        return self._directory("accounts", create)
 
-    async def load(key: str) -> LoadedSignIn:
-        return await database.read(load_sign_in, key)
+    def sign_ins(self, conditions: Conditions) -> KeyedDirectory:
+        """Return that of sign-in actors, one for each e-mail address and each origin."""
+        settings, database = self.settings, self.database
+        rules = SignInRules(
+            pepper=settings.otp_pepper,
+            codes=CodeLimits(
+                ttl_s=settings.otp_ttl_s,
+                tries_max=settings.otp_attempts,
+                failures_day_max=settings.otp_failures_day,
+                resend_s=settings.otp_resend_s,
+                per_hour_max=settings.otp_per_email_hour,
+                per_day_max=settings.otp_per_email_day,
+                all_origins_hour_max=settings.otp_all_origins_hour,
+                all_origins_day_max=settings.otp_all_origins_day,
+            ),
+            otp_per_origin_hour=settings.otp_per_origin_hour,
+            session_ttl_s=settings.session_ttl_s,
+            brand_id=settings.brand_id,
+            operators=frozenset(settings.operators),
+        )
 
-    def create(key: str, mailbox: Mailbox) -> SignInActor:
-        return SignInActor(key, mailbox, journal, load=load, now=utc_now, rules=rules, conditions=conditions)
+        async def load(key: str) -> LoadedSignIn:
+            return await database.read(load_sign_in, key)
 
-    return _directory(
-        "sign-in", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters, poison=poison
-    )
+        create = partial(
+            SignInActor, journal=self.journal, load=load, now=utc_now, rules=rules, conditions=conditions
+        )
+        return self._directory("sign-in", create)
 
+    def tasks(self, deps: TaskDependencies, new_tasks: NewTasks) -> KeyedDirectory:
+        """Return that of tasks."""
 
-def task_directory(
-    settings: Settings,
-    database: Database,
-    journal: Journal,
-    reporter: Reporter,
-    deps: TaskDependencies,
-    *,
-    dead_letters: DeadLetters,
-    poison: PoisonQueue | None = None,
-    new_tasks: NewTasks,
-) -> KeyedDirectory:
-    """Return the directory of tasks."""
+        async def load(request_id: str) -> tuple[Task, frozenset[tuple[str, str]]]:
+            task = new_tasks.take(request_id)
+            if task is not None:
+                return task, frozenset()
+            return await self.database.read(load_task_and_events, request_id)
 
-    async def load(request_id: str) -> tuple[Task, frozenset[tuple[str, str]]]:
-        task = new_tasks.take(request_id)
-        return (task, frozenset()) if task is not None else await database.read(load_task_and_events, request_id)
+        return self._directory("tasks", partial(TaskActor, journal=self.journal, load=load, deps=deps))
 
-    def create(request_id: str, mailbox: Mailbox) -> TaskActor:
-        return TaskActor(request_id, mailbox, journal, load=load, deps=deps)
+    def _directory(self, name: str, create: Callable[[str, Mailbox], TrioActor]) -> KeyedDirectory:
+        async def probe() -> bool:
+            await self.database.open()
+            return True
 
-    return _directory(
-        "tasks", create, settings, database, journal, reporter=reporter, dead_letters=dead_letters, poison=poison
-    )
-
-
-def _directory(
-    name: str,
-    create: Create,
-    settings: Settings,
-    database: Database,
-    journal: Journal,
-    *,
-    reporter: Reporter,
-    dead_letters: DeadLetters,
-    poison: PoisonQueue | None = None,
-) -> KeyedDirectory:
-    async def probe() -> bool:
-        await database.open()
-        return True
-
-    return KeyedDirectory(
-        name,
-        create,
-        gate=WritePath(database.gate, journal),
-        probe=probe,
-        reporter=reporter,
-        dead_letters=dead_letters,
-        poison=None if poison is None else poison.put,
-        limits=KeyedLimits(
-            mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, active_max=settings.active_max
-        ),
-    )
+        settings = self.settings
+        return KeyedDirectory(
+            name,
+            create,
+            gate=WritePath(self.database.gate, self.journal),
+            probe=probe,
+            reporter=self.reporter,
+            dead_letters=self.dead_letters,
+            poison=None if self.poison is None else self.poison.put,
+            limits=KeyedLimits(
+                mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, active_max=settings.active_max
+            ),
+        )

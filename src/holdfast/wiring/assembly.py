@@ -50,7 +50,7 @@ from holdfast.supervision.control.actor import ControlRef
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild, add_http_server, build_tree
-from holdfast.wiring.actors import account_directory, sign_in_directory, task_directory
+from holdfast.wiring.actors import KeyedGroups
 from holdfast.wiring.card import PROVIDER, CardSetup, card_setup
 from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, placed
 from holdfast.wiring.control import collect_dead_letters, control_child, controls_of_all
@@ -131,21 +131,10 @@ def assemble(
     collect_dead_letters(dead_letters, refs.all(), members)
     control_ref = ControlRef()
     controls = controls_of_all(control_ref, members)
-    local_accounts = account_directory(
-        settings,
-        database,
-        journal,
-        reporter,
-        dead_letters=dead_letters,
-        poison=poison,
-        dispatcher=dispatcher,
-        new_tasks=new_tasks,
-        now=now,
-    )
+    groups = KeyedGroups(settings, database, journal, reporter, dead_letters, poison)
+    local_accounts = groups.accounts(dispatcher=dispatcher, new_tasks=new_tasks, now=now)
     accounts = placed(ACCOUNTS, local_accounts, members, place_of)
-    local_sign_ins = sign_in_directory(
-        settings, database, journal, reporter, dead_letters=dead_letters, poison=poison, conditions=conditions
-    )
+    local_sign_ins = groups.sign_ins(conditions)
     sign_ins = placed(SIGN_INS, local_sign_ins, members, place_of)
     task_dependencies = TaskDependencies(
         accounts=accounts,
@@ -161,17 +150,9 @@ def assemble(
         health=registry.health_of,
         is_submitting=lambda request_id, attempt: (request_id, attempt) in submits,
     )
-    local_tasks = task_directory(
-        settings,
-        database,
-        journal,
-        reporter,
-        task_dependencies,
-        dead_letters=dead_letters,
-        poison=poison,
-        new_tasks=new_tasks,
-    )
+    local_tasks = groups.tasks(task_dependencies, new_tasks)
     tasks = placed(TASKS, local_tasks, members, place_carried_by)
+    directories = (local_accounts, local_sign_ins, local_tasks)
     order_checks = OrderChecks(
         database=database,
         accounts=accounts,
@@ -190,7 +171,7 @@ def assemble(
             tree=lambda: tree,
             members=members,
             database=database,
-            directories=(local_accounts, local_sign_ins, local_tasks),
+            directories=directories,
             dead_letters=dead_letters,
             samples=samples,
             provider_states=registry.provider_states,
@@ -219,7 +200,7 @@ def assemble(
             reports=reports,
             samples=samples,
             poison_writer=poison_writer(settings, poison, database, reporter),
-            directories=(local_accounts, local_sign_ins, local_tasks),
+            directories=directories,
             worker=worker,
             feed=feed,
             conditions=conditions,

@@ -81,6 +81,45 @@ class TrioActorRef(pykka.ActorRef[pykka.Actor]):
         raise RuntimeError(f"{self} has no proxy; send it messages")
 
 
+class KeyedActors(Protocol):
+    """Actors that are asked by key: of this process, or of all members."""
+
+    name: str
+
+    def ask(
+        self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown
+    ) -> Awaitable[R | Refusal]:
+        """Ask the actor of a key. Raises as :meth:`TrioActorRef.ask` does."""
+        ...
+
+    def tell(self, key: str, message: Command[object]) -> None:
+        """Tell the actor of a key."""
+        ...
+
+
+class KeyedRef(TrioActorRef):
+    """The address of one virtual actor, by its directory and key."""
+
+    def __init__(self, directory: KeyedActors, key: str) -> None:
+        self._directory = directory
+        self._key = key
+
+    @property
+    def actor_urn(self) -> str:  # type: ignore[override]  # computed: most addresses are used once
+        """The directory and the key."""
+        return f"urn:holdfast:{self._directory.name}:{self._key}"
+
+    def ask(  # type: ignore[override]  # as in TrioActorRef
+        self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S, while_down: WhileDown = "queue"
+    ) -> Awaitable[R | Refusal]:
+        """Send a command; await the returned object for its reply."""
+        return self._directory.ask(self._key, message, deadline_s, while_down)
+
+    def tell(self, message: Command[object]) -> None:
+        """Send a command without waiting for a reply."""
+        self._directory.tell(self._key, message)
+
+
 class Directory(Protocol):
     """The actors of one kind, by key."""
 
