@@ -107,6 +107,13 @@ async def test_invalid_requests_are_refused_with_their_code(v1: Any, params: dic
     assert (caught.value.http_status, caught.value.code) == (400, code)
 
 
+@pytest.mark.parametrize("limit", [0, 101])
+async def test_a_list_refuses_a_limit_outside_1_to_100(v1: Any, limit: int) -> None:
+    with trio.fail_after(20), pytest.raises(stripe.InvalidRequestError) as caught:
+        await v1.payment_intents.list_async({"limit": limit})
+    assert (caught.value.http_status, caught.value.param) == (400, "limit")
+
+
 async def test_a_final_intent_can_neither_be_confirmed_nor_canceled(v1: Any) -> None:
     with trio.fail_after(20):
         paid = await pay(v1)

@@ -14,7 +14,7 @@ from werkzeug.exceptions import HTTPException
 from holdfast.standins.card import intents, reversals
 from holdfast.standins.card.changes import Changes, Reply
 from holdfast.standins.card.controls import add_controls
-from holdfast.standins.card.forms import Form, fields, only, parse_form, required, string, whole
+from holdfast.standins.card.forms import Form, fields, integer, only, parse_form, required, string
 from holdfast.standins.card.objects import ApiError
 from holdfast.standins.card.rendering import Json, render, render_list
 
@@ -84,7 +84,7 @@ def create_card_emulator(changes: Changes, *, api_key: str) -> QuartTrio:
             charge_id = store.intent(required(form, "payment_intent")).latest_charge
             if charge_id is None:
                 raise ApiError(400, "This PaymentIntent has no charge to refund.", param="payment_intent")
-            amount, metadata = whole(form, "amount"), fields(form, "metadata")
+            amount, metadata = integer(form, "amount"), fields(form, "metadata")
             return render(
                 store, reversals.refund(store, store.charge(charge_id), amount=amount, metadata=metadata), form
             )
@@ -105,7 +105,7 @@ def _add_intents(app: QuartTrio, handler: RequestHandler, changes: Changes) -> N
             automatic = fields(form, "automatic_payment_methods")
             intent = intents.create(
                 store,
-                amount=whole(form, "amount") or 0,
+                amount=integer(form, "amount") or 0,
                 currency=required(form, "currency"),
                 metadata=fields(form, "metadata"),
                 automatic_payment_methods={**automatic, "enabled": True} if automatic else None,

@@ -54,7 +54,7 @@ def string(form: Form, name: str) -> str | None:
     return value or None
 
 
-def whole(form: Form, name: str) -> int | None:
+def integer(form: Form, name: str) -> int | None:
     """Return an integer parameter, or None if it is absent."""
     value = string(form, name)
     if value is None:

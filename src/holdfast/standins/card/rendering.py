@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.standins.card.forms import Form, fields, string, whole
+from holdfast.standins.card.forms import Form, fields, integer, string
 from holdfast.standins.card.objects import ApiError
 from holdfast.standins.card.state import Store
 
@@ -33,7 +33,9 @@ def render(store: Store, thing: object, form: Form) -> Json:
 
 def render_list(store: Store, url: str, things: Iterable[Any], form: Form) -> Json:
     """Render one page of a list, newest first, by ``limit`` and ``starting_after``."""
-    limit = whole(form, "limit") or PAGE_DEFAULT_COUNT
+    limit = integer(form, "limit")
+    if limit is None:
+        limit = PAGE_DEFAULT_COUNT
     if not 1 <= limit <= PAGE_MAX_COUNT:
         raise ApiError(400, "Invalid limit", param="limit")
     ordered = list(things)[::-1]
