@@ -22,9 +22,9 @@ from quart_trio import QuartTrio
 
 from holdfast.providers.outbound.downloads import (
     MEMORY_BYTES_MAX,
-    DeclaredOutput,
     Downloaded,
     DownloadRefused,
+    ExpectedOutput,
     accept_inline,
     download,
 )
@@ -83,7 +83,7 @@ async def get(
     serve_app: ServeApp,
     app: QuartTrio,
     directory: Path,
-    claim: DeclaredOutput | None = None,
+    expected: ExpectedOutput | None = None,
     *,
     use: Callable[[Downloaded], Any] = as_found,
     **options: Any,
@@ -91,7 +91,7 @@ async def get(
     async with serve_app(app) as url:
         client = GuardedClient(frozenset({("127.0.0.1", int(url.rsplit(":", 1)[1]))}))
         try:
-            return await download(client, f"{url}/file", directory, claim or DeclaredOutput(), use, **options)
+            return await download(client, f"{url}/file", directory, expected or ExpectedOutput(), use, **options)
         finally:
             client.close()
 
@@ -111,9 +111,9 @@ async def test_images_are_kept_hashed_and_measured(
 ) -> None:
     body = image(form)
     digest = hashlib.sha256(body).hexdigest()
-    claim = DeclaredOutput(sha256=digest.upper(), bytes=len(body), content_type=content_type)
+    expected = ExpectedOutput(sha256=digest.upper(), bytes=len(body), content_type=content_type)
     with trio.fail_after(20):
-        downloaded = await get(serve_app, serving(body, headers={"Content_Type": content_type}), tmp_path, claim)
+        downloaded = await get(serve_app, serving(body, headers={"Content_Type": content_type}), tmp_path, expected)
     assert downloaded == Downloaded(body, digest, len(body), content_type, 12, 8, None)
     assert files_in(tmp_path) == []
     (tmp_path / "file").write_bytes(body)
@@ -131,7 +131,7 @@ async def test_a_large_output_is_a_file_while_it_is_used(serve_app: ServeApp, tm
 
     with trio.fail_after(20):
         used = await get(serve_app, serving(body), tmp_path, use=use)
-        refused = await get(serve_app, serving(body), tmp_path, DeclaredOutput(sha256="0" * 64), use=use)
+        refused = await get(serve_app, serving(body), tmp_path, ExpectedOutput(sha256="0" * 64), use=use)
     assert used == (body, tmp_path, hashlib.sha256(body).hexdigest(), 200.0)
     assert refused.code == "mismatch"
     assert files_in(tmp_path) == []
@@ -153,30 +153,36 @@ async def test_an_undeclared_type_is_found_from_the_content(
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "claim", "code"),
+    ("body", "headers", "expected", "code"),
     [
-        (image(), {"Content_Type": "text/html"}, DeclaredOutput(), "bad_type"),
-        (image(), {"Content_Type": "image/svg+xml"}, DeclaredOutput(), "bad_type"),
-        (image(), {"Content_Type": "image/jpeg"}, DeclaredOutput(), "bad_type"),
-        (image(), {}, DeclaredOutput(content_type="image/webp"), "bad_type"),
-        (image(), {}, DeclaredOutput(content_types=frozenset({"audio/wav"})), "bad_type"),
-        (b"<html>", {"Content_Type": "image/png"}, DeclaredOutput(), "bad_type"),
-        (b"", {"Content_Type": "image/png"}, DeclaredOutput(), "bad_type"),
-        (image()[:20], {"Content_Type": "image/png"}, DeclaredOutput(), "bad_type"),
-        (b"RIFF\0\0\0\0WAVEjunk", {}, DeclaredOutput(), "bad_type"),
-        (image(), {"Content_Encoding": "gzip"}, DeclaredOutput(), "bad_type"),
-        (image(), {}, DeclaredOutput(sha256="0" * 64), "mismatch"),
-        (image(), {}, DeclaredOutput(bytes=5), "mismatch"),
-        (image(), {}, DeclaredOutput(bytes_max=20), "too_large"),
-        (huge_png(60_000, 60_000), {}, DeclaredOutput(), "too_large"),
-        (huge_png(9_000, 9_000), {}, DeclaredOutput(), "too_large"),
+        (image(), {"Content_Type": "text/html"}, ExpectedOutput(), "bad_type"),
+        (image(), {"Content_Type": "image/svg+xml"}, ExpectedOutput(), "bad_type"),
+        (image(), {"Content_Type": "image/jpeg"}, ExpectedOutput(), "bad_type"),
+        (image(), {}, ExpectedOutput(content_type="image/webp"), "bad_type"),
+        (image(), {}, ExpectedOutput(content_types=frozenset({"audio/wav"})), "bad_type"),
+        (b"<html>", {"Content_Type": "image/png"}, ExpectedOutput(), "bad_type"),
+        (b"", {"Content_Type": "image/png"}, ExpectedOutput(), "bad_type"),
+        (image()[:20], {"Content_Type": "image/png"}, ExpectedOutput(), "bad_type"),
+        (b"RIFF\0\0\0\0WAVEjunk", {}, ExpectedOutput(), "bad_type"),
+        (image(), {"Content_Encoding": "gzip"}, ExpectedOutput(), "bad_type"),
+        (image(), {}, ExpectedOutput(sha256="0" * 64), "mismatch"),
+        (image(), {}, ExpectedOutput(bytes=5), "mismatch"),
+        (image(), {}, ExpectedOutput(bytes_max=20), "too_large"),
+        (huge_png(60_000, 60_000), {}, ExpectedOutput(), "too_large"),
+        (huge_png(9_000, 9_000), {}, ExpectedOutput(), "too_large"),
     ],
 )
 async def test_what_is_not_as_promised_is_refused_and_removed(
-    *, serve_app: ServeApp, tmp_path: Path, body: bytes, headers: dict[str, str], claim: DeclaredOutput, code: str
+    *,
+    serve_app: ServeApp,
+    tmp_path: Path,
+    body: bytes,
+    headers: dict[str, str],
+    expected: ExpectedOutput,
+    code: str,
 ) -> None:
     with trio.fail_after(20):
-        refused = await get(serve_app, serving(body, headers=headers), tmp_path, claim)
+        refused = await get(serve_app, serving(body, headers=headers), tmp_path, expected)
     assert isinstance(refused, DownloadRefused)
     assert (refused.code, refused.permanent) == (code, True), refused
     assert files_in(tmp_path) == []
@@ -216,7 +222,7 @@ async def test_endless_body_stops_at_the_limit(serve_app: ServeApp, tmp_path: Pa
         return Response(blocks(), 200, content_type="image/png")
 
     with trio.fail_after(20):
-        refused = await get(serve_app, app, tmp_path, DeclaredOutput(bytes_max=1_000_000))
+        refused = await get(serve_app, app, tmp_path, ExpectedOutput(bytes_max=1_000_000))
     assert refused.code == "too_large"
 
 
@@ -250,7 +256,7 @@ async def test_a_body_cut_short_is_not_stored(tmp_path: Path) -> None:
             nursery.start_soon(trio.serve_listeners, cut, [listener])
             port = listener.socket.getsockname()[1]
             client = GuardedClient(frozenset({("127.0.0.1", port)}))
-            refused = await download(client, f"http://127.0.0.1:{port}/file", tmp_path, DeclaredOutput(), as_found)
+            refused = await download(client, f"http://127.0.0.1:{port}/file", tmp_path, ExpectedOutput(), as_found)
             assert isinstance(refused, DownloadRefused)
             assert (refused.code, refused.permanent) == ("unreachable", False)
             client.close()
@@ -259,7 +265,7 @@ async def test_a_body_cut_short_is_not_stored(tmp_path: Path) -> None:
 
 async def test_blocked_address_is_a_refusal(tmp_path: Path) -> None:
     client = GuardedClient()
-    refused = await download(client, "http://127.0.0.1:9/file", tmp_path, DeclaredOutput(), as_found)
+    refused = await download(client, "http://127.0.0.1:9/file", tmp_path, ExpectedOutput(), as_found)
     assert isinstance(refused, DownloadRefused)
     assert (refused.code, refused.permanent) == ("blocked_address", True)
     client.close()
@@ -268,17 +274,17 @@ async def test_blocked_address_is_a_refusal(tmp_path: Path) -> None:
 async def test_inline_result_passes_the_same_checks() -> None:
     body = image("WEBP")
     downloaded = await accept_inline(
-        base64.b64encode(body).decode(), DeclaredOutput(content_type="image/webp"), as_found
+        base64.b64encode(body).decode(), ExpectedOutput(content_type="image/webp"), as_found
     )
     assert isinstance(downloaded, Downloaded)
     assert (downloaded.width, downloaded.bytes) == (12, len(body))
-    for data, claim, code in [
-        ("***", DeclaredOutput(), "bad_type"),
-        (base64.b64encode(b"<html>").decode(), DeclaredOutput(), "bad_type"),
-        (base64.b64encode(body).decode(), DeclaredOutput(bytes_max=10), "too_large"),
-        (base64.b64encode(body).decode(), DeclaredOutput(sha256="0" * 64), "mismatch"),
+    for data, expected, code in [
+        ("***", ExpectedOutput(), "bad_type"),
+        (base64.b64encode(b"<html>").decode(), ExpectedOutput(), "bad_type"),
+        (base64.b64encode(body).decode(), ExpectedOutput(bytes_max=10), "too_large"),
+        (base64.b64encode(body).decode(), ExpectedOutput(sha256="0" * 64), "mismatch"),
     ]:
-        refused = await accept_inline(data, claim, as_found)
+        refused = await accept_inline(data, expected, as_found)
         assert isinstance(refused, DownloadRefused)
         assert refused.code == code
 

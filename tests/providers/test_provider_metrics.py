@@ -60,7 +60,7 @@ def value(metric: Counter | Gauge, *labels: str) -> float:
         (ConnectError("refused"), "connect_error"),
         (ReadTimeout("nothing"), "read_timeout"),
         (PoolTimeout("all in use"), "pool_timeout"),
-        (BodyTooLarge("17 MiB"), "body_too_large"),
+        (BodyTooLarge(17 * 1024 * 1024), "body_too_large"),
         (429, "status_429"),
         (503, "status_503"),
     ],

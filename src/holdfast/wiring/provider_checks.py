@@ -18,9 +18,9 @@ from holdfast.persistence.server.database import Database
 from holdfast.providers.media.base import Job
 from holdfast.providers.media.provider_check import CHECK_ATTEMPT, CheckCallback, CheckStep, ProviderCheck
 from holdfast.providers.outbound.downloads import (
-    DeclaredOutput,
     Downloaded,
     DownloadRefused,
+    ExpectedOutput,
     accept_inline,
     download,
 )
@@ -98,18 +98,18 @@ class JobChecks:
 
     async def _fetch(self, provider: str, output: Output) -> tuple[bool, str]:
         """Download an output, check it as hosting would, and discard it."""
-        claim = DeclaredOutput(content_type=output.content_type, sha256=output.sha256, bytes=output.bytes)
+        expected = ExpectedOutput(content_type=output.content_type, sha256=output.sha256, bytes=output.bytes)
         if output.url is None:
             if not output.data:
                 return True, f"output {output.index} came inside a callback"
-            found = await accept_inline(output.data, claim, _described)
+            found = await accept_inline(output.data, expected, _described)
         else:
             with tempfile.TemporaryDirectory(prefix="holdfast-check-") as folder:
                 found = await download(
                     self._downloads,
                     output.url,
                     Path(folder),
-                    claim,
+                    expected,
                     _described,
                     total_timeout_s=FETCH_S,
                     only=self._registry.origins_of(provider),

@@ -29,9 +29,9 @@ from holdfast.ledger.tasks.transitions import HostingFailure
 from holdfast.persistence.claims.contents import Content, ContentClaims
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.downloads import (
-    DeclaredOutput,
     Downloaded,
     DownloadRefused,
+    ExpectedOutput,
     accept_inline,
     clear_directory,
     download,
@@ -120,7 +120,7 @@ class HostingWorker(Worker):
 
     async def _store_output(self, output: Output, host: Host) -> OutputItem | HostingFailure:
         hosting = host.hosting
-        claim = DeclaredOutput(
+        expected = ExpectedOutput(
             bytes_max=hosting.bytes_max,
             content_types=frozenset(hosting.content_types) or MEDIA_TYPES,
             content_type=output.content_type,
@@ -129,13 +129,13 @@ class HostingWorker(Worker):
         )
         store = partial(self._store_checked, output, hosting)
         if output.data is not None:
-            stored = await accept_inline(output.data, claim, store)
+            stored = await accept_inline(output.data, expected, store)
         elif output.url is not None:
             stored = await download(
                 self._downloads,
                 output.url,
                 self._incoming_dir,
-                claim,
+                expected,
                 store,
                 total_timeout_s=host.output_timeout_s,
                 only=self._origins_of(host.provider),

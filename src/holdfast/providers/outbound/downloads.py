@@ -1,4 +1,4 @@
-"""Download a provider's output: from a checked address, bounded, hashed, and of the type it claims to be.
+"""Download a provider's output: from a checked address, bounded, hashed, and of the type it is said to be.
 
 The result is a value either way. A refusal is ``permanent`` if downloading the same URL again cannot help; a new
 URL from the provider may.
@@ -79,8 +79,8 @@ class DownloadRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredOutput:
-    """What is allowed, and what the provider claims: limits first, then claims, each checked if given."""
+class ExpectedOutput:
+    """What an output must be: within our limits (the first two fields), and what its provider says, if anything."""
 
     bytes_max: int = BYTES_MAX
     content_types: frozenset[str] = MEDIA_TYPES
@@ -126,7 +126,7 @@ async def download(
     client: GuardedClient,
     url: str,
     directory: Path,
-    claim: DeclaredOutput,
+    expected: ExpectedOutput,
     use: Use[T],
     *,
     total_timeout_s: float = TOTAL_TIMEOUT_S,
@@ -143,13 +143,13 @@ async def download(
     blocks: list[bytes] = []
     waiting_bytes = size_bytes = 0
     try:
-        with trio.move_on_after(total_timeout_s) as whole:
+        with trio.move_on_after(total_timeout_s) as in_time:
             async with client.open("GET", url, only=only, requester=requester) as response:
-                declared = _check_answer(response, claim)
+                declared = _check_answer(response, expected)
                 while block := await response.receive():
                     size_bytes += len(block)
-                    if size_bytes > claim.bytes_max:
-                        raise BodyTooLarge(claim.bytes_max)
+                    if size_bytes > expected.bytes_max:
+                        raise BodyTooLarge(expected.bytes_max)
                     blocks.append(block)
                     waiting_bytes += len(block)
                     if waiting_bytes > MEMORY_BYTES_MAX:
@@ -157,20 +157,20 @@ async def download(
                             spool = await trio.to_thread.run_sync(_Spool, directory, limiter=_threads)
                         await trio.to_thread.run_sync(spool.write, blocks, limiter=_threads)
                         blocks, waiting_bytes = [], 0
-        if whole.cancelled_caught:
+        if in_time.cancelled_caught:
             raise _Refuse("unreachable", "the download took too long", permanent=False)
 
         def finish() -> T:
             if spool is None:
                 content = b"".join(blocks)
-                return use(_checked(content, hashlib.sha256(content).hexdigest(), size_bytes, claim, declared))
-            return use(_checked(spool.path, spool.finish(blocks), size_bytes, claim, declared))
+                return use(_checked(content, hashlib.sha256(content).hexdigest(), size_bytes, expected, declared))
+            return use(_checked(spool.path, spool.finish(blocks), size_bytes, expected, declared))
 
         return await trio.to_thread.run_sync(finish, limiter=_threads, abandon_on_cancel=True)
     except _Refuse as refused:
         return refused.refusal
     except BodyTooLarge:
-        return DownloadRefused("too_large", f"more than {claim.bytes_max} bytes", permanent=True)
+        return DownloadRefused("too_large", f"more than {expected.bytes_max} bytes", permanent=True)
     except Blocked as fault:
         return DownloadRefused("blocked_address", str(fault), permanent=True)
     except Unreachable as fault:
@@ -183,19 +183,19 @@ async def download(
                 await trio.to_thread.run_sync(spool.discard, limiter=_threads)
 
 
-async def accept_inline(data: str, claim: DeclaredOutput, use: Use[T]) -> T | DownloadRefused:
+async def accept_inline(data: str, expected: ExpectedOutput, use: Use[T]) -> T | DownloadRefused:
     """Check an output that an update contained as base64; like :func:`download` otherwise."""
-    if len(data) > (claim.bytes_max + 2) // 3 * 4:
-        return DownloadRefused("too_large", f"more than {claim.bytes_max} bytes", permanent=True)
+    if len(data) > (expected.bytes_max + 2) // 3 * 4:
+        return DownloadRefused("too_large", f"more than {expected.bytes_max} bytes", permanent=True)
 
     def finish() -> T:
         try:
             content = base64.b64decode(data, validate=True)
         except (binascii.Error, ValueError) as fault:
             raise _Refuse("bad_type", "the data is not base64") from fault
-        if len(content) > claim.bytes_max:
-            raise _Refuse("too_large", f"more than {claim.bytes_max} bytes")
-        return use(_checked(content, hashlib.sha256(content).hexdigest(), len(content), claim, None))
+        if len(content) > expected.bytes_max:
+            raise _Refuse("too_large", f"more than {expected.bytes_max} bytes")
+        return use(_checked(content, hashlib.sha256(content).hexdigest(), len(content), expected, None))
 
     try:
         return await trio.to_thread.run_sync(finish, limiter=_threads, abandon_on_cancel=True)
@@ -209,15 +209,15 @@ async def clear_directory(directory: Path) -> None:
 
 
 def _checked(
-    content: bytes | Path, sha256: str, size_bytes: int, claim: DeclaredOutput, declared: str | None
+    content: bytes | Path, sha256: str, size_bytes: int, expected: ExpectedOutput, declared: str | None
 ) -> Downloaded:
-    """Check a content against what is claimed of it; blocks. Raises ``_Refuse``."""
-    if claim.bytes is not None and claim.bytes != size_bytes:
-        raise _Refuse("mismatch", f"{size_bytes} bytes were received, but {claim.bytes} were declared")
-    if claim.sha256 is not None and claim.sha256.lower() != sha256:
+    """Check content against what is expected of it; blocks. Raises ``_Refuse``."""
+    if expected.bytes is not None and expected.bytes != size_bytes:
+        raise _Refuse("mismatch", f"{size_bytes} bytes were received, but {expected.bytes} were declared")
+    if expected.sha256 is not None and expected.sha256.lower() != sha256:
         raise _Refuse("mismatch", "the content does not have the declared hash")
     with _measuring, opened(content) as data:
-        content_type = _agreed_type(data[:HEAD_BYTES], claim, declared)
+        content_type = _agreed_type(data[:HEAD_BYTES], expected, declared)
         try:
             found = measure(data, content_type)
         except NotMedia as fault:
@@ -229,7 +229,7 @@ def _checked(
     return Downloaded(content, sha256, size_bytes, content_type, found.width, found.height, found.duration_s)
 
 
-def _check_answer(response: Response, claim: DeclaredOutput) -> str | None:
+def _check_answer(response: Response, expected: ExpectedOutput) -> str | None:
     """Check a response by its headers; return the content type it declares, or None."""
     status = response.status
     if status in (404, 410):
@@ -242,22 +242,22 @@ def _check_answer(response: Response, claim: DeclaredOutput) -> str | None:
     if (response.header("content-encoding") or "identity").lower() != "identity":
         raise _Refuse("bad_type", "the response has a Content-Encoding, which was not requested")
     declared = plain_type(response.header("content-type"))
-    if declared not in _UNDECLARED and declared not in claim.content_types:
+    if declared not in _UNDECLARED and declared not in expected.content_types:
         raise _Refuse("bad_type", "the content type is not one that is hosted")
     length = response.header("content-length")
     if length is not None and length.isascii() and length.isdigit():
-        if int(length[:20]) > claim.bytes_max:
-            raise _Refuse("too_large", f"more than {claim.bytes_max} bytes")
-        if claim.bytes is not None and int(length[:20]) != claim.bytes:
-            raise _Refuse("mismatch", f"{length[:20]} bytes by Content-Length, but {claim.bytes} were declared")
+        if int(length[:20]) > expected.bytes_max:
+            raise _Refuse("too_large", f"more than {expected.bytes_max} bytes")
+        if expected.bytes is not None and int(length[:20]) != expected.bytes:
+            raise _Refuse("mismatch", f"{length[:20]} bytes by Content-Length, but {expected.bytes} were declared")
     return declared
 
 
-def _agreed_type(head: bytes, claim: DeclaredOutput, declared: str | None) -> str:
+def _agreed_type(head: bytes, expected: ExpectedOutput, declared: str | None) -> str:
     found = sniff(head)
-    if found is None or found not in claim.content_types:
+    if found is None or found not in expected.content_types:
         raise _Refuse("bad_type", "the content is not of a type that is hosted")
-    for declared_type in (declared, plain_type(claim.content_type)):
+    for declared_type in (declared, plain_type(expected.content_type)):
         if declared_type not in _UNDECLARED and declared_type != found:
             raise _Refuse("bad_type", f"the content is {found}, not the declared type")
     return found

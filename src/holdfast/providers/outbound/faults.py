@@ -44,4 +44,4 @@ class RemoteProtocolError(TransportFault):
 
 
 class BodyTooLarge(Exception):
-    """The body is larger than the limit."""
+    """The body is larger than the limit, which is the argument, in bytes."""

@@ -1,6 +1,6 @@
 """The interface of a store of finished media: content under its own hash, so that storing it twice stores it once.
 
-A key is ``assets/{first two digits}/{sha256}.{extension}``. It does not show who owns the content: rows do, and
+A key is ``assets/{sha256[:2]}/{sha256}.{extension}``. It does not show who owns the content: rows do, and
 links to it are signed (:mod:`holdfast.ledger.links`).
 """
 
@@ -83,7 +83,7 @@ class AssetStore(Protocol):
 
 
 def asset_key(sha256: str, extension: str) -> str:
-    """Return the key of a content. Raises ``ValueError`` for an invalid hash or extension."""
+    """Return the key of content. Raises ``ValueError`` for an invalid hash or extension."""
     key = f"assets/{sha256[:2]}/{sha256}.{extension}"
     if not _KEY.match(key):
         raise ValueError("an asset key needs a lower-case SHA-256 and a short extension")
@@ -98,7 +98,7 @@ def checked_key(key: str) -> str:
 
 
 def clear_leftovers(directory: Path) -> None:
-    """Remove files in ``directory`` not written to for a day; creates the folder if it is missing. Blocks.
+    """Create ``directory`` if it is missing, and remove its files that were not written to for a day. Blocks.
 
     Only their age shows that partial files are those of a crash, and not in use.
     """

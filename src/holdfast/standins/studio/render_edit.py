@@ -10,7 +10,7 @@ import msgspec
 import trio
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from holdfast.providers.outbound.downloads import DeclaredOutput, Downloaded, DownloadRefused, download
+from holdfast.providers.outbound.downloads import Downloaded, DownloadRefused, ExpectedOutput, download
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.standins.studio.model import BadInput, OutputFile, RenderContext, finished
@@ -85,8 +85,8 @@ async def _fetch(url: str, directory: Path) -> bytes:
     """Fetch an image, leaving nothing in ``directory``. Raises ``BadInput``."""
     client = guarded_client()
     try:
-        claim = DeclaredOutput(bytes_max=SOURCE_MAX_BYTES, content_types=_SOURCE_TYPES)
-        found = await download(client, url, directory, claim, _content, total_timeout_s=FETCH_TIMEOUT_S)
+        expected = ExpectedOutput(bytes_max=SOURCE_MAX_BYTES, content_types=_SOURCE_TYPES)
+        found = await download(client, url, directory, expected, _content, total_timeout_s=FETCH_TIMEOUT_S)
     finally:
         client.close()
     if isinstance(found, DownloadRefused):
