@@ -162,19 +162,19 @@ def test_a_snapshot_omits_large_fields_and_survives_json(
 
 @pytest.mark.parametrize("status", [200, 201, 204, 299])
 def test_any_2xx_status_is_a_delivery(noon: datetime, status: int) -> None:
-    outcome = after_attempt(DeliveryResponse(status), noon, tries=1, begun_at=noon, give_up_s=60, jitter=0.5)
+    outcome = after_attempt(DeliveryResponse(status), noon, tries=1, round_at=noon, give_up_s=60, jitter=0.5)
     assert (outcome.status, outcome.due_at) == ("delivered", None)
 
 
 @pytest.mark.parametrize("status", [100, 301, 302, 307, 400, 401, 404, 429, 500, 503, None])
 def test_any_other_response_is_retried_after_a_pause(noon: datetime, status: int | None) -> None:
     answer = DeliveryResponse(status, error=None if status else "unreachable")
-    outcome = after_attempt(answer, noon, tries=2, begun_at=noon, give_up_s=DAY_S, jitter=0.0)
+    outcome = after_attempt(answer, noon, tries=2, round_at=noon, give_up_s=DAY_S, jitter=0.0)
     assert (outcome.status, outcome.due_at) == ("pending", noon + timedelta(seconds=300))
 
 
 def test_410_ends_the_delivery_at_once(noon: datetime) -> None:
-    outcome = after_attempt(DeliveryResponse(410), noon, tries=1, begun_at=noon, give_up_s=DAY_S, jitter=0.0)
+    outcome = after_attempt(DeliveryResponse(410), noon, tries=1, round_at=noon, give_up_s=DAY_S, jitter=0.0)
     assert (outcome.status, outcome.due_at) == ("given_up", None)
     assert "410" in str(outcome.reason)
 
@@ -182,7 +182,7 @@ def test_410_ends_the_delivery_at_once(noon: datetime) -> None:
 @pytest.mark.parametrize(("wish_s", "pause_s"), [(1, 5), (90, 90), (10 * DAY_S, DAY_S)])
 def test_retry_after_lengthens_the_pause_within_bounds(noon: datetime, wish_s: int, pause_s: int) -> None:
     answer = DeliveryResponse(503, retry_after_s=wish_s)
-    outcome = after_attempt(answer, noon, tries=1, begun_at=noon, give_up_s=9 * DAY_S, jitter=0.0)
+    outcome = after_attempt(answer, noon, tries=1, round_at=noon, give_up_s=9 * DAY_S, jitter=0.0)
     assert outcome.due_at == noon + timedelta(seconds=pause_s)
 
 
@@ -195,7 +195,7 @@ def test_pauses_grow_and_the_last_attempt_is_at_the_end(give_up_s: int, jitter: 
             DeliveryResponse(500),
             at + timedelta(seconds=took_s),
             tries=tries,
-            begun_at=noon,
+            round_at=noon,
             give_up_s=give_up_s,
             jitter=jitter,
         )

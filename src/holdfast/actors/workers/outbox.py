@@ -39,12 +39,12 @@ from holdfast.traces import traceparent
 log = structlog.get_logger(__name__)
 
 TICK_S = 2.0
+"""How often due events are looked for, besides when a message says that there are some."""
 DELIVERIES_MAX = 128
 PER_ACCOUNT_MAX = 4
 LEASE_MARGIN_S = 5.0
 FINISH_S = 2.0
 """How long running deliveries may take to finish once the worker stops."""
-
 ERROR_MAX_CHARS = 200
 
 Claim = Callable[[datetime, int, Mapping[str, int]], Awaitable[list[DueEvent]]]
@@ -129,10 +129,10 @@ class OutboxWorker(Worker):
 
         Others may be hidden by those of an account that has reached its limit.
         """
-        most = DELIVERIES_MAX - self._busy.total()
-        if most <= 0:
+        free = DELIVERIES_MAX - self._busy.total()
+        if free <= 0:
             return False
-        due = await self._claim(self._now(), most, dict(self._busy))
+        due = await self._claim(self._now(), free, dict(self._busy))
         for event in due:
             self._busy[event.account_id] += 1
             self.nursery.start_soon(self._deliver, event)
@@ -169,18 +169,18 @@ class OutboxWorker(Worker):
             answer,
             at + timedelta(milliseconds=duration_ms),
             tries=event.tries,
-            begun_at=event.round_at,
+            round_at=event.round_at,
             give_up_s=self._give_up_s,
             jitter=self._rng.random(),
         )
         await self._write(event, _rows_of(event, answer, outcome, at, duration_ms), outcome)
-        self._watch(event, answer, is_delivered=outcome.status == "delivered")
+        self._count_outcome(event, answer, is_delivered=outcome.status == "delivered")
         result = "failed" if outcome.status == "pending" else outcome.status
         metrics.EVENT_DELIVERIES.labels(result).inc()
         if outcome.status == "given_up":
             log.info("event given up", reason=outcome.reason)
 
-    def _watch(self, event: DueEvent, answer: DeliveryResponse, *, is_delivered: bool) -> None:
+    def _count_outcome(self, event: DueEvent, answer: DeliveryResponse, *, is_delivered: bool) -> None:
         """Count the outcome for the receiver. Its URL may contain a secret, so it is named by its host."""
         receiver = f"{event.account_id} {parse_url(event.url).netloc}"
         if is_delivered:

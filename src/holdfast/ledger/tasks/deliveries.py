@@ -41,9 +41,9 @@ class DeliveryState(msgspec.Struct, frozen=True):
 
 
 def after_attempt(
-    response: DeliveryResponse, now: datetime, *, tries: int, begun_at: datetime, give_up_s: float, jitter: float
+    response: DeliveryResponse, now: datetime, *, tries: int, round_at: datetime, give_up_s: float, jitter: float
 ) -> DeliveryState:
-    """Return the state after the ``tries``-th attempt (from 1) of a round of attempts that began at ``begun_at``.
+    """Return the state after the ``tries``-th attempt (from 1) of a round of attempts that began at ``round_at``.
 
     ``jitter`` (0 to 1) lengthens the pause by up to a quarter, so that retries after an outage are spread.
     """
@@ -53,7 +53,7 @@ def after_attempt(
         return DeliveryState("delivered")
     if response.status_code == GONE:
         return DeliveryState("given_up", reason="the receiver answered 410 (Gone)")
-    end = begun_at + timedelta(seconds=give_up_s)
+    end = round_at + timedelta(seconds=give_up_s)
     if now >= end:
         return DeliveryState("given_up", reason="not delivered in time")
     pause_s = pause_after(tries) * (1 + jitter / 4)
