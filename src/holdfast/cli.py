@@ -232,7 +232,7 @@ def catalog_check_command(
     for line in catalog.warnings:
         typer.echo(f"warning: {line}", err=True)
     typer.echo(
-        f"catalog {catalog.version} is valid: {len(catalog.models)} models, {len(catalog.providers)} providers"
+        f"catalog {catalog.version} is valid; models: {len(catalog.models)}, providers: {len(catalog.providers)}"
     )
 
 

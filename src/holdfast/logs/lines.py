@@ -28,12 +28,11 @@ _OUTSIDE_PAIRS: Final = frozenset({"time", "level", "event", "exception", "stack
 _PLAIN: Final = re.compile(r'[^\s"=]+')
 _COLOURS: Final = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 
-
 _encode: Final = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class _Second:
-    """The text of the current second, since formatting a date costs more than the rest of a line."""
+    """The current second and its text, kept because formatting a date costs more than the rest of a line."""
 
     number = -1
     text = ""
@@ -87,11 +86,11 @@ def console_renderer(*, colours: bool) -> Render:
 def _value(value: object) -> str:
     if type(value) is int:
         return str(value)
-    text = value if isinstance(value, str) else render_json_value(value)
+    text = value if isinstance(value, str) else _render_json_value(value)
     return text if _PLAIN.fullmatch(text) and text.isprintable() else json.dumps(text, ensure_ascii=False)
 
 
-def render_json_value(value: object) -> str:
+def _render_json_value(value: object) -> str:
     """Render one value that is not text, as JSON without blanks."""
     return json.dumps(value, default=str, separators=(",", ":"))
 

@@ -54,8 +54,9 @@ class _Run:
 
 
 class ProcessSlot:
-    """One incarnation of a slot; a child of a supervisor. It ends with its process, unless that was replaced.
+    """The process in a slot, and its successor while it is replaced; a child of a supervisor.
 
+    It ends with its process, unless that was replaced; the supervisor then makes another one for the slot.
     ``on_change`` is called when its process becomes ready or ends, ``on_end`` with the pid of each that ended. With
     ``may_finish`` a process that ends with exit code 0 had nothing to do.
     """
@@ -81,7 +82,7 @@ class ProcessSlot:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its process serves, and shows it."""
+        """Whether its process serves, and shows signs of life."""
         return self._current is not None and self._current.state == "ready" and not self._current.is_silent
 
     @property

@@ -1,4 +1,4 @@
-"""The workers of one parent: their slots, which of them are covered by others, and rolls."""
+"""The workers of one parent: their slots, which workers accept for others, and rolls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Workers:
 
     ``start`` starts the process of a slot. ``on_end`` is called with the pid of each that ended,
     ``on_misconfigured`` when the first one of a slot ends with exit code 2. ``retire_s`` is how long one that was
-    replaced may take to end. Reports, these and those of others, go to a worker to be stored.
+    replaced may take to end. All reports of ``reporter`` go to a worker to be stored.
     """
 
     def __init__(

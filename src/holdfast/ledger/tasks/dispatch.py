@@ -89,8 +89,8 @@ def acknowledged(task: Task, provider_ref: str | None, now: datetime) -> dict[st
 def on_submitted(task: Task, attempt: int, provider_ref: str | None, now: datetime) -> Step:
     """Record that the provider accepted a job.
 
-    The job is canceled if it is not needed: ``stale`` belongs to an earlier attempt, ``late`` to a task that has
-    ended. ``duplicate``: it was known.
+    The verdict is ``stale`` for the job of an earlier attempt and ``late`` if the task has ended; then the job is
+    canceled. It is ``duplicate`` if the job was known.
     """
     state = task.state
     ref = clean_word(provider_ref, chars_max=PROVIDER_REF_MAX_CHARS)
@@ -150,7 +150,7 @@ def on_submit_failed(
 
 
 class Failure(NamedTuple):
-    """How a cause fails a task: the error code, the ``source_ref`` of its entry, whether the job is canceled."""
+    """How a cause fails a task: the error code, the ``source_ref`` in its progress, whether the job is canceled."""
 
     code: ErrorCode
     what: str

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 import trio
 
-from holdfast.standins.studio.model import OutputFile, Ready
+from holdfast.standins.studio.model import CheckedInput, OutputFile
 
 Status = Literal["starting", "processing", "succeeded", "failed", "canceled"]
 TERMINAL: frozenset[Status] = frozenset({"succeeded", "failed", "canceled"})
@@ -44,7 +44,7 @@ class Job:
 
     id: str
     order: Order
-    ready: Ready
+    checked: CheckedInput
     status: Status = "starting"
     percent: int = 0
     stage: str = "queue"
@@ -54,9 +54,10 @@ class Job:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     sequence: int = 0
+    """How often the job has changed."""
     changed: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
-    work: trio.CancelScope = field(default_factory=trio.CancelScope)
+    rendering: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     @property
     def is_over(self) -> bool:
@@ -91,7 +92,7 @@ class Job:
         """End the job and stop its rendering at the next step."""
         if not self.is_over:
             self._end("canceled", at)
-            self.work.cancel()
+            self.rendering.cancel()
 
     def _end(self, status: Status, at: datetime) -> None:
         self.status, self.ended_at = status, at
@@ -105,7 +106,7 @@ class Job:
 
 
 def describe(file: OutputFile, url: str) -> Mapping[str, object]:
-    """Return a result in the protocol's form."""
+    """Return a result as callbacks and polls show it: without the fields that have no value."""
     fields: dict[str, object] = {
         "url": url,
         "content_type": file.content_type,

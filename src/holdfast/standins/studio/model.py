@@ -87,12 +87,12 @@ def finished(
     return OutputFile(path, path.stat().st_size, sha256, width, height, duration_s)
 
 
-class Ready(Protocol):
-    """A checked input."""
+class CheckedInput(Protocol):
+    """An input that can be rendered."""
 
     def render(self, context: RenderContext) -> list[OutputFile]:
         """Render, in a thread of the trio run. Raises :class:`BadInput` for faults that only rendering finds."""
 
 
-Prepare = Callable[[Mapping[str, object]], Ready]
+Prepare = Callable[[Mapping[str, object]], CheckedInput]
 """Check an input. Raises ``msgspec.ValidationError``."""

@@ -127,12 +127,12 @@ class Renderer:
         if prepare is None:
             raise OrderRefused(404, "no such model")
         try:
-            ready = prepare(order.input)
+            checked = prepare(order.input)
         except msgspec.ValidationError as fault:
             raise OrderRefused(422, str(fault)) from fault
         if self._nursery is None or sum(not job.is_over for job in self._jobs.values()) >= self._waiting_max_count:
             raise OrderRefused(503, "too many jobs are waiting")
-        job = self._jobs[job_id] = Job(job_id, order, ready)
+        job = self._jobs[job_id] = Job(job_id, order, checked)
         self._nursery.start_soon(self._work, job, name=f"studio:{job_id}")
         self._nursery.start_soon(self._sender.follow, job, name=f"studio:{job_id}:callbacks")
         return job, True
@@ -171,7 +171,7 @@ class Renderer:
 
     async def _work(self, job: Job) -> None:
         """Run one job from start to end; any error ends this job alone."""
-        with job.work:
+        with job.rendering:
             try:
                 await trio.to_thread.run_sync(self._render, job, limiter=self._threads)
             except BadInput as fault:
@@ -190,7 +190,7 @@ class Renderer:
         context = RenderContext(self._files_dir, report)
         try:
             trio.from_thread.run_sync(job.begin, self._now())
-            results = tuple(job.ready.render(context))
+            results = tuple(job.checked.render(context))
             trio.from_thread.run_sync(job.succeed, results, self._now())
         finally:
             if job.status != "succeeded":
