@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from holdfast.actors.runtime.handled_messages import HandledMessages
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox
+from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Committed, Fence, Stale, UnitResult, Unknown
 from holdfast.supervision.control.keys import ControlledGroup
@@ -123,6 +124,18 @@ async def test_a_message_decided_twice_has_one_outcome(autojump_clock: MockClock
         [found] = messages(harness)
         assert (found.outcome, found.incarnation, found.total_s) == ("replied", 2, 2)
         assert found.waited_s == pytest.approx(1, abs=0.01)
+
+
+async def test_a_poison_message_and_its_replay_are_both_handled(autojump_clock: MockClock) -> None:
+    poison: list[PoisonedMessage] = []
+    harness = Harness(poison=poison.append)
+    async with harness.running():
+        for _ in range(2):
+            with within_trace("00-" + "6" * 32 + "-" + "5" * 16 + "-00"):
+                await outcome(lambda: harness.ask("a", Break()))
+        found = messages(harness)
+        assert summary(found) == [("Break", "crashed", 1), ("Break", "crashed", 2)]
+        assert [each.envelope.trace_id for each in poison] == [each.trace_id for each in found] == ["6" * 32] * 2
 
 
 async def test_a_list_is_read_page_by_page(autojump_clock: MockClock) -> None:

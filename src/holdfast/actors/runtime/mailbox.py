@@ -5,7 +5,6 @@ It belongs to an actor's key, not to an incarnation, so restart and passivation 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 
@@ -86,8 +85,9 @@ class Mailbox:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._messages: deque[Envelope] = deque()
-        self._system: list[SystemMessage] = []  # rarely more than one; a deque would cost each mailbox 760 bytes
+        # Lists, for there are rarely many: a deque would cost each mailbox 760 bytes.
+        self._messages: list[Envelope] = []
+        self._system: list[SystemMessage] = []
         self._reader: trio.lowlevel.Task | None = None
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class Mailbox:
 
     def requeue(self, envelopes: Iterable[Envelope]) -> None:
         """Put messages back at the front in their old order, even beyond the capacity."""
-        self._messages.extendleft(reversed(list(envelopes)))
+        self._messages[:0] = envelopes
         self.wake()
 
     def put_system(self, message: SystemMessage) -> None:
@@ -127,12 +127,11 @@ class Mailbox:
 
     def get(self) -> Envelope:
         """Take the oldest message. Raises IndexError if there is none."""
-        return self._messages.popleft()
+        return self._messages.pop(0)
 
     def take_all(self) -> list[Envelope]:
         """Take all messages, the oldest first."""
-        taken = list(self._messages)
-        self._messages.clear()
+        taken, self._messages = self._messages, []
         return taken
 
     def empty(self) -> bool:
