@@ -51,6 +51,24 @@ async def test_orders_that_need_attention_are_listed_oldest_first(api: Api) -> N
     await api.refused(await api.call("GET", f"{ORDERS}/ord_9", headers=heads(api)), 404, "payment_order_not_found")
 
 
+async def test_unfinished_tasks_of_all_accounts_are_listed(api: Api) -> None:
+    states: tuple[dict[str, Any], ...] = (
+        {"wake_at": None},
+        {"wake_at": api.now},
+        {"wake_at": api.now, "provider": "other"},
+    )
+    for number, fields in enumerate(states):
+        await api.add_task(api.task(f"task_{number}", at=api.now + timedelta(minutes=number), **fields))
+    found = await get(api, "/ops/api/tasks")
+    assert [(each["task"]["request_id"], each["account_id"]) for each in found["data"]] == [
+        ("task_1", api.account_id), ("task_2", api.account_id)
+    ]  # fmt: skip
+    at_other = await get(api, "/ops/api/tasks?provider=other&status=queued")
+    assert [each["task"]["request_id"] for each in at_other["data"]] == ["task_2"]
+    refused = await api.call("GET", "/ops/api/tasks?status=failed", headers=heads(api))
+    await api.refused(refused, 400, "invalid_parameter")
+
+
 async def test_events_whose_delivery_fails_are_listed_and_retried(api: Api) -> None:
     older, newer = await plant(api, attempts=2)
     outbox = tables.outbox

@@ -10,6 +10,7 @@ from quart import Response
 from sqlalchemy import Connection, select
 
 from holdfast.actors.account.messages import SignOut
+from holdfast.actors.runtime.faults import Unavailable
 from holdfast.actors.sign_in.messages import CodeIssued, OriginAdmitted, SignedIn, TryOperatorToken
 from holdfast.actors.task.messages import TaskReply
 from holdfast.http.app import ROUTES, is_for_operators
@@ -239,6 +240,13 @@ async def test_an_origin_that_is_locked_may_use_no_token_to_sign_in(stage: Stage
     # A guess learns nothing more, and the right bearer is not the guesser's.
     who = await stage.call("GET", "/ops/api/session", headers=bearer(stage))
     assert who.status_code == 200
+
+
+async def test_the_token_admits_who_must_resume_paused_sign_ins(stage: Stage) -> None:
+    stage.sign_ins.answer = Unavailable("paused")
+    for token, status in ((stage.deps.settings.operator_token, 200), ("wrong", 503)):
+        response = await stage.call("POST", "/ops/api/session", json={"token": token})
+        assert response.status_code == status
 
 
 async def test_an_operator_signs_in_with_a_code(api: Api) -> None:

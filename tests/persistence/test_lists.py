@@ -18,7 +18,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Review, TaskRequest, accept_task
 from holdfast.persistence.queries.orders import troubled_orders
 from holdfast.persistence.queries.reports import reports_page
-from holdfast.persistence.queries.tasks import open_reviews, tasks_of_account, usage_of_account
+from holdfast.persistence.queries.tasks import open_reviews, tasks_of_account, unfinished_tasks, usage_of_account
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
 from holdfast.reports.report import ReportFilter
@@ -77,7 +77,7 @@ def add_tasks(
             "case when n % 100 = 0 and :status = 'succeeded' then 'failed' else :status end, "
             "case when n % 2 = 0 then 'studio/image-1' else 'studio/tone-1' end, 'studio', "
             "cast(:noon as timestamptz) + make_interval(secs => (n / 3) * 1e-6), cast(:noon as timestamptz), "
-            "case when :wakes then cast(:noon as timestamptz) end, true, cast(:request as json), "
+            "case when :wakes then cast(:noon as timestamptz) end, :status <> 'queued', cast(:request as json), "
             "cast(:state as json) from generate_series(cast(:first as int), cast(:last as int)) n"
         ),
         {
@@ -217,6 +217,23 @@ def test_open_reviews_are_found_without_reading_ended_tasks(rows: Connection) ->
     first = readable(open_reviews(rows, filters={}, limit=20))
     rest = readable(open_reviews(rows, filters={}, limit=20, after=(first[-1].created_at, first[-1].request_id)))
     assert [task.request_id for task in (*first, *rest)] == [f"task_{BOB}{2 * COUNT + n:09}" for n in range(30)]
+
+
+def test_unfinished_tasks_are_found_without_reading_ended_ones(rows: Connection) -> None:
+    for number in range(10):
+        status = "queued" if number % 2 else "processing"
+        add_tasks(rows, f"acct_{number}", number * 100, 100, status=status, wakes=True)
+    rows.execute(text("analyze tasks"))
+    cost, plan = Reads(rows).cost(lambda rows: unfinished_tasks(rows, filters={}, limit=PAGE))
+    assert "ix_tasks_due" in plan
+    assert "ix_tasks_waiting" in plan
+    in_flight = 1000
+    assert cost <= in_flight + 50, cost
+    oldest = readable(unfinished_tasks(rows, filters={}, limit=PAGE))
+    assert {task.account_id for task in oldest} == {"acct_0"}
+    queued = readable(unfinished_tasks(rows, filters={"status": "queued", "provider": "studio"}, limit=in_flight))
+    assert {task.account_id for task in queued} == {f"acct_{number}" for number in (1, 3, 5, 7, 9)}
+    assert unfinished_tasks(rows, filters={"provider": "another"}, limit=PAGE) == []
 
 
 def test_held_orders_are_found_through_their_own_index(rows: Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast.actors.runtime.faults import AskFault
 from holdfast.actors.sign_in.messages import TryOperatorToken
 from holdfast.http.kit.authentication import valid_session
 from holdfast.http.kit.bounded_body import HoldfastRequest
@@ -128,10 +129,17 @@ async def begin_session(deps: Dependencies, name: str, origin: str) -> tuple[str
 async def sign_in_by_token(deps: Dependencies, token: str, origin: str) -> tuple[str, OperatorSession] | Refusal:
     """Begin a session with the operators' token, as :func:`begin_session` does.
 
-    Refuses: 1. ``sign_in_locked``, also for the right token; 2. ``invalid_credentials``.
+    While wrong tokens cannot be counted, the right one is accepted. Refuses: 1. ``sign_in_locked``, also for the
+    right token; 2. ``invalid_credentials``. Raises the faults of an ask for a wrong one.
     """
     is_right = matches_operator_token(token, deps.settings.operator_token)
-    locked = await try_token(deps, origin, is_right=is_right)
+    try:
+        locked = await try_token(deps, origin, is_right=is_right)
+    except AskFault:
+        # The operator who has paused the sign-ins must be able to resume them.
+        if not is_right:
+            raise
+        locked = None
     if locked is not None:
         return locked
     return await begin_session(deps, TOKEN_OPERATOR, origin) if is_right else NOT_OPERATORS_TOKEN

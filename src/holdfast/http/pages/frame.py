@@ -59,6 +59,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
     (
         "Service",
         (
+            Entry("/ops/tasks", "Unfinished tasks"),
             Entry("/ops/providers", "Providers"),
             Entry("/ops/books", "Books"),
             Entry("/ops/actions", "Operators' actions"),
@@ -110,4 +111,4 @@ def _read_counts(rows: Connection) -> dict[CountName, int]:
 def section_of(path: str) -> str:
     """Return the navigation's entry that a page belongs to: ``/ops/reviews/rev_1`` is below ``/ops/reviews``."""
     head = "/".join(path.split("/", 3)[:3])
-    return {"/ops/accounts": "/ops/actors", "/ops/tasks": "/ops/actors"}.get(head, head)
+    return "/ops/actors" if head == "/ops/accounts" else head

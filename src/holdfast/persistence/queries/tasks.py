@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
-from sqlalchemy import Connection, Row, bindparam, func
+from sqlalchemy import Connection, Row, bindparam, func, not_
 
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import task_of_review_case
@@ -30,6 +30,8 @@ from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, r
 _ORDER = (tasks.c.created_at, tasks.c.request_id)
 _BY_ID = TASK.where(tasks.c.request_id == bindparam("request_id"))
 _IN_REVIEW = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched, tasks.c.status == "review")
+# Named like this, the two partial indexes of tasks that have not ended are read, and no ended task.
+_UNFINISHED = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched | not_(tasks.c.dispatched))
 _ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))
 
 
@@ -56,6 +58,17 @@ def tasks_of_account(
 ) -> list[Task | UnreadableEntry]:
     """Return a page of the account's tasks, newest first by (created_at, request_id)."""
     return _listed(page_of_account(rows, TASK, _ORDER, account_id, **page))
+
+
+def unfinished_tasks(
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
+) -> list[Task | UnreadableEntry]:
+    """Return a page of the tasks of all accounts that have not ended, oldest first by (created_at, request_id).
+
+    ``filters`` may have a ``provider`` and a ``status``.
+    """
+    matches = [tasks.c[name] == value for name, value in filters.items()]
+    return _listed(page(rows, _UNFINISHED.where(*matches), _ORDER, oldest_first=True, **options))
 
 
 def open_reviews(

@@ -1,8 +1,16 @@
-"""One task: where it stands, its actor, outputs and what happened to it."""
+"""Tasks that have not ended, and one task: where it stands, its actor, outputs and what happened to it."""
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.operators.accounts.tasks import TaskDetails, read_task_details
+from typing import Final
+
+from holdfast.http.endpoints.operators.accounts.tasks import (
+    UNFINISHED,
+    TaskDetails,
+    TaskDetailsList,
+    list_unfinished_tasks,
+    read_task_details,
+)
 from holdfast.http.endpoints.operators.accounts.time_lines import SOURCES, TimeLine, read_task_time_line
 from holdfast.http.endpoints.operators.supervision.actors import read_actor
 from holdfast.http.pages.rendering import Html
@@ -11,6 +19,19 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import KeyDescription
 
 view = ViewTable()
+
+FILTERS: Final = ("provider", "status")
+
+
+@view("/ops/tasks")
+async def tasks(visit: Visit) -> ViewResult:
+    """The tasks that have not ended, oldest first."""
+    values = {
+        "tasks": await visit.read_list(list_unfinished_tasks, TaskDetailsList, FILTERS),
+        "filters": {name: visit.parameter(name) for name in FILTERS},
+        "statuses": UNFINISHED,
+    }
+    return Html("tasks.html", values, is_live=True)
 
 
 @view("/ops/tasks/{request_id}")

@@ -1,19 +1,42 @@
-"""One task of any account."""
+"""Tasks of any account: those that have not ended, and one."""
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Final
 
 import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, list_of_all_accounts
+from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
+from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time, time_or_none
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.tasks import task_by_id
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.queries.tasks import task_by_id, unfinished_tasks
 
 route = RouteTable("Operators")
+
+UNFINISHED: Final = ("queued", "processing", "review")
+_FILTERS: Final = (
+    Parameter(
+        name="provider",
+        place="query",
+        description="Only tasks at this provider.",
+        schema={"type": "string", "maxLength": FILTER_MAX_CHARS},
+    ),
+    Parameter(
+        name="status",
+        place="query",
+        description="Only tasks with this status.",
+        schema={"type": "string", "enum": list(UNFINISHED)},
+    ),
+)
 
 
 class TaskDetails(msgspec.Struct, frozen=True):
@@ -32,6 +55,35 @@ class TaskDetails(msgspec.Struct, frozen=True):
     task: TaskBody
 
 
+class TaskDetailsList(msgspec.Struct, frozen=True):
+    """A page of tasks, oldest first."""
+
+    data: list[TaskDetails]
+    next_cursor: str | None
+
+
+@route(
+    "GET",
+    "/ops/api/tasks",
+    summary="List the tasks of all accounts that have not ended, oldest first",
+    auth=Auth.OPERATOR_READ,
+    reply=TaskDetailsList,
+    parameters=(*_FILTERS, FROM, TO, CURSOR, LIMIT),
+    errors=("invalid_parameter", "invalid_cursor"),
+)
+async def list_unfinished_tasks(call: Call) -> Outcome:
+    """One read."""
+    return await list_of_all_accounts(
+        call,
+        TaskDetailsList,
+        unfinished_tasks,
+        partial(_details, call.deps),
+        lambda task: Position(task.created_at, task.request_id),
+        kind="unfinished tasks",
+        filters=_FILTERS,
+    )
+
+
 @route(
     "GET",
     "/ops/api/tasks/{request_id}",
@@ -46,12 +98,16 @@ async def read_task_details(call: Call) -> Outcome:
     found = await call.deps.database.read(lambda rows: task_by_id(rows, task_id))
     if found is None:
         return Refusal(code="task_not_found", message=f"The task {shown(task_id)} does not exist.")
+    return _details(call.deps, found)
+
+
+def _details(deps: Dependencies, task: Task) -> TaskDetails:
     return TaskDetails(
-        account_id=found.account_id,
-        api_key_id=found.request.api_key_id,
-        provider=found.provider,
-        attempts=found.state.attempt,
-        hold_credits=format_amount(found.request.hold_micro),
-        wake_at=time_or_none(found.wake_at),
-        task=task_body(call.deps, found, for_operators=True),
+        account_id=task.account_id,
+        api_key_id=task.request.api_key_id,
+        provider=task.provider,
+        attempts=task.state.attempt,
+        hold_credits=format_amount(task.request.hold_micro),
+        wake_at=time_or_none(task.wake_at),
+        task=task_body(deps, task, for_operators=True),
     )
