@@ -25,7 +25,8 @@ from holdfast.ledger.tasks.webhook_secrets import webhook_secret
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
-from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.records.outbox import OutboxOutcomeRow
+from holdfast.persistence.records.row_types import OutboxAttemptRow
 from holdfast.providers.standard_webhooks import verify_standard
 from holdfast.reports.conditions import Conditions
 from holdfast.reports.reporter import Reporter

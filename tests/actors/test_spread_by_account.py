@@ -23,8 +23,9 @@ from holdfast.persistence.queries.loading import load_account, load_sign_in
 from holdfast.persistence.queries.orders import order_by_id, orders_of_account
 from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account, usage_of_account
 from holdfast.persistence.records import operator_tables, process_tables, shared_tables
-from holdfast.persistence.records.accounts import AccountHead, AccountRow, SessionRow
+from holdfast.persistence.records.accounts import AccountHead, AccountRow
 from holdfast.persistence.records.orders import OrderChangedRow
+from holdfast.persistence.records.row_types import SessionRow
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server.connections import connected
 

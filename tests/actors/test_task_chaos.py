@@ -51,7 +51,8 @@ from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
 from holdfast.persistence.queries.loading import load_task, load_task_and_events
-from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.records.outbox import OutboxOutcomeRow
+from holdfast.persistence.records.row_types import OutboxAttemptRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent
 from holdfast.supervision.dead_letters import DeadLetters

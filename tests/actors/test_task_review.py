@@ -31,7 +31,7 @@ from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import Context, HostingFailure, ProviderTraits
 from holdfast.persistence.journal.units import Fence
 from holdfast.persistence.queries.loading import RowMissing
-from holdfast.persistence.records.tasks import TaskEventRow
+from holdfast.persistence.records.row_types import TaskEventRow
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TRAITS = ProviderTraits(idempotent_submit=True, polls=True, cancels=True)

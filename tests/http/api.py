@@ -14,7 +14,8 @@ from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, MintedKey, mi
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.tasks import USAGE_ENTRIES, UsageEntry
+from holdfast.persistence.records.row_types import UsageEntry
+from holdfast.persistence.records.tasks import USAGE_ENTRIES
 from holdfast.persistence.server.database import Database
 
 from .fake_rows import CountingRows

@@ -33,24 +33,23 @@ from holdfast.persistence.records.accounts import (
     IdempotencyProbe,
     IdempotencyRow,
     SessionRevokedRow,
-    SessionRow,
     SignInRow,
     StoredReply,
 )
-from holdfast.persistence.records.orders import OrderChangedRow, PaymentEventRow, UnappliedPaymentEventRow
-from holdfast.persistence.records.outbox import (
+from holdfast.persistence.records.orders import OrderChangedRow, UnappliedPaymentEventRow
+from holdfast.persistence.records.outbox import OutboxOutcomeRow, OutboxResendRow, OutboxRow
+from holdfast.persistence.records.row_types import (
+    AssetRow,
     OutboxAttemptRow,
-    OutboxOutcomeRow,
-    OutboxResendRow,
-    OutboxRow,
+    PaymentEventRow,
+    SessionRow,
+    TaskEventRow,
     WebhookSecretRow,
 )
 from holdfast.persistence.records.tasks import (
-    AssetRow,
     AssetsDeletedRow,
     AssetsExpiryRow,
     TaskChangedRow,
-    TaskEventRow,
     TaskRequestRow,
     UsageChangedRow,
 )

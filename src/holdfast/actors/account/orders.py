@@ -57,12 +57,8 @@ from holdfast.persistence.queries.orders import (
     payment_of_another_order,
     pending_order_count,
 )
-from holdfast.persistence.records.orders import (
-    OrderChangedRow,
-    PaymentEventRow,
-    UnappliedPaymentEventRow,
-    synthetic_event_rows,
-)
+from holdfast.persistence.records.orders import OrderChangedRow, UnappliedPaymentEventRow, synthetic_event_rows
+from holdfast.persistence.records.row_types import PaymentEventRow
 from holdfast.persistence.records.rows import Row
 from holdfast.persistence.server.database import Database
 

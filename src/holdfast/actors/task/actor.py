@@ -60,11 +60,11 @@ from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import RowMissing
 from holdfast.persistence.records.outbox import new_event_rows
+from holdfast.persistence.records.row_types import TaskEventRow
 from holdfast.persistence.records.rows import TaskRow
 from holdfast.persistence.records.tasks import (
     AssetsDeletedRow,
     TaskChangedRow,
-    TaskEventRow,
     TaskRequestRow,
     UsageChangedRow,
     ended_assets_row,

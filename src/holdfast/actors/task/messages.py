@@ -11,7 +11,8 @@ from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
 from holdfast.ledger.tasks.silence import Silence
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure
-from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.records.outbox import OutboxOutcomeRow
+from holdfast.persistence.records.row_types import OutboxAttemptRow
 from holdfast.providers.media.base import Submission
 
 

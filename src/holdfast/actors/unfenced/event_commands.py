@@ -8,7 +8,8 @@ from holdfast.actors.unfenced.write import write_unfenced
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.records.outbox import OutboxResendRow, WebhookSecretRow
+from holdfast.persistence.records.outbox import OutboxResendRow
+from holdfast.persistence.records.row_types import WebhookSecretRow
 
 
 class EventCommands:

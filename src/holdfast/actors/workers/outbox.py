@@ -29,7 +29,8 @@ from holdfast.ledger.tasks.webhook_secrets import signing, webhook_secret
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
-from holdfast.persistence.records.outbox import OutboxAttemptRow, OutboxOutcomeRow
+from holdfast.persistence.records.outbox import OutboxOutcomeRow
+from holdfast.persistence.records.row_types import OutboxAttemptRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.providers.standard_webhooks import standard_headers

@@ -13,7 +13,7 @@ from holdfast.ledger.tasks.deliveries import DeliveryStatus
 from holdfast.ledger.tasks.task import EventKind
 from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.mapping import selected
-from holdfast.persistence.records.outbox import OutboxAttemptRow
+from holdfast.persistence.records.row_types import OutboxAttemptRow
 from holdfast.persistence.records.tables import outbox, outbox_attempts
 
 ATTEMPTS_SHOWN_MAX: Final = 50

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from holdfast.ledger.credit.operations import CHAIN_START
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import attributes_of, fields_of
+from holdfast.persistence.records.row_types import SessionRow
 
 
 class AccountHead(NamedTuple):
@@ -72,16 +73,6 @@ class ApiKeyUsedRow(NamedTuple):
     account_id: str
     key_id: str
     last_used_at: datetime
-
-
-class SessionRow(NamedTuple):
-    """A new session, with only the hash of its token."""
-
-    account_id: str
-    session_id: str
-    token_sha256: bytes
-    created_at: datetime
-    expires_at: datetime
 
 
 class SessionRevokedRow(NamedTuple):

@@ -12,25 +12,13 @@ from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderState
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import attributes_of, fields_of, selected
+from holdfast.persistence.records.row_types import PaymentEventRow
 
 
 class OrderChangedRow(NamedTuple):
     """A payment order after a transition."""
 
     order: Order
-
-
-class PaymentEventRow(NamedTuple):
-    """An event that was applied to its order, as received. It replaces a stored one that had no effect."""
-
-    provider: str
-    event_id: str
-    account_id: str | None
-    order_id: str | None
-    type: str
-    received_at: datetime
-    verdict: str
-    body: bytes
 
 
 class UnappliedPaymentEventRow(PaymentEventRow):

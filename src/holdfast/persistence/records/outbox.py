@@ -12,6 +12,7 @@ from holdfast.ledger.tasks.events import events_of, public_snapshot
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import fields_of
+from holdfast.persistence.records.row_types import OutboxAttemptRow, WebhookSecretRow
 
 
 class OutboxRow(msgspec.Struct, frozen=True, tag=True):
@@ -59,26 +60,6 @@ class OutboxResendRow(NamedTuple):
     tries: int = 0
     done_at: datetime | None = None
     reason: str | None = None
-
-
-class OutboxAttemptRow(msgspec.Struct, frozen=True, tag=True):
-    """One delivery and its outcome: the receiver's status, or in ``error`` why there was none."""
-
-    account_id: str
-    event_id: str
-    number: int
-    at: datetime
-    status_code: int | None
-    error: str | None
-    duration_ms: int
-
-
-class WebhookSecretRow(NamedTuple):
-    """The next generation of an account's webhook secret."""
-
-    account_id: str
-    generation: int
-    rotated_at: datetime
 
 
 EVENTS = fields_of(tables.outbox, OutboxRow)

@@ -16,23 +16,22 @@ from holdfast.persistence.records.accounts import (
     ApiKeyUsedRow,
     IdempotencyRow,
     SessionRevokedRow,
-    SessionRow,
     SignInRow,
 )
-from holdfast.persistence.records.orders import OrderChangedRow, PaymentEventRow
-from holdfast.persistence.records.outbox import (
+from holdfast.persistence.records.orders import OrderChangedRow
+from holdfast.persistence.records.outbox import OutboxOutcomeRow, OutboxResendRow, OutboxRow
+from holdfast.persistence.records.row_types import (
+    AssetRow,
     OutboxAttemptRow,
-    OutboxOutcomeRow,
-    OutboxResendRow,
-    OutboxRow,
+    PaymentEventRow,
+    SessionRow,
+    TaskEventRow,
     WebhookSecretRow,
 )
 from holdfast.persistence.records.tasks import (
-    AssetRow,
     AssetsDeletedRow,
     AssetsExpiryRow,
     TaskChangedRow,
-    TaskEventRow,
     TaskRequestRow,
     UsageChangedRow,
 )

@@ -17,7 +17,6 @@ from sqlalchemy import (
     Column,
     Index,
     Integer,
-    LargeBinary,
     PrimaryKeyConstraint,
     SmallInteger,
     Table,
@@ -26,6 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSON
 
+from holdfast.persistence.records.row_types import PaymentEventRow
 from holdfast.persistence.records.table_base import Time, columns_of, metadata
 
 
@@ -83,15 +83,7 @@ order_payments = Table(
 payment_events = Table(
     "payment_events",
     metadata,
-    Column("provider", Text, nullable=False),
-    Column("event_id", Text, nullable=False),
-    # Both null until the event's order is known.
-    Column("account_id", Text),
-    Column("order_id", Text),
-    Column("type", Text, nullable=False),
-    Column("received_at", Time, nullable=False),
-    Column("verdict", Text, nullable=False),
-    Column("body", LargeBinary, nullable=False),
+    *columns_of(PaymentEventRow),
     PrimaryKeyConstraint("provider", "event_id"),
     Index("ix_payment_events_account_id", "account_id"),
     Index("ix_payment_events_order_id", "order_id", postgresql_where=text("order_id is not null")),

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, LargeBinary, MetaData, Text
+from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, LargeBinary, MetaData, SmallInteger, Text
 from sqlalchemy.dialects.postgresql import JSON, TIMESTAMP
 
 metadata = MetaData(
@@ -23,11 +23,12 @@ metadata = MetaData(
 
 Time = TIMESTAMP(timezone=True)
 Int32: TypeAlias = Annotated[int, Integer()]
-"""A number that is an INTEGER in its table, where others are BIGINT."""
+Int16: TypeAlias = Annotated[int, SmallInteger()]
+"""Numbers that are an INTEGER or SMALLINT in their table, where others are BIGINT."""
 
 _TYPES: dict[Any, Any] = {
     str: Text, bytes: LargeBinary, datetime: Time, bool: Boolean, int: BigInteger, float: Double, Literal: Text,
-    msgspec.Struct: JSON,
+    msgspec.Struct: JSON, tuple: JSON,
 }  # fmt: skip
 
 
@@ -43,6 +44,6 @@ def _column(name: str, hint: Any, *, is_key: bool) -> Column[Any]:
     if get_origin(found) is Annotated:
         sql_type = get_args(found)[1]
     else:
-        classes = (Literal,) if get_origin(found) is Literal else found.__mro__
-        sql_type = next(_TYPES[each] for each in classes if each in _TYPES)
+        origin = get_origin(found)
+        sql_type = next(_TYPES[each] for each in (found.__mro__ if origin is None else (origin,)) if each in _TYPES)
     return Column(name, sql_type, primary_key=is_key, nullable=NoneType in alternatives)

@@ -5,6 +5,8 @@ by it. A unique index for look-ups without the account starts with what is looke
 accounts has an entry in a shared table. Amounts are micro-credits in BIGINT. ``operations`` and ``postings`` are
 the immutable journal: the first migration adds triggers that reject UPDATE, DELETE and TRUNCATE on them.
 
+Where a row is stored as a value of one type, the columns are that type's fields (``columns_of``).
+
 Documents are JSON, not JSONB: they are written far more often than searched, and storing them as text takes half
 the time of inserting a new task.
 """
@@ -34,6 +36,14 @@ from holdfast.persistence.records.operator_tables import (
     poison_messages,
 )
 from holdfast.persistence.records.process_tables import processes, reports, service_clock, singletons
+from holdfast.persistence.records.row_types import (
+    AssetRow,
+    OutboxAttemptRow,
+    SessionRow,
+    TaskEventRow,
+    UsageEntry,
+    WebhookSecretRow,
+)
 from holdfast.persistence.records.shared_tables import (
     account_emails,
     audit_differences,
@@ -161,34 +171,14 @@ tasks = Table(
 task_events = Table(
     "task_events",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("request_id", Text, nullable=False),
-    Column("provider", Text, nullable=False),
-    Column("event_id", Text, nullable=False),
-    Column("received_at", Time, nullable=False),
-    Column("verdict", Text, nullable=False),
-    Column("body", LargeBinary, nullable=False),
+    *columns_of(TaskEventRow),
     PrimaryKeyConstraint("account_id", "request_id", "provider", "event_id"),
 )
 
 usage_entries = Table(
     "usage_entries",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("request_id", Text, nullable=False),
-    Column("ts", Time, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("modality", Text, nullable=False),
-    Column("api_key_id", Text),
-    Column("status", Text, nullable=False),
-    Column("billable_units", BigInteger, nullable=False),
-    Column("tokens_in", BigInteger, nullable=False),
-    Column("tokens_out", BigInteger, nullable=False),
-    Column("latency_ms", BigInteger),
-    Column("cost_micro", BigInteger, nullable=False),
-    Column("error", Text),
-    Column("operation_id", Text),
-    Column("status_history", JSON, nullable=False),
+    *columns_of(UsageEntry),
     # In the order of the log. A task's entry is found by the task's own time.
     PrimaryKeyConstraint("account_id", "ts", "request_id"),
     postgresql_with={"fillfactor": "80"},
@@ -197,15 +187,7 @@ usage_entries = Table(
 assets = Table(
     "assets",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("request_id", Text, nullable=False),
-    Column("position", SmallInteger, nullable=False),
-    Column("asset_id", Text, nullable=False),
-    Column("sha256", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("content_type", Text, nullable=False),
-    Column("created_at", Time, nullable=False),
-    Column("expires_at", Time, nullable=False),
+    *columns_of(AssetRow),
     PrimaryKeyConstraint("account_id", "request_id", "position"),
     Index("uq_assets_asset_id", "asset_id", "account_id", unique=True),
     Index("ix_assets_sha256", "sha256"),
@@ -231,11 +213,7 @@ api_keys = Table(
 sessions = Table(
     "sessions",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("session_id", Text, nullable=False),
-    Column("token_sha256", LargeBinary, nullable=False),
-    Column("created_at", Time, nullable=False),
-    Column("expires_at", Time, nullable=False),
+    *columns_of(SessionRow),
     Column("revoked_at", Time),
     PrimaryKeyConstraint("account_id", "session_id"),
     Index("uq_sessions_token_sha256", "token_sha256", "account_id", unique=True),
@@ -338,22 +316,13 @@ outbox = Table(
 outbox_attempts = Table(
     "outbox_attempts",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("event_id", Text, nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("at", Time, nullable=False),
-    Column("status_code", Integer),
-    Column("error", Text),
-    Column("duration_ms", Integer, nullable=False),
+    *columns_of(OutboxAttemptRow),
     PrimaryKeyConstraint("account_id", "event_id", "number"),
 )
 
 webhook_secrets = Table(
     "webhook_secrets",
     metadata,
-    # No secrets here: when each generation of an account's secret was created. No row: still the first one, 0.
-    Column("account_id", Text, nullable=False),
-    Column("generation", Integer, nullable=False),
-    Column("rotated_at", Time, nullable=False),
+    *columns_of(WebhookSecretRow),
     PrimaryKeyConstraint("account_id", "generation"),
 )

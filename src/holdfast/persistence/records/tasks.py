@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from holdfast.ledger.tasks.inputs import input_until
-from holdfast.ledger.tasks.task import StatusEntry, Task, TaskRequest, TaskState, TaskStatus
+from holdfast.ledger.tasks.task import StatusEntry, Task, TaskRequest, TaskState
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import attributes_of, fields_of, selected
+from holdfast.persistence.records.row_types import AssetRow, TaskEventRow, UsageEntry
 
 
 class TaskChangedRow(msgspec.Struct, frozen=True, tag=True):
@@ -32,56 +33,10 @@ class TaskRequestRow(msgspec.Struct, frozen=True, tag=True):
     request: TaskRequest
 
 
-class TaskEventRow(msgspec.Struct, frozen=True, tag=True):
-    """A provider's callback as received, and its effect."""
-
-    account_id: str
-    request_id: str
-    provider: str
-    event_id: str
-    received_at: datetime
-    verdict: str
-    body: bytes
-
-
-class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A task's entry in the usage log, written with the task. ``ts`` is when the task was created."""
-
-    account_id: str
-    request_id: str
-    ts: datetime
-    model: str
-    modality: str
-    api_key_id: str | None
-    status: TaskStatus
-    billable_units: int
-    tokens_in: int
-    tokens_out: int
-    latency_ms: int | None
-    cost_micro: int
-    error: str | None
-    operation_id: str | None
-    status_history: tuple[StatusEntry, ...]
-
-
 class UsageChangedRow(msgspec.Struct, frozen=True, tag=True):
     """The usage entry of a task after its public status changed."""
 
     task: Task
-
-
-class AssetRow(msgspec.Struct, frozen=True, tag=True):
-    """A stored output; its bytes are in the asset store under ``sha256``."""
-
-    account_id: str
-    request_id: str
-    position: int
-    asset_id: str
-    sha256: str
-    bytes: int
-    content_type: str
-    created_at: datetime
-    expires_at: datetime
 
 
 class AssetsExpiryRow(msgspec.Struct, frozen=True, tag=True):

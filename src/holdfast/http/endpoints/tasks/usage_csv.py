@@ -23,7 +23,7 @@ from holdfast.http.kit.listing import Position, Window
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.persistence.queries.tasks import usage_of_account
-from holdfast.persistence.records.tasks import UsageEntry
+from holdfast.persistence.records.row_types import UsageEntry
 from holdfast.persistence.records.unreadable import UnreadableEntry
 
 CSV_CONTENT_TYPE: Final = "text/csv; charset=utf-8"
