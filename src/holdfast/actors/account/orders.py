@@ -11,8 +11,10 @@ never evicted: its row is still the old one.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, OrderedDict
+from collections import OrderedDict
+from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Literal, assert_never
 
 import structlog
@@ -67,6 +69,7 @@ log = structlog.get_logger(__name__)
 NOT_FOUND = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
 
 
+NEW_OPERATION_ID = partial(new_id, "op")
 CACHED_MAX = 64
 """How many orders are cached, besides those whose newest decision is not durable yet."""
 
@@ -74,7 +77,7 @@ CACHED_MAX = 64
 class AccountOrders:
     """The orders of one account, for one incarnation of its actor."""
 
-    __slots__ = ("_cache", "_database", "_now", "_open", "_pending_max", "_undurable", "_units")
+    __slots__ = ("_cache", "_database", "_now", "_pending_max", "_undurable", "_units")
 
     def __init__(self, units: AccountUnits, database: Database, now: Now, *, pending_max: int) -> None:
         self._units = units
@@ -83,7 +86,7 @@ class AccountOrders:
         self._pending_max = pending_max
         self._cache: OrderedDict[str, Order] = OrderedDict()
         self._undurable: dict[Unit, str] = {}
-        self._open: Counter[str] = Counter()
+        """The order that each unit changes, until the unit has ended."""
 
     async def decide(self, command: OrderCommand) -> Turn[OrderResult]:
         """Decide a command. Refuses: 1. ``payment_order_not_found``; 2. what each decision refuses."""
@@ -113,11 +116,7 @@ class AccountOrders:
 
     def settled(self, unit: Unit) -> None:
         """Record that a unit has ended, with any result."""
-        order_id = self._undurable.pop(unit, None)
-        if order_id is not None:
-            self._open[order_id] -= 1
-            if not self._open[order_id]:
-                del self._open[order_id]
+        self._undurable.pop(unit, None)
 
     # ------------------------------------------------------------------------------------------------ the messages
 
@@ -126,7 +125,7 @@ class AccountOrders:
         account_id = self._units.state.account_id
         assert command.request.account_id == account_id
         # Counted before the rows: an order that becomes durable in between is counted twice rather than not at all.
-        waiting = len(self._open)
+        waiting = len(set(self._undurable.values()))
         waiting += await self._database.read(pending_order_count, account_id)
         if waiting >= self._pending_max:
             refusal = Refusal(
@@ -143,7 +142,7 @@ class AccountOrders:
 
     async def _receive_event(self, command: ReceivePaymentEvent, order: Order, now: datetime) -> Turn[OrderResult]:
         event, provider, order_id = command.event, order.request.provider, order.order_id
-        result = on_event(order, event, now, new_operation_id=_operation_id)
+        result = on_event(order, event, now, new_operation_id=NEW_OPERATION_ID)
         row = PaymentEventRow(
             provider, event.event_id, order.account_id, order_id, event.type, now, result.verdict, command.body
         )
@@ -177,7 +176,7 @@ class AccountOrders:
         return await self._apply(order, result, event=event)
 
     async def _reconcile(self, command: ReconcileOrder, order: Order, now: datetime) -> Turn[OrderResult]:
-        result = on_reconciled(order, command.snapshot, now, new_operation_id=_operation_id)
+        result = on_reconciled(order, command.snapshot, now, new_operation_id=NEW_OPERATION_ID)
         events = () if command.snapshot is None else command.snapshot.events
         return await self._apply(order, result, more=synthetic_event_rows(order, result.order, events, now))
 
@@ -188,7 +187,7 @@ class AccountOrders:
             decision,
             now,
             reason=clean_message(command.note) or f"operator_{decision}",
-            new_operation_id=_operation_id,
+            new_operation_id=NEW_OPERATION_ID,
             amount_micro=command.amount_micro,
         )
         return await self._apply(order, result)
@@ -208,12 +207,14 @@ class AccountOrders:
         Refuses: 1. the decision if it is a refusal; 2. ``provider_event_mismatch`` (another order's payment);
         3. ``amount_too_large`` (the balance would exceed the limit). The event is then stored as refused.
         """
+        moves: tuple[LedgerMove, ...] = ()
         if isinstance(result, Refusal):
             refusal: Refusal | None = result
         elif result.order is order:
             return self._units.confirm(result)
         else:
-            refusal = await self._refusal_of(order, result.order)
+            moves = result.order.state.moves[len(order.state.moves) :]
+            refusal = await self._refusal_of(order, result.order, moves)
         if refusal is not None:
             return self._units.confirm(
                 refusal, () if event is None else (_unapplied(event, event_id=event.event_id),)
@@ -221,7 +222,7 @@ class AccountOrders:
         assert isinstance(result, OrderResult)
         after = result.order
         state = self._units.state
-        operations = tuple(_post(order, move, state, after.updated_at) for move in _new_moves(order, after))
+        operations = tuple(_post(order, move, state, after.updated_at) for move in moves)
         if after.statuses.risk_status == "mismatch" != order.statuses.risk_status:
             log.warning(
                 "a payment does not match its order",
@@ -233,7 +234,7 @@ class AccountOrders:
         rows: list[Row] = [OrderChangedRow(after), *more]
         if event is not None:
             rows.append(event)
-        log_event = _log_event_of(order, after)
+        log_event = _log_event_of(order, after, moves)
         return self._commit(result, operations=operations, rows=tuple(rows), log_event=log_event)
 
     def _commit(
@@ -249,12 +250,10 @@ class AccountOrders:
         commit = self._units.commit(
             result, operations=operations, rows=rows, idempotency=idempotency, log_event=log_event
         )
-        order_id = result.order.order_id
-        self._undurable[commit.unit] = order_id
-        self._open[order_id] += 1
+        self._undurable[commit.unit] = result.order.order_id
         return commit
 
-    async def _refusal_of(self, order: Order, after: Order) -> Refusal | None:
+    async def _refusal_of(self, order: Order, after: Order, moves: Sequence[LedgerMove]) -> Refusal | None:
         payment_id, order_id = after.state.payment_id, order.order_id
         if payment_id is not None and payment_id != order.state.payment_id:
             is_of_another_order = any(
@@ -264,7 +263,7 @@ class AccountOrders:
                 return Refusal(
                     code="provider_event_mismatch", message="The payment belongs to another payment order."
                 )
-        credit_micro = sum(move.amount_micro for move in _new_moves(order, after) if move.kind == "credit")
+        credit_micro = sum(move.amount_micro for move in moves if move.kind == "credit")
         if credit_micro and self._units.state.balance_micro + credit_micro > AMOUNT_MICRO_MAX:
             return Refusal(code="amount_too_large", message="The balance would exceed the largest one allowed.")
         return None
@@ -291,7 +290,8 @@ class AccountOrders:
         self._cache[order.order_id] = order
         self._cache.move_to_end(order.order_id)
         if len(self._cache) > CACHED_MAX:
-            durable = [each for each in self._cache if each != order.order_id and each not in self._open]
+            undurable = {order.order_id, *self._undurable.values()}
+            durable = [each for each in self._cache if each not in undurable]
             for order_id in durable[: len(self._cache) - CACHED_MAX]:
                 del self._cache[order_id]
 
@@ -308,9 +308,8 @@ def _log_event(event: str, order: Order, **amounts_micro: int | None) -> LogEven
     return LogEvent(event, {**about, **amounts_micro})
 
 
-def _log_event_of(before: Order, after: Order) -> LogEvent | None:
+def _log_event_of(before: Order, after: Order, moves: Sequence[LedgerMove]) -> LogEvent | None:
     """Return the event that a decision is: credit given or taken back, or another status."""
-    moves = _new_moves(before, after)
     credit_micro = sum(move.amount_micro for move in moves if move.kind == "credit")
     reversed_micro = sum(move.amount_micro for move in moves if move.kind != "credit")
     if credit_micro or reversed_micro:
@@ -320,14 +319,6 @@ def _log_event_of(before: Order, after: Order) -> LogEvent | None:
     if after.status != before.status:
         return _log_event(f"order {after.status}", after)
     return None
-
-
-def _operation_id() -> str:
-    return new_id("op")
-
-
-def _new_moves(before: Order, after: Order) -> tuple[LedgerMove, ...]:
-    return after.state.moves[len(before.state.moves) :]
 
 
 def _post(order: Order, move: LedgerMove, state: AccountState, at: datetime) -> Operation:
