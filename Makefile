@@ -47,7 +47,7 @@ check: $(TESTABLE)  ## Check formatting, lint, types and the order of imports
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports
 
-format: $(TESTABLE)  ## Put the code in form
+format: $(TESTABLE)  ## Format the code
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
 
