@@ -88,12 +88,10 @@ class Link:
         self._send(frames.AskFrame(number, group, key, name, body, deadline_s, traceparent.get(), fails_fast))
         future: TrioFuture[object] = TrioFuture()
         self._waiting[number] = future, codec, name
-        self._deadlines.add(future, trio.current_time() + deadline_s, deadline_s)
         try:
-            return await future.wait()
+            return await self._deadlines.wait(future, trio.current_time() + deadline_s, deadline_s)
         finally:
             self._waiting.pop(number, None)
-            self._deadlines.remove(future)
 
     def tell(self, group: str, key: str, command: Command[object]) -> None:
         """Send a command without reply. Raises ``Overloaded``, and as :meth:`ask` if it may be sent elsewhere."""

@@ -39,6 +39,14 @@ class AskDeadlines:
             else:
                 self._sooner.set()
 
+    async def wait(self, future: TrioFuture[object], deadline: float, deadline_s: float) -> object:
+        """Return what ``future`` is set to. Raises :class:`OutcomeUnknown` unless that is before ``deadline``."""
+        self.add(future, deadline, deadline_s)
+        try:
+            return await future.wait()
+        finally:
+            self.remove(future)
+
     def remove(self, future: TrioFuture[object]) -> None:
         """Forget ``future``: its ask has ended."""
         self._waiting.pop(future, None)

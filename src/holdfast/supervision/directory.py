@@ -91,12 +91,10 @@ class KeyedDirectory:
             child = self.accept(key, envelope, fails_fast=while_down == "fail")
         if asker is not None:
             asker.waiting_on = child
-        self._deadlines.add(future, now + deadline_s, deadline_s)
         try:
             # The actor's handler of a Command[R] replies with an R.
-            return cast("R | Refusal", await future.wait())
+            return cast("R | Refusal", await self._deadlines.wait(future, now + deadline_s, deadline_s))
         finally:
-            self._deadlines.remove(future)
             if not future.is_set:
                 future.fail(OutcomeUnknown("its sender no longer waits"))
             if asker is not None:
@@ -150,7 +148,7 @@ class KeyedDirectory:
     def pause(self, reason: str) -> None:
         """Refuse asks until :meth:`resume`, for an operator; actors that are active finish what they have."""
         self.lives.pause.begin_by_operator(reason)
-        self._reports.paused_by_operator(reason)
+        self._reports.paused(reason)
 
     def resume(self, reason: str) -> None:
         """End a pause, for an operator."""

@@ -50,9 +50,11 @@ class GroupPause:
         if self._over is None:
             self._over = trio.Event()
             self.more_crashes = 0
-            self._reason = describe(exc).reason
+            cause = describe(exc)
+            self._reason = cause.reason
             nursery.start_soon(self._probe_until_ok, self._over)
-            self._reports.pause(exc, self._crashes.count(trio.current_time()))
+            crashes = self._crashes.count(trio.current_time())
+            self._reports.paused(cause.reason, reason_type=cause.reason_type, crashes=crashes)
 
     def begin_by_operator(self, reason: str) -> None:
         """Pause until :meth:`end_by_operator`, also through restarts of the directory and successful probes."""
@@ -87,7 +89,8 @@ class GroupPause:
                 if await self._probe():
                     break
             except Exception as exc:
-                self._reports.pause(exc)
+                cause = describe(exc)
+                self._reports.paused(cause.reason, reason_type=cause.reason_type)
         if self._over is over and self.operators_reason is None:
             self._crashes.clear()
             self.end()

@@ -177,26 +177,19 @@ class KeyedReports:
             Report(kind="release", at=self._reporter.now(), path=self.path, key=child.key, reason=reason)
         )
 
-    def pause(self, exc: Exception, crashes: int | None = None) -> None:
-        """Report that the group pauses, and why."""
-        cause = describe(exc)
+    def paused(self, reason: str, *, reason_type: str | None = None, crashes: int | None = None) -> None:
+        """Report that the group pauses, and why: an exception, with the crashes so far, or an operator's reason."""
         self._reporter.report(
             Report(
                 kind="pause",
                 at=self._reporter.now(),
                 path=self.path,
-                reason_type=cause.reason_type,
-                reason=cause.reason,
+                reason_type=reason_type,
+                reason=reason,
                 restarts=crashes,
-                budget=self._limits.group_crashes,
+                budget=None if crashes is None else self._limits.group_crashes,
                 decision="pause",
             )
-        )
-
-    def paused_by_operator(self, reason: str) -> None:
-        """Report that an operator paused the group."""
-        self._reporter.report(
-            Report(kind="pause", at=self._reporter.now(), path=self.path, reason=reason, decision="pause")
         )
 
     def resumed(self, reason: str | None = None, *, more_crashes: int = 0) -> None:

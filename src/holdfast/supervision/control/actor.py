@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import structlog
@@ -27,24 +28,18 @@ from holdfast.supervision.control.children import act_on_child, describe_tree
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import (
     ControlCommand,
-    CrashKey,
     DeadLetterList,
-    DescribeKey,
     DescribeProcess,
     Draining,
     DrainProcess,
     ListDeadLetters,
-    ListKeys,
-    ListMessages,
-    PauseGroup,
     ProcessDescription,
     ProviderView,
-    QuarantineKey,
     ReadSamples,
-    ReleaseKey,
-    RestartKey,
-    ResumeGroup,
+    RestartChild,
     SampleList,
+    StartChild,
+    StopChild,
 )
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.supervisor import Supervisor
@@ -52,7 +47,8 @@ from holdfast.traces import traceparent
 
 log = structlog.get_logger(__name__)
 
-COMMANDS_MAX = 100
+NO_SUCH_GROUP: Final = Refusal(code="group_not_found", message="The group does not exist.")
+COMMANDS_MAX: Final = 100
 """How many commands may be open at a time."""
 
 
@@ -117,11 +113,7 @@ class ControlRef(WorkerRef):
         self.accept(
             "", Envelope(message, future, deadline=now + deadline_s, sent_at=now, traceparent=traceparent.get())
         )
-        self._deadlines.add(future, now + deadline_s, deadline_s)
-        try:
-            return await future.wait()
-        finally:
-            self._deadlines.remove(future)
+        return await self._deadlines.wait(future, now + deadline_s, deadline_s)
 
 
 class ControlActor(Worker):
@@ -160,27 +152,11 @@ class ControlActor(Worker):
                 log.warning("draining for an operator", reason=message.reason)
                 self._process.drain()
                 return Draining(self._process.identity.member_id)
-            case ListKeys():
-                group = self._group(message.group)
-                return group if isinstance(group, Refusal) else group.list(message)
-            case DescribeKey():
-                group = self._group(message.group)
-                return group if isinstance(group, Refusal) else group.describe_key(message)
-            case ListMessages():
-                group = self._group(message.group)
-                return group if isinstance(group, Refusal) else group.list_messages(message)
-            case PauseGroup() | ResumeGroup():
-                group = self._group(message.group)
-                return group if isinstance(group, Refusal) else group.pause_or_resume(message)
-            case RestartKey() | CrashKey() | QuarantineKey() | ReleaseKey():
-                group = self._group(message.group)
-                return group if isinstance(group, Refusal) else await group.act(message)
-            case _:
+            case StopChild() | StartChild() | RestartChild():
                 return await act_on_child(self._process.tree, message)
-
-    def _group(self, name: str) -> ControlledGroup | Refusal:
-        group = self._process.groups.get(name)
-        return Refusal(code="group_not_found", message="The group does not exist.") if group is None else group
+            case _:
+                group = self._process.groups.get(message.group)
+                return NO_SUCH_GROUP if group is None else await group.answer(message)
 
     def _describe(self) -> ProcessDescription:
         process, identity = self._process, self._process.identity

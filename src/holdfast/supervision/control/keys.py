@@ -21,6 +21,7 @@ from holdfast.supervision.control.messages import (
     CrashKey,
     DescribeKey,
     GroupAction,
+    GroupCommand,
     GroupDescription,
     KeptMessages,
     KeyAction,
@@ -35,6 +36,7 @@ from holdfast.supervision.control.messages import (
     QuarantineKey,
     ReleaseKey,
     RestartKey,
+    ResumeGroup,
 )
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import EndRequest, KeyedChild
@@ -51,6 +53,20 @@ class ControlledGroup:
     directory: KeyedDirectory
     member_id: str
     mask: Callable[[str], str]
+
+    async def answer(self, command: GroupCommand) -> object:
+        """Do what a command asks, and return its reply."""
+        match command:
+            case ListKeys():
+                return self.list(command)
+            case DescribeKey():
+                return self.describe_key(command)
+            case ListMessages():
+                return self.list_messages(command)
+            case PauseGroup() | ResumeGroup():
+                return self.pause_or_resume(command)
+            case _:
+                return await self.act(command)
 
     # ------------------------------------------------------------------------------------------- descriptions
 

@@ -303,21 +303,7 @@ class DrainProcess(Command["Draining"], frozen=True):
 KeyAction: TypeAlias = RestartKey | CrashKey | QuarantineKey | ReleaseKey
 ChildAction: TypeAlias = StopChild | StartChild | RestartChild
 GroupAction: TypeAlias = PauseGroup | ResumeGroup
+GroupCommand: TypeAlias = ListKeys | DescribeKey | ListMessages | KeyAction | GroupAction
 ControlCommand: TypeAlias = (
-    DescribeProcess
-    | ListKeys
-    | DescribeKey
-    | ListMessages
-    | ListDeadLetters
-    | ReadSamples
-    | RestartKey
-    | CrashKey
-    | QuarantineKey
-    | ReleaseKey
-    | StopChild
-    | StartChild
-    | RestartChild
-    | PauseGroup
-    | ResumeGroup
-    | DrainProcess
+    DescribeProcess | ListDeadLetters | ReadSamples | DrainProcess | ChildAction | GroupCommand
 )
