@@ -31,18 +31,23 @@ class ApiError(Exception):
         self.body = {"error": {name: value for name, value in error.items() if value is not None}}
 
 
-class PaymentIntent(msgspec.Struct, kw_only=True):
-    """One payment, through all attempts at it."""
+class Amount(msgspec.Struct, kw_only=True):
+    """What all objects with an amount have, in minor units of the currency."""
 
     id: str
-    object: str = "payment_intent"
     amount: int
+    created: int
+    currency: str
+
+
+class PaymentIntent(Amount, kw_only=True):
+    """One payment, through all attempts at it."""
+
+    object: str = "payment_intent"
     amount_received: int = 0
     automatic_payment_methods: Fields | None = None
     cancellation_reason: str | None = None
     client_secret: str
-    created: int
-    currency: str
     last_payment_error: Fields | None = None
     latest_charge: str | None = None
     livemode: bool = False
@@ -52,18 +57,14 @@ class PaymentIntent(msgspec.Struct, kw_only=True):
     status: IntentStatus = "requires_payment_method"
 
 
-class Charge(msgspec.Struct, kw_only=True):
+class Charge(Amount, kw_only=True):
     """One attempt to take money; ``amount_refunded`` is the sum of its refunds that did not fail."""
 
-    id: str
     object: str = "charge"
-    amount: int
     amount_captured: int = 0
     amount_refunded: int = 0
     balance_transaction: str | None = None
     captured: bool = False
-    created: int
-    currency: str
     disputed: bool = False
     livemode: bool = False
     metadata: dict[str, str] = {}
@@ -73,31 +74,23 @@ class Charge(msgspec.Struct, kw_only=True):
     status: Literal["succeeded", "failed"]
 
 
-class Refund(msgspec.Struct, kw_only=True):
+class Refund(Amount, kw_only=True):
     """One refund; one that succeeded may still fail."""
 
-    id: str
     object: str = "refund"
-    amount: int
     balance_transaction: str | None = None
     charge: str
-    created: int
-    currency: str
     failure_balance_transaction: str | None = None
     metadata: dict[str, str] = {}
     payment_intent: str
     status: Literal["pending", "succeeded", "failed"]
 
 
-class BalanceTransaction(msgspec.Struct, kw_only=True):
+class BalanceTransaction(Amount, kw_only=True):
     """One movement of the account's balance."""
 
-    id: str
     object: str = "balance_transaction"
-    amount: int
     available_on: int
-    created: int
-    currency: str
     fee: int = 0
     net: int
     reporting_category: str
@@ -105,16 +98,12 @@ class BalanceTransaction(msgspec.Struct, kw_only=True):
     type: str
 
 
-class Dispute(msgspec.Struct, kw_only=True):
+class Dispute(Amount, kw_only=True):
     """A cardholder's dispute; ``warning_`` statuses are inquiries, in which no money moves."""
 
-    id: str
     object: str = "dispute"
-    amount: int
     balance_transactions: list[BalanceTransaction] = []
     charge: str
-    created: int
-    currency: str
     payment_intent: str
     reason: str
     status: str

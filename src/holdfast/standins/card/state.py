@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.standins.card.objects import (
+    Amount,
     ApiError,
     BalanceTransaction,
     Charge,
@@ -99,9 +100,7 @@ class Store:
         """Return the event with that id."""
         return _of(self.state.events, event_id, "event")
 
-    def move(
-        self, kind: str, category: str, source: Charge | Refund | Dispute, *, amount: int, fee: int = 0
-    ) -> BalanceTransaction:
+    def move(self, kind: str, category: str, source: Amount, *, amount: int, fee: int = 0) -> BalanceTransaction:
         """Record a movement of the account's balance; ``amount`` is signed."""
         now_s = self.now_s()
         movement = BalanceTransaction(
