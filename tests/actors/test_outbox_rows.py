@@ -29,7 +29,8 @@ from holdfast.ledger.tasks.deliveries import PAUSES_S
 from holdfast.ledger.tasks.task import HostingState, Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.ledger.tasks.webhook_secrets import Rotation
-from holdfast.persistence.claims.outbox import DueEvent, claim_due
+from holdfast.persistence.claims import outbox as outbox_claims
+from holdfast.persistence.claims.outbox import FIRST, DueEvent, claim_due
 from holdfast.persistence.journal.units import Committed, NotWritten, Unit, UnitResult, Unknown
 from holdfast.persistence.queries.events import events_of_task
 from holdfast.persistence.queries.loading import load_task
@@ -98,14 +99,16 @@ class Box:
     async def claim(
         self, *, most: int = 100, busy: dict[str, int] | None = None, now: datetime | None = None
     ) -> Any:
-        return await self.database.work(
+        due, _ = await self.database.work(
             claim_due,
             now or utc_now(),
+            after=FIRST,
             most=most,
             per_account_max=PER_ACCOUNT_MAX,
             busy=busy or {},
             lease_s=LEASE_S,
         )
+        return due
 
     async def row(self, event_id: str) -> Any:
         """Read an event's row."""
@@ -176,17 +179,60 @@ async def test_a_single_event_does_not_wait_for_large_accounts(box: Box) -> None
     assert sorted({event.account_id for event in await box.claim(most=4)}) == loud
 
 
+async def test_a_claim_reads_few_rows_of_a_long_backlog(box: Box) -> None:
+    await box.plant(1, "acct_hangs", age_s=60)
+    [calm] = await box.plant(1, "acct_calm", age_s=30)
+    columns = [column.name for column in tables.outbox.columns]
+    copied = {"event_id": "'evt_' || n", "due_at": "due_at + n * interval '10 milliseconds'"}
+    values = ", ".join(copied.get(name, name) for name in columns)
+
+    def claim(rows: sqlalchemy.Connection) -> tuple[list[str], int]:
+        rows.execute(
+            sqlalchemy.text(
+                f"insert into outbox ({', '.join(columns)}) select {values} "
+                "from outbox, generate_series(1, 5000) n where account_id = 'acct_hangs'"
+            )
+        )
+        rows.execute(sqlalchemy.text("analyze outbox"))
+        read = sqlalchemy.text(
+            "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'outbox'"
+        )
+        before = rows.execute(read).scalar_one()
+        busy = {"acct_hangs": PER_ACCOUNT_MAX}
+        due, _ = claim_due(rows, utc_now(), after=FIRST, most=100, per_account_max=4, busy=busy, lease_s=LEASE_S)
+        return [event.event_id for event in due], rows.execute(read).scalar_one() - before
+
+    claimed, rows_read = await box.database.work(claim)
+    assert claimed == [calm.event_id]
+    assert rows_read < 200
+
+
+async def test_claims_look_through_all_accounts_in_turn(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_claims, "ACCOUNTS_PROBED_MAX", 2)
+    accounts = [f"acct_{number}" for number in range(5)]
+    for account_id in accounts:
+        await box.plant(1, account_id)
+    limits: dict[str, Any] = {"most": 9, "per_account_max": 1, "busy": {}, "lease_s": LEASE_S}
+    found: list[list[str]] = []
+    after = FIRST
+    for _ in range(3):
+        due, after = await box.database.work(claim_due, utc_now(), after=after, **limits)
+        found.append(sorted(event.account_id for event in due))
+    assert found == [["acct_0", "acct_1"], ["acct_2", "acct_3"], ["acct_4"]]
+    assert after == FIRST
+
+
 async def test_two_processes_never_claim_the_same_delivery(box: Box) -> None:
     await box.plant(PER_ACCOUNT_MAX)
     now = utc_now()
     taken: list[str] = []
 
     def both(rows: sqlalchemy.Connection) -> None:
-        limits: dict[str, Any] = {"per_account_max": 2, "busy": {}, "lease_s": LEASE_S}
-        mine = claim_due(rows, now, most=2, **limits)
+        limits: dict[str, Any] = {"after": FIRST, "per_account_max": 2, "busy": {}, "lease_s": LEASE_S}
+        mine, _ = claim_due(rows, now, most=2, **limits)
         # The other one looks before the first has committed.
         with rows.engine.begin() as other:
-            theirs = claim_due(other, now, most=100, **limits)
+            theirs, _ = claim_due(other, now, most=100, **limits)
         taken.extend(event.event_id for event in (*mine, *theirs))
 
     await box.database.work(both)

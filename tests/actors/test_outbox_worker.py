@@ -22,7 +22,7 @@ from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.tasks.deliveries import PAUSES_S, DeliveryResponse, pause_after
 from holdfast.ledger.tasks.task import EventKind
 from holdfast.ledger.tasks.webhook_secrets import webhook_secret
-from holdfast.persistence.claims.outbox import DueEvent
+from holdfast.persistence.claims.outbox import FIRST, DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.records.outbox import OutboxOutcomeRow
@@ -50,7 +50,10 @@ class Setup:
     attempts: list[OutboxAttemptRow] = field(default_factory=list)
     outcomes: list[OutboxOutcomeRow] = field(default_factory=list)
     reported: list[tuple[str, RecordAnnouncement]] = field(default_factory=list)
-    claims: int = 0
+    afters: list[str] = field(default_factory=list)
+    """After which account each claim began."""
+    following: list[str] = field(default_factory=list)
+    """After which account the next claim is to begin, for each of the next claims."""
     answer: Callable[[str], DeliveryResponse] = lambda _: DeliveryResponse(200)
     answer_after_s: Callable[[str], float] = lambda _: 0.0
     render: Callable[[DueEvent], bytes] = lambda event: event.event_id.encode()
@@ -65,9 +68,11 @@ class Setup:
         self.events[event_id] = DueEvent(account_id, event_id, "task_1", kind, url, at, 0, at, 0, "{}", ())
         self.due_at[event_id] = at
 
-    async def claim(self, now: datetime, most: int, busy: Mapping[str, int]) -> list[DueEvent]:
+    async def claim(
+        self, now: datetime, after: str, most: int, busy: Mapping[str, int]
+    ) -> tuple[list[DueEvent], str]:
+        self.afters.append(after)
         await trio.lowlevel.checkpoint()
-        self.claims += 1
         taken: list[DueEvent] = []
         many = Counter(busy)
         for event_id, due_at in sorted(self.due_at.items(), key=lambda item: item[1]):
@@ -78,7 +83,7 @@ class Setup:
                 self.events[event_id] = claimed
                 self.due_at[event_id] = now + timedelta(seconds=max(20, pause_after(claimed.tries)))
                 taken.append(claimed)
-        return taken
+        return taken, self.following.pop(0) if self.following else FIRST
 
     async def write(self, unit: Unit) -> UnitResult:
         """Write a unit, as the journal would."""
@@ -192,6 +197,19 @@ async def test_a_hanging_receiver_delays_only_its_account(
     assert Counter(row.status for row in setup.outcomes) == {"delivered": 51}
 
 
+async def test_claims_follow_each_other_until_all_accounts_had_a_turn(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    setup = Setup(following=["acct_5", "acct_9"])
+    async with trio.open_nursery() as nursery:
+        await setup.run(nursery)
+        await trio.sleep(1)
+        assert setup.afters == [FIRST, "acct_5", "acct_9"]
+        await trio.sleep(TICK_S)
+        assert setup.afters[3:] == [FIRST]
+        nursery.cancel_scope.cancel()
+
+
 async def test_concurrent_deliveries_are_bounded(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -218,23 +236,25 @@ async def test_events_due_after_a_commit_are_delivered_at_once(autojump_clock: t
     assert [at for at, *_ in setup.sent] == [10]
 
 
-async def test_due_events_are_claimed_again_only_if_an_account_is_full(
+async def test_due_events_are_claimed_again_when_a_full_account_has_a_place(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     setup = Setup(answer_after_s=lambda _: 5.0)
     async with trio.open_nursery() as nursery:
         await setup.run(nursery)
         await trio.sleep(1)
-        assert setup.claims == 1
+        assert len(setup.afters) == 1
         for number in range(PER_ACCOUNT_MAX - 1):
             setup.add(f"evt_{number}")
         setup.worker_ref.tell(EventsDue())
         await trio.sleep(1)
-        assert (setup.claims, len(setup.sent)) == (2, PER_ACCOUNT_MAX - 1)
+        assert (len(setup.afters), len(setup.sent)) == (2, PER_ACCOUNT_MAX - 1)
         setup.add("evt_last")
         setup.worker_ref.tell(EventsDue())
         await trio.sleep(1)
-        assert (setup.claims, len(setup.sent)) == (4, PER_ACCOUNT_MAX)
+        assert (len(setup.afters), len(setup.sent)) == (3, PER_ACCOUNT_MAX)
+        await trio.sleep(5)
+        assert len(setup.afters) == 4
         nursery.cancel_scope.cancel()
 
 

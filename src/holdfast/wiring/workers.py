@@ -158,9 +158,10 @@ def worker_children(
         ),
         "outbox": lambda: OutboxWorker(
             refs.outbox,
-            claim=lambda at, most, busy: database.work(
+            claim=lambda at, after, most, busy: database.work(
                 claim_due,
                 at,
+                after=after,
                 most=most,
                 per_account_max=PER_ACCOUNT_MAX,
                 busy=busy,

@@ -26,7 +26,7 @@ from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.deliveries import DeliveryResponse, DeliveryState, after_attempt
 from holdfast.ledger.tasks.events import ASSETS_READY
 from holdfast.ledger.tasks.webhook_secrets import signing, webhook_secret
-from holdfast.persistence.claims.outbox import DueEvent
+from holdfast.persistence.claims.outbox import FIRST, DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.records.outbox import OutboxOutcomeRow
@@ -48,10 +48,11 @@ FINISH_S = 2.0
 """How long running deliveries may take to finish once the worker stops."""
 ERROR_MAX_CHARS = 200
 
-Claim = Callable[[datetime, int, Mapping[str, int]], Awaitable[list[DueEvent]]]
-"""Claims up to a number of events that are due, given how many deliveries of each account run.
+Claim = Callable[[datetime, str, int, Mapping[str, int]], Awaitable[tuple[list[DueEvent], str]]]
+"""Claims up to a number of due events, of accounts after one, given how many deliveries of each account run.
 
-Raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
+Also returns the account after which the next claim continues. Raises
+:class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
 """
 
 Render = Callable[[DueEvent], bytes]
@@ -95,6 +96,7 @@ class OutboxWorker(Worker):
         self._conditions = conditions
         self._tick_s = tick_s
         self._busy: Counter[str] = Counter()
+        self._after = FIRST
         self._wake = trio.Event()
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
@@ -126,18 +128,15 @@ class OutboxWorker(Worker):
             self._wake = trio.Event()
 
     async def _deliver_due(self) -> bool:
-        """Claim due events up to the limits and start their deliveries; return whether others may be due.
-
-        Others may be hidden by those of an account that has reached its limit.
-        """
+        """Claim due events up to the limits and start their deliveries; return whether other accounts follow."""
         free = DELIVERIES_MAX - self._busy.total()
         if free <= 0:
             return False
-        due = await self._claim(self._now(), free, dict(self._busy))
+        due, self._after = await self._claim(self._now(), self._after, free, dict(self._busy))
         for event in due:
             self._busy[event.account_id] += 1
             self.nursery.start_soon(self._deliver, event)
-        return any(self._busy[event.account_id] >= PER_ACCOUNT_MAX for event in due)
+        return self._after != FIRST
 
     async def _deliver(self, event: DueEvent) -> None:
         traceparent.set(event.traceparent)

@@ -2,6 +2,9 @@
 
 A claim postpones ``due_at`` under ``SKIP LOCKED`` as a failed attempt would, so several processes share the work,
 and a delivery that is lost with its process counts as a failed one.
+
+Accounts are looked through in turn, by one probe of the index for each, so that a claim costs the same however many
+events of one account wait.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ from holdfast.ledger.tasks.deliveries import PAUSES_S
 from holdfast.ledger.tasks.task import EventKind, Task
 from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT, Rotation
 
-SEEN_MAX_ROWS: Final = 500
-"""How many of the oldest due events one claim considers."""
-NEWEST_MAX_ROWS: Final = 100
-"""How many of the newest: accounts with thousands due must not hide one with a single event."""
+ACCOUNTS_PROBED_MAX: Final = 500
+"""How many accounts with events that are not delivered yet one claim probes; the next continues after them."""
+FIRST: Final = ""
+"""Sorts before every account id."""
 
 
 class _TracedRequest(msgspec.Struct, frozen=True):
@@ -36,18 +39,30 @@ class _Traced(msgspec.Struct, frozen=True):
 _TASK = msgspec.json.Decoder(Task)
 _TRACED = msgspec.json.Decoder(_Traced)
 
+_PROBED = text(
+    """
+    with recursive probed as (
+        (select account_id, due_at, 1 as number from outbox
+         where due_at is not null and account_id > :after order by account_id, due_at limit 1)
+        union all
+        select n.account_id, n.due_at, p.number + 1
+        from probed p cross join lateral (
+            select o.account_id, o.due_at from outbox o
+            where o.due_at is not null and o.account_id > p.account_id order by o.account_id, o.due_at limit 1
+        ) n
+        where p.number < :probed_max
+    )
+    select account_id, due_at <= :now as is_due from probed order by number
+    """
+)
 _CLAIM = text(
     """
-    with under_way as (
-        select * from unnest(cast(:accounts as text[]), cast(:many as integer[])) as b(account_id, many)
-    ), seen as (
-        (select o.account_id, o.event_id, o.due_at, coalesce(b.many, 0) as busy
-         from outbox o left join under_way b using (account_id)
-         where o.due_at <= :now and coalesce(b.many, 0) < :per_account order by o.due_at limit :oldest)
-        union
-        (select o.account_id, o.event_id, o.due_at, coalesce(b.many, 0) as busy
-         from outbox o left join under_way b using (account_id)
-         where o.due_at <= :now and coalesce(b.many, 0) < :per_account order by o.due_at desc limit :newest)
+    with seen as (
+        select a.account_id, e.event_id, e.due_at, a.busy
+        from unnest(cast(:accounts as text[]), cast(:busy as integer[])) as a(account_id, busy) cross join lateral (
+            select o.event_id, o.due_at from outbox o where o.account_id = a.account_id and o.due_at <= :now
+            order by o.due_at limit :per_account
+        ) e
     ), fair as (
         select account_id, event_id
         from (select *, row_number() over (partition by account_id order by due_at) as place from seen) placed
@@ -109,33 +124,37 @@ def claim_due(
     rows: Connection,
     now: datetime,
     *,
+    after: str,
     most: int,
     per_account_max: int,
     busy: Mapping[str, int],
     lease_s: float,
-) -> list[DueEvent]:
-    """Claim up to ``most`` due events. An account has at most ``per_account_max`` deliveries at a time.
+) -> tuple[list[DueEvent], str]:
+    """Claim up to ``most`` due events, of accounts in turn.
 
-    If not all fit, an account with fewer deliveries under way goes first, and then the older event: accounts whose
-    receivers hang and whose backlogs are long do not delay the first delivery of the others.
-    ``busy`` counts the deliveries under way; ``lease_s`` is how long a delivery may take.
+    The turn begins with the account that follows ``after``; also returns the account after which the next claim
+    continues, which is :data:`FIRST` when all had their turn. An account has at most ``per_account_max`` deliveries
+    at a time. If not all fit, an account with fewer deliveries under way goes first, and then the older event:
+    accounts whose receivers hang do not delay the first delivery of the others. ``busy`` counts the deliveries
+    under way; ``lease_s`` is how long a delivery may take.
     """
+    probed = rows.execute(_PROBED, {"after": after, "probed_max": ACCOUNTS_PROBED_MAX, "now": now}).all()
+    accounts = [row.account_id for row in probed if row.is_due and busy.get(row.account_id, 0) < per_account_max]
     claimed = rows.execute(
         _CLAIM,
         {
             "now": now,
-            "accounts": list(busy),
-            "many": list(busy.values()),
+            "accounts": accounts,
+            "busy": [busy.get(account_id, 0) for account_id in accounts],
             "per_account": per_account_max,
-            "oldest": SEEN_MAX_ROWS,
-            "newest": NEWEST_MAX_ROWS,
             "most": most,
             "lease_s": lease_s,
             "pauses_s": [float(pause_s) for pause_s in PAUSES_S],
         },
     ).all()
     rotations = rotations_of(rows, *{row.account_id for row in claimed})
-    return [DueEvent._make((*row, rotations.get(row.account_id, ()))) for row in claimed]
+    due = [DueEvent._make((*row, rotations.get(row.account_id, ()))) for row in claimed]
+    return due, probed[-1].account_id if len(probed) == ACCOUNTS_PROBED_MAX else FIRST
 
 
 def rotations_of(rows: Connection, *account_ids: str) -> dict[str, tuple[Rotation, ...]]:

@@ -300,7 +300,8 @@ outbox = Table(
     Column("snapshot", JSON, nullable=False),
     PrimaryKeyConstraint("account_id", "event_id"),
     Index("ix_outbox_task", "account_id", "request_id"),
-    Index("ix_outbox_due", "due_at", postgresql_where=text("due_at is not null")),
+    # Finds the next event of each account.
+    Index("ix_outbox_pending", "account_id", "due_at", postgresql_where=text("due_at is not null")),
     Index("ix_outbox_given_up", "created_at", "event_id", postgresql_where=text("status = 'given_up'")),
     Index(
         "ix_outbox_retried",
