@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from tests.cluster.samples import samples as make_samples
 
@@ -176,6 +177,22 @@ async def test_an_actor_away_from_its_owner_is_found_and_acted_on_there(stage: S
     assert controls.asked[-1] == ("proc_2", QuarantineKey("accounts", "acct_1", "damaged", 60))
     for body in ({}, {"reason": " "}, {"reason": "x", "for_s": 0}):
         assert (await call(stage, "POST", path, body)).status_code == 400
+
+
+async def test_an_active_actor_is_shown_before_one_that_is_remembered(stage: Stage) -> None:
+    controls = controls_of(stage)
+    states = {"proc_1": "passivated", "proc_2": "active"}
+
+    def answer(command: Any) -> Any:
+        member = controls.asked[-1][0]
+        return msgspec.structs.replace(detail(command.key, member), state=states[member])
+
+    controls.answer = answer
+    found = await (await call(stage, "GET", "/ops/api/actors/accounts/acct_1")).get_json()
+    assert (found["member_id"], found["state"]) == ("proc_2", "active")
+    states["proc_2"] = "passivated"
+    found = await (await call(stage, "GET", "/ops/api/actors/accounts/acct_1")).get_json()
+    assert (found["member_id"], found["state"]) == ("proc_1", "passivated")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,15 @@ from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Committed, Fence, Stale, UnitResult, Unknown
 from holdfast.supervision.control.keys import ControlledGroup
-from holdfast.supervision.control.messages import ListMessages, MessageList, MessageView, RestartKey
+from holdfast.supervision.control.messages import (
+    DescribeKey,
+    KeyDescription,
+    ListMessages,
+    MessageList,
+    MessageView,
+    RestartKey,
+)
+from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.traces import within_trace
 
 from .keyed_actors import Break, Harness, PlainActor, Rest, Say, Write, WritingActor, collect, outcome
@@ -88,6 +96,19 @@ class Refusing(PlainActor):
 
     async def on_receive(self, message: Any) -> Any:
         return Refusal(code="insufficient_credit", message="There is too little.")
+
+
+async def test_an_actor_that_is_not_active_is_remembered(autojump_clock: MockClock) -> None:
+    harness = Harness(limits=KeyedLimits(idle_s=10))
+    async with harness.running():
+        await harness.ask("ada")
+        await trio.sleep(60)
+        assert harness.live["ada"] == 0
+        group = ControlledGroup(harness.directory, "proc_1", lambda key: f"masked:{len(key)}")
+        found = group.describe_key(DescribeKey("actors", "masked:3"))
+        assert isinstance(found, KeyDescription)
+        assert (found.key, found.state) == ("masked:3", "passivated")
+        assert isinstance(group.describe_key(DescribeKey("actors", "ada")), Refusal)
 
 
 async def test_a_refusal_is_an_outcome(autojump_clock: MockClock) -> None:
@@ -198,7 +219,7 @@ async def test_a_full_record_forgets_the_oldest_and_says_so(autojump_clock: Mock
         handled.add(AnyChild("ab"[number % 2]), envelope, "replied")
     assert handled.since == NOON + timedelta(seconds=3)
     assert handled.known_keys() == {"a", "b"}
-    found = list(handled.of({"a"}))
+    found = list(handled.of("a"))
     assert [each.number for each in found] == [3, 5]
     assert [each.at - NOON for each in found] == [timedelta(seconds=2.75), timedelta(seconds=4.75)]
     assert found[0].waited_s == 0.25

@@ -32,8 +32,9 @@ class RestartHistory:
     def __init__(self) -> None:
         self._by_key: OrderedDict[str, deque[KeyRestart]] = OrderedDict()
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._by_key
+    def known_keys(self) -> set[str]:
+        """Return the keys that have restarts."""
+        return set(self._by_key)
 
     def add(self, key: str, restart: KeyRestart) -> None:
         """Remember one restart."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -98,10 +98,10 @@ class HandledMessages:
         """Return the keys of all records."""
         return {record[0] for record in self._records}
 
-    def of(self, keys: Collection[str]) -> Iterator[HandledMessage]:
-        """Return the messages of some keys, in the order of their outcomes."""
+    def of(self, key: str) -> Iterator[HandledMessage]:
+        """Return the messages of a key, in the order of their outcomes."""
         for number, record in enumerate(self._records, self._count - len(self._records) + 1):
-            if record[0] in keys:
+            if record[0] == key:
                 yield _message(number, record)
 
 

@@ -101,25 +101,18 @@ class ControlledGroup:
 
     def describe_key(self, command: DescribeKey) -> KeyDescription | Refusal:
         """Describe an actor, or what is remembered of it."""
-        child = self._find(command.key)
-        if child is not None:
-            return self._describe(child)
-        if command.key in self.directory.history:
-            # Described as the child it would be with its next message.
-            return self._describe(KeyedChild(command.key, 0))
-        return self._not_found(command.key)
+        key = self._known_key(command.key)
+        if key is None:
+            return self._not_found(command.key)
+        # One without a child is described as the child that it would be with its next message.
+        return self._describe(self.directory.lives.children.get(key) or KeyedChild(key, 0))
 
     def list_messages(self, query: ListMessages) -> MessageList:
         """Return the messages that a query asks for."""
         handled = self.directory.handled
-        child = self._find(query.key)
-        if child is not None:
-            keys = {child.key}
-        elif self.mask(query.key) == query.key:
-            keys = {query.key}
-        else:
-            keys = {key for key in handled.known_keys() if self.mask(key) == query.key}
-        found = ((message.at, self._message_id(message), message) for message in handled.of(keys))
+        key = self._known_key(query.key)
+        mine = () if key is None else handled.of(key)
+        found = ((message.at, self._message_id(message), message) for message in mine)
         wanted = (
             each
             for each in found
@@ -203,6 +196,16 @@ class ControlledGroup:
         if found is None or self.mask(key) != key:
             found = next((child for child in children.values() if self.mask(child.key) == key), None)
         return found
+
+    def _known_key(self, masked: str) -> str | None:
+        """Return the key that is seen as ``masked``, if it has an actor or anything is remembered of it."""
+        child = self._find(masked)
+        if child is not None:
+            return child.key
+        known = self.directory.handled.known_keys() | self.directory.history.known_keys()
+        if self.mask(masked) == masked:
+            return masked if masked in known else None
+        return next((key for key in known if self.mask(key) == masked), None)
 
     def _message_id(self, message: HandledMessage) -> str:
         # Padded, so that messages of one millisecond are in the order of their outcomes.

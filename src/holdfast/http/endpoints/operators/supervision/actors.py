@@ -202,11 +202,12 @@ async def _act(call: Call, action: Callable[[str, str, str], KeyAction], reason:
 
 
 async def _find(call: Call) -> KeyDescription | Refusal:
-    """Describe an actor by the member that knows it: its owner, or else any other."""
+    """Describe an actor by the member that has it, its owner or any other, or else by one that remembers it."""
     group, key = call.path["group"], call.path["key"]
     question = DescribeKey(group, key)
     found = await ask_control(call, call.deps.controls.owner_of(group, key), question)
-    if isinstance(found, Refusal) and found.code == "actor_not_found":
-        answers = await ask_all(call, question)
-        found = next((answer for answer in answers.values() if answer is not None), found)
+    if found.code == "actor_not_found" if isinstance(found, Refusal) else found.state == "passivated":
+        answers = [answer for answer in (await ask_all(call, question)).values() if answer is not None]
+        active = (answer for answer in answers if answer.state != "passivated")
+        found = next(active, answers[0] if answers and isinstance(found, Refusal) else found)
     return found
