@@ -28,7 +28,7 @@ PRIVATE = frozenset(
 STORED = re.compile(r"doomed_at|order_heard|last_news_at|reversed_before_payment_was_told|\"heard\"|ClickHouse")
 """Names in stored rows and files, which stay as they were written, and the name of a product."""
 
-NOT_OURS = {"standins"}
+NOT_OURS = {"emulators"}
 """Packages whose types imitate another system's and bear its names."""
 
 NAME_MAX_CHARS = 70

@@ -11,6 +11,8 @@ import trio
 from quart import Response
 from quart_trio import QuartTrio
 
+from holdfast.emulators.card import app
+from holdfast.emulators.card.rendering import render
 from holdfast.ledger.orders.facts import Attempt, Claim, OrderFacts, join
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.providers.card.base import (
@@ -22,8 +24,6 @@ from holdfast.providers.card.base import (
     CardUnavailable,
 )
 from holdfast.providers.card.stripe_adapter import StripeProvider
-from holdfast.standins.card import app
-from holdfast.standins.card.rendering import render
 
 from .conftest import CARD_KEY, ServeApp, StartBank
 

@@ -14,10 +14,10 @@ from PIL import Image
 from quart import Response
 from quart_trio import QuartTrio
 
+from holdfast.emulators.studio import render_edit
+from holdfast.emulators.studio.model import BadInput, OutputFile, RenderContext
+from holdfast.emulators.studio.render_edit import Edit
 from holdfast.providers.outbound.guarded import GuardedClient
-from holdfast.standins.studio import render_edit
-from holdfast.standins.studio.model import BadInput, OutputFile, RenderContext
-from holdfast.standins.studio.render_edit import Edit
 
 from .conftest import ServeApp, StartStudio
 

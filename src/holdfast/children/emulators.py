@@ -1,6 +1,6 @@
 """The emulators of all workers, in one process: ``python -m holdfast.children.emulators`` with arguments as JSON.
 
-They are stand-ins for systems outside, so they outlive every worker, and a roll does not replace them.
+They imitate systems outside, so they outlive every worker, and a roll does not replace them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
     ├── accounts        keyed          need the journal
     ├── sign-in         keyed          needs the journal
     ├── tasks           keyed          ask accounts
-    ├── emulators       one_for_one    stand-ins for external systems; independent of each other
+    ├── emulators       one_for_one    servers that imitate external systems; independent of each other
     │   ├── studio
     │   └── card
     ├── workers         one_for_one    work for tasks and orders; independent of each other

@@ -50,7 +50,7 @@ def card_setup(settings: Settings, *, local_url: str, watch: Watch) -> CardSetup
 
     async def run_emulator(*, task_status: trio.TaskStatus[Any]) -> None:
         # Imported here: workers, and production, run without it.
-        from holdfast.standins.card.service import serve_card_emulator
+        from holdfast.emulators.card.service import serve_card_emulator
 
         await serve_card_emulator(
             api_key=_emulator_key(settings),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from holdfast.emulator_ports import EMULATOR_HOST
+from holdfast.emulators.studio.process import run_studio_process
 from holdfast.settings import Settings
-from holdfast.standins.studio.process import run_studio_process
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.wiring.card import CardSetup

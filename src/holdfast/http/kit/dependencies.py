@@ -1,4 +1,4 @@
-"""The dependencies of the handlers, provided by the wiring and, in tests, by stand-ins."""
+"""The dependencies of the handlers, provided by the wiring and, in tests, by fakes."""
 
 from __future__ import annotations
 

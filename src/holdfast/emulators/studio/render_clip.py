@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import msgspec
 from PIL import ImageChops, ImageDraw
 
-from holdfast.standins.studio.drawing import Ground, draw_title
-from holdfast.standins.studio.model import OutputFile, Prompt, RenderContext, Seed, finished, new_seed
-from holdfast.standins.studio.webm import vp8_frame, write_webm
+from holdfast.emulators.studio.drawing import Ground, draw_title
+from holdfast.emulators.studio.model import OutputFile, Prompt, RenderContext, Seed, finished, new_seed
+from holdfast.emulators.studio.webm import vp8_frame, write_webm
 
 SIZES = {"360p": (640, 360), "480p": (854, 480), "720p": (1280, 720)}
 FRAMES_PER_S = 12

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.standins.card.objects import ApiError, Charge, Dispute, Refund
-from holdfast.standins.card.state import Store
+from holdfast.emulators.card.objects import ApiError, Charge, Dispute, Refund
+from holdfast.emulators.card.state import Store
 
 DISPUTE_FEE_MINOR: Final = 1500
 DISPUTE_REASONS: Final = (

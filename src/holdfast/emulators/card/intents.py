@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, Literal
 
-from holdfast.standins.card.objects import UNFINISHED, ApiError, Charge, PaymentIntent
-from holdfast.standins.card.state import Store
+from holdfast.emulators.card.objects import UNFINISHED, ApiError, Charge, PaymentIntent
+from holdfast.emulators.card.state import Store
 
 AMOUNT_MAX_MINOR: Final = 99_999_999
 AMOUNT_MIN_MINOR: Final = 50

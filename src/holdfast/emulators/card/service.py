@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 import trio
 from quart_trio import QuartTrio
 
+from holdfast.emulators.card.app import create_card_emulator
+from holdfast.emulators.card.changes import Changes
+from holdfast.emulators.card.state import Store
+from holdfast.emulators.card.state_file import StateFile, load_state
+from holdfast.emulators.card.webhooks import WebhookSender
+from holdfast.emulators.serving import serve_app
+from holdfast.emulators.signed_sender import RETRY_DELAYS_S
 from holdfast.ledger.clock import Now, utc_now
-from holdfast.standins.card.app import create_card_emulator
-from holdfast.standins.card.changes import Changes
-from holdfast.standins.card.state import Store
-from holdfast.standins.card.state_file import StateFile, load_state
-from holdfast.standins.card.webhooks import WebhookSender
-from holdfast.standins.serving import serve_app
-from holdfast.standins.signed_sender import RETRY_DELAYS_S
 
 SETTLE_DELAY_S = 1.0
 

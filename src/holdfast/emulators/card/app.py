@@ -11,12 +11,12 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from holdfast.standins.card import intents, reversals
-from holdfast.standins.card.changes import Changes, Reply
-from holdfast.standins.card.controls import add_controls
-from holdfast.standins.card.forms import Form, fields, integer, only, parse_form, required, string
-from holdfast.standins.card.objects import ApiError
-from holdfast.standins.card.rendering import Json, render, render_list
+from holdfast.emulators.card import intents, reversals
+from holdfast.emulators.card.changes import Changes, Reply
+from holdfast.emulators.card.controls import add_controls
+from holdfast.emulators.card.forms import Form, fields, integer, only, parse_form, required, string
+from holdfast.emulators.card.objects import ApiError
+from holdfast.emulators.card.rendering import Json, render, render_list
 
 BODY_MAX_BYTES: Final = 1024 * 1024
 PUBLIC_CALLS: Final = ("payment_intents.retrieve", "payment_intents.confirm")

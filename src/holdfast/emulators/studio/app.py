@@ -18,13 +18,13 @@ from quart import Response, request, send_file
 from quart.typing import ResponseReturnValue
 from quart_trio import QuartTrio
 
+from holdfast.emulators.serving import ANY_PORT, serve_app
+from holdfast.emulators.studio.callbacks import usage
+from holdfast.emulators.studio.jobs import Job, Order, describe
+from holdfast.emulators.studio.model import content_type_of
+from holdfast.emulators.studio.renderer import OrderRefused, Renderer
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import check_link
-from holdfast.standins.serving import ANY_PORT, serve_app
-from holdfast.standins.studio.callbacks import usage
-from holdfast.standins.studio.jobs import Job, Order, describe
-from holdfast.standins.studio.model import content_type_of
-from holdfast.standins.studio.renderer import OrderRefused, Renderer
 from holdfast.traces import HEADER, read_traceparent, traceparent
 
 BODY_MAX_BYTES = 16 * 1024 * 1024

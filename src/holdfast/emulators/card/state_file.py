@@ -14,7 +14,7 @@ import msgspec
 import structlog
 import trio
 
-from holdfast.standins.card.state import State, Store
+from holdfast.emulators.card.state import State, Store
 
 FILE_NAME: Final = "card-emulator.json"
 

@@ -12,10 +12,10 @@ import msgspec
 import structlog
 import trio
 
+from holdfast.emulators.signed_sender import RETRY_DELAYS_S, SignedSender
+from holdfast.emulators.studio.jobs import Job, describe
+from holdfast.emulators.studio.model import OutputFile
 from holdfast.ledger.clock import Now, format_time, utc_now
-from holdfast.standins.signed_sender import RETRY_DELAYS_S, SignedSender
-from holdfast.standins.studio.jobs import Job, describe
-from holdfast.standins.studio.model import OutputFile
 
 NAME = "studio"
 SIGNATURE_HEADER = "X-Callback-Signature"

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 import trio
 
-from holdfast.standins.studio.model import CheckedInput, OutputFile
+from holdfast.emulators.studio.model import CheckedInput, OutputFile
 
 Status = Literal["starting", "processing", "succeeded", "failed", "canceled"]
 TERMINAL: frozenset[Status] = frozenset({"succeeded", "failed", "canceled"})

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import parse_qsl
 
-from holdfast.standins.card.objects import ApiError
+from holdfast.emulators.card.objects import ApiError
 
 FIELDS_MAX_COUNT = 1000
 

@@ -19,16 +19,16 @@ import msgspec
 import structlog
 import trio
 
+from holdfast.emulators.signed_sender import RETRY_DELAYS_S
+from holdfast.emulators.studio.callbacks import PROGRESS_EVERY_S, CallbackSender
+from holdfast.emulators.studio.jobs import Job, Order
+from holdfast.emulators.studio.model import BadInput, OutputFile, Prepare, RenderContext
+from holdfast.emulators.studio.render_clip import Clip
+from holdfast.emulators.studio.render_edit import Edit
+from holdfast.emulators.studio.render_image import Poster
+from holdfast.emulators.studio.render_tone import Tone
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import sign_link
-from holdfast.standins.signed_sender import RETRY_DELAYS_S
-from holdfast.standins.studio.callbacks import PROGRESS_EVERY_S, CallbackSender
-from holdfast.standins.studio.jobs import Job, Order
-from holdfast.standins.studio.model import BadInput, OutputFile, Prepare, RenderContext
-from holdfast.standins.studio.render_clip import Clip
-from holdfast.standins.studio.render_edit import Edit
-from holdfast.standins.studio.render_image import Poster
-from holdfast.standins.studio.render_tone import Tone
 
 WORKERS_COUNT = 2
 WAITING_MAX_COUNT = 256

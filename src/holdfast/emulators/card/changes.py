@@ -14,11 +14,11 @@ from typing import TypeVar
 import msgspec
 import trio
 
-from holdfast.standins.card import intents
-from holdfast.standins.card.objects import ApiError
-from holdfast.standins.card.state import Store, StoredResponse
-from holdfast.standins.card.state_file import StateFile
-from holdfast.standins.card.webhooks import WebhookSender
+from holdfast.emulators.card import intents
+from holdfast.emulators.card.objects import ApiError
+from holdfast.emulators.card.state import Store, StoredResponse
+from holdfast.emulators.card.state_file import StateFile
+from holdfast.emulators.card.webhooks import WebhookSender
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.standins.card.forms import Form, fields, integer, string
-from holdfast.standins.card.objects import ApiError
-from holdfast.standins.card.state import Store
+from holdfast.emulators.card.forms import Form, fields, integer, string
+from holdfast.emulators.card.objects import ApiError
+from holdfast.emulators.card.state import Store
 
 PAGE_DEFAULT_COUNT: Final = 10
 PAGE_MAX_COUNT: Final = 100

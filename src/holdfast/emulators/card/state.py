@@ -13,8 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from holdfast.ledger.clock import Now, utc_now
-from holdfast.standins.card.objects import (
+from holdfast.emulators.card.objects import (
     Amount,
     ApiError,
     BalanceTransaction,
@@ -24,6 +23,7 @@ from holdfast.standins.card.objects import (
     PaymentIntent,
     Refund,
 )
+from holdfast.ledger.clock import Now, utc_now
 
 API_VERSION: Final = "2026-10-28.endive"
 OBJECTS_MAX_COUNT: Final = 2000

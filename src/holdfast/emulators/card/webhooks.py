@@ -12,10 +12,10 @@ import msgspec
 import structlog
 import trio
 
+from holdfast.emulators.card.objects import Event
+from holdfast.emulators.card.state import Store
+from holdfast.emulators.signed_sender import RETRY_DELAYS_S, SignedSender
 from holdfast.ledger.clock import Now, utc_now
-from holdfast.standins.card.objects import Event
-from holdfast.standins.card.state import Store
-from holdfast.standins.signed_sender import RETRY_DELAYS_S, SignedSender
 
 SIGNATURE_HEADER = "Cardprovider-Signature"
 

@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 from PIL.PngImagePlugin import PngInfo
 
-from holdfast.standins.studio.drawing import Ground, Style, draw_title
-from holdfast.standins.studio.model import OutputFile, Prompt, RenderContext, Seed, finished, new_seed
+from holdfast.emulators.studio.drawing import Ground, Style, draw_title
+from holdfast.emulators.studio.model import OutputFile, Prompt, RenderContext, Seed, finished, new_seed
 
 Side = Annotated[int, msgspec.Meta(ge=64, le=2048)]
 

@@ -1,4 +1,4 @@
-"""Serve a stand-in's web application: started once its socket is bound, stopped in order when cancelled."""
+"""Serve an emulator's web application: started once its socket is bound, stopped in order when cancelled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quart_trio import QuartTrio
 ANY_PORT = "127.0.0.1:0"
 STOP_WITHIN_S = 5.0
 GRACEFUL_TIMEOUT_S = 0.1
-"""Short, because idle connections last as long: clients close theirs before a stand-in is stopped."""
+"""Short, because idle connections last as long: clients close theirs before an emulator is stopped."""
 KEEP_ALIVE_TIMEOUT_S = 30
 
 

@@ -1,4 +1,4 @@
-"""Send signed messages to a receiver: one attempt at a time, for both stand-ins."""
+"""Send signed messages to a receiver: one attempt at a time, for both emulators."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Stand-ins for external systems, for development and tests: a card provider and a media provider."""
