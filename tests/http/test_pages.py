@@ -22,6 +22,7 @@ from holdfast.http.pages.subjects import all_views
 from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.samples import Sample
 from holdfast.persistence.records import tables
+from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import DescribeKey, KeyList, SampleList
 
 from .fake_parts import FakeHealth
@@ -30,6 +31,7 @@ from .test_control_calls import PROCESS, detail, summary
 from .test_event_calls import TASK, plant
 from .test_handled_calls import keep_messages
 from .test_operator_calls import frozen
+from .test_provider_check_calls import checks_of
 
 if TYPE_CHECKING:
     from tests.http.api import Api
@@ -141,6 +143,26 @@ async def test_a_form_does_what_its_endpoint_does_and_says_so(api: Api) -> None:
     assert "does not exist" in text.text
     without_reason = await send_form(api, "/ops/reviews/rev_1/approve", browser, **{**fields, "reason": " "})
     assert without_reason.status_code == 303
+
+
+async def test_the_form_of_a_provider_says_which_step_fails(api: Api) -> None:
+    checks_of(api).steps = [
+        CheckStep("connection", "ok", "connected", 0.01),
+        CheckStep("submission", "failed", "the token is refused", 0.2),
+    ]
+    browser = await sign_in(api)
+    page = await (await api.call("GET", "/ops/providers", headers=browser)).get_data(as_text=True)
+    fields = {"csrf_token": csrf_of(page), "reason": "tasks wait", "return_to": "/ops/providers"}
+    done = await send_form(api, "/ops/providers/studio/check", browser, **fields)
+    message = read_message(done.headers["Set-Cookie"].partition(";")[0].partition("=")[2])
+    assert message is not None
+    assert message.is_failure
+    first, *steps = message.text.splitlines()
+    assert first.startswith("studio does not work, by a job of studio/")
+    assert steps == [
+        "connection: ok after 10 ms, connected",
+        "submission: failed after 200 ms, the token is refused",
+    ]
 
 
 async def test_sign_in_refuses_wrong_tokens_and_other_origins(api: Api) -> None:

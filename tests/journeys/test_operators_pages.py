@@ -211,6 +211,7 @@ FAULTS_OF_A_PAGE = """() => {
 @pytest.mark.parametrize(("screen", "scheme"), [("phone", "dark"), ("desktop", "light")])
 def test_pages_fit_their_screen_and_can_be_read(pages: Pages, screen: str, scheme: Scheme) -> None:
     account = pages.account()
+    pages.http.post("/v2/task/create", json={"model": MODEL, "input": {"prompt": "a dog"}}, headers=account.key)
     page = pages.page("/ops", screen=screen, scheme=scheme)
     found = {}
     one = f"accounts/{account.account_id}"
