@@ -74,7 +74,6 @@ class KeyedChild:
         "backoff",
         "began_at",
         "crashed",
-        "crashes",
         "end_request",
         "incarnation",
         "key",
@@ -110,7 +109,6 @@ class KeyedChild:
         """When the present incarnation began to load (trio's clock)."""
         self.last_used = 0.0
         self.window: RestartWindow | None = None
-        self.crashes = 0
         self.crashed = False
         """Whether the last incarnation crashed, or an operator ended it."""
         self.voids_in_row = 0

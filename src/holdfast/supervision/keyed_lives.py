@@ -290,8 +290,7 @@ class KeyedLives:
         if not within_budget:
             self.quarantine.put(child, exc)
             return False
-        child.crashes = child.window.count(now)
-        delay_s = self.limits.backoff.delay(child.crashes, self._rng)
+        delay_s = self.limits.backoff.delay(child.window.count(now), self._rng)
         self._reports.crash(child, exc, "backoff", delay_s)
         await self._back_off(child, delay_s)
         return not child.mailbox.empty()

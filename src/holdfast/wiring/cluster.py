@@ -6,9 +6,6 @@ import hashlib
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from holdfast.actors.runtime.faults import Unavailable
-from holdfast.actors.runtime.mailbox import Envelope
-from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls
@@ -17,23 +14,6 @@ from holdfast.cluster.members import Members
 from holdfast.cluster.placed import DispatcherRef, PlacedDirectory
 from holdfast.settings import PREFIX, Settings, SettingsFault
 from holdfast.supervision.directory import KeyedDirectory
-
-
-class WorkerGroup:
-    """A worker as a group of one actor, which other members may send messages but not asks."""
-
-    is_ready = True
-
-    def __init__(self, worker: WorkerRef) -> None:
-        self._worker = worker
-
-    def accept(self, key: str, envelope: Envelope, *, fails_fast: bool = False) -> object:  # noqa: ARG002 - as every group
-        """Refuse an ask: workers send no replies."""
-        raise Unavailable(f"{self._worker} sends no replies")
-
-    def ref(self, key: str) -> TrioActorRef:  # noqa: ARG002 - as every group
-        """Return the worker's address, which needs no key."""
-        return self._worker
 
 
 def cluster_members(settings: Settings, presence: Presence, *, local_url: str) -> Members:
@@ -86,5 +66,5 @@ def placed(group: str, local: KeyedDirectory, members: Members, place_of: Callab
 
 def dispatcher_of_all(worker: WorkerRef, members: Members) -> DispatcherRef:
     """Return the address of the one dispatcher; other members may send messages to ``worker``, which may be it."""
-    members.serve(DISPATCHER, WorkerGroup(worker))
+    members.serve(DISPATCHER, worker)
     return DispatcherRef(worker, members)

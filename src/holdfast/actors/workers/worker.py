@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Self
 
 import structlog
 import trio
 
 from holdfast import metrics
 from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.faults import Unavailable
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
@@ -21,12 +23,14 @@ WORKER_MAILBOX_MAX = 10_000
 
 
 class WorkerRef(TrioActorRef):
-    """The address of a worker. Messages sent while it restarts wait for the next incarnation.
+    """The address of a worker, and the group of one actor that other members may send messages, but not asks.
 
-    A full mailbox drops the message: its work is also in the database's rows and is found there later.
+    Messages sent while it restarts wait for the next incarnation. A full mailbox drops a message: its work is also
+    in the database's rows and is found there later.
     """
 
     actor_inbox: Mailbox
+    is_ready = True
 
     def __init__(self, name: str, *, mailbox_max: int = WORKER_MAILBOX_MAX) -> None:
         super().__init__(f"urn:holdfast:workers:{name}")
@@ -34,6 +38,14 @@ class WorkerRef(TrioActorRef):
         self.on_full: Callable[[Envelope], None] | None = None
         """Called with a message that the full mailbox dropped."""
         self.actor_inbox = Mailbox(mailbox_max)
+
+    def ref(self, key: str) -> Self:  # noqa: ARG002 - as every group
+        """Return this address, which needs no key."""
+        return self
+
+    def accept(self, key: str, envelope: Envelope, *, fails_fast: bool = False) -> object:  # noqa: ARG002 - as every group
+        """Refuse an ask: workers send no replies."""
+        raise Unavailable(f"{self} sends no replies")
 
     def tell(self, message: Command[object]) -> None:
         """Send a command; workers send no replies."""

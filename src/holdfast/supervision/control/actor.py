@@ -80,9 +80,7 @@ class ControlledProcess:
 
 
 class ControlRef(WorkerRef):
-    """The address of this process's control actor, and the group of one actor that other members may ask."""
-
-    is_ready = True
+    """The address of this process's control actor, which other members may ask."""
 
     def __init__(self) -> None:
         super().__init__("control", mailbox_max=COMMANDS_MAX)
@@ -94,10 +92,6 @@ class ControlRef(WorkerRef):
             self.actor_inbox.put(envelope)
         except MailboxFull as full:
             raise Overloaded(f"the control actor: {full}") from full
-        return self
-
-    def ref(self, key: str) -> ControlRef:  # noqa: ARG002 - as every group
-        """Return this address, which needs no key."""
         return self
 
     async def ask(  # type: ignore[override]  # as in TrioActorRef
