@@ -67,7 +67,7 @@ async def test_customer_routes_refuse_the_operators_token(api: Api) -> None:
 
 async def test_a_token_may_have_any_printable_character(stage: Stage) -> None:
     stage.configure(operator_token="p%ss:w{rd}|\u007e" * 3)
-    response = await stage.call("GET", "/ops/api/reviews/none", headers=heads(stage))
+    response = await stage.call("GET", "/ops/api/reviews/NONE", headers=heads(stage))
     await stage.refused(response, 404, "review_not_found")
 
 

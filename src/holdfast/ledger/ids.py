@@ -6,7 +6,8 @@ are random in a UUIDv7, so it stays one.
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Final, Literal
 
 from uuid_utils import uuid7
 
@@ -16,6 +17,14 @@ Prefix = Literal[
     "acct", "ord", "op", "task", "quo", "key", "ses", "otp", "evt", "rev", "req", "hold", "batch", "asset",
     "proc", "rep", "act", "poi", "check", "cbk",
 ]  # fmt: skip
+
+
+_ID: Final = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
+
+
+def is_id(text: str) -> bool:
+    """Whether a text has the form of an identifier. Any other is not looked up: no row has it."""
+    return _ID.fullmatch(text) is not None
 
 
 def new_id(prefix: Prefix) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, json_size
-from holdfast.http.kit.shown import shown
+from holdfast.http.kit.shown import missing_parameter, shown
 from holdfast.ledger.refusals import Refusal
 
 NESTING_MAX: Final = 64
@@ -82,7 +82,7 @@ def convert_body(body: JsonObject, shape: type[S], *, strict: bool = True) -> S 
     """
     for name in _required_names(shape):
         if name not in body:
-            return Refusal(code="missing_parameter", message=f"The parameter {name} is required.", param=name)
+            return missing_parameter(name)
     try:
         return msgspec.convert(body, shape, strict=strict)
     except msgspec.ValidationError as error:
@@ -108,7 +108,7 @@ def _invalid_parameter(message: str) -> Refusal:
     missing = re.search(r"missing required field `([^`]+)`", reason)
     if missing:
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
-        return Refusal(code="missing_parameter", message=f"The parameter {param} is required.", param=param)
+        return missing_parameter(param)
     return Refusal(
         code=_OWN_CODES.get(field, "invalid_parameter"),
         message=f"{reason[:300].replace('`', '')}.",

@@ -194,11 +194,6 @@ class PoisonActions(Protocol):
         ...
 
 
-def no_earlier_catalogs(version: str) -> Catalog | None:  # noqa: ARG001 - the signature is that of catalog_of
-    """Return None: no earlier catalog is retained."""
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
     """The dependencies of the handlers.
@@ -231,7 +226,7 @@ class Dependencies:
     metrics_text: Callable[[], Awaitable[bytes]]
     urls: PublicUrls
     now: Now = utc_now
-    catalog_of: Callable[[str], Catalog | None] = no_earlier_catalogs
+    catalog_of: Callable[[str], Catalog | None] = lambda _version: None
     key_cache: KeyCache = field(default_factory=KeyCache)
     threads: FairThreads = field(default_factory=FairThreads)
     seen_sessions: SeenSessions = field(default_factory=SeenSessions)

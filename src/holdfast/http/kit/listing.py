@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Parameter
-from holdfast.http.kit.shown import shown
+from holdfast.http.kit.shown import invalid_parameter, missing_parameter
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.unreadable import UnreadableEntry
 
@@ -158,12 +158,10 @@ async def list_of_all_accounts(
     filters: Sequence[Parameter] = (),
 ) -> msgspec.Struct | Refusal:
     """Return a page of a list over all accounts, as :func:`list_of_account` does for one."""
-    window = read_window(call.query(), kind=kind, filters=filters)
-    if isinstance(window, Refusal):
-        return window
-    after = read_cursor(OPERATORS, window)
-    if isinstance(after, Refusal):
-        return after
+    asked = read_asked(call, OPERATORS, kind=kind, filters=filters)
+    if isinstance(asked, Refusal):
+        return asked
+    window, after = asked
     found = await call.deps.database.read(lambda rows: entries(rows, **window.options(after)))
     return _list_body(shape, cut_page(found, OPERATORS, window, position), body)
 
@@ -172,42 +170,52 @@ def _list_body(shape: type[msgspec.Struct], page: Page[E], body: Callable[[E], m
     return shape(data=[body(entry) for entry in page.entries], next_cursor=page.next_cursor)
 
 
+def read_asked(
+    call: Call, owner: str, *, kind: str, filters: Sequence[Parameter] = ()
+) -> tuple[Window, Position | None] | Refusal:
+    """Return a list's window, and the position of its cursor in the list of ``owner``.
+
+    Refuses as :func:`read_window` and :func:`read_cursor` do.
+    """
+    window = read_window(call.query(), kind=kind, filters=filters)
+    if isinstance(window, Refusal):
+        return window
+    after = read_cursor(owner, window)
+    return after if isinstance(after, Refusal) else (window, after)
+
+
 def read_window(
     query: Mapping[str, Sequence[str]], *, kind: str, filters: Sequence[Parameter] = ()
 ) -> Window | Refusal:
     """Parse a list's query string; unknown keys are ignored, repeated keys are refused.
 
-    ``filters`` whose schema has an ``enum`` accept its values only. Refuses with ``invalid_parameter`` naming the
-    key.
+    ``filters`` whose schema has an ``enum`` accept its values only. Refuses with ``invalid_parameter`` or
+    ``missing_parameter``, naming the key.
     """
     values: dict[str, str] = {}
     names = [each.name for each in filters]
     for name in ("limit", "from", "to", "cursor", *names):
         sent = query.get(name, ())
         if len(sent) > 1:
-            return _invalid(name, f"was sent {len(sent)} times")
+            return invalid_parameter(name, f"was sent {len(sent)} times")
         if sent:
             values[name] = sent[0]
     limit_text = values.get("limit", str(LIMIT_DEFAULT))
     if not _LIMIT.fullmatch(limit_text) or not 1 <= int(limit_text) <= LIMIT_MAX:
-        return _invalid("limit", f"must be a whole number from 1 to {LIMIT_MAX}", limit_text)
+        return invalid_parameter("limit", f"must be a whole number from 1 to {LIMIT_MAX}", limit_text)
     times: dict[str, datetime] = {}
     for name in ("from", "to"):
         if name in values:
             at = read_time(values[name])
             if at is None:
-                return _invalid(name, "must be an RFC 3339 time with an offset, or a date", values[name])
+                return invalid_parameter(name, "must be an RFC 3339 time with an offset, or a date", values[name])
             times[name] = at
     if "from" in times and "to" in times and times["from"] >= times["to"]:
-        return _invalid("from", "must be earlier than to", values["from"])
+        return invalid_parameter("from", "must be earlier than to", values["from"])
     for each in filters:
-        value, known = values.get(each.name), each.schema.get("enum")
-        if value is None:
-            continue
-        if isinstance(known, list) and value not in known:
-            return _invalid(each.name, "must be one of " + ", ".join(known), value)
-        if len(value) > FILTER_MAX_CHARS or "\0" in value:
-            return _invalid(each.name, f"must have at most {FILTER_MAX_CHARS} characters and no NUL", value)
+        refusal = _refuse_filter(each, values.get(each.name))
+        if refusal is not None:
+            return refusal
     return Window(
         kind=kind,
         limit=int(limit_text),
@@ -217,6 +225,17 @@ def read_window(
         filters={name: values[name] for name in names if name in values},
         cursor=values.get("cursor"),
     )
+
+
+def _refuse_filter(parameter: Parameter, value: str | None) -> Refusal | None:
+    name, known = parameter.name, parameter.schema.get("enum")
+    if value is None:
+        return missing_parameter(name) if parameter.required else None
+    if isinstance(known, list) and value not in known:
+        return invalid_parameter(name, "must be one of " + ", ".join(known), value)
+    if len(value) > FILTER_MAX_CHARS or "\0" in value:
+        return invalid_parameter(name, f"must have at most {FILTER_MAX_CHARS} characters and no NUL", value)
+    return None
 
 
 def read_time(text: str) -> datetime | None:
@@ -289,8 +308,3 @@ def _binding(owner: str, window: Window) -> str:
         sorted(window.filters.items()),
     ]
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
-
-
-def _invalid(name: str, rule: str, value: str | None = None) -> Refusal:
-    given = "" if value is None else f", not {shown(value)}"
-    return Refusal(code="invalid_parameter", message=f"The parameter {name} {rule}{given}.", param=name)

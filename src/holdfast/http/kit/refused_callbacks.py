@@ -9,11 +9,28 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome
 from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.provider_figures import UNKNOWN
+from holdfast.providers.signatures import SignatureVerdict
 from holdfast.reports.conditions import CALLBACKS
 
-_REPORTED: Final = frozenset(
-    {"missing_signature", "invalid_signature", "signature_expired", "provider_not_configured", "invalid_event"}
+SENDER_ERRORS: Final = (
+    "missing_signature",
+    "invalid_signature",
+    "signature_expired",
+    "provider_not_configured",
+    "invalid_event",
 )
+"""The refusals of the sender or of the form of a callback."""
+
+
+def refused_signature(verdict: SignatureVerdict, header: str) -> Refusal:
+    """Return the refusal of a callback whose signature, in ``header``, is not valid."""
+    match verdict:
+        case "missing":
+            return Refusal(code="missing_signature", message=f"The header {header} is missing.")
+        case "expired":
+            return Refusal(code="signature_expired", message="The signature's time is outside the tolerance.")
+        case _:
+            return Refusal(code="invalid_signature", message="The signature does not match the body.")
 
 
 def count_refused(call: Call, provider: str | None, outcome: Outcome) -> Outcome:
@@ -21,7 +38,7 @@ def count_refused(call: Call, provider: str | None, outcome: Outcome) -> Outcome
 
     ``provider`` is what the callback claims, so only names of the catalog and of our payment providers are taken.
     """
-    if isinstance(outcome, Refusal) and outcome.code in _REPORTED:
+    if isinstance(outcome, Refusal) and outcome.code in SENDER_ERRORS:
         name = provider or UNKNOWN
         metrics.CALLBACKS_REFUSED.labels(name, outcome.code).inc()
         call.deps.conditions.failed(CALLBACKS, f"{name} {outcome.code}", outcome.code, provider=name)

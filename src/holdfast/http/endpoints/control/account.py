@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.actors.account.messages import CreateApiKey, CreditChanged, Recharge, RevokeApiKey
+from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import SCOPES, mint_api_key
 from holdfast.http.kit.responses import render_reply
@@ -21,7 +22,7 @@ from holdfast.http.schemas.common import (
 )
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import CURRENCY, format_amount, parse_amount
+from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import account_totals
 from holdfast.persistence.queries.credentials import api_keys_of_account
@@ -135,24 +136,12 @@ async def recharge(call: Call) -> Outcome:
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return idempotency
-    amount = call.body(RechargeRequest).amount
-    amount_micro = parse_amount(amount, decimals_max=6)
-    refusal: Refusal | None = None
-    if not settings.sandbox_enabled:
-        refusal = Refusal(code="sandbox_disabled", message="Sandbox credit is disabled.")
-    elif amount_micro is None:
-        refusal = Refusal(
-            code="invalid_amount",
-            message=f"The amount {shown(amount)} is not a plain decimal above zero with at most 6 decimals.",
-            param="amount",
-        )
-    elif amount_micro > settings.recharge_max_micro:
-        largest = format_amount(settings.recharge_max_micro)
-        message = f"The amount {shown(amount)} is above the maximum of {largest}."
-        refusal = Refusal(code="invalid_amount", message=message, param="amount")
-    if refusal is not None or amount_micro is None:
-        assert refusal is not None
-        return render_reply(await call.refuse(refusal, idempotency, CreditChanged), _recharged)
+    amount_micro: int | Refusal = Refusal(code="sandbox_disabled", message="Sandbox credit is disabled.")
+    if settings.sandbox_enabled:
+        amount = call.body(RechargeRequest).amount
+        amount_micro = read_amount(amount, max_micro=settings.recharge_max_micro, decimals_max=6)
+    if isinstance(amount_micro, Refusal):
+        return render_reply(await call.refuse(amount_micro, idempotency, CreditChanged), _recharged)
     command = Recharge(amount_micro=amount_micro, idempotency=idempotency)
     return render_reply(await call.ask(call.deps.accounts.ref(call.session.account_id), command), _recharged)
 

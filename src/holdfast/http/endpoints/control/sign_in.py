@@ -10,7 +10,7 @@ from holdfast.http.endpoints.control.email_address import normalise_email
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.kit.shown import shown
+from holdfast.http.kit.shown import invalid_parameter, shown
 from holdfast.http.schemas.common import (
     CodeRequest,
     CodeSent,
@@ -109,7 +109,7 @@ async def verify(call: Call, email: str, tried: VerifyRequest) -> SignedIn | Ref
     """Sign in with a code. Refuses as :func:`verify_code` does."""
     deps = call.deps
     if not _CODE.fullmatch(tried.otp):
-        return Refusal(code="invalid_parameter", message="The code must have six digits.", param="otp")
+        return invalid_parameter("otp", "must have six digits")
     if not is_otp_id_of(deps.settings.otp_pepper, email, tried.otp_id):
         return INVALID_OTP
     command = VerifyCode(otp_id=tried.otp_id, code=tried.otp)

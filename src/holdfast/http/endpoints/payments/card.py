@@ -21,10 +21,11 @@ from holdfast.actors.account.order_messages import (
     RecordIntentRefused,
 )
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, read_order_amount, write_order
+from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, write_order
+from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import CardPayments
-from holdfast.http.kit.refused_callbacks import count_refused
+from holdfast.http.kit.refused_callbacks import SENDER_ERRORS, count_refused, refused_signature
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable, replayed
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.payment_rendering import payment_order_body, render_order
@@ -42,7 +43,7 @@ from holdfast.providers.card.base import (
     IntentCreated,
 )
 from holdfast.providers.card.events import EVENT_BYTES_MAX, parse_card_event
-from holdfast.providers.signatures import SignatureVerdict, verify
+from holdfast.providers.signatures import verify
 
 route = RouteTable("Payments")
 
@@ -55,13 +56,15 @@ CARD_MIN_MICRO: Final = MICRO // 2
 CARD_MAX_MICRO: Final = 999_999_990_000
 """The smallest and the largest payment that card providers accept: 0.50 and 999999.99."""
 
+CARD_ERRORS: Final = (
+    "provider_not_configured",
+    "provider_unavailable",
+    "provider_timeout",
+    "provider_rejected",
+    "provider_rate_limited",
+)
+"""The refusals of a request that needs the card provider."""
 NOT_CONFIGURED: Final = Refusal(code="provider_not_configured", message="No card provider is configured.")
-_REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
-    "missing": Refusal(code="missing_signature", message=f"The header {SIGNATURE_HEADER} is missing."),
-    "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
-    "expired": Refusal(code="signature_expired", message="The signature's time is outside the tolerance."),
-}
-
 _CLIENT_SECRET = re.compile(rb'("client_secret"\s*:\s*)"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 log = structlog.get_logger("holdfast.http")
@@ -75,15 +78,7 @@ log = structlog.get_logger("holdfast.http")
     body=CardOrderRequest,
     reply=CardOrderCreated,
     parameters=(IDEMPOTENCY_KEY,),
-    errors=(
-        *CREATE_ERRORS,
-        "amount_too_small",
-        "provider_not_configured",
-        "provider_unavailable",
-        "provider_timeout",
-        "provider_rejected",
-        "provider_rate_limited",
-    ),
+    errors=(*CREATE_ERRORS, "amount_too_small", *CARD_ERRORS),
 )
 async def create_card_order(call: Call) -> Outcome:
     """A failure at the provider leaves the order pending; a retry with the same Idempotency-Key resumes it."""
@@ -131,14 +126,7 @@ async def create_card_order(call: Call) -> Outcome:
             required=True,
         ),
     ),
-    errors=(
-        "missing_signature",
-        "invalid_signature",
-        "signature_expired",
-        "provider_not_configured",
-        "invalid_event",
-        "payment_order_not_found",
-    ),
+    errors=(*SENDER_ERRORS, "payment_order_not_found"),
 )
 async def receive_card_webhook(call: Call) -> Outcome:
     """Respond with the order to applied, duplicate, stale and mismatching events, so that retries stop.
@@ -156,7 +144,7 @@ async def _receive_event(call: Call) -> Outcome:
         return NOT_CONFIGURED
     verdict = verify(_signature(call), body, secrets, now=deps.now())
     if verdict != "valid":
-        return _REFUSED[verdict]
+        return refused_signature(verdict, SIGNATURE_HEADER)
     event = parse_card_event(body)
     stored_body = _without_secrets(body)
     if isinstance(event, Refusal):
@@ -178,7 +166,7 @@ async def _receive_event(call: Call) -> Outcome:
 
 
 def _card_amount(text: str, max_micro: int) -> int | Refusal:
-    amount_micro = read_order_amount(text, max_micro=max_micro)
+    amount_micro = read_amount(text, max_micro=max_micro)
     if isinstance(amount_micro, Refusal):
         return amount_micro
     if amount_micro < CARD_MIN_MICRO:

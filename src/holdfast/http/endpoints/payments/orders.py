@@ -6,7 +6,6 @@ from the rows.
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from typing import Final, get_args
 
@@ -21,8 +20,8 @@ from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.payment_rendering import payment_order_body
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
-from holdfast.ledger.ids import new_id, new_id_of_account
-from holdfast.ledger.money import CURRENCY, format_amount, parse_amount
+from holdfast.ledger.ids import is_id, new_id, new_id_of_account
+from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderResult, OrderStatus, Provider, identity_fx
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.credentials import SessionRecord
@@ -30,10 +29,8 @@ from holdfast.persistence.queries.orders import order_of_account, orders_of_acco
 
 route = RouteTable("Payments")
 
-ORDER_DECIMALS_MAX: Final = 2
 CREATE_ERRORS: Final = ("invalid_amount", "amount_too_large", "too_many_open_orders", "account_disabled")
 
-_ORDER_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
 _STATUS: Final = filter_by("status", "Only orders with this status.", get_args(OrderStatus))
 _PROVIDER: Final = filter_by("provider", "Only orders of this payment provider.", get_args(Provider))
 
@@ -77,7 +74,7 @@ async def read_payment_order(call: Call) -> Outcome:
     order_id = call.path["order_id"]
 
     def read(rows: Connection, session: SessionRecord) -> Order | None:
-        return order_of_account(rows, session.account_id, order_id) if valid_order_id(order_id) else None
+        return order_of_account(rows, session.account_id, order_id) if is_id(order_id) else None
 
     found = await call.read_as_session(read)
     if isinstance(found, Refusal):
@@ -91,27 +88,6 @@ async def read_payment_order(call: Call) -> Outcome:
 def order_not_found(order_id: str) -> Refusal:
     """Return the refusal of an order id that the caller has no order for."""
     return Refusal(code="payment_order_not_found", message=f"The payment order {shown(order_id)} does not exist.")
-
-
-def valid_order_id(order_id: str) -> bool:
-    """Whether a text has the form of an order id; otherwise it is not queried."""
-    return _ORDER_ID.fullmatch(order_id) is not None
-
-
-def read_order_amount(text: str, *, max_micro: int) -> int | Refusal:
-    """Parse the amount of an order as micro-credits. Refuses with ``invalid_amount``."""
-    amount_micro = parse_amount(text, decimals_max=ORDER_DECIMALS_MAX)
-    if amount_micro is None:
-        return Refusal(
-            code="invalid_amount",
-            message=f"The amount {shown(text)} is not a plain decimal above zero with at most 2 decimals.",
-            param="amount",
-        )
-    if amount_micro > max_micro:
-        largest = format_amount(max_micro)
-        message = f"The amount {shown(text)} is above the maximum of {largest}."
-        return Refusal(code="invalid_amount", message=message, param="amount")
-    return amount_micro
 
 
 async def write_order(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.actors.account.order_messages import PaySandboxOrder
-from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, read_order_amount, valid_order_id, write_order
+from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, write_order
+from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.refused_callbacks import count_refused
 from holdfast.http.kit.responses import render_reply
@@ -21,6 +22,7 @@ from holdfast.http.schemas.payments import (
     SandboxOutcome,
 )
 from holdfast.http.schemas.rendering import render
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.sandbox_signature import read_values, sign, verify
 from holdfast.ledger.refusals import Refusal
@@ -50,7 +52,7 @@ async def create_sandbox_order(call: Call) -> Outcome:
     body = call.body(SandboxOrderRequest)
     amount_micro: int | Refusal = _DISABLED
     if settings.sandbox_enabled:
-        amount_micro = read_order_amount(body.amount, max_micro=settings.order_max_micro)
+        amount_micro = read_amount(body.amount, max_micro=settings.order_max_micro)
     written = await write_order(call, "sandbox", amount_micro, ttl_s=settings.sandbox_order_ttl_s)
     return render_reply(written, lambda result: _created(call, result.order, body.outcome))
 
@@ -93,7 +95,7 @@ async def _receive(call: Call) -> Outcome:
         return values
     order_id = values.order_id
     order = None
-    if valid_order_id(order_id):
+    if is_id(order_id):
         order = await deps.database.read(lambda rows: order_by_id(rows, order_id))
     event_id = None if order is None else order.request.sandbox_event_id
     header = ",".join(call.request.headers.getlist(SIGNATURE_HEADER))

@@ -14,26 +14,26 @@ from holdfast.http.endpoints.tasks.check_callbacks import (
     record_refused,
     sealed_check,
 )
-from holdfast.http.endpoints.tasks.media_tasks import task_not_found, valid_task_id
+from holdfast.http.endpoints.tasks.media_tasks import task_not_found
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.refused_callbacks import count_refused, known_media_provider
+from holdfast.http.kit.refused_callbacks import (
+    SENDER_ERRORS,
+    count_refused,
+    known_media_provider,
+    refused_signature,
+)
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.schemas.tasks import TaskBody, task_body
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.providers.media.callbacks import BODY_MAX_BYTES, parse_callback
-from holdfast.providers.signatures import SignatureVerdict, key_name, verify
+from holdfast.providers.signatures import key_name, verify
 
 route = RouteTable("Callbacks")
 
 SIGNATURE_HEADER: Final = "X-Callback-Signature"
-
-REFUSED: Final[dict[SignatureVerdict, Refusal]] = {
-    "missing": Refusal(code="missing_signature", message=f"The header {SIGNATURE_HEADER} is missing."),
-    "invalid": Refusal(code="invalid_signature", message="The signature does not match the body."),
-    "expired": Refusal(code="signature_expired", message="The signature's time is outside the tolerance."),
-}
 
 
 class _Sender(msgspec.Struct):
@@ -62,14 +62,7 @@ class _Sender(msgspec.Struct):
             required=True,
         ),
     ),
-    errors=(
-        "missing_signature",
-        "invalid_signature",
-        "signature_expired",
-        "provider_not_configured",
-        "invalid_event",
-        "task_not_found",
-    ),
+    errors=(*SENDER_ERRORS, "task_not_found"),
 )
 async def receive_callback(call: Call) -> Outcome:
     """Respond with the task to applied, duplicate, stale and late updates, so that retries stop."""
@@ -86,15 +79,15 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
     if provider is not None and named is None:
         named = provider
     if provider is not None and named != provider:
-        return REFUSED["invalid"]
+        return refused_signature("invalid", SIGNATURE_HEADER)
     secrets = deps.callback_secrets(named)
     if not sent or not header.strip():
-        return REFUSED["missing"]
+        return refused_signature("missing", SIGNATURE_HEADER)
     if named is None and not any(secrets):
         return Refusal(code="provider_not_configured", message="No callback secret is configured.")
     verdict = verify(header, call.raw, secrets, now=deps.now())
     if verdict != "valid":
-        return REFUSED[verdict]
+        return refused_signature(verdict, SIGNATURE_HEADER)
     # A sender that names no key may name itself in the body.
     sender = named or _named_in_body(call.raw)
     update = parse_callback(sender or "", call.raw)
@@ -107,7 +100,7 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
             return task_not_found(update.request_id)
         verdict = verify(header, call.raw, deps.callback_secrets(provider), now=deps.now())
         if verdict != "valid":
-            return REFUSED[verdict]
+            return refused_signature(verdict, SIGNATURE_HEADER)
         update = msgspec.structs.replace(update, provider=provider)
     return await apply_update(call, update, call.raw)
 
@@ -116,7 +109,7 @@ async def apply_update(call: Call, update: ProviderUpdate, body: bytes) -> Outco
     """Ask the task to apply a verified update of its ``provider``; ``body`` is stored."""
     if is_of_check(update.request_id):
         return await receive_for_check(call, update)
-    if not valid_task_id(update.request_id):
+    if not is_id(update.request_id):
         return task_not_found(update.request_id)
     command = ReceiveProviderUpdate(update=update, body=body)
     done = await call.ask(call.deps.tasks.ref(update.request_id), command)
@@ -127,7 +120,7 @@ async def _provider_of(call: Call, request_id: str) -> str | None:
     if is_of_check(request_id):
         sealed = sealed_check(call)
         return None if sealed is None else sealed[0]
-    if not valid_task_id(request_id):
+    if not is_id(request_id):
         return None
     task = await call.deps.database.read(lambda rows: task_by_id(rows, request_id))
     return None if task is None else task.provider

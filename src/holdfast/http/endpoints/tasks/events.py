@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from sqlalchemy import Connection
 
 from holdfast.http.endpoints.tasks.media_tasks import own_task
@@ -12,6 +10,7 @@ from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.events import EventBody, EventList, WebhookSecretBody, event_body, webhook_secret_body
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.webhook_secrets import Rotation, signing
 from holdfast.persistence.claims.outbox import rotations_of
@@ -20,8 +19,6 @@ from holdfast.persistence.queries.events import EventRecord, events_of_task
 from holdfast.persistence.records.accounts import ApiKeyRecord
 
 route = RouteTable("Events")
-
-_EVENT_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
 
 
 @route(
@@ -65,7 +62,7 @@ async def resend_event(call: Call) -> Outcome:
         task = own_task(rows, key.account_id, request_id)
         if isinstance(task, Refusal):
             return task
-        if not _EVENT_ID.fullmatch(event_id):
+        if not is_id(event_id):
             return not_found
         found = events_of_task(rows, key.account_id, request_id, event_id=event_id)
         return key.account_id if found else not_found

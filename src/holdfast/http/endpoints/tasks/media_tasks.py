@@ -7,7 +7,6 @@ and may write; the command carries the claim.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,11 +25,11 @@ from holdfast.http.kit.listing import Position, list_of_account
 from holdfast.http.kit.parameters import MODEL, PAGE, STATUS
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
-from holdfast.http.kit.shown import shown
+from holdfast.http.kit.shown import invalid_parameter, shown
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskCreated, TaskList, task_body, task_created
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote
-from holdfast.ledger.ids import new_id
+from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
@@ -44,7 +43,6 @@ METADATA_MAX_PAIRS: Final = 16
 METADATA_KEY_MAX_CHARS: Final = 64
 METADATA_VALUE_MAX_CHARS: Final = 512
 
-_TASK_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
 _CREATE_ERRORS = (
     "insufficient_credit",
     "model_not_found",
@@ -257,14 +255,9 @@ def task_not_found(request_id: str) -> Refusal:
     return Refusal(code="task_not_found", message=f"The task {shown(request_id)} does not exist.")
 
 
-def valid_task_id(request_id: str) -> bool:
-    """Whether a text has the form of a task id; otherwise it is not queried."""
-    return _TASK_ID.fullmatch(request_id) is not None
-
-
 def own_task(rows: Connection, account_id: str, request_id: str) -> Task | Refusal:
     """Return the account's task. Another account's task does not exist."""
-    task = task_of_account(rows, account_id, request_id) if valid_task_id(request_id) else None
+    task = task_of_account(rows, account_id, request_id) if is_id(request_id) else None
     return task_not_found(request_id) if task is None else task
 
 
@@ -294,14 +287,14 @@ def _price(
 
 def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
     if len(metadata) > METADATA_MAX_PAIRS:
-        return _invalid("metadata", f"has {len(metadata)} pairs; the maximum is {METADATA_MAX_PAIRS}")
+        return invalid_parameter("metadata", f"has {len(metadata)} pairs; the maximum is {METADATA_MAX_PAIRS}")
     for key, value in metadata.items():
         if not 1 <= len(key) <= METADATA_KEY_MAX_CHARS:
-            return _invalid(
+            return invalid_parameter(
                 "metadata", f"has the key {shown(key)}; a key has 1 to {METADATA_KEY_MAX_CHARS} characters"
             )
         if len(value) > METADATA_VALUE_MAX_CHARS:
-            return _invalid(
+            return invalid_parameter(
                 "metadata", f"has a value of {len(value)} characters; the maximum is {METADATA_VALUE_MAX_CHARS}"
             )
     return None
@@ -310,13 +303,13 @@ def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
 def _refuse_webhook(deps: Dependencies, url: str | None, kinds: Sequence[str] | None) -> Refusal | None:
     """Refuse an address that can never be called. Where its name resolves to is checked at each delivery."""
     if url is None:
-        return None if kinds is None else _invalid("webhook_events", "requires webhook_url")
+        return None if kinds is None else invalid_parameter("webhook_events", "requires webhook_url")
     if not can_be_posted_to(url, local_allowed=deps.settings.webhook_local_allowed):
-        return _invalid(
+        return invalid_parameter(
             "webhook_url", f"must be an https address of a public host, at most {URL_MAX_CHARS} characters"
         )
     if kinds is not None and chosen_kinds(kinds) is None:
-        return _invalid("webhook_events", f"must name one or more of {', '.join(EVENT_KINDS)}")
+        return invalid_parameter("webhook_events", f"must name one or more of {', '.join(EVENT_KINDS)}")
     return None
 
 
@@ -325,7 +318,3 @@ def _kinds(wanted: CreateTaskRequest) -> tuple[EventKind, ...] | None:
     if wanted.webhook_url is None:
         return None
     return CHOSEN_BY_DEFAULT if wanted.webhook_events is None else chosen_kinds(wanted.webhook_events)
-
-
-def _invalid(param: str, rule: str) -> Refusal:
-    return Refusal(code="invalid_parameter", message=f"The parameter {param} {rule}.", param=param)

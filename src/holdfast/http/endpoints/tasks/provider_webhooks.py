@@ -16,10 +16,15 @@ from typing import Final
 
 import msgspec
 
-from holdfast.http.endpoints.tasks.callbacks import REFUSED, SIGNATURE_HEADER, apply_update, receive_signed
+from holdfast.http.endpoints.tasks.callbacks import SIGNATURE_HEADER, apply_update, receive_signed
 from holdfast.http.endpoints.tasks.check_callbacks import CheckCallbackReceived, record_refused
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.refused_callbacks import count_refused, known_media_provider
+from holdfast.http.kit.refused_callbacks import (
+    SENDER_ERRORS,
+    count_refused,
+    known_media_provider,
+    refused_signature,
+)
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.tasks import TaskBody
@@ -67,14 +72,7 @@ def _bytes_max(call: Call) -> int:
         Parameter(name="attempt", place="query", description="The attempt, as in the webhook's address."),
         Parameter(name="seal", place="query", description="The address's seal over both."),
     ),
-    errors=(
-        "missing_signature",
-        "invalid_signature",
-        "signature_expired",
-        "provider_not_configured",
-        "invalid_event",
-        "task_not_found",
-    ),
+    errors=(*SENDER_ERRORS, "task_not_found"),
 )
 async def receive_provider_webhook(call: Call) -> Outcome:
     """As for our own callbacks, applied, duplicate, stale and late updates get the task in response."""
@@ -85,7 +83,7 @@ async def receive_provider_webhook(call: Call) -> Outcome:
 async def _receive(call: Call) -> Outcome:
     config = call.deps.catalog().providers.get(call.path["provider"])
     if config is None:
-        return REFUSED["invalid"]
+        return refused_signature("invalid", SIGNATURE_HEADER)
     proof = KINDS[config.kind].rules.webhooks
     if proof == "signature" or (proof == "token" and SIGNATURE_HEADER in call.request.headers):
         return await receive_signed(call, config.name)
@@ -108,10 +106,8 @@ def _hosted_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refus
     # A header sent twice is ambiguous: joined, it matches no signature.
     headers = {name.lower(): ",".join(call.request.headers.getlist(name)) for name, _ in call.request.headers}
     verdict = verify_standard(headers, call.raw, secrets, now=call.deps.now())
-    if verdict == "missing":
-        return Refusal(code="missing_signature", message=f"The header {STANDARD_HEADER} is missing.")
     if verdict != "valid":
-        return REFUSED[verdict]
+        return refused_signature(verdict, STANDARD_HEADER)
     key = call.deps.settings.derived_key(PURPOSE)
     job = read_hook_query(call.request.query_string.decode("ascii", "replace"), key, config.name)
     if job is None:

@@ -11,7 +11,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import Position, list_of_account, read_cursor, read_window
 from holdfast.http.kit.parameters import MODEL, PAGE, STATUS, filter_by
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
-from holdfast.http.kit.shown import shown
+from holdfast.http.kit.shown import invalid_parameter
 from holdfast.http.schemas.tasks import UsageList, usage_body
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.refusals import Refusal
@@ -47,11 +47,7 @@ async def list_usage(call: Call) -> Outcome:
     if formats == ["csv"]:
         return await _export(call)
     if formats != ["json"]:
-        return Refusal(
-            code="invalid_parameter",
-            message=f"The format must be json or csv, not {shown(formats[-1])}.",
-            param="format",
-        )
+        return invalid_parameter("format", "must be json or csv", formats[-1])
     return await list_of_account(
         call,
         UsageList,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final
 
 import msgspec
@@ -14,20 +13,19 @@ from holdfast.http.endpoints.control.sign_in import read_email
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
-from holdfast.http.kit.shown import shown
+from holdfast.http.kit.shown import missing_parameter, shown
 from holdfast.http.schemas.common import AccountBody, ApiKeyBody, account_body, api_key_body
 from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
 from holdfast.http.schemas.rendering import render
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.public_types import Amount, Time, time_or_none
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.accounts import AccountOverview, account_of_email, account_overview
+from holdfast.persistence.queries.accounts import account_of_email, account_overview
 from holdfast.persistence.queries.credentials import api_keys_of_account
-from holdfast.persistence.records.accounts import ApiKeyRecord
 
 route = RouteTable("Operators")
 
-_ACCOUNT_ID = re.compile(r"acct_[a-z0-9]{1,64}", re.ASCII)
 _EMAIL: Final = Parameter(
     "email",
     "query",
@@ -100,7 +98,7 @@ async def find_account(call: Call) -> Outcome:
     """One read."""
     sent = call.query().get("email")
     if not sent:
-        return Refusal(code="missing_parameter", message="The parameter email is required.", param="email")
+        return missing_parameter("email")
     email = read_email(sent[0])
     if isinstance(email, Refusal):
         return email
@@ -123,7 +121,7 @@ async def find_account(call: Call) -> Outcome:
 async def read_account_details(call: Call) -> Outcome:
     """One read."""
     account_id = call.path["account_id"]
-    if not _ACCOUNT_ID.fullmatch(account_id):
+    if not is_id(account_id):
         return account_not_found(account_id)
     found = await call.deps.database.read(lambda rows: _read_account(call, rows, account_id))
     return found or account_not_found(account_id)
@@ -198,13 +196,8 @@ async def enable_account(call: Call) -> Outcome:
 
 async def existing_account(call: Call) -> str | Refusal:
     """Return the account of the path. Refuses with ``account_not_found``; an actor could not start without rows."""
-    account_id = call.path["account_id"]
-    if _ACCOUNT_ID.fullmatch(account_id):
-        now = call.deps.now()
-        found = await call.deps.database.read(lambda rows: account_overview(rows, account_id, now=now))
-        if found is not None:
-            return account_id
-    return account_not_found(account_id)
+    found = await read_account_details(call)
+    return found if isinstance(found, Refusal) else call.path["account_id"]
 
 
 def account_not_found(name: str) -> Refusal:
@@ -228,14 +221,12 @@ def _adjusted(reply: CreditChanged) -> AdjustedBody:
 
 def _read_account(call: Call, rows: Connection, account_id: str) -> AccountDetails | None:
     found = account_overview(rows, account_id, now=call.deps.now())
-    return None if found is None else _account(found, api_keys_of_account(rows, account_id))
-
-
-def _account(found: AccountOverview, keys: list[ApiKeyRecord]) -> AccountDetails:
+    if found is None:
+        return None
     return render(
         AccountDetails,
         found,
         held_total=format_amount(found.held_micro),
         available_balance=format_amount(found.balance_micro - found.held_micro),
-        api_keys=[api_key_body(key) for key in keys],
+        api_keys=[api_key_body(key) for key in api_keys_of_account(rows, account_id)],
     )

@@ -6,7 +6,6 @@ read from the rows afterwards.
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Final, get_args
 
@@ -23,6 +22,7 @@ from holdfast.http.schemas.operators import ActionRequest, Note, text_of
 from holdfast.http.schemas.rendering import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.clock import format_time
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
@@ -31,7 +31,6 @@ from holdfast.persistence.queries.tasks import open_reviews, task_under_review
 
 route = RouteTable("Operators")
 
-_CASE_ID = re.compile(r"rev_[a-z0-9]{1,76}", re.ASCII)
 _REASON: Final = filter_by("reason", "Only reviews for this reason.", get_args(ReviewReason))
 
 
@@ -172,7 +171,7 @@ def review_body(deps: Dependencies, task: Task) -> ReviewBody:
 async def _task_of(call: Call) -> Task | Refusal:
     case_id = call.path["review_case_id"]
     task = None
-    if _CASE_ID.fullmatch(case_id):
+    if is_id(case_id):
         task = await call.deps.database.read(lambda rows: task_under_review(rows, case_id))
     if task is None:
         return Refusal(code="review_not_found", message=f"The review {shown(case_id)} does not exist.")

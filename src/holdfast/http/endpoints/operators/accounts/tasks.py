@@ -7,16 +7,16 @@ from typing import Final
 
 import msgspec
 
+from holdfast.http.endpoints.tasks.media_tasks import task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import FILTER_MAX_CHARS, Position, list_of_all_accounts
-from holdfast.http.kit.parameters import CURSOR, FROM, LIMIT, TO
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
-from holdfast.http.kit.shown import shown
+from holdfast.http.kit.listing import Position, list_of_all_accounts
+from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.schemas.rendering import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, Time, time_or_none
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import task_by_id, unfinished_tasks
 
@@ -24,18 +24,8 @@ route = RouteTable("Operators")
 
 UNFINISHED: Final = ("queued", "processing", "review")
 _FILTERS: Final = (
-    Parameter(
-        name="provider",
-        place="query",
-        description="Only tasks at this provider.",
-        schema={"type": "string", "maxLength": FILTER_MAX_CHARS},
-    ),
-    Parameter(
-        name="status",
-        place="query",
-        description="Only tasks with this status.",
-        schema={"type": "string", "enum": list(UNFINISHED)},
-    ),
+    filter_by("provider", "Only tasks at this provider."),
+    filter_by("status", "Only tasks with this status.", UNFINISHED),
 )
 
 
@@ -68,8 +58,7 @@ class TaskDetailsList(msgspec.Struct, frozen=True):
     summary="List the tasks of all accounts that have not ended, oldest first",
     auth=Auth.OPERATOR_READ,
     reply=TaskDetailsList,
-    parameters=(*_FILTERS, FROM, TO, CURSOR, LIMIT),
-    errors=("invalid_parameter", "invalid_cursor"),
+    parameters=(*_FILTERS, *PAGE),
 )
 async def list_unfinished_tasks(call: Call) -> Outcome:
     """One read."""
@@ -97,17 +86,16 @@ async def read_task_details(call: Call) -> Outcome:
     task_id = call.path["request_id"]
     found = await call.deps.database.read(lambda rows: task_by_id(rows, task_id))
     if found is None:
-        return Refusal(code="task_not_found", message=f"The task {shown(task_id)} does not exist.")
+        return task_not_found(task_id)
     return _details(call.deps, found)
 
 
 def _details(deps: Dependencies, task: Task) -> TaskDetails:
-    return TaskDetails(
-        account_id=task.account_id,
-        api_key_id=task.request.api_key_id,
-        provider=task.provider,
+    return render(
+        TaskDetails,
+        task,
+        task.request,
         attempts=task.state.attempt,
         hold_credits=format_amount(task.request.hold_micro),
-        wake_at=time_or_none(task.wake_at),
         task=task_body(deps, task, for_operators=True),
     )

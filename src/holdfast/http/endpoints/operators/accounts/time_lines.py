@@ -12,11 +12,11 @@ import msgspec
 
 from holdfast.http.endpoints.operators.accounts.account import account_not_found
 from holdfast.http.endpoints.operators.supervision.messages import Gathered, messages_of
+from holdfast.http.endpoints.tasks.media_tasks import task_not_found
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import Position, Window, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import Position, Window, cut_page, read_asked
 from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
@@ -74,12 +74,10 @@ class TimeLine(msgspec.Struct, frozen=True):
 async def read_account_time_line(call: Call) -> Outcome:
     """One read, and a question to each process."""
     account_id = call.path["account_id"]
-    window = read_window(call.query(), kind="time line", filters=(_SOURCE,))
-    if isinstance(window, Refusal):
-        return window
-    after = read_cursor(account_id, window)
-    if isinstance(after, Refusal):
-        return after
+    asked = read_asked(call, account_id, kind="time line", filters=(_SOURCE,))
+    if isinstance(asked, Refusal):
+        return asked
+    window, after = asked
     found = await call.deps.database.read(
         lambda rows: time_line_of_account(rows, account_id, **window.options(after))
     )
@@ -100,15 +98,13 @@ async def read_account_time_line(call: Call) -> Outcome:
 async def read_task_time_line(call: Call) -> Outcome:
     """One read of all entries, of which the page is a part, and a question to each process."""
     task_id = call.path["request_id"]
-    window = read_window(call.query(), kind="time line", filters=(_SOURCE,))
-    if isinstance(window, Refusal):
-        return window
-    after = read_cursor(task_id, window)
-    if isinstance(after, Refusal):
-        return after
+    asked = read_asked(call, task_id, kind="time line", filters=(_SOURCE,))
+    if isinstance(asked, Refusal):
+        return asked
+    window, after = asked
     found = await call.deps.database.read(lambda rows: time_line_of_task(rows, task_id))
     if found is None:
-        return Refusal(code="task_not_found", message=f"The task {shown(task_id)} does not exist.")
+        return task_not_found(task_id)
     wanted = [entry for entry in found if _is_within(entry, window, after)]
     return await _time_line(call, "tasks", task_id, wanted, window=window, after=after)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import msgspec
@@ -15,12 +14,12 @@ from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.events import EventBody, event_body
 from holdfast.http.schemas.operators import ActionRequest
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.events import FailedEvent, event_of_account, failed_events
 
 route = RouteTable("Operators")
 
-_ID = re.compile(r"[a-z0-9_]{1,80}", re.ASCII)
 _FILTERS: Final = (
     filter_by(
         "status",
@@ -82,7 +81,7 @@ async def retry_event(call: Call) -> Outcome:
     """The event becomes due, with all its attempts before it; a worker delivers it."""
     account_id, event_id = call.path["account_id"], call.path["event_id"]
     not_found = Refusal(code="event_not_found", message=f"There is no event {shown(event_id)} of this account.")
-    if not _ID.fullmatch(account_id) or not _ID.fullmatch(event_id):
+    if not is_id(account_id) or not is_id(event_id):
         return not_found
 
     def read(rows: Connection) -> FailedEvent | None:

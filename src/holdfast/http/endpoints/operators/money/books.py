@@ -14,6 +14,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import read_window
 from holdfast.http.kit.parameters import FROM, TO
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.shown import invalid_parameter
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit.operations import AVAILABLE, HELD
@@ -140,8 +141,7 @@ async def read_revenue(call: Call) -> Outcome:
     midnight = until.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     since = window.since or midnight - min(timedelta(days=REVENUE_DAYS - 1), midnight - _FIRST_TIME)
     if not timedelta(0) < until - since <= timedelta(days=REVENUE_DAYS_MAX):
-        message = f"The time from 'from' to 'to' must be at most {REVENUE_DAYS_MAX} days."
-        return Refusal(code="invalid_parameter", message=message, param="from")
+        return invalid_parameter("from", f"must be at most {REVENUE_DAYS_MAX} days before to")
     by = msgspec.convert(window.filters.get("by", "day"), RevenueBy)
     found = await call.deps.database.scan(lambda rows: revenue(rows, by, since=since, until=until))
     return RevenueBody(

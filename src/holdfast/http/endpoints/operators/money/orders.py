@@ -7,13 +7,14 @@ from typing import Final, Unpack, get_args
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.payments.orders import order_not_found, position_of, valid_order_id
+from holdfast.http.endpoints.payments.orders import order_not_found, position_of
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import ListOptions, list_of_all_accounts
 from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.payment_rendering import in_units, payment_order_body
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import OrderTrouble, order_by_id, troubled_orders
@@ -106,7 +107,7 @@ async def order_of_path(call: Call) -> Order | Refusal:
     """Return the order of the path, whose account the call concerns. Refuses with ``payment_order_not_found``."""
     order_id = call.path["order_id"]
     order = None
-    if valid_order_id(order_id):
+    if is_id(order_id):
         order = await call.deps.database.read(lambda rows: order_by_id(rows, order_id))
     if order is None:
         return order_not_found(order_id)

@@ -7,16 +7,16 @@ refund. Before the call the order is scheduled to be compared, so that a refund 
 from __future__ import annotations
 
 import hashlib
-from typing import Final
 
 import msgspec
 
 from holdfast.actors.account.order_messages import ResolveOrder
 from holdfast.http.endpoints.operators.money.orders import order_of_path
-from holdfast.http.endpoints.payments.card import NOT_CONFIGURED, PROVIDER, refusal_of_card
-from holdfast.http.endpoints.payments.orders import read_order_amount
+from holdfast.http.endpoints.payments.card import CARD_ERRORS, NOT_CONFIGURED, PROVIDER, refusal_of_card
+from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, RouteTable
+from holdfast.http.kit.shown import invalid_parameter
 from holdfast.http.schemas.common import AmountGiven
 from holdfast.http.schemas.operators import ActionRequest, Note, Reason, text_of
 from holdfast.http.schemas.payment_rendering import payment_order_body
@@ -31,15 +31,6 @@ from holdfast.providers.card.amounts import micro_per_minor, minor_from_micro
 from holdfast.providers.card.base import CardFault, CardRejected
 
 route = RouteTable("Operators")
-
-_CARD_ERRORS: Final = (
-    "payment_order_not_found",
-    "provider_not_configured",
-    "provider_unavailable",
-    "provider_timeout",
-    "provider_rejected",
-    "provider_rate_limited",
-)
 
 
 class Resolution(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +77,9 @@ async def resolve_payment_order(call: Call) -> Outcome:
     """The order's account decides; the response is the order afterwards."""
     body = call.body(Resolution)
     if body.amount is not None and not body.credit:
-        return Refusal(code="invalid_parameter", message="'amount' is allowed only with credit.", param="amount")
+        return invalid_parameter("amount", "is allowed only with credit")
     most_micro = call.deps.settings.order_max_micro
-    amount_micro = None if body.amount is None else read_order_amount(body.amount, max_micro=most_micro)
+    amount_micro = None if body.amount is None else read_amount(body.amount, max_micro=most_micro)
     if isinstance(amount_micro, Refusal):
         return amount_micro
     order = await order_of_path(call)
@@ -108,7 +99,13 @@ async def resolve_payment_order(call: Call) -> Outcome:
     body=RefundRequest,
     reply=RefundBody,
     parameters=(REQUIRED_IDEMPOTENCY_KEY,),
-    errors=(*_CARD_ERRORS, "payment_order_not_refundable", "invalid_amount", "idempotency_key_reused"),
+    errors=(
+        "payment_order_not_found",
+        *CARD_ERRORS,
+        "payment_order_not_refundable",
+        "invalid_amount",
+        "idempotency_key_reused",
+    ),
 )
 async def refund_payment(call: Call) -> Outcome:
     """A repeat with the same Idempotency-Key returns the refund that was made, also after a lost response.
@@ -189,7 +186,7 @@ def _amount_minor(order: Order, given: str | None) -> int | Refusal | None:
         return _not_refundable(order, "nothing was received for it")
     if given is None:
         return None
-    amount_micro = read_order_amount(given, max_micro=received)
+    amount_micro = read_amount(given, max_micro=received)
     if isinstance(amount_micro, Refusal):
         return amount_micro
     return minor_from_micro(amount_micro, order.request.currency)

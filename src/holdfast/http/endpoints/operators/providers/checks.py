@@ -8,11 +8,11 @@ import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.kit.shown import shown
+from holdfast.http.kit.shown import invalid_parameter, shown
 from holdfast.http.schemas.operators import Reason
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.least_input import least_input
-from holdfast.ledger.catalog.quotes import PricedInput, quote_input
+from holdfast.ledger.catalog.quotes import PricedInput, model_not_found, quote_input
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount
 from holdfast.ledger.refusals import Refusal
@@ -99,19 +99,15 @@ def _priced(catalog: Catalog, provider: str, wanted: ProviderCheckRequest) -> Pr
     }
     if wanted.model is not None:
         if wanted.model in catalog.models and wanted.model not in models:
-            message = f"The model {shown(wanted.model)} is not run by {provider}."
-            return Refusal(code="invalid_parameter", message=message, param="model")
+            return invalid_parameter("model", f"must be one that {provider} runs", wanted.model)
         if wanted.model not in models:
-            return Refusal(
-                code="model_not_found", message=f"The model {shown(wanted.model)} does not exist.", param="model"
-            )
+            return model_not_found(wanted.model)
         given = wanted.input if wanted.input is not None else least_input(models[wanted.model].schema)
         return quote_input(catalog, wanted.model, given)
     if wanted.input is not None:
-        return Refusal(code="invalid_parameter", message="'input' needs a 'model'.", param="model")
+        return invalid_parameter("model", "must be given with an input")
     tried = (quote_input(catalog, model.id, least_input(model.schema)) for model in models.values())
     fitting = [priced for priced in tried if not isinstance(priced, Refusal)]
     if not fitting:
-        message = f"No model of {provider} takes a made-up input: name a model and an input."
-        return Refusal(code="invalid_parameter", message=message, param="model")
+        return invalid_parameter("model", f"and an input must be given: no model of {provider} takes a made-up one")
     return min(fitting, key=lambda priced: priced.terms.estimate_micro)

@@ -54,7 +54,7 @@ class ProviderList(msgspec.Struct, frozen=True):
 async def list_providers(call: Call) -> Outcome:
     """One read, and what every process has counted."""
     answers = await ask_all(call, DescribeProcess())
-    seen = [answer.providers for answer in answers.values() if answer is not None]
+    seen = [answer.providers for answer in answers.by_member.values()]
     now = call.deps.now()
     backlog = None
     # While the database is away, what the processes know is shown alone.

@@ -13,10 +13,10 @@ from quart.wrappers.response import ResponseBody
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import OPERATORS, Position, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import OPERATORS, Position, cut_page, read_asked
 from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
-from holdfast.http.kit.shown import shown
+from holdfast.http.kit.shown import invalid_parameter
 from holdfast.http.schemas.reports import ReportList, report_body, report_event
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.reports import newest_position, reports_page
@@ -59,12 +59,10 @@ _FILTERS: Final = (
 )
 async def list_reports(call: Call) -> Outcome:
     """One read. The position is read before the page, so that the stream from there misses nothing."""
-    window = read_window(call.query(), kind="reports", filters=_FILTERS)
-    if isinstance(window, Refusal):
-        return window
-    after = read_cursor(OPERATORS, window)
-    if isinstance(after, Refusal):
-        return after
+    asked = read_asked(call, OPERATORS, kind="reports", filters=_FILTERS)
+    if isinstance(asked, Refusal):
+        return asked
+    window, after = asked
     # A request without a traceparent begins a trace whose id is the digits of the request's own.
     filters = {name: value.removeprefix("req_") for name, value in window.filters.items()}
     wanted = ReportFilter(**filters)  # type: ignore[arg-type]  # kind and level are checked by their enums
@@ -137,9 +135,7 @@ def read_position(call: Call) -> int | Refusal | None:
     if not given:
         return None
     if not _POSITION.fullmatch(given):
-        return Refusal(
-            code="invalid_parameter", message=f"{name} must be a position, not {shown(given)}.", param=name
-        )
+        return invalid_parameter(name, "must be a position", given)
     return int(given)
 
 

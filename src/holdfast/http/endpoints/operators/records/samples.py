@@ -38,6 +38,6 @@ async def list_samples(call: Call) -> Outcome:
         return window
     answers = await ask_all(call, ReadSamples(window.since))
     return ProcessSamples(
-        processes=[answer for answer in answers.values() if answer is not None],
-        unreachable=[member_id for member_id, answer in answers.items() if answer is None],
+        processes=[*answers.by_member.values()],
+        unreachable=answers.unreachable,
     )

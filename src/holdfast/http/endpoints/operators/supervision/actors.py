@@ -5,6 +5,7 @@ A sign-in actor is shown by a digest, because its key is an e-mail address or a 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -76,17 +77,14 @@ async def list_actors(call: Call) -> Outcome:
     window = read_window(call.query(), kind="actors", filters=(_GROUP, _STATE))
     if isinstance(window, Refusal):
         return window
-    group = window.filters.get("group")
-    if group is None:
-        return Refusal(code="missing_parameter", message="The parameter group is missing.", param="group")
-    state = msgspec.convert(window.filters.get("state"), ActorState | None)
+    group, state = window.filters["group"], msgspec.convert(window.filters.get("state"), ActorState | None)
     answers = await ask_all(call, ListKeys(group, state, window.cursor or "", window.read_max))
-    found = sorted((key for each in answers.values() if each for key in each.keys), key=lambda each: each.key)
+    found = sorted((key for each in answers.by_member.values() for key in each.keys), key=lambda each: each.key)
     page = found[: window.limit]
     return ActorList(
         data=page,
         next_cursor=page[-1].key if len(found) > window.limit else None,
-        unreachable=[member_id for member_id, answer in answers.items() if answer is None],
+        unreachable=answers.unreachable,
     )
 
 
@@ -184,12 +182,10 @@ async def list_dead_letters(call: Call) -> Outcome:
         return window
     answers = await ask_all(call, ListDeadLetters(window.filters.get("reason"), window.limit))
     found: list[DeadLetter] = []
-    counts: dict[DeadReason, int] = {}
-    for answer in answers.values():
-        if answer is not None:
-            found += answer.data
-            for reason, count in answer.counts.items():
-                counts[reason] = counts.get(reason, 0) + count
+    counts: Counter[DeadReason] = Counter()
+    for answer in answers.by_member.values():
+        found += answer.data
+        counts.update(answer.counts)
     found.sort(key=lambda each: each.at, reverse=True)
     return DeadLetterList(found[: window.limit], counts)
 
@@ -207,7 +203,7 @@ async def _find(call: Call) -> KeyDescription | Refusal:
     question = DescribeKey(group, key)
     found = await ask_control(call, call.deps.controls.owner_of(group, key), question)
     if found.code == "actor_not_found" if isinstance(found, Refusal) else found.state == "passivated":
-        answers = [answer for answer in (await ask_all(call, question)).values() if answer is not None]
+        answers = [*(await ask_all(call, question)).by_member.values()]
         active = (answer for answer in answers if answer.state != "passivated")
         found = next(active, answers[0] if answers and isinstance(found, Refusal) else found)
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from contextlib import suppress
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import trio
 
@@ -22,20 +23,28 @@ async def ask_control(call: Call, member_id: str, command: Command[T]) -> T | Re
     return await call.deps.controls.ask(member_id, command, deadline_s=call.deps.settings.ask_deadline_s)
 
 
-async def ask_all(call: Call, command: Command[T]) -> dict[str, T | None]:
-    """Ask the control actors of all members at once; None for one that does not answer in time."""
+class Answers(NamedTuple, Generic[T]):
+    """What control actors answered, by member, and the members that did not answer in time."""
+
+    by_member: dict[str, T]
+    unreachable: list[str]
+
+
+async def ask_all(call: Call, command: Command[T]) -> Answers[T]:
+    """Ask the control actors of all members at once. A refusal is no answer."""
     controls = call.deps.controls
     answers: dict[str, T | None] = {member.member_id: None for member in controls.members()}
 
     async def ask_one(member_id: str) -> None:
-        try:
+        with suppress(AskFault):
             answer = await controls.ask(member_id, command, deadline_s=GATHER_S)
-        except AskFault:
-            return
-        answers[member_id] = None if isinstance(answer, Refusal) else answer
+            answers[member_id] = None if isinstance(answer, Refusal) else answer
 
     async with trio.open_nursery() as nursery:
         for member in controls.members():
             if member.unreachable_for_s is None:
                 nursery.start_soon(ask_one, member.member_id)
-    return answers
+    return Answers(
+        {member_id: answer for member_id, answer in answers.items() if answer is not None},
+        [member_id for member_id, answer in answers.items() if answer is None],
+    )

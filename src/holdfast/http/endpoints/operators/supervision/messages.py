@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.http.endpoints.operators.supervision.controls import ask_all
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import Position, Window, cut_page, read_cursor, read_window
+from holdfast.http.kit.listing import Position, Window, cut_page, read_asked
 from holdfast.http.kit.parameters import PAGE
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.operators import GROUPS
@@ -45,15 +45,14 @@ async def messages_of(call: Call, group: str, key: str, window: Window, after: P
     answers = await ask_all(call, ListMessages(group, key, window.since, window.until, after, window.read_max))
     found = [
         (Position(datetime.fromisoformat(each.at), each.id), each)
-        for answer in answers.values()
-        if answer is not None
+        for answer in answers.by_member.values()
         for each in answer.messages
     ]
     found.sort(key=lambda each: each[0], reverse=True)
     return Gathered(
         messages=found[: window.read_max],
-        kept=[answer.kept for answer in answers.values() if answer is not None],
-        unreachable=[member_id for member_id, answer in answers.items() if answer is None],
+        kept=[answer.kept for answer in answers.by_member.values()],
+        unreachable=answers.unreachable,
     )
 
 
@@ -71,13 +70,11 @@ async def list_messages(call: Call) -> Outcome:
     group, key = call.path["group"], call.path["key"]
     if group not in GROUPS:
         return Refusal(code="group_not_found", message="The group does not exist.")
-    window = read_window(call.query(), kind="messages")
-    if isinstance(window, Refusal):
-        return window
     owner = f"{group}/{key}"
-    after = read_cursor(owner, window)
-    if isinstance(after, Refusal):
-        return after
+    asked = read_asked(call, owner, kind="messages")
+    if isinstance(asked, Refusal):
+        return asked
+    window, after = asked
     found = await messages_of(call, group, key, window, after)
     page = cut_page(found.messages, owner, window, lambda each: each[0])
     return HandledList(

@@ -64,7 +64,7 @@ async def read_tree(call: Call) -> Outcome:
     answers = await ask_all(call, DescribeProcess())
     return Tree(
         [
-            ProcessBody(**msgspec.structs.asdict(member), process=answers.get(member.member_id))
+            ProcessBody(**msgspec.structs.asdict(member), process=answers.by_member.get(member.member_id))
             for member in call.deps.controls.members()
         ]
     )
