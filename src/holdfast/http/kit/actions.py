@@ -1,13 +1,12 @@
 """Operators' actions: each is recorded before its effect, then completed with its result and reported.
 
-A route with an ``action`` runs through :func:`perform`, so handlers stay plain. An action whose record cannot be
+A route with an ``action`` runs through :func:`handle`, so handlers stay plain. An action whose record cannot be
 written is not done. Urgent ones, which repair the service, are the exception: while the database is away, their
 report is the record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -17,7 +16,7 @@ from quart import Response
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.errors import INTERNAL_ERROR, leaves_of, refusal_of_fault
-from holdfast.http.kit.routes import BodyResponse, Outcome
+from holdfast.http.kit.routes import BodyResponse, Outcome, Route
 from holdfast.http.kit.tracing import current_request_id
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
@@ -32,15 +31,17 @@ END_S: Final = 5.0
 """How long an action's result may take to be written, after its caller has gone."""
 
 
-async def perform(call: Call, handler: Callable[[Call], Awaitable[Outcome]]) -> Outcome:
-    """Run the handler of an action between its two records.
+async def handle(call: Call, route: Route) -> Outcome:
+    """Run the handler of a route; that of an action between its two records.
 
     Raises :class:`DatabaseAway`, before anything is done, if the first cannot be written. If the second cannot, the
     row has no result, and the log has a line.
     """
+    if route.action is None:
+        return await route.handler(call)
     await _begin(call)
     try:
-        outcome = await handler(call)
+        outcome = await route.handler(call)
     except BaseException as fault:
         with trio.move_on_after(END_S, shield=True):
             await _end(call, *_result_of_fault(fault))

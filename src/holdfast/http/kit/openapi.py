@@ -199,19 +199,11 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema) -> JsonSchema
         "responses": _responses(route),
         "x-codeSamples": code_samples(route, public_url, body),
     }
-    if route.body is not None:
+    if route.body is not None or route.raw_body_bytes_max is not None:
+        schema = {"type": "object"} if route.body is None else _reference(route.body)
         operation["requestBody"] = {
             "required": not route.body_optional,
-            "content": {
-                "application/json": {"schema": _reference(route.body), "examples": {"Example": {"value": body}}}
-            },
-        }
-    elif route.raw_body_bytes_max is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {
-                "application/json": {"schema": {"type": "object"}, "examples": {"Example": {"value": body}}}
-            },
+            "content": {"application/json": {"schema": schema, "examples": {"Example": {"value": body}}}},
         }
     return operation
 

@@ -12,7 +12,7 @@ from quart import Response
 from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.http.kit.actions import perform
+from holdfast.http.kit.actions import handle
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
@@ -39,13 +39,8 @@ def render_reply(reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.S
 async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]) -> Response:
     """Serve one call: prepare, handle, render. Faults pass through to :func:`render_error`."""
     call = Call(deps, route, request, path)
-    outcome: Outcome
     try:
-        refusal = await call.prepare()
-        if refusal is not None:
-            outcome = refusal
-        else:
-            outcome = await (route.handler(call) if route.action is None else perform(call, route.handler))
+        outcome = await call.prepare() or await handle(call, route)
     except BaseExceptionGroup as group:
         # Quart would look for a handler member by member; a group is one fault here.
         cancelled, faults = group.split(trio.Cancelled)

@@ -15,7 +15,7 @@ import msgspec
 from quart import Response
 
 from holdfast.http.endpoints import all_routes
-from holdfast.http.kit.actions import perform
+from holdfast.http.kit.actions import handle
 from holdfast.http.kit.calls import Auth, Call, Method, Needs
 from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.routes import BodyResponse, Handler, Route
@@ -94,7 +94,7 @@ class Visit:
 
     async def _run(self, inner: InnerCall, route: Route) -> tuple[msgspec.Struct | Refusal, Headers]:
         try:
-            outcome = await (route.handler(inner) if route.action is None else perform(inner, route.handler))
+            outcome = await handle(inner, route)
         except Exception as fault:
             refusal = refusal_of_fault(fault)
             if refusal is None:

@@ -31,5 +31,6 @@ def _attribute(values: tuple[object, ...], name: str) -> object:
         if hasattr(value, name):
             return getattr(value, name)
         if hasattr(value, f"{name}_micro"):
-            return format_amount(getattr(value, f"{name}_micro"))
+            amount_micro = getattr(value, f"{name}_micro")
+            return None if amount_micro is None else format_amount(amount_micro)
     raise AssertionError(f"no value has the attribute {name!r}")

@@ -170,20 +170,12 @@ def _card_amount(text: str, max_micro: int) -> int | Refusal:
     if isinstance(amount_micro, Refusal):
         return amount_micro
     if amount_micro < CARD_MIN_MICRO:
-        smallest = format_amount(CARD_MIN_MICRO)
-        return Refusal(
-            code="amount_too_small",
-            message=f"The amount {shown(text)} is below the minimum of {smallest}.",
-            param="amount",
-        )
-    if amount_micro > CARD_MAX_MICRO:
-        largest = format_amount(CARD_MAX_MICRO)
-        return Refusal(
-            code="amount_too_large",
-            message=f"The amount {shown(text)} is above the maximum of {largest}.",
-            param="amount",
-        )
-    return amount_micro
+        code, rule = "amount_too_small", f"below the minimum of {format_amount(CARD_MIN_MICRO)}"
+    elif amount_micro > CARD_MAX_MICRO:
+        code, rule = "amount_too_large", f"above the maximum of {format_amount(CARD_MAX_MICRO)}"
+    else:
+        return amount_micro
+    return Refusal(code=code, message=f"The amount {shown(text)} is {rule}.", param="amount")
 
 
 async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCreated | Refusal:
@@ -211,29 +203,20 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
 
 def refusal_of_card(fault: CardFault) -> Refusal:
     """Return the response to a fault of the card provider."""
+    retry_after_s = None
     match fault:
         case CardRejected():
-            return Refusal(
-                code="provider_rejected",
-                message="The card provider refused the request.",
-                provider_code=fault.provider_code,
-            )
+            message = "The card provider refused the request."
+            return Refusal(code="provider_rejected", message=message, provider_code=fault.provider_code)
         case CardRateLimited():
-            return Refusal(
-                code="provider_rate_limited",
-                message="The card provider limits the rate of calls; repeat the request with its Idempotency-Key.",
-                retry_after_s=fault.retry_after_s,
-            )
+            code, what = "provider_rate_limited", "limits the rate of calls"
+            retry_after_s = fault.retry_after_s
         case CardTimeout():
-            return Refusal(
-                code="provider_timeout",
-                message="The card provider did not respond in time; repeat the request with its Idempotency-Key.",
-            )
+            code, what = "provider_timeout", "did not respond in time"
         case _:
-            return Refusal(
-                code="provider_unavailable",
-                message="The card provider cannot be reached; repeat the request with its Idempotency-Key.",
-            )
+            code, what = "provider_unavailable", "cannot be reached"
+    message = f"The card provider {what}; repeat the request with its Idempotency-Key."
+    return Refusal(code=code, message=message, retry_after_s=retry_after_s)
 
 
 def _without_secrets(body: bytes) -> bytes:

@@ -19,7 +19,7 @@ from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount, parse_amount
-from holdfast.ledger.public_types import Amount, Time, time_or_none
+from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import account_of_email, account_overview
 from holdfast.persistence.queries.credentials import api_keys_of_account
@@ -212,7 +212,7 @@ async def _set_access(call: Call, *, is_disabled: bool) -> Outcome:
     done = await call.ask(call.deps.accounts.ref(account_id), SetAccess(is_disabled=is_disabled))
     if isinstance(done, Refusal):
         return done
-    return AccessBody(account_id=done.id, disabled_at=time_or_none(done.disabled_at))
+    return render(AccessBody, done, account_id=done.id)
 
 
 def _adjusted(reply: CreditChanged) -> AdjustedBody:

@@ -18,7 +18,6 @@ from holdfast.http.kit.listing import Position, Window, cut_page, read_asked
 from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.rendering import render
-from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.time_lines import (
@@ -125,7 +124,7 @@ async def _time_line(
     handled = Gathered([], [], [])
     if window.filters.get("source") in (None, "message"):
         handled = await messages_of(call, group, key, window, after)
-    found = [(Position(entry.at, entry.id), _row_body(entry)) for entry in rows]
+    found = [(Position(entry.at, entry.id), render(TimeLineEntryBody, entry)) for entry in rows]
     found += [(position, _message_body(message, f"{group}/{key}")) for position, message in handled.messages]
     found.sort(key=lambda each: each[0], reverse=True)
     page = cut_page(found, key, window, lambda each: each[0])
@@ -134,16 +133,6 @@ async def _time_line(
         next_cursor=page.next_cursor,
         messages_kept=handled.kept,
         unreachable=handled.unreachable,
-    )
-
-
-def _row_body(entry: TimeLineEntry) -> TimeLineEntryBody:
-    amount_micro, balance_micro = entry.amount_micro, entry.balance_micro
-    return render(
-        TimeLineEntryBody,
-        entry,
-        amount=None if amount_micro is None else format_amount(amount_micro),
-        balance=None if balance_micro is None else format_amount(balance_micro),
     )
 
 
