@@ -18,6 +18,8 @@ from holdfast.http.kit.calls import Auth
 from holdfast.ledger.sign_in_codes import WRONG_TOKENS_MAX, WRONG_TOKENS_WINDOW, admit_token, new_otp_id
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.reports.words import in_words
+from holdfast.scrubbing import scrub
 
 from .test_operator_calls import frozen
 
@@ -331,6 +333,8 @@ async def test_an_action_is_recorded_with_who_when_what_and_why(api: Api) -> Non
     [report] = api.reports
     assert (report.kind, report.operator, report.key) == ("action", "operator-token", "rev_1")
     assert report.reason == "approve_review: done, because: ticket 7; token=***"
+    logged = scrub(in_words(report))
+    assert logged == "operator's action (by operator-token): approve_review: done, because: ticket 7; token=***"
 
 
 async def test_refused_and_failed_actions_are_recorded_too(api: Api) -> None:

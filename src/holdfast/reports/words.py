@@ -48,7 +48,8 @@ def _what(report: Report) -> str:
     if report.kind == "drain" and report.context in ("killed", "stuck", "shutdown_error"):
         happened = "did not stop in order"
     if report.operator is not None:
-        happened += f" by {report.operator}"
+        # In parentheses: the log masks what follows "operator-token:", like the value of any token.
+        happened += f" (by {report.operator})"
     if report.count is not None:
         happened += f" {report.count} times"
     if report.duration_s is not None:
