@@ -21,7 +21,7 @@ from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.provider_updates import on_update
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import Context
-from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S, Rotation, signing, webhook_secret
+from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S, Rotation, signing_at, webhook_secret
 
 MakeTask = Callable[..., Task]
 URL = "https://example.com/hook"
@@ -220,18 +220,18 @@ def test_pauses_grow_from_seconds_to_a_day() -> None:
 
 
 def test_the_previous_secret_signs_for_a_day_too(noon: datetime) -> None:
-    assert signing((), noon) == ((0,), None, None)
+    assert signing_at((), noon) == ((0,), None, None)
     rotated = (Rotation(1, noon),)
     day = timedelta(seconds=OVERLAP_S)
-    assert signing(rotated, noon) == ((1, 0), noon, noon + day)
-    assert signing(rotated, noon + day - timedelta(seconds=1)).generations == (1, 0)
-    assert signing(rotated, noon + day) == ((1,), noon, None)
+    assert signing_at(rotated, noon) == ((1, 0), noon, noon + day)
+    assert signing_at(rotated, noon + day - timedelta(seconds=1)).generations == (1, 0)
+    assert signing_at(rotated, noon + day) == ((1,), noon, None)
 
 
 def test_frequent_rotation_leaves_a_limited_number_of_secrets(noon: datetime) -> None:
     rotations = [Rotation(n, noon + timedelta(hours=n)) for n in range(1, 9)]
-    assert signing(rotations[:2], noon + timedelta(hours=25)).generations == (2, 1)
-    assert signing(rotations, noon + timedelta(hours=9)).generations == (8, 7, 6, 5)
+    assert signing_at(rotations[:2], noon + timedelta(hours=25)).generations == (2, 1)
+    assert signing_at(rotations, noon + timedelta(hours=9)).generations == (8, 7, 6, 5)
 
 
 def test_a_secret_depends_on_account_generation_and_key() -> None:

@@ -25,7 +25,7 @@ from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.deliveries import DeliveryResponse, DeliveryState, after_attempt
 from holdfast.ledger.tasks.events import ASSETS_READY
-from holdfast.ledger.tasks.webhook_secrets import signing, webhook_secret
+from holdfast.ledger.tasks.webhook_secrets import signing_at, webhook_secret
 from holdfast.persistence.claims.outbox import FIRST, DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
@@ -192,7 +192,7 @@ class OutboxWorker(Worker):
     def _headers(self, event: DueEvent, at: datetime, body: bytes) -> dict[str, str]:
         secrets = [
             webhook_secret(self._secrets_key, event.account_id, generation)
-            for generation in signing(event.rotations, at).generations
+            for generation in signing_at(event.rotations, at).generations
         ]
         return standard_headers(secrets, event.event_id, int(at.timestamp()), body)
 

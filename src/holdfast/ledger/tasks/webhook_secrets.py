@@ -32,7 +32,7 @@ class Signing(NamedTuple):
     alone_from: datetime | None
 
 
-def signing(rotations: Sequence[Rotation], now: datetime) -> Signing:
+def signing_at(rotations: Sequence[Rotation], now: datetime) -> Signing:
     """Return the generations that sign now, given an account's newest rotations in any order."""
     newest_first = sorted(rotations, reverse=True)
     if not newest_first:

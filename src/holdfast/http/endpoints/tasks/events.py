@@ -12,7 +12,7 @@ from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.events import EventBody, EventList, WebhookSecretBody, event_body, webhook_secret_body
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.webhook_secrets import Rotation, signing
+from holdfast.ledger.tasks.webhook_secrets import Rotation, signing_at
 from holdfast.persistence.claims.outbox import rotations_of
 from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.queries.events import EventRecord, events_of_task
@@ -90,7 +90,7 @@ async def read_webhook_secret(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     account_id, rotations = found
-    return webhook_secret_body(call.deps.webhook_key, account_id, signing(rotations, call.deps.now()))
+    return webhook_secret_body(call.deps.webhook_key, account_id, signing_at(rotations, call.deps.now()))
 
 
 @route(
@@ -108,7 +108,9 @@ async def rotate_webhook_secret(call: Call) -> Outcome:
     account_id, rotations = found
     newest = max((rotation.generation for rotation in rotations), default=0)
     rotation = await call.deps.events.rotate_secret(account_id, newest + 1)
-    return webhook_secret_body(call.deps.webhook_key, account_id, signing((*rotations, rotation), call.deps.now()))
+    return webhook_secret_body(
+        call.deps.webhook_key, account_id, signing_at((*rotations, rotation), call.deps.now())
+    )
 
 
 async def _rotations(call: Call) -> tuple[str, tuple[Rotation, ...]] | Refusal:
