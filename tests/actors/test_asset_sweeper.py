@@ -16,6 +16,7 @@ import trio.testing
 
 from holdfast.actors.task.messages import ExpireAssets, RecordHosting
 from holdfast.actors.task.worker_messages import Host
+from holdfast.actors.workers import asset_sweeper
 from holdfast.actors.workers.asset_sweeper import AssetSweeper, Swept
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.worker import WorkerRef
@@ -83,6 +84,21 @@ async def test_expired_results_are_removed_and_the_charge_stays(setup: Setup) ->
     assert not await setup.has(first)
     assert not await setup.has(second)
     assert await sweeper.sweep() == Swept(0, 0)
+
+
+async def test_a_task_that_cannot_be_swept_delays_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asset_sweeper, "TASKS_MAX", 1)
+    refused = await setup.task(picture(1))
+    setup.passes(1)
+    await setup.task(picture(2))
+    setup.passes(RETENTION_S)
+    lives = setup.tasks.lives
+    lives.quarantine.put(lives.child(refused), RuntimeError("its row is unreadable"), for_s=3600)
+    sweeper = setup.sweeper()
+    assert [await sweeper.sweep() for _ in range(4)] == [Swept(0, 0), Swept(1, 1), Swept(0, 0), Swept(0, 0)]
+    assert await setup.has(picture(1))
+    lives.release(lives.child(refused), "readable again")
+    assert [await sweeper.sweep() for _ in range(2)] == [Swept(0, 0), Swept(1, 1)]
 
 
 async def test_content_shared_with_another_task_is_retained(setup: Setup) -> None:

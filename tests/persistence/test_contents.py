@@ -24,6 +24,7 @@ from holdfast.persistence.claims.contents import (
     mark_contents,
     tasks_with_expired_assets,
 )
+from holdfast.persistence.claims.tasks import FIRST_EXPIRED, Expired
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -235,5 +236,14 @@ def test_ended_tasks_are_found_once_all_their_assets_have_expired(rows: Connecti
             expires_at = NOW + timedelta(seconds=end)
             asset_id = f"{name}{position}"
             refer(rows, content("a"), name, position=position, asset_id=asset_id, expires_at=expires_at)
-    assert tasks_with_expired_assets(rows, NOW, most=10) == ["task_first", "task_whole"]
-    assert tasks_with_expired_assets(rows, NOW, most=1) == ["task_first"]
+
+    def found(after: Expired, most: int) -> list[Expired]:
+        return tasks_with_expired_assets(rows, NOW, after=after, most=most)
+
+    def expired(name: str, end: int) -> Expired:
+        return Expired(NOW + timedelta(seconds=end), name)
+
+    first, *whole = expired("task_first", -9), expired("task_whole", -5), expired("task_whole", -1)
+    assert found(FIRST_EXPIRED, 10) == [first, first, *whole]
+    assert found(FIRST_EXPIRED, 1) == [first]
+    assert found(first, 10) == whole

@@ -7,7 +7,7 @@ concurrent storing of the same content.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -29,7 +29,7 @@ from holdfast.persistence.claims.contents import (
     mark_contents,
     tasks_with_expired_assets,
 )
-from holdfast.persistence.claims.tasks import tasks_with_expired_input
+from holdfast.persistence.claims.tasks import FIRST_EXPIRED, Expired, tasks_with_expired_input
 from holdfast.persistence.server.database import Database
 from holdfast.providers.storage.base import AssetStore, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS
@@ -71,6 +71,9 @@ class AssetSweeper:
         self._store = store
         self._now = now
         self._after = START
+        # Where the next sweep continues, so that tasks which cannot be swept do not delay the others.
+        self._assets_after = FIRST_EXPIRED
+        self._inputs_after = FIRST_EXPIRED
         self._marked: dict[Content, datetime] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -88,18 +91,28 @@ class AssetSweeper:
         return swept
 
     async def _drop_inputs(self) -> int:
-        due = await self._database.read(tasks_with_expired_input, self._now(), most=TASKS_MAX)
-        return sum([await self._ask(request_id, DropInput()) for request_id in due])
+        due = await self._database.read(
+            tasks_with_expired_input, self._now(), after=self._inputs_after, most=TASKS_MAX
+        )
+        self._inputs_after = _next_after(due)
+        return await self._ask_all(due, DropInput())
 
     async def _expire(self) -> int:
-        due = await self._database.read(tasks_with_expired_assets, self._now(), most=TASKS_MAX)
-        return sum([await self._ask(request_id, ExpireAssets()) for request_id in due])
+        due = await self._database.read(
+            tasks_with_expired_assets, self._now(), after=self._assets_after, most=TASKS_MAX
+        )
+        self._assets_after = _next_after(due)
+        return await self._ask_all(due, ExpireAssets())
+
+    async def _ask_all(self, due: Sequence[Expired], command: Command[TaskReply]) -> int:
+        request_ids = dict.fromkeys(expired.request_id for expired in due)
+        return sum([await self._ask(request_id, command) for request_id in request_ids])
 
     async def _ask(self, request_id: str, command: Command[TaskReply]) -> bool:
         try:
             await self._tasks.ref(request_id).ask(command, deadline_s=ASK_DEADLINE_S)
         except (AskFault, Crashed) as fault:
-            # Its rows stay, and the next sweep finds them.
+            # Its rows stay, and are found again after the others.
             log.info("task not swept", task_id=request_id, reason=str(fault))
             return False
         return True
@@ -139,3 +152,8 @@ class AssetSweeper:
 
             for content, marked_at in list(self._marked.items()):
                 nursery.start_soon(remove, content, marked_at)
+
+
+def _next_after(due: Sequence[Expired]) -> Expired:
+    """Return where the sweep after one of ``due`` begins: after the last page at the front again."""
+    return due[-1] if len(due) == TASKS_MAX else FIRST_EXPIRED

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import psycopg
 from sqlalchemy import Connection, text
 
+from holdfast.persistence.claims.tasks import Expired
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 
 CLAIM_S = 3 * 3600
@@ -62,11 +63,13 @@ _DELETE = text(
 )
 _EXPIRED_TASKS = text(
     # By the index of expiries, so that a backlog of expired assets costs no more than the rows returned.
-    "select a.request_id from assets a "
+    "select a.expires_at, a.request_id from assets a "
     "join tasks t on t.request_id = a.request_id "
-    "where a.expires_at <= :at and t.status in ('succeeded', 'failed', 'canceled') "
+    "where a.expires_at <= :at and (a.expires_at, a.request_id) > (:after_at, :after_id) "
+    "and t.status in ('succeeded', 'failed', 'canceled') "
     "and not exists (select from assets b where b.account_id = a.account_id "
-    "and b.request_id = a.request_id and b.expires_at > :at) order by a.expires_at limit :most"
+    "and b.request_id = a.request_id and b.expires_at > :at) "
+    "order by a.expires_at, a.request_id limit :most"
 )
 _LAST = "g"
 """Sorts after every hash, in every collation."""
@@ -195,6 +198,10 @@ def delete_marked(connection: Connection, removed: Mapping[Content, datetime]) -
         connection.execute(_DELETE, {**content._asdict(), "doomed_at": doomed_at})
 
 
-def tasks_with_expired_assets(connection: Connection, at: datetime, *, most: int) -> list[str]:
-    """Return ended tasks all of whose assets have expired, of the ``most`` assets that expired first."""
-    return list(dict.fromkeys(connection.execute(_EXPIRED_TASKS, {"at": at, "most": most}).scalars()))
+def tasks_with_expired_assets(connection: Connection, at: datetime, *, after: Expired, most: int) -> list[Expired]:
+    """Return ended tasks all of whose assets have expired, in that order, those that follow ``after``.
+
+    A task whose assets expired at different times is there several times.
+    """
+    page = {"at": at, "after_at": after.at, "after_id": after.request_id, "most": most}
+    return [Expired._make(row) for row in connection.execute(_EXPIRED_TASKS, page)]

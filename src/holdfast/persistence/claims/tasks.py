@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from sqlalchemy import Connection, text
@@ -108,7 +108,10 @@ _LEFT_WITHOUT_OWNER = text(
     "update tasks t set wake_at = least(wake_at, :now) where wake_at is not null and dispatched "
     f"and owner is null and updated_at < :before returning request_id, provider, {OCCUPIES} as occupies"
 )
-_EXPIRED_INPUTS = text("select request_id from tasks where input_until <= :at order by input_until limit :most")
+_EXPIRED_INPUTS = text(
+    "select input_until, request_id from tasks where input_until <= :at "
+    "and (input_until, request_id) > (:after_at, :after_id) order by input_until, request_id limit :most"
+)
 _STILL_OCCUPYING = text(
     "select request_id from tasks where request_id = any(:held) and wake_at is not null and dispatched "
     "and status <> 'review'"
@@ -126,6 +129,17 @@ class DispatchedTask(NamedTuple):
     request_id: str
     provider: str
     occupies: bool
+
+
+class Expired(NamedTuple):
+    """A task of which something expired at this time."""
+
+    at: datetime
+    request_id: str
+
+
+FIRST_EXPIRED = Expired(datetime.min.replace(tzinfo=UTC), "")
+"""Comes before all that has expired."""
 
 
 class FollowUp(NamedTuple):
@@ -252,6 +266,7 @@ def still_occupying(rows: Connection, request_ids: Sequence[str]) -> set[str]:
     return set(rows.execute(_STILL_OCCUPYING, {"held": list(request_ids)}).scalars())
 
 
-def tasks_with_expired_input(rows: Connection, at: datetime, *, most: int) -> list[str]:
-    """Return ended tasks whose large input has expired, those that expired first at the front."""
-    return list(rows.execute(_EXPIRED_INPUTS, {"at": at, "most": most}).scalars())
+def tasks_with_expired_input(rows: Connection, at: datetime, *, after: Expired, most: int) -> list[Expired]:
+    """Return ended tasks whose large input has expired, in that order, those that follow ``after``."""
+    page = {"at": at, "after_at": after.at, "after_id": after.request_id, "most": most}
+    return [Expired._make(row) for row in rows.execute(_EXPIRED_INPUTS, page)]
