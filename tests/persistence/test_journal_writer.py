@@ -132,15 +132,16 @@ def test_checking_a_fence_writes_nothing_and_moves_nothing(
 # ---------------------------------------------------------------------------------------------- idempotency probes
 
 
-def test_a_used_key_returns_its_reply_and_voids_the_followers(
+def test_used_keys_return_their_replies_and_void_the_followers(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     [account] = opened(writer)
-    assert all_committed(writer.write([account.credit(key="k")]))
-    results = writer.write([account.credit(key="k"), account.credit(key="other")])
+    assert all_committed(writer.write([account.credit(key="k"), account.credit(key="l")]))
+    results = writer.write([account.credit(key="k"), account.credit(key="other"), account.credit(key="l")])
     assert results[0] == AlreadyReplied(StoredReply(b"print", b"reply to k"))
     assert isinstance(results[1], Stale)
-    assert head(rows, account.account_id) == (1, 100, 1)
+    assert results[2] == AlreadyReplied(StoredReply(b"print", b"reply to l"))
+    assert head(rows, account.account_id) == (2, 200, 2)
 
 
 def test_a_key_used_twice_within_a_batch_is_written_once(

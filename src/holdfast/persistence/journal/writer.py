@@ -313,10 +313,11 @@ def _results_of(
     probed: set[IdempotencyProbe] = set()
     for unit in units:
         moved = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key)) != fence.expected)
-        if moved:
-            results.append(Stale(moved))
-        elif unit.probe is not None and unit.probe in replies:
+        if unit.probe is not None and unit.probe in replies:
+            # Also of a unit void for another reason, so that all replays of a batch are known by its one reload.
             results.append(AlreadyReplied(replies[unit.probe]))
+        elif moved:
+            results.append(Stale(moved))
         elif unit.probe in probed:
             results.append(NotWritten("its idempotency key is used earlier in this batch"))
         else:
