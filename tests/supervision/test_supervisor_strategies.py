@@ -102,6 +102,37 @@ async def test_each_child_starts_once_the_one_before_is_up(
             await supervisor.stop()
 
 
+async def test_a_supervisor_is_ready_without_a_child_that_is_not_required(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    slow = Backoff(9.0, 9.0, jitter=0.0)
+    supervisor = scripted.supervisor(
+        scripted.spec("a", backoff=slow), scripted.spec("b", backoff=slow, required=False)
+    )
+    async with scripted.running(supervisor):
+        scripted.crash("b")
+        await scripted.settle()
+        assert supervisor.state_of("b") == "restarting"
+        assert supervisor.is_ready
+        scripted.crash("a")
+        await scripted.settle()
+        assert not supervisor.is_ready
+
+
+async def test_a_start_waits_for_a_child_that_is_not_required(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    scripted.start_takes_s = {"a": 2.0}
+    supervisor = scripted.supervisor(scripted.spec("a", required=False))
+    with trio.fail_after(100):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.run)
+            await trio.sleep(1.0)
+            assert not supervisor.is_ready
+            await supervisor.wait_ready()
+            await supervisor.stop()
+
+
 async def test_waiting_for_readiness_ends_with_the_supervisor(
     scripted: ScriptedTree, autojump_clock: MockClock
 ) -> None:

@@ -60,7 +60,8 @@ class ChildSpec:
 
     ``shutdown_s`` is how long a stop may take before the child is killed (0: killed at once). Give a child that is
     itself a supervisor at least its ``drain_timeout_s``. An ``independent`` child keeps running when a sibling
-    before it is restarted. The backoff of a child that stayed up for ``backoff.max_s`` starts over.
+    before it is restarted. A supervisor is ready without a child that is not ``required``, once that has been up.
+    The backoff of a child that stayed up for ``backoff.max_s`` starts over.
 
     Raises ValueError for an id that does not fit into a path, or an infinite or negative ``shutdown_s``.
     """
@@ -71,6 +72,7 @@ class ChildSpec:
     shutdown_s: float = 5.0
     backoff: Backoff = DEFAULT_BACKOFF
     independent: bool = False
+    required: bool = True
 
     def __post_init__(self) -> None:
         if not self.child_id or "/" in self.child_id:

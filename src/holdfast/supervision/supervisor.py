@@ -147,11 +147,13 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all children have been up once and every permanent one is ready."""
+        """Whether all children have been up once and every permanent one that is required is ready."""
         return (
             self._booted
             and not self._ending.is_set()
-            and all(child.ready for child in self._children if child.spec.restart == "permanent")
+            and all(
+                child.ready for child in self._children if child.spec.required and child.spec.restart == "permanent"
+            )
         )
 
     async def wait_ready(self) -> None:

@@ -118,8 +118,8 @@ def build_tree(
     drain_s = shutdown_s / 2
 
     def start_workers() -> Supervisor:
-        # one_for_one: workers do not depend on each other.
-        specs = [ChildSpec(name, start, shutdown_s=3.0) for name, start in workers.items()]
+        # one_for_one: workers do not depend on each other. Requests are served without one: its work waits in rows.
+        specs = [ChildSpec(name, start, shutdown_s=3.0, required=False) for name, start in workers.items()]
         return Supervisor(
             "workers",
             specs,
@@ -161,7 +161,7 @@ def emulators_tree(
     emulators: Mapping[str, Callable[[], Child]], reporter: Reporter, conditions: Conditions
 ) -> Supervisor:
     """Return the supervisor of emulators, which are given by name."""
-    specs = [ChildSpec(name, start, shutdown_s=6.0) for name, start in emulators.items()]
+    specs = [ChildSpec(name, start, shutdown_s=6.0, required=False) for name, start in emulators.items()]
     # one_for_one: emulators are independent, and stand for external systems that may fail often.
     return Supervisor(
         "emulators",
