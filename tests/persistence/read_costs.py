@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from sqlalchemy import Connection, event
@@ -14,8 +14,11 @@ class Reads:
     def __init__(self, rows: Connection) -> None:
         self.rows = rows
 
-    def cost(self, read: Callable[[Connection], Any]) -> tuple[int, str]:
-        """Return the buffers that the queries of ``read`` touch, and their plans."""
+    def cost(self, read: Callable[[Connection], Any], *, of: Collection[str] = ()) -> tuple[int, str]:
+        """Return the buffers that the queries of ``read`` touch, and their plans.
+
+        With ``of``, only the buffers of these tables: what other tests left in the others is not counted.
+        """
         asked: list[tuple[str, Any]] = []
 
         def note(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
@@ -33,4 +36,10 @@ class Reads:
             for statement, parameters in asked
         ]
         plans = [plan["Plan"] for [plan] in found]
-        return sum(each["Shared Hit Blocks"] + each["Shared Read Blocks"] for each in plans), str(plans)
+        return sum(_buffers(plan, of) for plan in plans), str(plans)
+
+
+def _buffers(plan: dict[str, Any], tables: Collection[str]) -> int:
+    if not tables or plan.get("Relation Name") in tables:
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+    return sum(_buffers(each, tables) for each in plan.get("Plans", ()))

@@ -148,13 +148,14 @@ def test_a_temporary_server_stops_with_its_command(data_dir: Path) -> None:
 
 def test_the_server_of_a_killed_service_stops_by_itself(data_dir: Path) -> None:
     pid = killed_service(data_dir, "follows")
-    deadline = time.monotonic() + 30
+    log, deadline = data_dir / "postgres.log", time.monotonic() + 30
+    while "database system is shut down" not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    assert "received smart shutdown request" in log.read_text()
     while postmaster.postmaster_pid(data_dir / "postgres") == pid:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    log = (data_dir / "postgres.log").read_text()
-    assert "received smart shutdown request" in log
-    assert "database system is shut down" in log
 
 
 @pytest.mark.parametrize("kind", ["follows", "orphan"])

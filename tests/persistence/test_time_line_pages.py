@@ -104,10 +104,10 @@ def test_a_time_line_is_in_order_though_clocks_differ(rows: Connection, spacing_
 def test_a_page_costs_as_much_in_a_busy_account(rows: Connection, window: dict[str, Any]) -> None:
     add_operations(rows, ADA, [NOON + timedelta(seconds=n) for n in range(COUNT)])
     add_events(rows, ADA, COUNT // 3)
-    for table in ("operations", "outbox"):
+    tables = ("operations", "outbox")
+    for table in tables:
         rows.execute(text(f"analyze {table}"))
-    reads = Reads(rows)
-    cost, plan = reads.cost(lambda rows: time_line_of_account(rows, ADA, limit=50, **window))
+    cost, plan = Reads(rows).cost(lambda rows: time_line_of_account(rows, ADA, limit=50, **window), of=tables)
     assert len(time_line_of_account(rows, ADA, limit=50, **window) or ()) == 50
     assert "pk_operations" in plan
     assert "ix_outbox_retried" in plan
