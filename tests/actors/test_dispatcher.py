@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from tests.recorded_refs import RecordedRef
 
 from holdfast import metrics
+from holdfast.actors.runtime.faults import Crashed, Unavailable
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.actors.workers.dispatcher import FOLLOW_UP_TICKS, FOLLOW_UPS_MAX, Dispatcher, Tick
@@ -25,6 +26,7 @@ from holdfast.ledger.clock import format_time, utc_now
 from holdfast.persistence.claims.processes import LEASE_S, Process, end_lease, renew_lease, this_process
 from holdfast.persistence.claims.tasks import claim_waiting
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
 
 
@@ -35,6 +37,7 @@ class Tasks:
     woken: list[tuple[str, bool]] = field(default_factory=list)
     was_woken: trio.Event = field(default_factory=trio.Event)
     may_reply: trio.Event = field(default_factory=trio.Event)
+    faults: dict[str, Exception] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.may_reply.set()
@@ -46,6 +49,8 @@ class Tasks:
     async def _ask(self, key: str, message: object) -> None:
         self._wake(key, message)
         await self.may_reply.wait()
+        if key in self.faults:
+            raise self.faults[key]
 
     def _wake(self, key: str, message: object) -> None:
         assert isinstance(message, Wake)
@@ -380,6 +385,18 @@ async def test_tasks_of_a_removed_provider_are_woken_unless_reachable(setup: Set
     await dispatcher.wake_overdue()
 
     assert setup.tasks.woken == [("task_gone", False)]
+
+
+async def test_overdue_tasks_that_do_not_reply_stop_no_other(setup: Setup) -> None:
+    setup.tasks.faults = {
+        "task_0": UnreadableRow("tasks", "task_0", ValueError("no such status")),
+        "task_1": Crashed("a bug"),
+        "task_2": Unavailable("it restarts"),
+    }
+    for number in range(5):
+        await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=-80, ends_in_s=-60)
+    await setup.dispatcher().wake_overdue()
+    assert len(setup.tasks.woken) == 5
 
 
 async def test_overdue_tasks_are_claimed_as_fast_as_they_end(setup: Setup) -> None:

@@ -24,7 +24,7 @@ import structlog
 import trio
 
 from holdfast import metrics
-from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
 from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
@@ -47,6 +47,7 @@ from holdfast.persistence.claims.tasks import (
     providers_waited_for,
     still_occupying,
 )
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 
@@ -242,8 +243,8 @@ class Dispatcher(Worker):
                 return
 
     async def _wake_one(self, request_id: str, silence: Silence | None) -> None:
-        # Without a reply the task stays due, and is found again when the claim lapses.
-        with suppress(AskFault, Crashed):
+        # A task that does not reply, such as one whose row cannot be read, is found again when its claim lapses.
+        with suppress(AskFault, Crashed, StaleFence, UnreadableRow):
             await self._tasks.ref(request_id).ask(Wake(silence=silence))
 
     async def _start_waiting(self, provider: str) -> None:
