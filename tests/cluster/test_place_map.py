@@ -52,7 +52,6 @@ from holdfast.settings import load_settings
 from holdfast.wiring.cluster import http_address
 
 ROOT = Path(__file__).parents[2]
-ACCOUNTS = [new_id("acct") for _ in range(12)]
 
 
 class Upstream(BaseHTTPRequestHandler):
@@ -107,19 +106,30 @@ def proxy(servers: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield found
 
 
+@pytest.fixture(scope="module")
+def accounts(servers: list[str]) -> list[str]:
+    """Four accounts of each server, whatever the servers' ports are."""
+    owners = owners_of_places(servers)
+    found: dict[str, list[str]] = {server: [] for server in servers}
+    while min(map(len, found.values())) < 4:
+        account_id = new_id("acct")
+        found[owners[place_of(account_id)]].append(account_id)
+    return [account_id for owned in found.values() for account_id in owned[:4]]
+
+
 @pytest.fixture
 def client(proxy: Proxy) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=proxy.url, verify=False) as found:
         yield found
 
 
-def give_map(proxy: Proxy, servers: list[str]) -> dict[str, str]:
-    """Install the map of these servers, and return the server of each account."""
+def give_map(proxy: Proxy, servers: list[str], accounts: list[str]) -> dict[str, str]:
+    """Install the map of these servers, and return the server of each of the accounts."""
     content = place_map({server: server for server in servers})
     publish_map(proxy.places, proxy.control, content)
     assert proxy.places.read_text() == content
     owners = owners_of_places(servers)
-    return {account_id: owners[place_of(account_id)] for account_id in ACCOUNTS}
+    return {account_id: owners[place_of(account_id)] for account_id in accounts}
 
 
 def server_of(response: httpx2.Response) -> str:
@@ -199,9 +209,9 @@ def test_errors_of_haproxy_have_the_form_of_ours() -> None:
 
 
 def test_an_accounts_requests_reach_the_owner_of_its_place(
-    proxy: Proxy, servers: list[str], client: httpx2.Client
+    proxy: Proxy, servers: list[str], accounts: list[str], client: httpx2.Client
 ) -> None:
-    owners = give_map(proxy, servers)
+    owners = give_map(proxy, servers, accounts)
     assert set(owners.values()) == set(servers)
     for account_id, owner in owners.items():
         task = f"/v2/task/{new_id_of_account('task', account_id)}"
@@ -217,7 +227,7 @@ def test_an_accounts_requests_reach_the_owner_of_its_place(
 def test_requests_without_a_place_go_to_every_server(
     proxy: Proxy, servers: list[str], client: httpx2.Client
 ) -> None:
-    give_map(proxy, servers)
+    give_map(proxy, servers, [])
     paths = ["/v2/models", "/v2/task/task_x", "/v2/control/auth/otp"] * 3
     strange = bearer("hk_live_" + "Z" * 38)
     assert Counter(server_of(client.get(path)) for path in paths) == dict.fromkeys(servers, 3)
@@ -229,8 +239,10 @@ def test_the_clients_address_is_passed_on_behind_what_the_client_says(client: ht
     assert said["forwarded_for"] == ["203.0.113.9", "127.0.0.1"]
 
 
-def test_a_new_map_is_used_at_once_and_closes_no_connection(proxy: Proxy, servers: list[str]) -> None:
-    before = give_map(proxy, servers)
+def test_a_new_map_is_used_at_once_and_closes_no_connection(
+    proxy: Proxy, servers: list[str], accounts: list[str]
+) -> None:
+    before = give_map(proxy, servers, accounts)
     with httpx2.Client(base_url=proxy.url, verify=False, limits=httpx2.Limits(max_connections=1)) as client:
         stop = threading.Event()
         connections = set()
@@ -244,18 +256,18 @@ def test_a_new_map_is_used_at_once_and_closes_no_connection(proxy: Proxy, server
         asking = threading.Thread(target=ask)
         asking.start()
         try:
-            after = give_map(proxy, servers[:2])
+            after = give_map(proxy, servers[:2], accounts)
         finally:
             stop.set()
             asking.join()
         found = {
             account_id: server_of(client.get("/v2/control/account", headers=bearer(new_session_token(account_id))))
-            for account_id in ACCOUNTS
+            for account_id in accounts
         }
     assert len(connections) == 1
     assert found == after
-    assert {each for each in ACCOUNTS if before[each] != after[each]} == {
-        each for each in ACCOUNTS if before[each] == servers[2]
+    assert {each for each in accounts if before[each] != after[each]} == {
+        each for each in accounts if before[each] == servers[2]
     }
 
 
