@@ -104,6 +104,7 @@ STRICTER = {
     "a star": (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
     "a fragment": (b"GET /a#b HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
     "a tunnel": (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
+    "a tunnel to a path": (b"CONNECT /a HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n", "malformed_request"),
     "an unknown method": (b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
     "SMTP": (b"EHLO example.com\r\n", "malformed_request"),
     "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "http_version_not_supported"),

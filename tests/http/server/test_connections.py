@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from holdfast.http.server.connection import Receive, Send
 from holdfast.http.server.limits import connections_within
 
-from .memory_server import Scope, answers, rest_of, serving
+from .memory_server import HOME, Scope, answers, rest_of, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -46,6 +46,29 @@ async def test_at_the_limit_the_longest_idle_connection_is_closed() -> None:
         for stream in (first, third, fourth):
             await stream.send_all(GET)
             assert b"200 OK" in await answers(stream, 1)
+
+
+async def test_a_connection_is_not_idle_once_its_request_has_arrived() -> None:
+    class Reading(trio.abc.ReceiveStream):
+        """The server's end; with the request read but not yet handled, it makes room for another connection."""
+
+        async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+            if accepted_bytes:
+                closed.append(server.connections.close_longest_idle())
+            data = await accepted.receive_some(max_bytes)
+            accepted_bytes.extend(data)
+            return data
+
+        async def aclose(self) -> None:
+            await accepted.aclose()
+
+    accepted_bytes, closed = bytearray(), list[bool]()
+    async with serving() as server:
+        client, accepted = memory_stream_pair()
+        server.connections.admit(server.app, trio.StapledStream(accepted, Reading()), HOME, HOME)
+        await client.send_all(GET)
+        assert b"200 OK" in await answers(client, 1)
+        assert closed == [False]
 
 
 async def test_without_an_idle_connection_a_new_one_gets_a_503() -> None:

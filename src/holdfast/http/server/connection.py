@@ -168,6 +168,8 @@ class Connection:
     def _after_feed(self) -> None:
         """Set the deadlines for the parser's state, and wake the responder."""
         parser = self._parser
+        # Not when the responder runs: until then its deadline or a new connection could close an idle connection.
+        self._mark_busy()
         if parser.is_done:
             self._head_by = self._body_by = math.inf
             self._cancel_refused_call()
@@ -181,7 +183,6 @@ class Connection:
                 self._head_by = math.inf
             elif self._head_by == math.inf:
                 self._head_by = trio.current_time() + self._limits.head_timeout_s
-                self._mark_busy()
         self._responder.unpark_all()
 
     def _refuse(self, refusal: Refusal, reason: Cut) -> None:
@@ -217,7 +218,6 @@ class Connection:
         request = self._request = await self._next_request()
         if request is None:
             return False
-        self._mark_busy()
         framing = self._framing = ResponseFraming(close=not request.keep_alive)
         self._is_last_write = False
         if request.refusal is None:

@@ -275,7 +275,8 @@ def refusal_of_head(request: Request) -> Refusal | None:
     if request.version not in {"1.1", "1.0"}:
         return _VERSION
     target = request.target
-    if not target.startswith(b"/") or b"#" in target or not target.isascii():
+    # The target of CONNECT is a host and port, never a path, and what follows it is no HTTP.
+    if not target.startswith(b"/") or b"#" in target or not target.isascii() or request.method == "CONNECT":
         return _NO_PATH
     hosts = 0
     for name, value in request.headers:
