@@ -48,9 +48,9 @@ def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
     return None
 
 
-def is_plainly_weak(secret: str, *, chars_min: int = CHARS_MIN) -> bool:
+def is_plainly_weak(secret: str) -> bool:
     """A cheap check for development: short, an example, or a few characters repeated."""
-    return len(secret) < chars_min or len(set(secret)) < 8 or secret in EXAMPLES
+    return len(secret) < CHARS_MIN or len(set(secret)) < 8 or secret in EXAMPLES
 
 
 def _is_sequence(text: str) -> bool:

@@ -23,6 +23,7 @@ TIMEOUT_S = 15.0
 TOTAL_TIMEOUT_S = 30.0
 """For a whole message, including the wait for a thread and the look-up of the server's name."""
 THREADS_MAX_COUNT = 4
+DEVELOPMENT_SENDER = "holdfast@localhost"
 
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,64}@[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,253}\Z")
 _log = structlog.get_logger(__name__)
@@ -127,14 +128,13 @@ class NoMailer:
 class DevelopmentMailer:
     """Writes each message into a file of its own in ``directory``, and the code into the log."""
 
-    def __init__(self, directory: Path, mail_from: str = "holdfast@localhost") -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._mail_from = mail_from
         self._threads = trio.CapacityLimiter(1)
 
     async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
         """Write a sign-in code. Raises :class:`MailFault`."""
-        message = write_code(self._mail_from, email, code, expires_in_s)
+        message = write_code(DEVELOPMENT_SENDER, email, code, expires_in_s)
         try:
             path = await trio.to_thread.run_sync(self._write, message.as_bytes(), limiter=self._threads)
         except OSError as fault:

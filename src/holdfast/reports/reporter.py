@@ -22,7 +22,6 @@ from holdfast.reports.words import in_words
 from holdfast.scrubbing import scrub
 
 RING_RECORDS = 1_000
-LISTENERS_MAX = 64
 TEXT_LOGGED_CHARS = 240
 """A line to be read at a glance; the stored report has the whole text."""
 
@@ -51,8 +50,7 @@ class Reporter:
         self._number = 0
         self._bursts = Bursts()
         self._ring: deque[Report] = deque(maxlen=ring_records)
-        self._listeners: dict[int, Callable[[Report], None]] = {}
-        self._next_listener = 0
+        self._listeners: list[Callable[[Report], None]] = []
         self.dropped_count = 0
         """How many reports a listener missed because it raised."""
 
@@ -81,32 +79,25 @@ class Reporter:
         # The log may be a closed pipe, which is no reason to fail.
         with suppress(Exception):
             self._write(report, fault)
-        self._pass_on(report)
+        self.accept(report)
 
     def accept(self, report: Report) -> None:
-        """Pass on a report that another process has completed and logged."""
-        self._pass_on(report)
+        """Pass on a complete report, which this process or another one has logged."""
+        metrics.REPORTS.labels(report.kind, report.level).inc()
+        self._ring.append(report)
+        for listener in self._listeners:
+            try:
+                listener(report)
+            except Exception:
+                self.dropped_count += 1
 
     def recent(self, limit: int = RING_RECORDS) -> tuple[Report, ...]:
         """Return the newest reports, newest first."""
         return tuple(reversed(self._ring))[:limit]
 
-    def listen(self, listener: Callable[[Report], None]) -> Callable[[], None]:
-        """Call ``listener`` with every report from now on. Returns the function that ends that.
-
-        It is called inside the supervisor and must not block; its exceptions are ignored. Raises RuntimeError
-        beyond 64 listeners.
-        """
-        if len(self._listeners) >= LISTENERS_MAX:
-            raise RuntimeError(f"over {LISTENERS_MAX} listeners to reports")
-        number = self._next_listener
-        self._next_listener += 1
-        self._listeners[number] = listener
-
-        def end() -> None:
-            self._listeners.pop(number, None)
-
-        return end
+    def listen(self, listener: Callable[[Report], None]) -> None:
+        """Call ``listener`` with every report from now on, inside the supervisor: it must not block."""
+        self._listeners.append(listener)
 
     def _complete(self, report: Report) -> Report:
         key = _clean(report.key)
@@ -140,15 +131,6 @@ class Reporter:
         getattr(self._log, report.level or "info")(report.kind, **shown)
         if fault is not None:
             self._log.debug("traceback", path=report.path, exc_info=fault)
-
-    def _pass_on(self, report: Report) -> None:
-        metrics.REPORTS.labels(report.kind, report.level).inc()
-        self._ring.append(report)
-        for listener in tuple(self._listeners.values()):
-            try:
-                listener(report)
-            except Exception:
-                self.dropped_count += 1
 
 
 def _clean(text: str | None) -> str | None:

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import (
     Link,
@@ -112,13 +113,9 @@ def recorder_to(processor: SpanProcessor, variables: Mapping[str, str]) -> tuple
     return OtelRecorder(provider.get_tracer("holdfast", __version__), ids), provider
 
 
-def start_exporting(variables: Mapping[str, str], exporter: SpanExporter | None = None) -> None:
-    """Record spans, and export them over OTLP/HTTP, or to ``exporter``, until the process ends."""
-    if exporter is None:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-        exporter = OTLPSpanExporter()
-    recorder, provider = recorder_to(BatchSpanProcessor(exporter), variables)
+def start_exporting(variables: Mapping[str, str]) -> None:
+    """Record spans, and export them over OTLP/HTTP until the process ends."""
+    recorder, provider = recorder_to(BatchSpanProcessor(OTLPSpanExporter()), variables)
     record_spans(recorder)
 
     def close() -> None:

@@ -18,8 +18,9 @@ from holdfast.ledger.places import place_carried_by, place_of
 from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.server.database import Database
 from holdfast.settings import Settings
-from holdfast.supervision.control.actor import ControlActor, ControlledProcess, ControlRef, ProcessIdentity
+from holdfast.supervision.control.actor import ControlActor, ControlledProcess, ControlRef
 from holdfast.supervision.control.keys import ControlledGroup
+from holdfast.supervision.control.messages import ProcessIdentity
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.supervisor import Supervisor

@@ -134,7 +134,7 @@ class ProviderRegistry:
 
     def _create_providers(self, catalog: Catalog, before: Mapping[str, ProviderConfig]) -> dict[str, MediaProvider]:
         """Return a catalog's providers; unchanged ones are reused. Raises :class:`CatalogFault`."""
-        register_secrets(secret for config in catalog.providers.values() for secret in _secrets_in(config))
+        register_secrets(secret for config in catalog.providers.values() for secret in config.secret_values)
         created: dict[str, MediaProvider] = {}
         for name, config in catalog.providers.items():
             try:
@@ -273,10 +273,6 @@ class ProviderRegistry:
         return ProviderTraits(
             idempotent_submit=found.idempotent_submit, polls=found.polls, cancels=found.cancels, listed=listed
         )
-
-
-def _secrets_in(config: ProviderConfig) -> tuple[str, ...]:
-    return config.own_secrets if config.token is None else (*config.own_secrets, config.token)
 
 
 def studio_token(settings: Settings) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.ledger.catalog.catalog import Catalog
-from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.providers.media.kinds import KINDS
 from holdfast.secret_strength import weakness
 from holdfast.settings import Settings
@@ -40,12 +39,8 @@ def _shared(catalog: Catalog, settings: Settings) -> Iterator[str]:
     own = set(settings.secret_values())
     owner: dict[str, str] = {}
     for config in catalog.providers.values():
-        for secret in sorted(_secrets_in(config)):
+        for secret in sorted(config.secret_values):
             if secret in own:
                 yield f"provider {config.name}: a secret is also a secret of the settings; give each use its own"
             elif owner.setdefault(secret, config.name) != config.name:
                 yield f"provider {config.name}: a secret is also one of provider {owner[secret]}; give each its own"
-
-
-def _secrets_in(config: ProviderConfig) -> set[str]:
-    return {*config.own_secrets, *((config.token,) if config.token else ())}

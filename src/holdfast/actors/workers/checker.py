@@ -18,7 +18,7 @@ from holdfast import metrics
 from holdfast.actors.workers.loops import always, repeat
 from holdfast.actors.workers.pace import Pace
 from holdfast.actors.workers.passes import one_pass
-from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.clock import utc_now
 from holdfast.persistence.audit.audit import QUERY_RULES
 from holdfast.persistence.audit.progress import (
     count_accounts,
@@ -58,7 +58,6 @@ class Checker:
         report: Callable[[Report], None],
         pace: Pace,
         is_ours: Callable[[], bool] = always,
-        now: Now = utc_now,
         accounts_max: int = ACCOUNTS_MAX,
         operations_max: int = OPERATIONS_MAX,
     ) -> None:
@@ -66,7 +65,6 @@ class Checker:
         self._report = report
         self._pace = pace
         self._is_ours = is_ours
-        self._now = now
         self._accounts_max = accounts_max
         self._operations_max = operations_max
         self._progress: AuditProgress | None = None
@@ -130,7 +128,7 @@ class Checker:
 
     async def _first_of_pass(self, progress: AuditProgress | None) -> AuditProgress:
         """Return the state at the start of a pass."""
-        now = self._now()
+        now = utc_now()
         self._unseen = set(self._known)
         found = AuditProgress(begun_at=now, written_at=now) if progress is None else progress
         return msgspec.structs.replace(
@@ -188,7 +186,7 @@ class Checker:
         is_newer = newest is not None and (
             progress.newest_operation_at is None or newest.at >= progress.newest_operation_at
         )
-        now = self._now()
+        now = utc_now()
         operations_done = progress.operations_done + check.operations
         elapsed_s = max((now - progress.begun_at).total_seconds(), 0.001)
         progress = msgspec.structs.replace(
@@ -216,13 +214,13 @@ class Checker:
             after="",
             passes=progress.passes + 1,
             verified_up_to=progress.verified_up_to if progress.skipped else progress.begun_at,
-            written_at=self._now(),
+            written_at=utc_now(),
         )
         await self._database.work(store, ended, {}, gone)
         self._report_gone(gone)
         if self._unreported:
             reason = f"{self._unreported} more rules are broken by accounts: GET /ops/api/ledger counts them"
-            self._report(Report(kind="difference", at=self._now(), path=PATH, reason=reason))
+            self._report(Report(kind="difference", at=utc_now(), path=PATH, reason=reason))
             self._unreported = 0
         # The next pass begins when its first accounts are read.
         self._progress = None
@@ -240,7 +238,7 @@ class Checker:
                 self._report(
                     Report(
                         kind="difference",
-                        at=self._now(),
+                        at=utc_now(),
                         path=PATH,
                         account_id=broken.account_id,
                         reason=f"account {broken.account_id}: {reason}",
@@ -253,7 +251,7 @@ class Checker:
             self._report(
                 Report(
                     kind="recovery",
-                    at=self._now(),
+                    at=utc_now(),
                     path=PATH,
                     account_id=broken.account_id,
                     reason=f"account {broken.account_id} differs no longer (rule: {broken.rule})",
@@ -270,4 +268,4 @@ class Checker:
         )
         metrics.AUDIT_DIFFERENCES.set(differences)
         if progress is not None and progress.verified_up_to is not None:
-            metrics.AUDIT_VERIFIED_AGE_S.set((self._now() - progress.verified_up_to).total_seconds())
+            metrics.AUDIT_VERIFIED_AGE_S.set((utc_now() - progress.verified_up_to).total_seconds())

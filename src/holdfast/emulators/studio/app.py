@@ -23,7 +23,7 @@ from holdfast.emulators.studio.callbacks import usage
 from holdfast.emulators.studio.jobs import Job, Order, describe
 from holdfast.emulators.studio.model import content_type_of
 from holdfast.emulators.studio.renderer import OrderRefused, Renderer
-from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import check_link
 from holdfast.traces import HEADER, read_traceparent, traceparent
 
@@ -35,7 +35,7 @@ _WEBHOOK = re.compile(r"https?://[!-~]{1,2000}\Z")
 _ORDER = msgspec.json.Decoder(Order)
 
 
-def create_studio(renderer: Renderer, *, token: str | None = None, now: Now = utc_now) -> QuartTrio:
+def create_studio(renderer: Renderer, *, token: str | None = None) -> QuartTrio:
     """Return the application. With a ``token``, predictions require it as a bearer token; files never do."""
     app = QuartTrio(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_MAX_BYTES
@@ -80,7 +80,7 @@ def create_studio(renderer: Renderer, *, token: str | None = None, now: Now = ut
 
     @app.get("/files/<name>")
     async def file(name: str) -> ResponseReturnValue:
-        verdict = check_link(name, request.args.get("exp"), request.args.get("sig"), renderer.link_key, now())
+        verdict = check_link(name, request.args.get("exp"), request.args.get("sig"), renderer.link_key, utc_now())
         if verdict != "valid":
             return _problem(410, "this link has expired") if verdict == "expired" else _problem(403, "not a link")
         path = renderer.file(name)

@@ -96,6 +96,11 @@ class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The secrets that the catalog gives to this provider alone, the current one first."""
         return tuple(secret for secret in (self.secret, *self.previous_secrets) if secret)
 
+    @property
+    def secret_values(self) -> frozenset[str]:
+        """All secrets of the entry: its own, and its token."""
+        return frozenset((*self.own_secrets, *((self.token,) if self.token else ())))
+
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """Base prices as plain decimal strings of credits; the mode decides which are set."""

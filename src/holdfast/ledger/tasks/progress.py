@@ -40,8 +40,8 @@ _SECRET = re.compile(
 _STAGES: dict[str, Stage] = {stage: stage for stage in get_args(Stage)}
 
 
-def clean_message(text: str | None, *, chars_max: int = MESSAGE_MAX_CHARS) -> str | None:
-    """Return ``text`` without URLs, keys and control characters, cut at ``chars_max``; None if nothing is left."""
+def clean_message(text: str | None) -> str | None:
+    """Return ``text`` without URLs, keys and control characters, cut to its limit; None if nothing is left."""
     if text is None:
         return None
     if len(text) > _READ_MAX_CHARS:
@@ -49,8 +49,8 @@ def clean_message(text: str | None, *, chars_max: int = MESSAGE_MAX_CHARS) -> st
         text = text[:_READ_MAX_CHARS].rpartition(" ")[0]
     text = _CONTROL.sub(" ", text)
     text = _SECRET.sub("[removed]", _URL.sub("[url]", text)).strip()
-    if len(text) > chars_max:
-        text = text[: chars_max - 1] + "…"
+    if len(text) > MESSAGE_MAX_CHARS:
+        text = text[: MESSAGE_MAX_CHARS - 1] + "…"
     return text or None
 
 

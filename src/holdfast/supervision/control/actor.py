@@ -34,6 +34,7 @@ from holdfast.supervision.control.messages import (
     DrainProcess,
     ListDeadLetters,
     ProcessDescription,
+    ProcessIdentity,
     ProviderView,
     ReadSamples,
     RestartChild,
@@ -50,18 +51,6 @@ log = structlog.get_logger(__name__)
 NO_SUCH_GROUP: Final = Refusal(code="group_not_found", message="The group does not exist.")
 COMMANDS_MAX: Final = 100
 """How many commands may be open at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
-    """Which process this is. ``worker`` is its slot below a parent; ``started_at`` is an RFC 3339 time."""
-
-    member_id: str
-    host: str
-    pid: int
-    worker: int | None
-    version: str
-    started_at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +144,7 @@ class ControlActor(Worker):
     def _describe(self) -> ProcessDescription:
         process, identity = self._process, self._process.identity
         return ProcessDescription(
-            member_id=identity.member_id,
-            host=identity.host,
-            pid=identity.pid,
-            worker=identity.worker,
-            version=identity.version,
-            started_at=identity.started_at,
+            **msgspec.structs.asdict(identity),
             uptime_s=round(trio.current_time() - self._since, 1),
             state=process.member_state(),
             database_open=process.is_database_open(),

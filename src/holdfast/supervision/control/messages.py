@@ -59,12 +59,8 @@ class ProviderView(ProviderFigures, frozen=True, kw_only=True):
     state: str
 
 
-class ProcessDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A process: who it is, its tree with the state of each child, and its keyed groups.
-
-    ``worker`` is its slot below a parent. ``state`` is that of the member. ``dead_letters`` are counted by reason
-    since the start, and ``providers`` by name as this process sees them.
-    """
+class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Which process this is. ``worker`` is its slot below a parent."""
 
     member_id: str
     host: str
@@ -72,6 +68,15 @@ class ProcessDescription(msgspec.Struct, frozen=True, kw_only=True):
     worker: int | None
     version: str
     started_at: Time
+
+
+class ProcessDescription(ProcessIdentity, frozen=True, kw_only=True):
+    """A process: who it is, its tree with the state of each child, and its keyed groups.
+
+    ``worker`` is its slot below a parent. ``state`` is that of the member. ``dead_letters`` are counted by reason
+    since the start, and ``providers`` by name as this process sees them.
+    """
+
     uptime_s: float
     state: str
     database_open: bool
