@@ -24,7 +24,7 @@ from holdfast.actors.account.order_messages import (
     ReceivePaymentEvent,
 )
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
-from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
+from holdfast.actors.unfenced import UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
 from holdfast.actors.workers.sweeper import Sweeper

@@ -20,7 +20,7 @@ from holdfast.actors.task.actor import TaskActor
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
-from holdfast.actors.unfenced.event_commands import EventCommands
+from holdfast.actors.unfenced import EventCommands
 from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX
 from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S, Sweeper
 from holdfast.ledger.clock import utc_now

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.actors.sign_in.messages import OriginAdmitted
-from holdfast.actors.unfenced.operator_records import OperatorRecords
+from holdfast.actors.unfenced import OperatorRecords
 from holdfast.http.app import create_app
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.dependencies import Dependencies
@@ -23,17 +23,17 @@ from holdfast.settings import Settings, load_settings
 from .api import Api
 from .fake_actors import FakeDirectory
 from .fake_parts import (
+    READY,
     FakeControls,
     FakeEventCommands,
-    FakeHealth,
     FakeMailer,
-    FakeOperatorWrites,
+    FakeOperatorRecords,
     FakePoison,
     FakeProviderChecks,
 )
 from .fake_rows import CountingRows, FakeReportRows, NoRows
 from .identities import ACCOUNT, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SANDBOX_SECRET, SESSION, TOKEN
-from .order_stand_ins import FakeOrderRepairs
+from .order_stand_ins import FakeOrderChecks, FakeUnmatchedEvents
 from .stage import Stage
 
 
@@ -69,12 +69,13 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         callback_secrets=lambda name: secrets.get(name, ()),
         sandbox_secrets=(SANDBOX_SECRET,),
         card=None,
+        unmatched_events=FakeUnmatchedEvents(),
         events=FakeEventCommands(),
-        operators=FakeOperatorWrites(),
-        order_repairs=FakeOrderRepairs(),
+        operators=FakeOperatorRecords(),
+        order_checks=FakeOrderChecks(),
         report=reporter.report,
         reports=ReportFeed(reporter, FakeReportRows()),
-        health=FakeHealth(),
+        readiness=lambda: READY,
         controls=FakeControls(),
         poison=FakePoison(),
         provider_checks=FakeProviderChecks(),

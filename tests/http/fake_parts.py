@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, TypeVar, cast
 
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.unfenced import EventCommands, OperatorRecords
 from holdfast.http.kit.dependencies import Readiness
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
@@ -17,7 +18,7 @@ from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.mail import MailFault
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import MemberView
-from holdfast.supervision.poison_replays import NOT_FOUND
+from holdfast.supervision.poison_replays import NOT_FOUND, PoisonReplays
 
 from .identities import NOW
 
@@ -39,7 +40,7 @@ class FakeMailer:
 
 
 @dataclass
-class FakeEventCommands:
+class FakeEventCommands(EventCommands):
     """Records the commands."""
 
     sent_again: list[tuple[str, str]] = field(default_factory=list)
@@ -54,7 +55,7 @@ class FakeEventCommands:
 
 
 @dataclass
-class FakeOperatorWrites:
+class FakeOperatorRecords(OperatorRecords):
     """Records the writes."""
 
     actions: list[OperatorAction] = field(default_factory=list)
@@ -96,18 +97,11 @@ class FakeProviderChecks:
         self.recorded.append((check_id, update, refused))
 
 
-@dataclass
-class FakeHealth:
-    """A health check with a given state."""
-
-    found: Readiness = READY
-
-    async def readiness(self) -> Readiness:
-        return self.found
-
-
-class FakePoison:
+class FakePoison(PoisonReplays):
     """No poison messages."""
+
+    def __init__(self) -> None:
+        pass
 
     async def replay(self, poison_id: str, *, deadline_s: float) -> Refusal:
         return NOT_FOUND

@@ -17,6 +17,8 @@ from holdfast.actors.account.order_messages import (
     RecordIntentRefused,
 )
 from holdfast.actors.runtime.messages import Command, Replayed
+from holdfast.actors.unfenced import UnmatchedEventStore
+from holdfast.actors.workers.order_checks import CheckResult, OrderChecks
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.decisions import (
     attach_intent,
@@ -67,7 +69,7 @@ class FakeCard:
 
 
 @dataclass
-class FakeOrderRepairs:
+class FakeOrderChecks(OrderChecks):
     """Records what is expected and checked, in order."""
 
     done: list[tuple[str, str]] = field(default_factory=list)
@@ -75,13 +77,13 @@ class FakeOrderRepairs:
     async def expect_change(self, order: Order) -> None:
         self.done.append(("expected", order.order_id))
 
-    async def check(self, order_id: str) -> str:
+    async def check(self, order_id: str) -> CheckResult:
         self.done.append(("checked", order_id))
         return "reconciled"
 
 
 @dataclass
-class FakeUnmatchedEvents:
+class FakeUnmatchedEvents(UnmatchedEventStore):
     """Keeps events in memory."""
 
     stored: list[tuple[str, str, str, bytes]] = field(default_factory=list)

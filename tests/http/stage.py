@@ -15,7 +15,7 @@ from quart import Response
 
 from holdfast.http.app import HoldfastApp
 from holdfast.http.kit.credentials import KnownKey, MintedKey
-from holdfast.http.kit.dependencies import CardPayments, Dependencies
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
@@ -25,6 +25,7 @@ from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
+from holdfast.providers.card.base import CardPayments
 from holdfast.providers.storage.local import LocalStore
 from holdfast.reports.report import Report
 from holdfast.reports.reporter import Reporter
@@ -129,9 +130,8 @@ class Stage:
             webhook_secrets=(CARD_SECRET,),
             publishable_key="pk_test",
             livemode=None,
-            unmatched=unmatched,
         )
-        self.change(card=replace(card_payments, **parts))
+        self.change(card=replace(card_payments, **parts), unmatched_events=unmatched)
         return card, unmatched
 
     def order(

@@ -64,11 +64,7 @@ async def test_readiness_is_503_until_every_part_works(stage: Stage) -> None:
     assert await (await stage.call("GET", "/healthz")).get_json() == {"status": "alive"}
     assert (await stage.call("GET", "/readyz")).status_code == 200
 
-    class Health:
-        async def readiness(self) -> Readiness:
-            return Readiness(database=True, tree=True, providers={"studio": "down"})
-
-    stage.change(health=Health())
+    stage.change(readiness=lambda: Readiness(database=True, tree=True, providers={"studio": "down"}))
     response = await stage.call("GET", "/readyz")
     assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
     assert await response.get_json() == {
@@ -78,11 +74,9 @@ async def test_readiness_is_503_until_every_part_works(stage: Stage) -> None:
 
 
 async def test_one_provider_that_is_down_does_not_end_readiness(stage: Stage) -> None:
-    class Health:
-        async def readiness(self) -> Readiness:
-            return Readiness(database=True, tree=True, providers={"studio": "down", "box": "unknown"})
-
-    stage.change(health=Health())
+    stage.change(
+        readiness=lambda: Readiness(database=True, tree=True, providers={"studio": "down", "box": "unknown"})
+    )
     response = await stage.call("GET", "/readyz")
     assert response.status_code == 200
     answer = await response.get_json()

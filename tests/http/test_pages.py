@@ -25,7 +25,6 @@ from holdfast.persistence.records import tables
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import DescribeKey, KeyList, SampleList
 
-from .fake_parts import FakeHealth
 from .fake_rows import AwayRows
 from .test_control_calls import PROCESS, detail, summary
 from .test_event_calls import TASK, plant
@@ -295,7 +294,7 @@ async def test_pages_stay_while_the_database_is_away(api: Api) -> None:
         "ListKeys": KeyList([summary("acct_1")]),
     }[type(command).__name__]
     await read_page(api, "/ops", browser)
-    api.change(database=AwayRows(), health=FakeHealth(Readiness(database=False, tree=True)))
+    api.change(database=AwayRows(), readiness=lambda: Readiness(database=False, tree=True))
     away = await read_page(api, "/ops", browser)
     assert "requests wait or are refused" in away.text
     assert "The database is not available" in away.text

@@ -6,10 +6,11 @@ import signal
 
 import trio
 
+from holdfast.parent.child_process import ChildProcess
 from holdfast.parent.protocol import READY
 
 
-class FakeProcess:
+class FakeProcess(ChildProcess):
     """A process that is ready and ends when the test says so. A TERM ends it with 0, unless ``ignores_term``."""
 
     def __init__(self, slot: int, pid: int) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 import trio
@@ -15,34 +14,8 @@ import trio
 from holdfast.parent.protocol import LINE_BYTES_MAX
 
 
-class ChildProcess(Protocol):
+class ChildProcess:
     """A running child process."""
-
-    pid: int
-
-    async def next_line(self) -> str | None:
-        """Wait for its next line. None: it has closed its side."""
-        ...
-
-    async def wait(self) -> int:
-        """Wait for its end and return its exit code, or the negative number of the signal that killed it."""
-        ...
-
-    def tell(self, line: str) -> bool:
-        """Send it a line. False: it no longer reads, or too slowly."""
-        ...
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
-        ...
-
-    def close(self) -> None:
-        """Close the socket pair's end here."""
-        ...
-
-
-class SystemProcess:
-    """A child process of the operating system."""
 
     def __init__(self, process: trio.Process, control: socket.socket) -> None:
         self.pid = process.pid
@@ -91,7 +64,7 @@ class SystemProcess:
 
 async def start_process(
     module: str, arguments: Callable[[int], msgspec.Struct], *, fds: Sequence[int], variables: Mapping[str, str]
-) -> SystemProcess:
+) -> ChildProcess:
     """Start ``python -m module``; ``arguments`` returns them, given the child's end of the socket pair.
 
     A new interpreter, so that it runs the code that is installed now. Raises OSError.
@@ -111,4 +84,4 @@ async def start_process(
     except BaseException:
         ours.close()
         raise
-    return SystemProcess(process, ours)
+    return ChildProcess(process, ours)

@@ -11,9 +11,7 @@ from socket import gethostname
 
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.new_tasks import NewTasks
-from holdfast.actors.unfenced.event_commands import EventCommands
-from holdfast.actors.unfenced.operator_records import OperatorRecords
-from holdfast.actors.unfenced.unmatched_events import UnmatchedEventStore
+from holdfast.actors.unfenced import EventCommands, OperatorRecords, UnmatchedEventStore
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.passes import one_pass
@@ -23,7 +21,7 @@ from holdfast.actors.workers.report_writer import ReportQueue
 from holdfast.cluster.groups import ACCOUNTS, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
 from holdfast.emulator_ports import EMULATOR_HOST, studio_port
-from holdfast.http.kit.dependencies import CardPayments, Dependencies, Readiness
+from holdfast.http.kit.dependencies import Dependencies, Readiness
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.places import place_carried_by, place_of
 from holdfast.listening import Sockets
@@ -220,13 +218,14 @@ def assemble(
             mailer=_mailer(settings),
             callback_secrets=registry.callback_secrets,
             sandbox_secrets=(settings.sandbox_secret,),
-            card=None if card is None else _card_payments(card, UnmatchedEventStore(PROVIDER, journal, now)),
+            card=card,
+            unmatched_events=UnmatchedEventStore(PROVIDER, journal, now),
             reports=feed,
             events=EventCommands(journal, refs.outbox, now),
             operators=OperatorRecords(database),
-            order_repairs=order_checks,
+            order_checks=order_checks,
             report=reporter.report,
-            health=ServiceHealth(database, tree, registry),
+            readiness=lambda: Readiness(database.gate.is_open, tree.is_ready, registry.provider_states()),
             controls=controls,
             poison=poison_replays(settings, database, {ACCOUNTS: accounts, TASKS: tasks}, now),
             provider_checks=JobChecks(
@@ -273,23 +272,6 @@ class ReportTable:
         return await self.database.read(newest_position)
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceHealth:
-    """The state that ``/readyz`` reports."""
-
-    database: Database
-    tree: Supervisor
-    registry: ProviderRegistry
-
-    async def readiness(self) -> Readiness:
-        """Return the current state of the parts."""
-        return Readiness(
-            database=self.database.gate.is_open,
-            tree=self.tree.is_ready,
-            providers=self.registry.provider_states(),
-        )
-
-
 def asset_store(settings: Settings) -> AssetStore:
     """Return the store for results. Raises :class:`SettingsFault` if the library for buckets is not installed."""
     if settings.s3 is None:
@@ -302,16 +284,6 @@ def asset_store(settings: Settings) -> AssetStore:
         line = f"{PREFIX}ASSET_STORE: s3 needs a library that is not installed: pip install 'holdfast[s3]'"
         raise SettingsFault((line,)) from None
     return S3Store(settings.s3)
-
-
-def _card_payments(card: CardSetup, unmatched: UnmatchedEventStore) -> CardPayments:
-    return CardPayments(
-        provider=card.provider,
-        webhook_secrets=card.webhook_secrets,
-        publishable_key=card.publishable_key,
-        livemode=card.livemode,
-        unmatched=unmatched,
-    )
 
 
 def _mailer(settings: Settings) -> Mailer:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import trio
 
 from holdfast.emulator_ports import EMULATOR_HOST, card_emulator_port, card_port_file
-from holdfast.providers.card.base import CardProvider
+from holdfast.providers.card.base import CardPayments
 from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.reports.conditions import Watch, unwatched
 from holdfast.settings import Settings
@@ -21,17 +20,9 @@ WEBHOOK_PATH = "/v2/control/payments/cardprovider/webhook"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardSetup:
-    """A card provider with its secrets.
+class CardSetup(CardPayments):
+    """Card payments; ``emulator`` starts the emulator, on ``emulator_url``, where the provider is that."""
 
-    ``livemode`` is the expected flag of every payment, None if the key does not show it. ``emulator`` starts the
-    emulator, listening on ``emulator_url``, where ``provider`` uses it.
-    """
-
-    provider: CardProvider
-    webhook_secrets: Sequence[str] = field(repr=False)
-    publishable_key: str | None
-    livemode: bool | None
     emulator: partial[RunningChild] | None = None
     emulator_url: str | None = None
 

@@ -28,11 +28,10 @@ from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.client_address import client_address, origin_of
 from holdfast.http.kit.credentials import Bearer, CredentialKind, KnownKey, read_bearer
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.idempotency_header import NO_IDEMPOTENCY_KEY, read_idempotency_key
+from holdfast.http.kit.headers import NO_IDEMPOTENCY_KEY, read_idempotency_key, read_prefer
 from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import Operator, OperatorRole
-from holdfast.http.kit.prefer import read_prefer
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import find_reply
 from holdfast.persistence.queries.credentials import SessionRecord

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from typing import Protocol, TypeVar
 
@@ -12,6 +11,8 @@ from sqlalchemy import Connection
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
+from holdfast.actors.unfenced import EventCommands, OperatorRecords, UnmatchedEventStore
+from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.fair_threads import FairThreads
 from holdfast.http.kit.operator_sessions import SeenSessions
@@ -19,12 +20,9 @@ from holdfast.http.kit.refused_requests import RefusedRequests
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
-from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
-from holdfast.ledger.tasks.webhook_secrets import Rotation
-from holdfast.persistence.records.operator_tables import OperatorAction, OperatorSession, PoisonRecord
-from holdfast.providers.card.base import CardProvider
+from holdfast.providers.card.base import CardPayments
 from holdfast.providers.mail import Mailer
 from holdfast.providers.media.health import ProviderState
 from holdfast.providers.media.provider_check import CheckStep
@@ -35,6 +33,7 @@ from holdfast.reports.report import Report
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
 from holdfast.supervision.control.messages import MemberView
+from holdfast.supervision.poison_replays import PoisonReplays
 
 T = TypeVar("T")
 
@@ -70,77 +69,6 @@ class Readiness:
         """Whether the service should receive requests."""
         are_all_down = bool(self.providers) and all(state == "down" for state in self.providers.values())
         return self.database and self.tree and not are_all_down
-
-
-class Health(Protocol):
-    """The health check."""
-
-    async def readiness(self) -> Readiness:
-        """Return the current state of the parts. Never raises; a part that does not respond is not ready."""
-        ...
-
-
-class UnmatchedEvents(Protocol):
-    """Storage of payment events that no order has received."""
-
-    async def store(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
-        """Store an event, once per id; ``kind`` is its type. Raises the faults of a command."""
-        ...
-
-
-class EventActions(Protocol):
-    """Changes of webhook deliveries. Both methods raise the faults of a command."""
-
-    async def resend(self, account_id: str, event_id: str) -> None:
-        """Make an event due at once."""
-        ...
-
-    async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
-        """Make a generation of the account's secret the newest."""
-        ...
-
-
-class OperatorWrites(Protocol):
-    """The records of operators. Every method raises ``DatabaseAway``."""
-
-    async def write_action(self, action: OperatorAction) -> None:
-        """Write an action before its effect, or complete it afterwards."""
-        ...
-
-    async def add_session(self, session: OperatorSession) -> None:
-        """Write a new session."""
-        ...
-
-    async def end_session(self, cookie_mac: bytes, at: datetime) -> None:
-        """End a session."""
-        ...
-
-
-class OrderRepairs(Protocol):
-    """Comparisons of payment orders with their provider. Both raise the faults of a command."""
-
-    async def expect_change(self, order: Order) -> None:
-        """Have the reconciler check the order within a minute, whatever becomes of this process."""
-        ...
-
-    async def check(self, order_id: str) -> str:
-        """Compare an order with its provider now; return the result."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardPayments:
-    """The card provider, and the settings of card payments.
-
-    ``livemode`` is the mode that every payment must have, None if it is not checked. Without ``webhook_secrets``
-    the webhook refuses every request.
-    """
-
-    provider: CardProvider
-    webhook_secrets: Sequence[str] = field(repr=False)
-    publishable_key: str | None
-    livemode: bool | None
-    unmatched: UnmatchedEvents
 
 
 class ProviderChecks(Protocol):
@@ -182,18 +110,6 @@ class ProcessControls(Protocol):
         ...
 
 
-class PoisonActions(Protocol):
-    """What operators do with a message whose handling crashed its actor. Both methods raise ``DatabaseAway``."""
-
-    async def replay(self, poison_id: str, *, deadline_s: float) -> PoisonRecord | Refusal:
-        """Send it to its actor once more. Raises the faults of a command that was not accepted."""
-        ...
-
-    async def discard(self, poison_id: str) -> PoisonRecord | Refusal:
-        """Give it up."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
     """The dependencies of the handlers.
@@ -214,14 +130,15 @@ class Dependencies:
     callback_secrets: Callable[[str | None], Sequence[str]]
     sandbox_secrets: Sequence[str]
     card: CardPayments | None
-    events: EventActions
-    operators: OperatorWrites
-    order_repairs: OrderRepairs
+    unmatched_events: UnmatchedEventStore
+    events: EventCommands
+    operators: OperatorRecords
+    order_checks: OrderChecks
     report: Callable[[Report], None]
     reports: ReportFeed
-    health: Health
+    readiness: Callable[[], Readiness]
     controls: ProcessControls
-    poison: PoisonActions
+    poison: PoisonReplays
     provider_checks: ProviderChecks
     metrics_text: Callable[[], Awaitable[bytes]]
     urls: PublicUrls

@@ -10,6 +10,7 @@ whether the call had an effect; creating an intent again for the same order find
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -103,3 +104,17 @@ class CardProvider(Protocol):
 
     async def close(self) -> None:
         """Close connections. No call may follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardPayments:
+    """The card provider, and the settings of card payments.
+
+    ``livemode`` is the mode that every payment must have, None if it is not checked. Without ``webhook_secrets``
+    the webhook refuses every request.
+    """
+
+    provider: CardProvider
+    webhook_secrets: Sequence[str] = field(repr=False)
+    publishable_key: str | None
+    livemode: bool | None

@@ -24,7 +24,6 @@ from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, write_order
 from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.dependencies import CardPayments
 from holdfast.http.kit.refused_callbacks import SENDER_ERRORS, count_refused, refused_signature
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable, replayed
 from holdfast.http.kit.shown import shown
@@ -37,6 +36,7 @@ from holdfast.persistence.queries.orders import order_of_event
 from holdfast.providers.card.amounts import minor_from_micro
 from holdfast.providers.card.base import (
     CardFault,
+    CardPayments,
     CardRateLimited,
     CardRejected,
     CardTimeout,
@@ -149,16 +149,16 @@ async def _receive_event(call: Call) -> Outcome:
     stored_body = _without_secrets(body)
     if isinstance(event, Refusal):
         # It has no usable id of its own to be stored under.
-        await card.unmatched.store(
+        await deps.unmatched_events.store(
             f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, stored_body
         )
         return event
     if not event.is_handled:
-        await card.unmatched.store(event.event_id, event.type, "ignored", stored_body)
+        await deps.unmatched_events.store(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
     order = await deps.database.read(partial(order_of_event, provider=PROVIDER, event=event))
     if order is None:
-        await card.unmatched.store(event.event_id, event.type, "unmatched", stored_body)
+        await deps.unmatched_events.store(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if event.order_id is None else order_not_found(event.order_id)
     command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)
     reply = await call.ask(deps.accounts.ref(order.account_id), command)

@@ -23,7 +23,7 @@ async def overview(visit: Visit) -> ViewResult:
     processes = [] if isinstance(sampled, Refusal) else [each.samples for each in sampled.processes]
     tree = await visit.read(read_tree, Tree)
     values = {
-        "health": await visit.call.deps.health.readiness(),
+        "health": visit.call.deps.readiness(),
         "tree": tree,
         "quarantined": None if isinstance(tree, Refusal) else _quarantined(tree),
         "now_figures": _figures(latest(processes)),

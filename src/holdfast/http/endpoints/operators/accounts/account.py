@@ -95,7 +95,7 @@ class AccessBody(msgspec.Struct, frozen=True):
     errors=("missing_parameter", "invalid_email", "account_not_found"),
 )
 async def find_account(call: Call) -> Outcome:
-    """One read."""
+    """The address is compared in the form in which sign-in stores it."""
     sent = call.query().get("email")
     if not sent:
         return missing_parameter("email")
@@ -119,7 +119,7 @@ async def find_account(call: Call) -> Outcome:
     errors=("account_not_found",),
 )
 async def read_account_details(call: Call) -> Outcome:
-    """One read."""
+    """Also one that is disabled."""
     account_id = call.path["account_id"]
     if not is_id(account_id):
         return account_not_found(account_id)

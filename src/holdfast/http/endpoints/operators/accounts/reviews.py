@@ -79,7 +79,7 @@ class ReviewList(msgspec.Struct, frozen=True):
     parameters=(_REASON, *PAGE),
 )
 async def list_reviews(call: Call) -> Outcome:
-    """One read."""
+    """Until the task has left its review: also while approved results are being stored."""
     return await list_of_all_accounts(
         call,
         ReviewList,
@@ -100,7 +100,7 @@ async def list_reviews(call: Call) -> Outcome:
     errors=("review_not_found",),
 )
 async def read_review(call: Call) -> Outcome:
-    """One read."""
+    """With the provider's own outputs, to be looked at before a decision."""
     task = await _task_of(call)
     return task if isinstance(task, Refusal) else review_body(call.deps, task)
 

@@ -61,7 +61,7 @@ class TaskDetailsList(msgspec.Struct, frozen=True):
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_unfinished_tasks(call: Call) -> Outcome:
-    """One read."""
+    """What has waited longest comes first."""
     return await list_of_all_accounts(
         call,
         TaskDetailsList,
@@ -82,7 +82,7 @@ async def list_unfinished_tasks(call: Call) -> Outcome:
     errors=("task_not_found",),
 )
 async def read_task_details(call: Call) -> Outcome:
-    """One read."""
+    """Ended or not; its results can be fetched before it has succeeded."""
     task_id = call.path["request_id"]
     found = await call.deps.database.read(lambda rows: task_by_id(rows, task_id))
     if found is None:

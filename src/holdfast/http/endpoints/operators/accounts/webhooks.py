@@ -54,7 +54,7 @@ class FailedEventList(msgspec.Struct, frozen=True):
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_failed_events(call: Call) -> Outcome:
-    """One read."""
+    """Those that were given up, and those with an attempt that failed and a next one."""
     return await list_of_all_accounts(
         call,
         FailedEventList,

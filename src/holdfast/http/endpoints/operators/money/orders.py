@@ -62,7 +62,7 @@ class OrderDetailsList(msgspec.Struct, frozen=True):
     parameters=(_TROUBLE, *PAGE),
 )
 async def list_troubled_orders(call: Call) -> Outcome:
-    """One read."""
+    """Found by indexes of what is due or differs, so settled orders cost nothing."""
     return await list_of_all_accounts(
         call,
         OrderDetailsList,
@@ -98,7 +98,7 @@ async def list_held_orders(call: Call) -> Outcome:
     errors=("payment_order_not_found",),
 )
 async def read_order_details(call: Call) -> Outcome:
-    """One read."""
+    """With all that was received for it."""
     order = await order_of_path(call)
     return order if isinstance(order, Refusal) else _details(order)
 

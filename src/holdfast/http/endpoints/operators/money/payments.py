@@ -125,7 +125,7 @@ async def refund_payment(call: Call) -> Outcome:
     if isinstance(amount_minor, Refusal):
         return amount_minor
     assert order.state.payment_id is not None
-    await deps.order_repairs.expect_change(order)
+    await deps.order_checks.expect_change(order)
     key = hashlib.sha256(idempotency.key.encode()).hexdigest()[:40]
     request = idempotency.fingerprint.hex()[:40]
     try:
@@ -139,7 +139,7 @@ async def refund_payment(call: Call) -> Outcome:
         return refusal_of_card(fault)
     if made.request != request:
         return IDEMPOTENCY_KEY_REUSED
-    await deps.order_repairs.check(order.order_id)
+    await deps.order_checks.check(order.order_id)
     after = await deps.database.read(lambda rows: order_by_id(rows, order.order_id))
     currency = order.request.currency
     return RefundBody(
@@ -169,7 +169,7 @@ async def reconcile_payment(call: Call) -> Outcome:
         return order
     if call.deps.card is None:
         return NOT_CONFIGURED
-    await call.deps.order_repairs.check(order.order_id)
+    await call.deps.order_checks.check(order.order_id)
     after = await call.deps.database.read(lambda rows: order_by_id(rows, order.order_id))
     return payment_order_body(after or order)
 

@@ -67,7 +67,7 @@ class ActionList(msgspec.Struct, frozen=True):
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_operator_actions(call: Call) -> Outcome:
-    """One read."""
+    """Also those that were refused or failed."""
     return await list_of_all_accounts(
         call,
         ActionList,

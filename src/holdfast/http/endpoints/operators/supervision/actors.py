@@ -48,6 +48,9 @@ _DEAD_REASON: Final = filter_by(
 )
 
 
+_action: Final = partial(route, "POST", auth=Auth.OPERATOR_ACT, is_urgent=True, reply=KeyDescription)
+
+
 class QuarantineRequest(msgspec.Struct, frozen=True):
     """Why the operator acts, and for how many seconds at most 30 days; an hour if not given."""
 
@@ -101,15 +104,11 @@ async def read_actor(call: Call) -> Outcome:
     return await _find(call)
 
 
-@route(
-    "POST",
+@_action(
     "/ops/api/actors/{group}/{key}/restart",
     summary="Restart an actor: it reads its rows again, and its waiting messages stay",
-    auth=Auth.OPERATOR_ACT,
     action="restart_actor",
-    is_urgent=True,
     body=ActionWithReason,
-    reply=KeyDescription,
     errors=(*_ERRORS, "actor_not_active"),
 )
 async def restart_actor(call: Call) -> Outcome:
@@ -117,15 +116,11 @@ async def restart_actor(call: Call) -> Outcome:
     return await _act(call, RestartKey, call.body(ActionWithReason).reason)
 
 
-@route(
-    "POST",
+@_action(
     "/ops/api/actors/{group}/{key}/crash",
     summary="End an actor as a crash in its handler would, to see how it recovers",
-    auth=Auth.OPERATOR_ACT,
     action="crash_actor",
-    is_urgent=True,
     body=ActionWithReason,
-    reply=KeyDescription,
     errors=(*_ERRORS, "actor_not_active"),
 )
 async def crash_actor(call: Call) -> Outcome:
@@ -133,15 +128,11 @@ async def crash_actor(call: Call) -> Outcome:
     return await _act(call, CrashKey, call.body(ActionWithReason).reason)
 
 
-@route(
-    "POST",
+@_action(
     "/ops/api/actors/{group}/{key}/quarantine",
     summary="Quarantine an actor: its messages are refused for a while, and no other's",
-    auth=Auth.OPERATOR_ACT,
     action="quarantine_actor",
-    is_urgent=True,
     body=QuarantineRequest,
-    reply=KeyDescription,
     errors=_ERRORS,
 )
 async def quarantine_actor(call: Call) -> Outcome:
@@ -150,15 +141,11 @@ async def quarantine_actor(call: Call) -> Outcome:
     return await _act(call, partial(QuarantineKey, for_s=given.for_s), given.reason)
 
 
-@route(
-    "POST",
+@_action(
     "/ops/api/actors/{group}/{key}/release",
     summary="Release an actor from quarantine",
-    auth=Auth.OPERATOR_ACT,
     action="release_actor",
-    is_urgent=True,
     body=ActionWithReason,
-    reply=KeyDescription,
     errors=(*_ERRORS, "actor_not_quarantined"),
 )
 async def release_actor(call: Call) -> Outcome:

@@ -47,7 +47,7 @@ async def healthz(_call: Call) -> Outcome:
 )
 async def readyz(call: Call) -> Outcome:
     """For load balancers."""
-    found = await call.deps.health.readiness()
+    found = call.deps.readiness()
     body = Ready(
         ready=found.ready,
         database=found.database,

@@ -71,7 +71,7 @@ class PoisonList(msgspec.Struct, frozen=True):
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_poison_messages(call: Call) -> Outcome:
-    """One read."""
+    """Without their content, and by the time of their first crash."""
     return await list_of_all_accounts(
         call,
         PoisonList,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -29,15 +30,24 @@ from holdfast.supervision.status import ChildStatus
 
 route = RouteTable("Operators")
 
-_CHILD_ERRORS: Final = ("member_not_found", "child_not_found", "child_not_stoppable", "child_running")
-_GROUP_ERRORS: Final = ("member_not_found", "group_not_found")
-
 
 class ChildRequest(msgspec.Struct, frozen=True):
     """A child of a process's tree by its path, such as `holdfast/workers/outbox`, and why the operator acts."""
 
     path: Annotated[str, msgspec.Meta(max_length=200, examples=["holdfast/workers/outbox"])]
     reason: Reason
+
+
+_action: Final = partial(route, "POST", auth=Auth.OPERATOR_ACT, is_urgent=True)
+_child_action: Final = partial(
+    _action,
+    body=ChildRequest,
+    reply=ChildStatus,
+    errors=("member_not_found", "child_not_found", "child_not_stoppable", "child_running"),
+)
+_group_action: Final = partial(
+    _action, body=ActionWithReason, reply=GroupDescription, errors=("member_not_found", "group_not_found")
+)
 
 
 class ProcessBody(MemberView, frozen=True, kw_only=True):
@@ -70,93 +80,60 @@ async def read_tree(call: Call) -> Outcome:
     )
 
 
-@route(
-    "POST",
+@_child_action(
     "/ops/api/processes/{member_id}/children/stop",
     summary="Stop a child of a process's tree until it is started",
-    auth=Auth.OPERATOR_ACT,
     action="stop_child",
-    is_urgent=True,
-    body=ChildRequest,
-    reply=ChildStatus,
-    errors=_CHILD_ERRORS,
 )
 async def stop_child(call: Call) -> Outcome:
     """The response is the child afterwards."""
     return await _act_on_child(call, StopChild)
 
 
-@route(
-    "POST",
+@_child_action(
     "/ops/api/processes/{member_id}/children/start",
     summary="Start a child of a process's tree that was stopped or has ended",
-    auth=Auth.OPERATOR_ACT,
     action="start_child",
-    is_urgent=True,
-    body=ChildRequest,
-    reply=ChildStatus,
-    errors=_CHILD_ERRORS,
 )
 async def start_child(call: Call) -> Outcome:
     """The response is the child afterwards."""
     return await _act_on_child(call, StartChild)
 
 
-@route(
-    "POST",
+@_child_action(
     "/ops/api/processes/{member_id}/children/restart",
     summary="Restart a child of a process's tree, with the siblings that its supervisor restarts with it",
-    auth=Auth.OPERATOR_ACT,
     action="restart_child",
-    is_urgent=True,
-    body=ChildRequest,
-    reply=ChildStatus,
-    errors=_CHILD_ERRORS,
 )
 async def restart_child(call: Call) -> Outcome:
     """It does not count against the restart budget."""
     return await _act_on_child(call, RestartChild)
 
 
-@route(
-    "POST",
+@_group_action(
     "/ops/api/processes/{member_id}/groups/{group}/pause",
     summary="Pause a group of actors in one process: its requests get 503 until it is resumed",
-    auth=Auth.OPERATOR_ACT,
     action="pause_group",
-    is_urgent=True,
-    body=ActionWithReason,
-    reply=GroupDescription,
-    errors=_GROUP_ERRORS,
 )
 async def pause_group(call: Call) -> Outcome:
     """Actors that are active finish what they have."""
     return await _act_on_group(call, PauseGroup)
 
 
-@route(
-    "POST",
+@_group_action(
     "/ops/api/processes/{member_id}/groups/{group}/resume",
     summary="Resume a group of actors in one process",
-    auth=Auth.OPERATOR_ACT,
     action="resume_group",
-    is_urgent=True,
-    body=ActionWithReason,
-    reply=GroupDescription,
-    errors=_GROUP_ERRORS,
 )
 async def resume_group(call: Call) -> Outcome:
     """Whether an operator paused it or crashes did."""
     return await _act_on_group(call, ResumeGroup)
 
 
-@route(
-    "POST",
+@_action(
     "/ops/api/processes/{member_id}/drain",
     summary="Stop a process in order, as at SIGTERM; a parent starts another in its place",
-    auth=Auth.OPERATOR_ACT,
     action="drain_process",
-    is_urgent=True,
     body=ActionWithReason,
     reply=Draining,
     errors=("member_not_found",),

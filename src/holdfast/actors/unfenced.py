@@ -1,0 +1,91 @@
+"""Durable writes that depend on no actor's state: they have no fence, and may be repeated."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
+from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.task.worker_messages import EventsDue
+from holdfast.ledger.clock import Now
+from holdfast.ledger.tasks.webhook_secrets import Rotation
+from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.units import Committed, Unit, Unknown
+from holdfast.persistence.operators.actions import write_action
+from holdfast.persistence.operators.sessions import add_session, end_session
+from holdfast.persistence.records.operator_tables import OperatorAction, OperatorSession
+from holdfast.persistence.records.orders import UnappliedPaymentEventRow
+from holdfast.persistence.records.outbox import OutboxResendRow
+from holdfast.persistence.records.row_types import WebhookSecretRow
+from holdfast.persistence.records.rows import Row
+from holdfast.persistence.server.database import Database
+
+
+async def write_unfenced(journal: Journal, row: Row) -> None:
+    """Commit a row.
+
+    Raises :class:`Unavailable` if it was not written, :class:`OutcomeUnknown` if that is not known.
+    """
+    result = await journal.write(Unit(rows=(row,)))
+    if isinstance(result, Unknown):
+        raise OutcomeUnknown("whether the row was committed is not known")
+    if not isinstance(result, Committed):
+        raise Unavailable("the row could not be written")
+
+
+class EventCommands:
+    """What an account's owner does with webhooks. Both methods raise as :func:`write_unfenced` does."""
+
+    def __init__(self, journal: Journal, outbox: TrioActorRef, now: Now) -> None:
+        self._journal = journal
+        self._outbox = outbox
+        self._now = now
+
+    async def resend(self, account_id: str, event_id: str) -> None:
+        """Make an event due now under the same id, in any delivery status, with no attempts made."""
+        at = self._now()
+        await write_unfenced(self._journal, OutboxResendRow(account_id, event_id, due_at=at, round_at=at))
+        self._outbox.tell(EventsDue())
+
+    async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
+        """Start signing with ``generation``. A repeat for the same generation keeps the first time."""
+        rotation = Rotation(generation, self._now())
+        await write_unfenced(self._journal, WebhookSecretRow(account_id, *rotation))
+        return rotation
+
+
+class UnmatchedEventStore:
+    """Stores one provider's verified events that match no order; storing one again keeps the first row."""
+
+    def __init__(self, provider: str, journal: Journal, now: Now) -> None:
+        self._provider = provider
+        self._journal = journal
+        self._now = now
+
+    async def store(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
+        """Store an event of type ``kind``. Raises as :func:`write_unfenced` does."""
+        at = self._now()
+        row = UnappliedPaymentEventRow(self._provider, event_id, None, None, kind, at, verdict, body)
+        await write_unfenced(self._journal, row)
+
+
+class OperatorRecords:
+    """What is written of operators, without the journal: it must be possible while an operator repairs that.
+
+    Every method raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def write_action(self, action: OperatorAction) -> None:
+        """Write an action before its effect, or complete it afterwards."""
+        await self._database.work(write_action, action)
+
+    async def add_session(self, session: OperatorSession) -> None:
+        """Write a new session."""
+        await self._database.work(add_session, session)
+
+    async def end_session(self, cookie_mac: bytes, at: datetime) -> None:
+        """End a session."""
+        await self._database.work(end_session, cookie_mac, at)

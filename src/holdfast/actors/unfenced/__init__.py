@@ -1,1 +1,0 @@
-"""Durable writes that depend on no actor's state: they have no fence, and may be repeated."""
