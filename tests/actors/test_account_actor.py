@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from holdfast.actors.account.actor import AccountLimits
@@ -16,6 +17,7 @@ from holdfast.actors.account.messages import (
     CreditChanged,
     Recharge,
     RecordKeyUse,
+    RefuseTask,
     RevokeApiKey,
     TaskAccepted,
 )
@@ -208,6 +210,26 @@ async def test_a_refusal_for_insufficient_credit_is_replayed(system: Any, new_ta
     assert (refused.code, refused.required_micro, refused.available_micro) == ("insufficient_credit", CREDIT, 0)
     assert again == Replayed(refused)
     assert isinstance(fresh, TaskAccepted)
+
+
+async def test_a_conflict_is_stored_under_an_unused_key_only(system: Any, new_task: NewTask) -> None:
+    refusal = Refusal(code="task_not_terminal", message="It runs.", final=True)
+    with trio.fail_after(30):
+        account_id, key_id = await system.open_account()
+        account = system.accounts.ref(account_id)
+        await account.ask(Recharge(7 * CREDIT))
+        create = new_task(key_id, key="used")
+        accepted = await account.ask(create)
+        assert create.idempotency is not None
+        refuse = RefuseTask(refusal, key_id, create.scope, create.idempotency)
+        assert await account.ask(refuse) == Replayed(accepted)
+        unused = replace(refuse, idempotency=replace(create.idempotency, key="unused"))
+        assert [await account.ask(unused) for _ in range(2)] == [refusal, Replayed(refusal)]
+        assert await account.ask(replace(create, idempotency=unused.idempotency)) == Replayed(refusal)
+        revoked = await account.ask(replace(unused, api_key_id="key_unknown"))
+    assert isinstance(revoked, Refusal)
+    assert revoked.code == "invalid_api_key"
+    assert await read_totals(system.database, account_id) == (7 * CREDIT, CREDIT, 2)
 
 
 async def test_a_revoked_key_is_refused_by_the_next_command(system: Any, new_task: NewTask) -> None:

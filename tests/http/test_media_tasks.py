@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.account.messages import CreateTask, TaskAccepted
+from holdfast.actors.account.messages import CreateTask, RefuseTask, TaskAccepted
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.actors.task.messages import CancelTask, TaskReply
 from holdfast.http.kit.bodies import fingerprint
@@ -194,10 +194,8 @@ async def test_mismatching_and_expired_quotes_are_refused(api: Api) -> None:
     assert api.accounts.asked == []
 
 
-async def test_a_replay_is_returned_after_the_quote_has_expired(api: Api) -> None:
-    body = {**POSTER, "quote_id": (await quote(api))["quote_id"]}
-    later = api.now + timedelta(minutes=20)
-    api.change(now=lambda: later)
+async def test_a_replay_is_returned_after_the_model_was_removed(api: Api) -> None:
+    body = {**POSTER, "model": "studio/removed"}
     record = tables.idempotency_records.insert().values(
         account_id=api.account_id, route=f"POST {CREATE}", key="k", fingerprint=fingerprint(CREATE, body),
         reply=msgspec.json.encode(accepted()), created_at=api.now,
@@ -400,6 +398,27 @@ async def test_a_running_task_cannot_be_retried(api: Api, status: str) -> None:
     response = await api.as_key("POST", "/v2/task/task_a/retry")
     await api.refused(response, 409, "task_not_terminal")
     assert response.headers["X-Should-Retry"] == "false"
+    assert api.accounts.asked == []
+
+
+async def test_a_conflict_under_a_key_is_stored_by_the_account(api: Api) -> None:
+    await api.add_task(api.task("task_a", status="processing"))
+
+    async def store(_: str, command: object) -> Refusal:
+        assert isinstance(command, RefuseTask)
+        return command.refusal
+
+    api.accounts.answer = store
+    response = await api.as_key("POST", "/v2/task/task_a/retry", headers={"Idempotency-Key": "k"})
+    await api.refused(response, 409, "task_not_terminal")
+    command = api.accounts.asked[0][1]
+    assert isinstance(command, RefuseTask)
+    assert (command.api_key_id, command.scope) == (api.key_id, "tasks:write")
+    assert command.idempotency.fingerprint == fingerprint("/v2/task/task_a/retry", {})
+    api.accounts.answer = Replayed(command.refusal)
+    response = await api.as_key("POST", "/v2/task/task_a/retry", headers={"Idempotency-Key": "k"})
+    await api.refused(response, 409, "task_not_terminal")
+    assert (response.headers["Idempotent-Replayed"], response.headers["X-Should-Retry"]) == ("true", "false")
 
 
 async def test_routes_without_a_body_ignore_a_json_object(api: Api) -> None:

@@ -18,6 +18,7 @@ from holdfast.actors.account.messages import (
     CreditChanged,
     Recharge,
     RecordKeyUse,
+    RefuseTask,
     RevokeApiKey,
     SettleTask,
     SignOut,
@@ -64,6 +65,7 @@ from holdfast.persistence.server.database import Database
 
 AccountCommand: TypeAlias = (
     CreateTask
+    | RefuseTask
     | SettleTask
     | Recharge
     | CreateApiKey
@@ -133,6 +135,8 @@ class AccountActor(JournaledActor):
         match message:
             case CreateTask():
                 return self._create_task(message)
+            case RefuseTask():
+                return self._refuse_task(message)
             case SettleTask():
                 return self._settle_task(message)
             case Recharge():
@@ -253,6 +257,14 @@ class AccountActor(JournaledActor):
             tells=(self._announce(task),),
             log_event=_created(task),
         )
+
+    def _refuse_task(self, command: RefuseTask) -> Turn[TaskAccepted | Replayed[TaskAccepted]]:
+        """Refuses: 1. a disabled account; 2. the API key; 3. a used idempotency key; 4. as the command says."""
+        refusal = self._refuse_key(command.api_key_id, command.scope)
+        if refusal is not None:
+            return self._units.refuse(refusal)
+        used = self._replies.find(command.idempotency, TaskAccepted)
+        return self._units.refuse(command.refusal, command.idempotency) if used is None else used
 
     def _settle_task(self, command: SettleTask) -> Turn[Settlement]:
         """Refuses: 1. the ledger's refusals of a capture or release."""

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.ledger.credit.account import AccountTotals
+from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskRequest
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow, SessionRevokedRow
@@ -50,6 +51,18 @@ class CreateTask(Command[TaskAccepted | Replayed[TaskAccepted]], frozen=True):
     request: TaskRequest
     scope: str
     idempotency: IdempotencyKey | None = None
+
+
+class RefuseTask(Command[TaskAccepted | Replayed[TaskAccepted]], frozen=True):
+    """Store the refusal of a task under its Idempotency-Key. Reply: the refusal, or what the used key replays.
+
+    ``api_key_id`` must be live and have ``scope``, as for :class:`CreateTask`.
+    """
+
+    refusal: Refusal
+    api_key_id: str
+    scope: str
+    idempotency: IdempotencyKey
 
 
 class SettleTask(Command[Settlement], frozen=True):

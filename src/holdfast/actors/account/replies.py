@@ -18,7 +18,7 @@ from holdfast.persistence.records.accounts import IdempotencyProbe, IdempotencyR
 
 R = TypeVar("R")
 
-STORED_REFUSALS = frozenset({"insufficient_credit"})
+STORED_REFUSALS = frozenset({"insufficient_credit", "quote_expired", "task_not_terminal"})
 """Codes of refusals that are stored and replayed; for any other, a repeated call is decided again."""
 
 _encoder = msgspec.json.Encoder()

@@ -368,7 +368,7 @@ class Call:
     ) -> Refusal | Replayed[T]:
         """Return the refusal of a request, or the reply to an earlier request with its Idempotency-Key.
 
-        An accepted request is replayed even if it would be refused now (its model was removed, its quote expired).
+        An accepted request is replayed even if it would be refused now (its model was removed).
         The same read authenticates the caller, because a cached key has not been checked yet.
         """
 

@@ -15,11 +15,12 @@ from prometheus_client import Counter
 from sqlalchemy import Connection
 
 from holdfast import metrics
-from holdfast.actors.account.messages import CreateTask, TaskAccepted
+from holdfast.actors.account.messages import CreateTask, RefuseTask, TaskAccepted
+from holdfast.actors.account.replies import STORED_REFUSALS
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.actors.task.messages import CancelTask
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
+from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import Position, list_of_account
 from holdfast.http.kit.parameters import MODEL, PAGE, STATUS
@@ -74,19 +75,23 @@ async def create_task(call: Call) -> Outcome:
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
-    account_id = call.known_key.account_id
-    command = await call.compute(functools.partial(_command, call, account_id, call.known_key.key_id, idempotency))
-    return await _ask_account(call, account_id, command, idempotency)
+    key = call.known_key
+    command = await call.compute(functools.partial(_command, call, key.account_id, key.key_id, idempotency))
+    return await _ask_account(call, key, command, idempotency)
 
 
 async def _ask_account(
-    call: Call, account_id: str, command: CreateTask | Refusal, idempotency: IdempotencyKey | None
+    call: Call, key: KnownKey, command: CreateTask | Refusal, idempotency: IdempotencyKey | None
 ) -> Outcome:
     reply: TaskAccepted | Replayed[TaskAccepted] | Refusal
+    account = call.deps.accounts.ref(key.account_id)
     if isinstance(command, Refusal):
-        reply = await call.refuse(command, idempotency, TaskAccepted)
+        if idempotency is None or command.code not in STORED_REFUSALS:
+            reply = await call.refuse(command, idempotency, TaskAccepted)
+        else:
+            reply = await call.ask(account, RefuseTask(command, key.key_id, TASKS_WRITE, idempotency))
     else:
-        reply = await call.ask(call.deps.accounts.ref(account_id), command)
+        reply = await call.ask(account, command)
         if isinstance(reply, TaskAccepted):
             _created_of(command.request.terms.provider).inc()
     return render_reply(reply, lambda accepted: task_created(call.deps, accepted))
@@ -195,7 +200,7 @@ async def retry_task(call: Call) -> Outcome:
     # The stored input may be large although this request is small, so it is priced in a thread.
     retry = functools.partial(_retry_command, call, original, key_id, idempotency)
     command = await call.compute(retry, caller=original.account_id)
-    return await _ask_account(call, original.account_id, command, idempotency)
+    return await _ask_account(call, KnownKey(original.account_id, key_id), command, idempotency)
 
 
 def _retry_command(
