@@ -5,12 +5,13 @@ import random
 import re
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.secret_strength import weakness
-from holdfast.settings import Settings, SettingsFault, load_locations, load_settings
+from holdfast.settings import Settings, SettingsFault, load_locations, load_service_location, load_settings
 from holdfast.settings_warnings import find_warnings
 
 CARD_KEY = "sk_live_51Nq8ZtKfRw2mXc7bY5hJd9L"
@@ -392,6 +393,12 @@ def test_locations_are_read_without_secrets(production: dict[str, str], tmp_path
     assert "dbpass" not in repr(found)
     with pytest.raises(SettingsFault, match="HOLDFAST_CATALOG"):
         load_locations({"HOLDFAST_CATALOG": str(tmp_path / "none.toml")})
+
+
+@pytest.mark.parametrize("load", [load_locations, load_service_location])
+def test_commands_that_read_only_locations_refuse_unknown_names_too(load: Callable[..., object]) -> None:
+    with pytest.raises(SettingsFault, match="HOLDFAST_PROT is not a setting; did you mean HOLDFAST_PORT"):
+        load({"HOLDFAST_PROT": "8000"})
 
 
 def test_an_s3_store_needs_a_bucket_and_keys(development: dict[str, str]) -> None:

@@ -119,6 +119,12 @@ def unregister_secrets() -> None:
     _learned.clear()
 
 
+def masked(email: str) -> str:
+    """Return an e-mail address that its owner recognises, and that :func:`scrub` leaves: ``a***@example.com``."""
+    local, at, domain = email.rpartition("@")
+    return f"{local[:1]}{SCRUBBED}@{domain}" if at else email
+
+
 def _kind(char: str) -> int:
     if char.isdigit():
         return 0

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -138,8 +138,6 @@ class Settings(ServiceLocation):
     ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
     ``webhook_local_allowed``: events may go to http and to private addresses. Secrets are left out of the repr.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     env: Literal["development", "production"] = "development"
     processes: int = Field(0, ge=0, le=64)
@@ -268,6 +266,9 @@ class Settings(ServiceLocation):
         return tuple(dict.fromkeys(value for value in given if value))
 
 
+_NAMES: Final = tuple(str(each.alias) for each in Settings.model_fields.values())
+
+
 def environment() -> Mapping[str, str]:
     """Return this process's environment; no other module reads it."""
     return os.environ
@@ -315,24 +316,26 @@ def _given(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _validate(model: type[S], given: Mapping[str, str], faults: Iterable[Fault] = ()) -> S:
-    """Validate the settings. Raises :class:`SettingsFault` for invalid values and for ``faults``."""
-    lines = tuple(f"{PREFIX}{name} {trouble}" for name, trouble in faults)
+    """Validate the settings. Raises :class:`SettingsFault` for invalid values, unknown names and ``faults``."""
+    unknown = ((name, _not_a_setting(name)) for name in given if name not in _NAMES)
+    lines = tuple(f"{PREFIX}{name} {trouble}" for name, trouble in (*unknown, *faults))
     try:
         settings = model.model_validate(given)
     except ValidationError as invalid:
-        raise SettingsFault((*(_line(model, error) for error in invalid.errors()), *lines)) from None
+        raise SettingsFault((*(_line(error) for error in invalid.errors()), *lines)) from None
     if lines:
         raise SettingsFault(lines)
     return settings
 
 
-def _line(model: type[Locations], error: Mapping[str, Any]) -> str:
+def _not_a_setting(name: str) -> str:
+    near = difflib.get_close_matches(name, _NAMES, n=1)
+    return "is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else "")
+
+
+def _line(error: Mapping[str, Any]) -> str:
     """One fault as a sentence beginning with the variable's name."""
     name = str(error["loc"][0])
-    if error["type"] == "extra_forbidden":
-        known = [str(each.alias) for each in model.model_fields.values()]
-        near = difflib.get_close_matches(name, known, n=1)
-        return f"{PREFIX}{name} is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else "")
     if error["type"] == "value_error":
         return f"{PREFIX}{name} {error['ctx']['error']}"
     trouble = error["msg"].replace("Input should", "must", 1).partition(", unable")[0]

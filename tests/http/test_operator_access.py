@@ -325,16 +325,27 @@ async def test_an_action_is_recorded_with_who_when_what_and_why(api: Api) -> Non
         "account_id": api.account_id,
         "task_id": "task_1",
         "reason": "ticket 7; token=***",
-        "trace_id": approved.headers["X-Request-Id"],
+        "trace_id": approved.headers["X-Request-Id"].removeprefix("req_"),
         "ended_at": "2026-11-20T12:00:00.000Z",
         "result": "done",
         "code": None,
     }
     [report] = api.reports
     assert (report.kind, report.operator, report.key) == ("action", "operator-token", "rev_1")
-    assert report.reason == "approve_review: done, because: ticket 7; token=***"
+    assert report.reason == "approve review: done; reason: ticket 7; token=***"
     logged = scrub(in_words(report))
-    assert logged == "operator's action (by operator-token): approve_review: done, because: ticket 7; token=***"
+    assert logged == "by operator-token, approve review: done; reason: ticket 7; token=***"
+
+
+async def test_what_a_reader_tries_is_refused_and_recorded(api: Api) -> None:
+    api.configure(operator_readers=(OPERATOR,))
+    refused = await api.as_session("POST", "/ops/api/reviews/rev_1/approve", json={"reason": "mine"})
+    await api.refused(refused, 403, "insufficient_role")
+    [action] = await listed(api)
+    assert (action["operator"], action["action"], action["target"]) == (OPERATOR, "approve_review", "rev_1")
+    assert (action["result"], action["code"]) == ("refused", "insufficient_role")
+    [report] = api.reports
+    assert in_words(report) == f"by {OPERATOR}, approve review: refused (insufficient_role)"
 
 
 async def test_refused_and_failed_actions_are_recorded_too(api: Api) -> None:
@@ -375,8 +386,7 @@ async def test_an_action_that_cannot_be_recorded_is_not_done(api: Api) -> None:
     assert api.tasks.asked == []
 
 
-async def test_a_caller_without_the_role_leaves_no_action(api: Api) -> None:
-    api.configure(operator_readers=(OPERATOR,))
+async def test_a_caller_who_is_no_operator_leaves_no_action(api: Api) -> None:
     await api.as_session(*ACT)
     await api.call(*ACT)
     assert await listed(api) == []

@@ -27,9 +27,15 @@ def test_a_minute_of_refusals_is_one_line() -> None:
         requests.log_counts()
         requests.log_counts()
     assert [(line["event"], line["count"], line["codes"]) for line in lines] == [
-        ("requests refused", 251, "250 402 insufficient_credit, 1 404 task_not_found")
+        ("requests refused", 251, "402 insufficient_credit (250), 404 task_not_found (1)")
     ]
     assert counter.get() == before + 250
+
+
+def test_requests_to_a_quarantined_actor_are_no_outage_of_the_service() -> None:
+    reporter = Reporter()
+    RefusedRequests(Conditions(reporter, lambda: 0.0)).count(refused(503, "quarantined"))
+    assert reporter.recent() == ()
 
 
 def test_requests_answered_503_are_an_outage() -> None:

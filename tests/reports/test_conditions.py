@@ -68,7 +68,7 @@ def test_an_outage_is_one_report_at_its_beginning_and_one_at_its_end(story: Stor
     story.conditions.ended(DATABASE)
     assert story.lines == [
         "outage: the database is away: connection refused",
-        "recovery: the database answers; lasted 30 s, counted 100 times",
+        "recovery: the database answers; lasted 30 s, 100 failures",
     ]
 
 
@@ -107,7 +107,7 @@ def test_without_failures_for_its_time_a_condition_ends_by_itself(story: Story) 
     story.conditions.failed(CALLBACKS, "studio invalid_signature", "invalid_signature", provider="studio")
     assert story.lines == [
         "refusal: callbacks are refused: invalid_signature",
-        "recovery: no callback was refused for a minute; lasted 19 s, counted 20 times",
+        "recovery: no callback was refused for a minute; lasted 19 s, 20 failures",
         "refusal: callbacks are refused: invalid_signature",
     ]
 

@@ -78,7 +78,7 @@ async def test_a_long_pass_is_reported_once_and_at_its_end(autojump_clock: MockC
         assert (report.location or "none") in (report.reason or "")
         await trio.sleep(20)
         [ended] = watched.reports("recovery")
-        assert (ended.path, ended.reason) == ("holdfast/workers/sweeper", "it has ended: sweep of rows")
+        assert (ended.path, ended.reason) == ("holdfast/workers/sweeper", "sweep of rows has ended")
         assert 100 <= (ended.duration_s or 0) <= 106
         # The next pass is another one.
         await trio.sleep(590)

@@ -24,7 +24,7 @@ async def test_a_stop_drains_in_reverse_order(scripted: ScriptedTree, autojump_c
     assert scripted.take_log() == IN_REVERSE
     assert trio.current_time() == pytest.approx(6.0)
     (report,) = scripted.reports("drain")
-    assert (report.context, report.reason) == ("shutdown", "every child stopped in time")
+    assert (report.context, report.reason) == ("shutdown", "every child in time")
     assert {child.state for child in supervisor.children()} == {"stopped"}
 
 
@@ -60,8 +60,8 @@ async def test_a_child_that_does_not_stop_in_time_is_killed_and_named(
     assert scripted.take_log() == IN_REVERSE
     assert trio.current_time() == pytest.approx(7.0)
     killed, summary = scripted.reports("drain", "killed")
-    assert (killed.path, killed.reason) == ("top/b", "did not stop within 7 s")
-    assert summary.reason == "cut: b"
+    assert (killed.path, killed.reason) == ("top/b", "killed after 7 s")
+    assert summary.reason == "killed: b"
 
 
 async def test_a_shutdown_time_of_zero_kills_at_once(scripted: ScriptedTree, autojump_clock: MockClock) -> None:
@@ -111,7 +111,7 @@ async def test_the_drain_timeout_kills_what_is_left(scripted: ScriptedTree, auto
     assert trio.current_time() == pytest.approx(15.0)
     assert scripted.take_log()[0] == "?c"
     assert not +scripted.live
-    assert scripted.reports("drain", "killed")[-1].reason == "cut: c, b, a"
+    assert scripted.reports("drain", "killed")[-1].reason == "killed: c, b, a"
 
 
 async def test_a_child_that_swallows_its_kill_is_reported_as_stuck(

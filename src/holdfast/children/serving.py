@@ -36,7 +36,13 @@ def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:
     ``on_start`` is called when this follows the parent by itself.
     """
     settings = load_settings(environment())
-    configure_logging(settings.log_format, level=settings.log_level, in_thread=True, worker=arguments.slot)
+    configure_logging(
+        settings.log_format,
+        level=settings.log_level,
+        in_thread=True,
+        worker=arguments.slot,
+        processes=settings.processes,
+    )
     register_secrets(settings.secret_values())
     export_traces(environment())
     settings = within_open_files(settings)

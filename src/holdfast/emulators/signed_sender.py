@@ -53,7 +53,7 @@ class SignedSender:
                 async with self._http.stream("POST", url, content=body, headers=headers) as response:
                     accepted = response.is_success
             except (httpx2.HTTPError, httpx2.InvalidURL) as fault:
-                _log.info("callback_failed", sender=self._name, fault=type(fault).__name__)
+                _log.info("callback failed", sender=self._name, fault=type(fault).__name__)
         return accepted
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from holdfast.logs.folding import Folding
 from holdfast.logs.lines import LogFormat, Render, console_renderer, in_order, render_json, time_of_line
-from holdfast.logs.task_events import TaskEvents
+from holdfast.logs.task_events import EVENTS_MAX, TaskEvents
 from holdfast.logs.writer import LineWriter
 from holdfast.scrubbing import SCRUBBED, has_registered_secret, scrub
 from holdfast.traces import request_id, trace_id
@@ -102,6 +102,10 @@ class _Lines:
                 raise structlog.DropEvent
         return self.render(fields)
 
+    def share_task_events(self, processes: int) -> None:
+        """Begin to count events of tasks; this process may write its share of them."""
+        self._task_events = TaskEvents(time.monotonic, events_max=max(EVENTS_MAX // processes, 1))
+
     def admit_task_event(self, event: str) -> bool:
         """Whether a task's event is written; below level info each one is."""
         with self._lock:
@@ -161,12 +165,13 @@ def configure_logging(
     stream: TextIO | None = None,
     in_thread: bool = False,
     worker: int | None = None,
+    processes: int = 1,
 ) -> None:
     """Set up structlog and the standard library's root logger; calling it again replaces the earlier setup.
 
     Lines go to ``stream`` (default: standard error), or ``in_thread`` to the descriptor of standard error by a
-    thread, so that no part waits for its reader. ``worker`` is the number of this process in every line. Raises
-    ValueError for an unknown ``level``.
+    thread, so that no part waits for its reader. ``worker`` is the number of this process in every line; so many
+    ``processes`` share the lines of tasks' events. Raises ValueError for an unknown ``level``.
     """
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
@@ -174,6 +179,7 @@ def configure_logging(
     out = stream if stream is not None else sys.stderr
     _lines.end(FLUSH_S)
     _lines.level, _lines.worker = number, worker
+    _lines.share_task_events(processes)
     _lines.render = render_json if log_format == "json" else console_renderer(colours=out.isatty())
     if in_thread:
         writer = LineWriter(2, tick=_lines.put_folded, tell_lost=_lines.tell_lost)

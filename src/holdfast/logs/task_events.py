@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.logs.lines import Fields
 
-EVENTS_MAX: Final = 200
+EVENTS_MAX: Final = 100
 """How many events of a period are written one by one, and from how many a period on the next is only counted."""
 PERIOD_S: Final = 10.0
 COUNTED_PERIOD_S: Final = 60.0
@@ -18,14 +18,15 @@ COUNTED_PERIOD_S: Final = 60.0
 class TaskEvents:
     """The events of the current period. ``clock`` counts seconds. Not safe for threads."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, events_max: int = EVENTS_MAX) -> None:
         self._clock = clock
+        self._events_max = events_max
         self._counted_only = False
         self._begin_period()
 
     def admit(self, event: str) -> bool:
         """Whether to write this event as a line of its own; otherwise it is counted."""
-        if not self._counted_only and self._written < EVENTS_MAX:
+        if not self._counted_only and self._written < self._events_max:
             self._written += 1
             return True
         self._counts[event] += 1
@@ -37,7 +38,7 @@ class TaskEvents:
         if now_s < self._until_s and not at_once:
             return None
         counts, seconds = dict(self._counts), round(now_s - self._begun_s)
-        self._counted_only = self._written + sum(counts.values()) > EVENTS_MAX
+        self._counted_only = self._written + sum(counts.values()) > self._events_max
         self._begin_period()
         if not counts:
             return None

@@ -37,7 +37,7 @@ class DatabaseServer:
                 began = trio.current_time()
                 self._report("outage", "the embedded database has stopped")
                 await self._start_again()
-                self._report("recovery", "it was started again", round(trio.current_time() - began, 3))
+                self._report("recovery", "the embedded database runs again", round(trio.current_time() - began, 3))
 
     async def stop(self) -> None:
         """End the watch."""

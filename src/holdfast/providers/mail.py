@@ -86,10 +86,10 @@ class SmtpMailer:
                     self._send, message, email, limiter=self._threads, abandon_on_cancel=True
                 )
         except trio.TooSlowError as fault:
-            _log.warning("mail_not_sent", fault="timeout")
+            _log.warning("mail not sent", fault="timeout")
             raise MailFault("the mail server did not accept the message in time") from fault
         except (smtplib.SMTPException, OSError, UnicodeError) as fault:
-            _log.warning("mail_not_sent", fault=type(fault).__name__)
+            _log.warning("mail not sent", fault=type(fault).__name__)
             raise MailFault(f"the mail server did not accept the message: {type(fault).__name__}") from fault
 
     def _send(self, message: EmailMessage, email: str) -> None:
@@ -139,7 +139,7 @@ class DevelopmentMailer:
             path = await trio.to_thread.run_sync(self._write, message.as_bytes(), limiter=self._threads)
         except OSError as fault:
             raise MailFault(f"the message cannot be written: {fault.strerror}") from fault
-        _log.info("development_mail", email=email, code=code, file=str(path))
+        _log.info("mail written to a file", email=email, code=code, file=str(path))
 
     def _write(self, content: bytes) -> Path:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)

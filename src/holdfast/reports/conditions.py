@@ -105,7 +105,7 @@ UNAVAILABLE: Final = Condition(
     kind="outage",
     path="holdfast/http",
     begun="requests are answered 503",
-    over="no request is answered 503",
+    over="no request is answered 503 any more",
     quiet_s=10.0,
 )
 LOCKOUTS: Final = Condition(

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-import msgspec
 import structlog
+from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
 from holdfast import metrics
@@ -19,7 +19,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.reports.bursts import Bursts
 from holdfast.reports.report import Report, level_of
 from holdfast.reports.words import in_words
-from holdfast.scrubbing import scrub
+from holdfast.scrubbing import masked, scrub
 
 RING_RECORDS = 1_000
 TEXT_LOGGED_CHARS = 240
@@ -102,7 +102,7 @@ class Reporter:
     def _complete(self, report: Report) -> Report:
         key = _clean(report.key)
         self._number += 1
-        return msgspec.structs.replace(
+        return replace(
             report,
             reason=_clean(report.reason),
             key=key,
@@ -117,18 +117,20 @@ class Reporter:
         )
 
     def _write(self, report: Report, fault: BaseException | None) -> None:
-        text = in_words(report)
+        text = in_words(report if report.operator is None else replace(report, operator=masked(report.operator)))
+        # Also without a value: what the present task is about need not be what the report is about.
         fields = {
             "path": report.path,
             "key": report.key,
             "account_id": report.account_id if report.account_id != report.key else None,
             "task_id": report.task_id if report.task_id != report.key else None,
+            "order_id": None,
             "provider": report.provider,
             "text": text if len(text) <= TEXT_LOGGED_CHARS else f"{text[: TEXT_LOGGED_CHARS - 1]}…",
             "trace_id": report.trace_id,
+            "request_id": None,
         }
-        shown = {name: value for name, value in fields.items() if value is not None}
-        getattr(self._log, report.level or "info")(report.kind, **shown)
+        getattr(self._log, report.level or "info")(report.kind, **fields)
         if fault is not None:
             self._log.debug("traceback", path=report.path, exc_info=fault)
 

@@ -43,8 +43,8 @@ class ChildStops:
                     await self._stop(child, child.run)
         for child in reversed(self._children):
             if child.live and child.spec.child_id not in self._killed:
-                self._kill(child, child.run, f"cut by the hard deadline of {within_s:g} s")
-        summary = f"cut: {', '.join(self._killed)}" if self._killed else "every child stopped in time"
+                self._kill(child, child.run, f"killed at the deadline of {within_s:g} s")
+        summary = f"killed: {', '.join(self._killed)}" if self._killed else "every child in time"
         self._reports.report(
             "drain", None, "killed" if self._killed else "shutdown", reason=summary, decision="stop"
         )
@@ -68,7 +68,7 @@ class ChildStops:
                     self._reports.report("drain", child, "shutdown_error", exc, decision="stop")
         if run.done.is_set():
             return
-        self._kill(child, run, f"did not stop within {grace_s:g} s")
+        self._kill(child, run, f"killed after {grace_s:g} s")
         with trio.move_on_after(KILL_GRACE_S):
             await run.done.wait()
         if not run.done.is_set():

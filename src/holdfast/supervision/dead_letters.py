@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -18,6 +18,14 @@ DeadReason = Literal["dead", "full", "expired", "orphan_reply"]
 
 orphan_reply: the sender no longer waited for the reply.
 """
+
+NOT_HANDLED: Final[dict[DeadReason, str]] = {
+    "dead": "its actor is quarantined",
+    "full": "its mailbox was full",
+    "expired": "its deadline had passed",
+    "orphan_reply": "its sender had gone",
+}
+"""The reasons in words."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.supervision.intensity import Backoff, RestartWindow
+from holdfast.traces import traceparent
 
 KeyedState = Literal["passivated", "active", "backing_off", "quarantined"]
 
@@ -20,12 +21,13 @@ EndKind = Literal["restart", "crash", "quarantine"]
 
 @dataclass(frozen=True, slots=True)
 class EndRequest:
-    """Why an operator ends an incarnation. ``for_s``: how long a quarantine lasts."""
+    """Why an operator ends an incarnation, and within which trace. ``for_s``: how long a quarantine lasts."""
 
     kind: EndKind
     reason: str
     for_s: float | None = None
     done: trio.Event = field(default_factory=trio.Event)
+    traceparent: str | None = field(default_factory=traceparent.get)
 
 
 _RESTARTS = Backoff(0.2, 30.0, jitter=0.2)

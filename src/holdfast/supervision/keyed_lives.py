@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from functools import partial
 from typing import Final
 
@@ -26,6 +27,7 @@ from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
 from holdfast.supervision.keyed_reports import KeyedReports
 from holdfast.supervision.quarantine import Quarantine
+from holdfast.traces import traceparent
 
 SWEEPS_APART_S: Final = 0.25
 
@@ -85,7 +87,9 @@ class KeyedLives:
         child.state = "active"
         self.active_count += 1
         self._reports.active(self.active_count)
-        self.nursery.start_soon(self._live, child, name=f"actor:{self._name}:{child.key}")
+        # In a context of its own: the ids and the trace of its first message are not those of all that follow.
+        name = f"actor:{self._name}:{child.key}"
+        Context().run(partial(self.nursery.start_soon, self._live, child, name=name))
         if self.active_count > self.limits.active_max:
             self._crowded.set()
 
@@ -234,6 +238,7 @@ class KeyedLives:
         """Do what an operator has ended the incarnation for."""
         request = child.end_request
         assert request is not None
+        traceparent.set(request.traceparent)
         if isinstance(actor, JournaledActor):
             child.learned = actor.learned
         cause = EndedByOperator(request.reason)

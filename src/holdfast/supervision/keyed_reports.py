@@ -16,7 +16,7 @@ from holdfast.ledger.clock import format_time
 from holdfast.reports.causes import Cause, describe
 from holdfast.reports.report import Report, level_of_failure
 from holdfast.reports.reporter import Reporter
-from holdfast.supervision.dead_letters import DeadLetters, DeadReason
+from holdfast.supervision.dead_letters import NOT_HANDLED, DeadLetters, DeadReason
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
 from holdfast.supervision.restart_history import KeyRestart, RestartHistory
 from holdfast.traces import trace_id
@@ -72,7 +72,7 @@ class KeyedReports:
                 at=self._reporter.now(),
                 path=self.path,
                 key=child.key,
-                reason=f"{type(envelope.message).__name__} ({reason})",
+                reason=f"{type(envelope.message).__name__}, {NOT_HANDLED[reason]}",
                 mailbox_depth=len(child.mailbox),
                 trace_id=envelope.trace_id,
             )

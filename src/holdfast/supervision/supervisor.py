@@ -11,6 +11,7 @@ cannot be ended on trio: it is reported as stuck, and ends with the process.
 
 from __future__ import annotations
 
+import contextvars
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -231,7 +232,7 @@ class Supervisor:
             if not self._booted and all(child.was_up or child.ended_as for child in self._children):
                 self._booted = True
                 if "/" not in self.path:
-                    self._reports.report("start", None, reason=f"{len(self._children)} children")
+                    self._reports.report("start", None, reason=f"children: {len(self._children)}")
                 assert self._task_status is not None
                 self._task_status.started()
         self._pulse()
@@ -260,7 +261,9 @@ class Supervisor:
         assert self._nursery is not None
         child.incarnation += 1
         child.phase, child.since, child.run = "starting", self._reporter.now(), Run()
-        self._nursery.start_soon(self._live, child, child.run, name=f"{child.path}#{child.incarnation}")
+        # In a context of its own: a child that an operator starts does not run within the trace of that request.
+        name = f"{child.path}#{child.incarnation}"
+        contextvars.Context().run(partial(self._nursery.start_soon, self._live, child, child.run, name=name))
 
     async def _live(self, child: SupervisedChild, run: Run) -> None:
         """Run one incarnation. Of a child's exceptions, only those that end the process are raised."""

@@ -67,7 +67,7 @@ class TurnWatch:
         now = trio.current_time()
         found: dict[_Turn, KeyedChild | Pass] = {**dict(self._long_turns(now)), **dict(self._long_passes(now))}
         for turn in self._reported - found.keys():
-            self._report(turn, now, "recovery", reason=f"it has ended: {turn.what}")
+            self._report(turn, now, "recovery", reason=f"{turn.what} has ended")
         new = [turn for turn in found if turn not in self._reported]
         self._reported = set(found)
         for turn in new[:ALONE_MAX]:

@@ -30,7 +30,7 @@ def load_state(folder: Path) -> State:
     except FileNotFoundError:
         return State()
     except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
-        _log.warning("card_emulator_state_unreadable", fault=type(fault).__name__)
+        _log.warning("the card emulator's state is unreadable", fault=type(fault).__name__)
         path.replace(path.with_suffix(".unreadable"))
         return State()
 

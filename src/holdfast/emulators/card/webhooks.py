@@ -86,5 +86,5 @@ class WebhookSender:
             await trio.sleep(delay_s)
             if delivery.state != "waiting" or await self.attempt(event):
                 return
-        _log.warning("card_webhook_given_up", event_id=event.id, event_type=event.type)
+        _log.warning("card webhook given up", event_id=event.id, event_type=event.type)
         delivery.state = "given_up"

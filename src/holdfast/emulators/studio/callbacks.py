@@ -84,7 +84,7 @@ class CallbackSender:
             # A new message for each attempt: the links inside it expire.
             if await self._sender.send(webhook, self._message(job, event_id)):
                 return
-        _log.warning("studio_callback_given_up", job=job.id, tries=len(self._retry_delays_s))
+        _log.warning("callback given up", job=job.id, tries=len(self._retry_delays_s))
 
     def _message(self, job: Job, event_id: str | None = None) -> bytes:
         """Return a callback's body: the state of the job now."""

@@ -177,7 +177,7 @@ class Renderer:
             except BadInput as fault:
                 job.fail("invalid_upstream_input", str(fault), self._now())
             except Exception:
-                _log.exception("studio_job_failed", job=job.id)
+                _log.exception("job failed", job=job.id)
                 job.fail("internal", "the studio could not render this", self._now())
 
     def _render(self, job: Job) -> None:

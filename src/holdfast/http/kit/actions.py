@@ -17,13 +17,13 @@ from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.errors import INTERNAL_ERROR, leaves_of, refusal_of_fault
 from holdfast.http.kit.routes import BodyResponse, Outcome, Route
-from holdfast.http.kit.tracing import current_request_id
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.operator_tables import ActionResult, OperatorAction
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.reports.report import Report
 from holdfast.scrubbing import scrub
+from holdfast.traces import trace_id
 
 log = structlog.get_logger("holdfast.http")
 
@@ -51,6 +51,12 @@ async def handle(call: Call, route: Route) -> Outcome:
     return outcome
 
 
+async def record_refused(call: Call, refusal: Refusal) -> None:
+    """Record what an operator tried who may not act, before its body is read. Raises :class:`DatabaseAway`."""
+    await _begin(call)
+    await _end(call, "refused", refusal.code)
+
+
 async def _begin(call: Call) -> None:
     operator, action = call.operator, call.route.action
     assert operator is not None, "the route of an action authenticates an operator"
@@ -67,7 +73,7 @@ async def _begin(call: Call) -> None:
         account_id=_with_prefix(call, "acct_"),
         task_id=_with_prefix(call, "task_"),
         reason=None if reason is None else scrub(reason),
-        trace_id=current_request_id(),
+        trace_id=trace_id() or "",
     )
     try:
         await call.deps.operators.write_action(call.action)
@@ -88,8 +94,9 @@ async def _end(call: Call, result: ActionResult, code: str | None) -> None:
 
 
 def _report_of(action: OperatorAction) -> Report:
-    outcome = f"{action.result} ({action.code})" if action.code else f"{action.result}"
-    why = f", because: {action.reason}" if action.reason else ""
+    result = "outcome unknown" if action.result == "unknown" else action.result
+    code = f" ({action.code})" if action.code else ""
+    why = f"; reason: {action.reason}" if action.reason else ""
     return Report(
         kind="action",
         at=action.ended_at or action.at,
@@ -98,7 +105,7 @@ def _report_of(action: OperatorAction) -> Report:
         account_id=action.account_id,
         task_id=action.task_id,
         operator=action.operator,
-        reason=f"{action.action}: {outcome}{why}",
+        reason=f"{action.action.replace('_', ' ')}: {result}{code}{why}",
         trace_id=action.trace_id,
     )
 

@@ -31,7 +31,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.headers import NO_IDEMPOTENCY_KEY, read_idempotency_key, read_prefer
 from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
 from holdfast.http.kit.operator_access import identify
-from holdfast.http.kit.operators import Operator, OperatorRole
+from holdfast.http.kit.operators import MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import find_reply
 from holdfast.persistence.queries.credentials import SessionRecord
@@ -231,12 +231,15 @@ class Call:
         return None
 
     async def identify_operator(self) -> Refusal | None:
-        """Set ``operator`` from the request's credential. Refuses as ``operator_access.identify`` does."""
-        found = await identify(self.deps, self.request, self.origin(), _ROLES[self.route.auth])
+        """Set ``operator`` from the request's credential, also of one who may only read what the route changes.
+
+        Refuses as ``operator_access.identify`` does, then with :data:`MAY_ONLY_READ`.
+        """
+        found = await identify(self.deps, self.request, self.origin())
         if isinstance(found, Refusal):
             return found
         self.operator = found
-        return None
+        return MAY_ONLY_READ if _ROLES[self.route.auth] == "act" != found.role else None
 
     async def _authenticate(self) -> Refusal | None:
         if self.route.auth is Auth.SESSION:

@@ -24,7 +24,7 @@ from holdfast.http.kit.operator_sessions import (
     new_session,
     read_cookie,
 )
-from holdfast.http.kit.operators import TOKEN_OPERATOR, Operator, OperatorRole, operator_of
+from holdfast.http.kit.operators import TOKEN_OPERATOR, Operator, operator_of
 from holdfast.http.kit.same_origin import refuse_cross_origin
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.operators.sessions import session_by_mac
@@ -37,14 +37,13 @@ NEEDS_AN_OPERATOR: Final = Refusal(
 )
 
 
-async def identify(
-    deps: Dependencies, request: HoldfastRequest, origin: str, needed: OperatorRole
-) -> Operator | Refusal:
-    """Return the operator who makes the request from ``origin`` and has the role that is needed.
+async def identify(deps: Dependencies, request: HoldfastRequest, origin: str) -> Operator | Refusal:
+    """Return the operator who makes the request from ``origin``.
 
     Refuses: 1. ``cross_origin_request``; 2. ``missing_credentials``; 3. ``invalid_credentials``,
     ``wrong_credential_type``, ``invalid_session``, ``session_expired``, ``account_disabled``; 4. ``sign_in_locked``
-    (many wrong tokens); 5. ``invalid_csrf_token`` (a change, by cookie); 6. ``insufficient_role``.
+    (many wrong tokens); 5. ``invalid_csrf_token`` (a change, by cookie); 6. ``insufficient_role`` (an account that
+    is no operator's).
     """
     settings, headers = deps.settings, request.headers
     authorization, cookie = headers.getlist("Authorization"), read_cookie(request.cookies, settings)
@@ -53,23 +52,21 @@ async def identify(
     if refusal is not None:
         return refusal
     if cookie is None or authorization:
-        return await _by_bearer(deps, authorization, origin, needed)
+        return await _by_bearer(deps, authorization, origin)
     session = await session_of(deps, cookie)
     if isinstance(session, Refusal):
         return session
     if request.method != "GET" and not is_csrf_token(headers.get(CSRF_HEADER), cookie, settings):
         return INVALID_CSRF_TOKEN
-    return operator_of(session.operator, "cookie", needed, settings)
+    return operator_of(session.operator, "cookie", settings)
 
 
-async def _by_bearer(
-    deps: Dependencies, authorization: list[str], origin: str, needed: OperatorRole
-) -> Operator | Refusal:
+async def _by_bearer(deps: Dependencies, authorization: list[str], origin: str) -> Operator | Refusal:
     is_token = is_operator_token(authorization, deps.settings.operator_token)
     if isinstance(is_token, Refusal):
         return is_token
     if is_token:
-        return operator_of(TOKEN_OPERATOR, "token", needed, deps.settings)
+        return operator_of(TOKEN_OPERATOR, "token", deps.settings)
     bearer = read_bearer(authorization, None)
     if isinstance(bearer, Refusal):
         return (
@@ -82,7 +79,7 @@ async def _by_bearer(
     session = await deps.database.read(lambda rows: valid_session(rows, bearer.sha256, deps.now()))
     if isinstance(session, Refusal):
         return session
-    return operator_of(session.email, "session", needed, deps.settings)
+    return operator_of(session.email, "session", deps.settings)
 
 
 async def try_token(deps: Dependencies, origin: str, *, is_right: bool) -> Refusal | None:

@@ -41,11 +41,7 @@ def role_of(name: str, settings: Settings) -> OperatorRole | None:
     return "read" if name in settings.operator_readers else None
 
 
-def operator_of(
-    name: str, credential: OperatorCredential, needed: OperatorRole, settings: Settings
-) -> Operator | Refusal:
+def operator_of(name: str, credential: OperatorCredential, settings: Settings) -> Operator | Refusal:
     """Return the operator of that name. Refuses with ``insufficient_role``."""
     role = role_of(name, settings)
-    if role is None:
-        return NOT_AN_OPERATOR
-    return MAY_ONLY_READ if needed == "act" != role else Operator(name, role, credential)
+    return NOT_AN_OPERATOR if role is None else Operator(name, role, credential)

@@ -16,6 +16,8 @@ log = structlog.get_logger("holdfast.http")
 
 PERIOD_S: Final = 60.0
 CODES_SHOWN_MAX: Final = 8
+QUARANTINED: Final = "quarantined"
+"""The 503 of a single actor, which has a report of its own."""
 
 
 class RefusalResponse(Response):
@@ -36,7 +38,7 @@ class RefusedRequests:
         if isinstance(response, RefusalResponse):
             self._counts[response.status_code, response.code] += 1
             metrics.REFUSALS.labels(str(response.status_code), response.code).inc()
-            if response.status_code == 503:
+            if response.status_code == 503 and response.code != QUARANTINED:
                 self._conditions.failed(UNAVAILABLE, "", response.code)
 
     def log_counts(self) -> None:
@@ -45,9 +47,9 @@ class RefusedRequests:
             return
         counts, self._counts = self._counts, Counter()
         codes = ", ".join(
-            f"{count} {status} {code}" for (status, code), count in counts.most_common(CODES_SHOWN_MAX)
+            f"{status} {code} ({count})" for (status, code), count in counts.most_common(CODES_SHOWN_MAX)
         )
-        log.info("requests refused", count=counts.total(), period_s=PERIOD_S, codes=codes)
+        log.info("requests refused", count=counts.total(), codes=codes)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Log the counts every minute, and a last time when cancelled."""

@@ -79,7 +79,7 @@ class ConnectionLost(Exception):
     """The connection broke before anything was sent to be written; nothing of the batch is durable."""
 
     def __init__(self, cause: BaseException) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
+        super().__init__(reason_of(cause))
 
 
 class CommitUnanswered(Exception):
@@ -91,7 +91,7 @@ class CommitUnanswered(Exception):
     def __init__(
         self, batch_id: str, cause: BaseException, *, if_durable: list[UnitResult], if_void: list[UnitResult]
     ) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
+        super().__init__(reason_of(cause))
         self.batch_id = batch_id
         self.if_durable = if_durable
         self.if_void = if_void

@@ -152,7 +152,7 @@ def _refuse_cross_origin(call: Call) -> Refusal | None:
 
 
 def _signed_in(call: Call, cookie: str, name: str) -> Outcome:
-    operator = operator_of(name, "cookie", "read", call.deps.settings)
+    operator = operator_of(name, "cookie", call.deps.settings)
     if isinstance(operator, Refusal):
         return operator
     return BodyResponse(_body(call, operator, cookie), headers=(set_cookie(cookie, call.deps.settings),))
