@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.emulator_ports import studio_port
 from holdfast.secret_strength import weakness
 from holdfast.settings import Settings, SettingsFault, load_locations, load_service_location, load_settings
 from holdfast.settings_warnings import find_warnings
@@ -303,6 +304,31 @@ def test_a_data_folder_that_cannot_be_created_is_a_fault(tmp_path: Path) -> None
     lines = faults({"HOLDFAST_DATA_DIR": str(tmp_path / "file" / "var")})
     assert len(lines) == 1
     assert lines[0].startswith("HOLDFAST_DATA_DIR: cannot store secrets")
+
+
+def test_a_home_folder_of_nobody_is_a_fault() -> None:
+    assert faults({"HOLDFAST_DATA_DIR": "~no-such-user/var"}) == (
+        "HOLDFAST_DATA_DIR names the home folder of a user who does not exist",
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"two words\n", b"\xff\xfe"])
+def test_a_damaged_file_of_a_secret_is_a_fault(development: dict[str, str], content: bytes) -> None:
+    folder = Path(development["HOLDFAST_DATA_DIR"]) / "secrets"
+    folder.mkdir(parents=True)
+    (folder / "operator_token").write_bytes(content)
+    assert faults(development) == (f"HOLDFAST_DATA_DIR: a file in {folder} has no secret; restore or remove it",)
+
+
+def test_a_stored_port_that_is_no_number_is_replaced(development: dict[str, str]) -> None:
+    settings = load_settings(development)
+    file = settings.data_dir / "studio.port"
+    file.write_bytes(b"\xff")
+    assert studio_port(settings) == int(file.read_text())
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(SettingsFault, match=r"cannot write .*studio\.port: Is a directory"):
+        studio_port(settings)
 
 
 def test_values_are_parsed_by_type(development: dict[str, str], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from holdfast.settings import Settings
+from holdfast.settings import PREFIX, Settings, SettingsFault
 
 EMULATOR_HOST: Final = "127.0.0.1"
 
@@ -31,14 +31,21 @@ def card_emulator_port(settings: Settings) -> int | None:
 def _stored_port(file: Path, *, configured: int) -> int:
     """Return the configured port, the one stored at the last start, or a free one.
 
-    The stored one is preferred, because orders and jobs of the last start contain the emulator's URL.
+    The stored one is preferred, because orders and jobs of the last start contain the emulator's URL. Raises
+    :class:`SettingsFault` if it cannot be stored.
     """
     if configured:
         return configured
-    last = file.read_text().strip() if file.is_file() else ""
+    try:
+        last = file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        last = ""
     port = _free_port(int(last) if last.isdigit() else 0) or _free_port(0)
     assert port is not None
-    file.write_text(f"{port}\n")
+    try:
+        file.write_text(f"{port}\n")
+    except OSError as exc:
+        raise SettingsFault((f"{PREFIX}DATA_DIR: cannot write {file}: {exc.strerror}",)) from exc
     return port
 
 

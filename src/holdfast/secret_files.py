@@ -9,9 +9,12 @@ from pathlib import Path
 
 
 def read_or_create_secret(path: Path) -> str:
-    """Read a secret's file, or create it atomically, so that processes started together agree on one value."""
+    """Read a secret's file, or create it atomically, so that processes started together agree on one value.
+
+    Raises OSError, and ValueError for a file that is not one word of ASCII.
+    """
     with contextlib.suppress(FileNotFoundError):
-        return path.read_text("ascii").strip()
+        return _read(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         draft.touch(mode=0o600, exist_ok=False)
@@ -23,4 +26,9 @@ def read_or_create_secret(path: Path) -> str:
             os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    return path.read_text("ascii").strip()
+    return _read(path)
+
+
+def _read(path: Path) -> str:
+    [secret] = path.read_text("ascii").split()
+    return secret

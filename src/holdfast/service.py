@@ -105,7 +105,8 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
     try:
         await assembly.store.prepare()
     except OSError as fault:
-        print(f"The asset store is not usable: {fault.strerror}.", file=sys.stderr)  # noqa: T201
+        where = "" if fault.filename is None else f" ({fault.filename})"
+        print(f"The asset store is not usable: {fault.strerror}{where}.", file=sys.stderr)  # noqa: T201
         return BAD_CONFIGURATION
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_handle_signals, assembly)

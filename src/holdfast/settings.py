@@ -112,7 +112,7 @@ class ServiceLocation(Locations):
             return self.operator_token
         try:
             return self.token_file.read_text("ascii").strip() or None
-        except OSError:
+        except (OSError, ValueError):
             return None
 
 
@@ -365,3 +365,7 @@ def _development_secrets(settings: Settings) -> dict[str, str]:
         }
     except OSError as exc:
         raise SettingsFault((f"{PREFIX}DATA_DIR: cannot store secrets in {folder}: {exc.strerror}",)) from exc
+    except ValueError:
+        raise SettingsFault(
+            (f"{PREFIX}DATA_DIR: a file in {folder} has no secret; restore or remove it",)
+        ) from None

@@ -30,6 +30,13 @@ def _file(path: Path) -> Path:
     return path
 
 
+def _absolute(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("names the home folder of a user who does not exist") from None
+
+
 def _database_url(text: str) -> str:
     try:
         parts = urlsplit(text)
@@ -105,7 +112,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0, lt=10_000_000)]
 MicroCredits = Annotated[int, BeforeValidator(_micro)]
-AbsolutePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 Secret = Annotated[str, AfterValidator(_secret)]
 ExistingFile = Annotated[AbsolutePath, AfterValidator(_file)]

@@ -1,7 +1,8 @@
-"""The hosting worker: a later round of a task cancels an earlier one."""
+"""The hosting worker: its rounds of one task, and their turns."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.recorded_refs import RecordedRef
 from holdfast.actors.task.messages import RecordHosting
 from holdfast.actors.task.worker_messages import Host
 from holdfast.actors.workers import hosting
-from holdfast.actors.workers.hosting import HostingWorker
+from holdfast.actors.workers.hosting import ROUNDS_MAX, TURN_TIMEOUT_S, HostingWorker
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import utc_now
@@ -22,15 +23,13 @@ from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
 from holdfast.providers.outbound.downloads import DownloadRefused
 from holdfast.reports.conditions import unwatched
 
-ROUND_1, ROUND_2 = (
-    Host(
-        "studio",
-        HostOutputs("task_1", 1, number, (Output(index=0, url=f"https://x.test/{number}"),)),
-        Hosting(),
-        30.0,
-    )
-    for number in (1, 2)
-)
+
+def host(number: int, task: str = "task_1") -> Host:
+    outputs = (Output(index=0, url=f"https://x.test/{number}"),)
+    return Host("studio", HostOutputs(task, 1, number, outputs), Hosting(), 30.0)
+
+
+ROUND_1, ROUND_2 = host(1), host(2)
 
 
 class TaskRecorder:
@@ -39,8 +38,7 @@ class TaskRecorder:
     def __init__(self) -> None:
         self.received: list[RecordHosting] = []
 
-    def ref(self, key: str) -> RecordedRef:
-        assert key == "task_1"
+    def ref(self, _key: str) -> RecordedRef:
         return RecordedRef(self.received.append)
 
 
@@ -50,9 +48,7 @@ class Fetches:
     def __init__(self) -> None:
         self.started: list[str] = []
         self.cancelled: list[str] = []
-        self.gates: Mapping[str, trio.Event] = {
-            host.effect.outputs[0].url or "": trio.Event() for host in (ROUND_1, ROUND_2)
-        }
+        self.gates: Mapping[str, trio.Event] = defaultdict(trio.Event)
 
     async def download(self, _client: object, url: str, *_: object, **_options: object) -> DownloadRefused:
         self.started.append(url)
@@ -71,9 +67,7 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Fetches:
     return fetches
 
 
-async def test_a_later_hosting_round_cancels_an_earlier_one(
-    nursery: trio.Nursery, fetches: Fetches, tmp_path: Path, mock_clock: trio.testing.MockClock
-) -> None:
+async def start_worker(nursery: trio.Nursery, tmp_path: Path) -> tuple[TaskRecorder, WorkerRef]:
     tasks, ref = TaskRecorder(), WorkerRef("hosting")
     unused: Any = None
     worker = HostingWorker(
@@ -88,8 +82,16 @@ async def test_a_later_hosting_round_cancels_an_earlier_one(
         now=utc_now,
     )
     await nursery.start(lambda *, task_status: worker.run(task_status=task_status))
-    for host in (ROUND_1, ROUND_1, ROUND_2, ROUND_2, ROUND_1):
-        ref.tell(host)
+    return tasks, ref
+
+
+@pytest.mark.usefixtures("mock_clock")
+async def test_a_later_hosting_round_cancels_an_earlier_one(
+    nursery: trio.Nursery, fetches: Fetches, tmp_path: Path
+) -> None:
+    tasks, ref = await start_worker(nursery, tmp_path)
+    for message in (ROUND_1, ROUND_1, ROUND_2, ROUND_2, ROUND_1):
+        ref.tell(message)
         await trio.testing.wait_all_tasks_blocked()
     assert fetches.started == ["https://x.test/1", "https://x.test/2"]
     assert fetches.cancelled == ["https://x.test/1"]
@@ -101,3 +103,26 @@ async def test_a_later_hosting_round_cancels_an_earlier_one(
     ref.tell(ROUND_2)
     await trio.testing.wait_all_tasks_blocked()
     assert len(tasks.received) == 2
+
+
+async def test_a_round_without_a_turn_is_put_off_and_does_not_count(
+    nursery: trio.Nursery, fetches: Fetches, tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    tasks, ref = await start_worker(nursery, tmp_path)
+    for number in range(ROUNDS_MAX + 1):
+        ref.tell(host(number, f"task_{number}"))
+    await trio.testing.wait_all_tasks_blocked()
+    mock_clock.jump(TURN_TIMEOUT_S + 1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(fetches.started) == ROUNDS_MAX
+    put_off = HostingFailure(0, "storage: other results are being stored", final=False, by_store=True)
+    [put_off_round] = tasks.received
+    assert put_off_round.results == (put_off,)
+    # Those that have a turn keep it.
+    assert fetches.cancelled == []
+    fetches.gates[fetches.started[0]].set()
+    await trio.testing.wait_all_tasks_blocked()
+    number = put_off_round.round_number
+    ref.tell(host(number, f"task_{number}"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert fetches.started[ROUNDS_MAX:] == [f"https://x.test/{number}"]

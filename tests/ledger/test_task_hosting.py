@@ -135,7 +135,7 @@ def test_unstorable_outputs_go_to_review_and_lapse(make_hosting: MakeTask, trait
     assert review.decision == "released_by_timeout"
 
 
-def test_an_unreliable_store_is_tried_five_times(make_hosting: MakeTask, traits: ProviderTraits) -> None:
+def test_an_unreliable_source_is_tried_five_times(make_hosting: MakeTask, traits: ProviderTraits) -> None:
     task, rounds, seconds = make_hosting(output_count=1, units=1), 0, 6.0
     while task.status == "processing":
         rounds += 1
@@ -147,6 +147,29 @@ def test_an_unreliable_store_is_tried_five_times(make_hosting: MakeTask, traits:
             assert [type(effect) for effect in step.effects] == [HostOutputs]
             task = task_after(step)
     assert (rounds, task.status) == (5, "review")
+
+
+def test_a_store_that_fails_is_retried_until_the_tasks_deadline(
+    make_hosting: MakeTask, traits: ProviderTraits
+) -> None:
+    task, rounds, seconds = make_hosting(output_count=1, units=1), 0, 6.0
+    full = HostingFailure(0, "storage: cannot be written at the moment", final=False, by_store=True)
+    pauses = []
+    while seconds < 20 * 3600:
+        rounds += 1
+        task = task_after(host(task, full, seconds=seconds))
+        assert (task.status, task.state.hosting.tries) == ("processing", 0)
+        assert task.wake_at is not None
+        pauses.append((task.wake_at - task.updated_at).total_seconds())
+        seconds = (task.wake_at - task.created_at).total_seconds()
+        task = task_after(on_wake(task, Context(task.wake_at, "op_1"), traits=traits))
+    assert rounds > 1000
+    assert pauses[:5] == [2, 8, 32, 60, 60]
+    assert max(pauses) == 60
+    done = task_after(host(task, stored(0), seconds=seconds))
+    assert (done.status, done.state.error) == ("succeeded", None)
+    late = on_wake(task, Context(task.state.overall_deadline_at, "op_1"), traits=traits)
+    assert task_after(late).status == "review"
 
 
 def test_results_after_a_rounds_timeout_are_stored_without_another_try(

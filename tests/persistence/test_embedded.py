@@ -280,6 +280,25 @@ def test_a_cluster_of_an_unknown_version_is_refused(data_dir: Path) -> None:
     server.release()
 
 
+def test_a_cluster_without_a_version_is_refused(data_dir: Path) -> None:
+    (data_dir / "postgres").mkdir(parents=True)
+    (data_dir / "postgres" / "PG_VERSION").write_bytes(b"\xff\n")
+    server = EmbeddedPostgres(data_dir)
+    with pytest.raises(EmbeddedFault, match=r"PG_VERSION does not have the version"):
+        server.start()
+    server.release()
+
+
+def test_a_file_in_the_place_of_the_cluster_is_refused(data_dir: Path) -> None:
+    data_dir.mkdir()
+    (data_dir / "postgres").write_text("in the way")
+    server = EmbeddedPostgres(data_dir)
+    with pytest.raises(EmbeddedFault, match=r"cannot use .*/postgres: Not a directory\.$"):
+        server.start()
+    server.release()
+    assert (data_dir / "postgres").read_text() == "in the way"
+
+
 async def test_the_watcher_restarts_a_server_that_died(server: EmbeddedPostgres) -> None:
     database = Database(server.url, embedded=server)
     await trio.to_thread.run_sync(remember, server.url, 1)

@@ -7,6 +7,7 @@ failed round means.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -46,6 +47,8 @@ log = structlog.get_logger(__name__)
 
 ROUNDS_MAX = 8
 """How many rounds run at once for one provider, so that a slow provider delays only its own tasks."""
+TURN_TIMEOUT_S = 60
+"""How long a round waits for its turn, before the deadline that its task has set for it."""
 
 
 class HostingWorker(Worker):
@@ -108,8 +111,7 @@ class HostingWorker(Worker):
         bind_contextvars(task_id=effect.request_id, account_id=host.account_id, provider=host.provider)
         try:
             with scope, span("store outputs"):
-                async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
-                    results = [await self._store_output(output, host) for output in effect.outputs]
+                results = await self._results(host)
                 self._tasks.ref(effect.request_id).tell(RecordHosting(effect.attempt, effect.round, tuple(results)))
         except Exception:
             # The task's deadline for this round starts it again.
@@ -117,6 +119,15 @@ class HostingWorker(Worker):
         finally:
             if self._running[effect.request_id][2] is scope:
                 del self._running[effect.request_id]
+
+    async def _results(self, host: Host) -> list[OutputItem | HostingFailure]:
+        """Store the outputs once there is a turn; after ``TURN_TIMEOUT_S`` without one the task waits longer."""
+        outputs = host.effect.outputs
+        with trio.move_on_after(TURN_TIMEOUT_S) as waiting:
+            async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
+                waiting.deadline = math.inf
+                return [await self._store_output(output, host) for output in outputs]
+        return [_not_stored(output, "other results are being stored") for output in outputs]
 
     async def _store_output(self, output: Output, host: Host) -> OutputItem | HostingFailure:
         hosting = host.hosting
@@ -144,7 +155,8 @@ class HostingWorker(Worker):
         else:
             return HostingFailure(output.index, "the provider gave neither a URL nor data", final=True)
         if isinstance(stored, DownloadRefused):
-            return HostingFailure(output.index, f"{stored.code}: {stored.message}", stored.permanent)
+            by_store = stored.code == "storage_full"
+            return HostingFailure(output.index, f"{stored.code}: {stored.message}", stored.permanent, by_store)
         return stored
 
     def _store_checked(self, output: Output, hosting: Hosting, found: Downloaded) -> OutputItem | HostingFailure:
@@ -152,14 +164,14 @@ class HostingWorker(Worker):
         claimed_at = self._now()
         try:
             if not self._claims.claim(Content(found.sha256, found.content_type), claimed_at):
-                return HostingFailure(output.index, "storage: the same content is being removed", final=False)
+                return _not_stored(output, "the same content is being removed")
             self._store.put(found.content, found.sha256, EXTENSIONS[found.content_type])
         except DatabaseAway:
-            return HostingFailure(output.index, "storage: not ready", final=False)
+            return _not_stored(output, "not ready")
         except OSError as fault:
             # The details of a storage fault are for operators only.
             trio.from_thread.run_sync(self._watch, fault.strerror or type(fault).__name__)
-            return HostingFailure(output.index, "storage: cannot be written at the moment", final=False)
+            return _not_stored(output, "cannot be written at the moment")
         trio.from_thread.run_sync(self._watch, None)
         return OutputItem(
             index=output.index,
@@ -174,3 +186,7 @@ class HostingWorker(Worker):
             size_claimed=found.width is None,
             duration_claimed=found.duration_s is None,
         )
+
+
+def _not_stored(output: Output, reason: str) -> HostingFailure:
+    return HostingFailure(output.index, f"storage: {reason}", final=False, by_store=True)

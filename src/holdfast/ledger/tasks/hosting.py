@@ -1,9 +1,9 @@
 """Hosting: from the provider's success to stored outputs and the capture of their charge.
 
 A round of hosting stores every output that is still wanted; what failed is retried in a few more rounds. Then
-stored outputs are charged, in part if some are lost, and a task without any goes to review. A round that is never
-answered (after a crash) is repeated until its own deadline. Rounds are numbered, so that a late result of one is
-not taken for the next.
+stored outputs are charged, in part if some are lost, and a task without any goes to review. While our own storage
+fails, rounds are repeated until the task's deadline. A round that is never answered (after a crash) is repeated
+until its own deadline. Rounds are numbered, so that a late result of one is not taken for the next.
 """
 
 from __future__ import annotations
@@ -131,12 +131,14 @@ def on_hosted(
     if results and not answered:
         return unchanged("duplicate")
     items, lost, trouble = list(task.state.output), list(hosting.lost), "no answer from the store"
+    by_store = False
     for position, result in answered.items():
         if isinstance(result, OutputItem):
             del wanted[position]
             items.append(msgspec.structs.replace(result, duration_s=finite_length(result.duration_s)))
         else:
             trouble = result.message
+            by_store |= result.by_store
             if result.final:
                 lost.append(wanted.pop(position))
     stored = tuple(sorted(items, key=lambda item: item.index))
@@ -150,7 +152,7 @@ def on_hosted(
         # The round has timed out and was counted as a try; what it has stored is used all the same.
         return changed(task, ctx.now, output=stored, hosting=left)
     if left.wanted:
-        return _round_failed(task, left, stored, ctx, trouble=trouble)
+        return _round_failed(task, left, stored, ctx, trouble=trouble, by_store=by_store)
     if not stored:
         return _give_up(task, left, stored, ctx, trouble=trouble)
     return deliver(task, left, stored, ctx, usage=task.state.usage)
@@ -249,14 +251,25 @@ def _freeze_mismatch(
 
 
 def _round_failed(
-    task: Task, hosting: HostingState, stored: tuple[OutputItem, ...], ctx: Context, *, trouble: str
+    task: Task,
+    hosting: HostingState,
+    stored: tuple[OutputItem, ...],
+    ctx: Context,
+    *,
+    trouble: str,
+    by_store: bool = False,
 ) -> Step:
-    """Begin another round after a pause, or give up after the last."""
-    tries = hosting.tries + 1
+    """Begin another round after a pause, or give up after the last.
+
+    One that failed ``by_store`` is not counted, except in review, where an operator waits for the result.
+    """
+    is_counted = task.status == "review" or not by_store
+    tries = hosting.tries + is_counted
     hosting = msgspec.structs.replace(hosting, tries=tries)
-    if tries >= HOSTING_TRIES_MAX_COUNT:
+    if is_counted and tries >= HOSTING_TRIES_MAX_COUNT:
         return _give_up(task, hosting, stored, ctx, trouble=trouble)
-    pause_s = min(HOSTING_BACKOFF_MAX_S, HOSTING_BACKOFF_S * 4 ** (tries - 1))
+    failures = tries if is_counted else min(hosting.round, HOSTING_TRIES_MAX_COUNT)
+    pause_s = min(HOSTING_BACKOFF_MAX_S, HOSTING_BACKOFF_S * 4 ** (failures - 1))
     return changed(
         task,
         ctx.now,

@@ -157,11 +157,15 @@ Effect = SubmitJob | PollJob | CancelJob | HostOutputs
 
 
 class HostingFailure(NamedTuple):
-    """An output that could not be stored; ``final`` if a retry cannot succeed."""
+    """An output that could not be stored; ``final`` if a retry cannot succeed.
+
+    ``by_store``: our own storage failed or was busy, which says nothing of the output.
+    """
 
     position: int
     message: str
     final: bool
+    by_store: bool = False
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -89,7 +89,8 @@ class EmbeddedPostgres:
         """
         if self._lock_fd is not None:
             return
-        self._lock_fd = lock_data_folder(self.data_dir)
+        with _refused_by_system():
+            self._lock_fd = lock_data_folder(self.data_dir)
 
     def release(self) -> None:
         """Unlock the data folder. The server must have been stopped."""
@@ -104,7 +105,7 @@ class EmbeddedPostgres:
         This also restarts a server that died: PostgreSQL then recovers from its log by itself.
         Raises :class:`DataFolderInUse` or :class:`EmbeddedFault`.
         """
-        with self._turn:
+        with self._turn, _refused_by_system():
             self.acquire()
             if not self.is_running():
                 self._start_child()
@@ -200,6 +201,17 @@ class EmbeddedPostgres:
         if result.returncode != 0:
             raise EmbeddedFault(f"initdb failed in {making}: {result.stderr.strip() or result.stdout.strip()}")
         making.rename(self._pgdata)
+
+
+@contextlib.contextmanager
+def _refused_by_system() -> Iterator[None]:
+    """Raise an OSError, such as of a full disk or a folder in a file's place, as :class:`EmbeddedFault`."""
+    try:
+        yield
+    except OSError as exc:
+        raise EmbeddedFault(
+            f"The embedded PostgreSQL cannot use {exc.filename2 or exc.filename}: {exc.strerror}."
+        ) from exc
 
 
 def database_url_of(data_dir: Path) -> str | None:

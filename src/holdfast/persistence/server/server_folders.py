@@ -66,9 +66,8 @@ def _make_folder_ours(data_dir: Path, folder_fd: int, user: str | None) -> None:
             f"The data folder {data_dir} belongs to the user {_name_of(found.st_uid)}: run Holdfast as that user, "
             f"or give the folder to {_name_of(os.geteuid())}."
         )
-    names = os.listdir(folder_fd)
-    if names and LOCK_NAME not in names and not {"secrets", "postgres"}.intersection(names):
-        # We did not create it (it may be a home folder), so its owner decides who may read it.
+    if not {LOCK_NAME, "secrets"}.issuperset(os.listdir(folder_fd)):
+        # It is in use, or we did not create it (it may be a home folder): its owner decides who may read it.
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise EmbeddedFault(f"Others may write to the data folder {data_dir}: take that away with chmod go-w.")
         return
@@ -264,7 +263,10 @@ def _binaries(pgdata: Path) -> Path:
     """Return the folder of server programs: of the version that created ``pgdata``, else of the newest."""
     mark = pgdata / "PG_VERSION"
     shipped: dict[int, Path] = _pgserver().POSTGRES_VERSIONS
-    version = int(mark.read_text()) if mark.exists() else max(shipped)
+    try:
+        version = int(mark.read_text("ascii")) if mark.exists() else max(shipped)
+    except ValueError:
+        raise EmbeddedFault(f"{mark} does not have the version of a PostgreSQL: restore the cluster.") from None
     binaries = shipped.get(version)
     if binaries is None:
         raise EmbeddedFault(f"{pgdata} was created by PostgreSQL {version}, which this release does not include.")
