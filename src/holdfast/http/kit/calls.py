@@ -255,7 +255,6 @@ class Call:
                 if isinstance(key, Refusal):
                     return key
                 self.known_key = KnownKey(key.account_id, key.key_id)
-                self.deps.key_cache.put(self.bearer.sha256, self.known_key)
             self._caller_id = self.known_key.account_id
             self._record_use(self.known_key)
         return None
@@ -280,7 +279,7 @@ class Call:
             session = valid_session(rows, sha256, now)
             return session if isinstance(session, Refusal) else query(rows, session)
 
-        return await self.deps.database.read(read)
+        return await self._read_in_turn(read)
 
     async def read_as_key(self, query: Callable[[Connection, ApiKeyRecord], T]) -> T | Refusal:
         """Authenticate the API key, check its scope and run ``query`` in one read.
@@ -299,10 +298,19 @@ class Call:
             used.append(KnownKey(key.account_id, key.key_id))
             return query(rows, key)
 
-        answer = await self.deps.database.read(read)
+        answer = await self._read_in_turn(read)
         if used:
+            self.deps.key_cache.put(sha256, used[-1])
             self._record_use(used[-1])
         return answer
+
+    async def _read_in_turn(self, query: Callable[[Connection], T]) -> T:
+        """Read with the share of the account, or of the credential while its account is not known."""
+        assert self.bearer is not None
+        known = self.deps.key_cache.get(self.bearer.sha256)
+        caller = self.bearer.sha256.hex() if known is None else known.account_id
+        async with self.deps.read_shares.turn(caller):
+            return await self.deps.database.read(query)
 
     async def read_as_caller(self, query: Callable[[Connection, str], T]) -> T | Refusal:
         """Authenticate the caller as the route requires and run ``query`` on the account's id, in one read.

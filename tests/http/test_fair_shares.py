@@ -1,0 +1,121 @@
+"""Threads and reads are shared in turn: however many jobs one caller has, another waits for few of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+import sqlalchemy
+import trio
+import trio.testing
+from quart import Response
+
+from holdfast.actors.runtime.faults import Overloaded
+from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX, FairShares, FairThreads
+from holdfast.persistence.server.database_faults import DatabaseAway
+
+if TYPE_CHECKING:
+    from tests.http.stage import Stage
+
+T = TypeVar("T")
+
+
+async def test_callers_take_turns() -> None:
+    threads, order, gate = FairThreads(threads_max=1, jobs_per_caller_max=5), [], threading.Event()
+
+    async def work(caller: str, name: str) -> None:
+        def run() -> None:
+            gate.wait(10)
+            order.append(name)
+
+        await threads.run(caller, run)
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(work, "greedy", f"greedy {number}")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            nursery.start_soon(work, "other", "other")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            gate.set()
+    assert order.index("other") == 1
+    assert len(order) == 6
+
+
+async def test_a_caller_with_too_many_jobs_is_refused_and_others_served() -> None:
+    threads, gate = FairThreads(threads_max=2, jobs_per_caller_max=2), threading.Event()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(threads.run, "greedy", lambda: gate.wait(10))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            with pytest.raises(Overloaded):
+                await threads.run("greedy", lambda: None)
+            assert await threads.run("other", lambda: "served") == "served"
+            gate.set()
+        assert await threads.run("greedy", lambda: "served") == "served"
+
+
+async def test_a_caller_without_jobs_takes_no_memory() -> None:
+    threads = FairThreads()
+    with trio.fail_after(20):
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await threads.run("gone", lambda: None)
+        with pytest.raises(ZeroDivisionError):
+            await threads.run("broken", lambda: 1 / 0)
+        for number in range(20):
+            assert await threads.run("gone", partial(abs, number)) == number
+    assert threads._shares._shares == {}
+
+
+class HeldRows:
+    """A database whose reads last until they are released, and are then refused."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.released = trio.Event()
+
+    async def read(self, _query: Callable[[sqlalchemy.Connection], T], /) -> T:
+        self.begun += 1
+        await self.released.wait()
+        raise DatabaseAway("released")
+
+    scan = read
+
+
+async def test_reads_of_one_caller_do_not_take_every_connection(stage: Stage) -> None:
+    rows = HeldRows()
+    stage.change(database=rows)
+    statuses: list[int] = []
+
+    async def call(as_caller: Callable[[str, str], Awaitable[Response]], path: str) -> None:
+        statuses.append((await as_caller("GET", path)).status_code)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(READS_PER_CALLER_MAX + 3):
+            nursery.start_soon(call, stage.as_key, "/v2/task/list")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert rows.begun == READS_PER_CALLER_MAX
+        nursery.start_soon(call, stage.as_session, "/v2/control/account")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert rows.begun == READS_PER_CALLER_MAX + 1
+        rows.released.set()
+    assert statuses == [503] * (READS_PER_CALLER_MAX + 4)
+
+
+async def test_a_job_waits_for_its_turn_only_so_long(autojump_clock: trio.testing.MockClock) -> None:
+    shares = FairShares(at_once_max=1, timeout_s=8)
+    async with shares.turn("slow"):
+        with pytest.raises(Overloaded, match="take too long"):
+            async with shares.turn("slow"):
+                raise AssertionError("the turn is held")
+        assert trio.current_time() == 8
+        async with shares.turn("other"):
+            pass
+    async with shares.turn("slow"):
+        pass
+    assert shares._shares == {}
