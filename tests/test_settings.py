@@ -306,7 +306,7 @@ def test_a_data_folder_that_cannot_be_created_is_a_fault(tmp_path: Path) -> None
     assert lines[0].startswith("HOLDFAST_DATA_DIR: cannot store secrets")
 
 
-def test_a_home_folder_of_nobody_is_a_fault() -> None:
+def test_a_home_folder_of_an_unknown_user_is_a_fault() -> None:
     assert faults({"HOLDFAST_DATA_DIR": "~no-such-user/var"}) == (
         "HOLDFAST_DATA_DIR names the home folder of a user who does not exist",
     )
