@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ NO_BUCKET = "nowhere"
 REGION = "eu-central-1"
 OPEN_CALLS = 3
 """How many calls are let in unsigned: those that make a user, its key and its rights."""
-START_S = 30.0
+START_S = 60.0
+_RUNNING = re.compile(r"Running on (http://[0-9.:]+)\s")
+"""What it writes to stderr once it listens, before it logs its requests there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +62,27 @@ class BucketServer:
 @contextmanager
 def bucket_server() -> Iterator[BucketServer]:
     """Start a server with one bucket, and a user who may do what the service needs in it, and nothing else."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        env={
-            **os.environ,
-            "INITIAL_NO_AUTH_ACTION_COUNT": str(OPEN_CALLS),
-            "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true",
-        },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + START_S
-        while not _listens(port):
-            assert process.poll() is None, "the bucket's server has ended"
-            assert time.monotonic() < deadline, "the bucket's server does not listen"
-            time.sleep(0.02)
-        yield BucketServer(_bucket_at(f"http://127.0.0.1:{port}"))
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+            env={
+                **os.environ,
+                "INITIAL_NO_AUTH_ACTION_COUNT": str(OPEN_CALLS),
+                "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true",
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
+        try:
+            deadline = time.monotonic() + START_S
+            while (found := _RUNNING.search(os.pread(said.fileno(), 4096, 0).decode())) is None:
+                assert process.poll() is None, "the bucket's server has ended"
+                assert time.monotonic() < deadline, "the bucket's server does not listen"
+                time.sleep(0.02)
+            yield BucketServer(_bucket_at(found[1]))
+        finally:
+            process.terminate()
+            process.wait(START_S)
 
 
 def _bucket_at(url: str) -> S3Bucket:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -23,6 +24,21 @@ from .fresh_databases import FreshDatabases
 WORKERS_PER_CORE = 2
 """Most journeys wait more than they compute."""
 WORKERS_MAX = 8
+FOREIGN = ("HOLDFAST_", "LISTEN_", "NOTIFY_", "OTEL_", "PG")
+"""Variables that begin so change how the service or a library runs."""
+
+settings.register_profile(
+    "suite", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
+
+
+def pytest_configure() -> None:
+    """Run alike for everybody: without settings, proxies and a file mode of the one who starts the tests."""
+    for name in list(os.environ):
+        if name.startswith(FOREIGN) or name.lower().endswith("_proxy"):
+            del os.environ[name]
+    os.umask(0o022)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -51,11 +67,12 @@ def default_logging() -> Iterator[None]:
 def postgres_url() -> Iterator[str]:
     """A server of this session's own; the URL of its ``holdfast`` database, which is empty.
 
-    It runs without fsync: nothing here outlives the session.
+    It runs without fsync: nothing here outlives the session. It runs without autovacuum: a test that reads plans
+    has the statistics that it made, whenever it runs.
     """
     data_dir = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
     unsafe_but_fast = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-    server = EmbeddedPostgres(data_dir, settings=unsafe_but_fast)
+    server = EmbeddedPostgres(data_dir, settings={**unsafe_but_fast, "autovacuum": "off"})
     try:
         url = server.start()
         yield url

@@ -42,7 +42,7 @@ class StreamReader:
 
     async def next(self) -> Event | None:
         """Return the next event with data; None at the end of the stream."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while True:
                 while b"\n\n" not in self._text:
                     size = int((await self._until(b"\r\n")).strip() or b"0", 16)

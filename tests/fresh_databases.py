@@ -1,4 +1,7 @@
-"""Empty migrated databases, reused between tests: emptying one is ten times cheaper than creating one."""
+"""Empty migrated databases, reused between tests: emptying one is ten times cheaper than creating one.
+
+Each test finds one as if it had just been created, also without the planner's statistics of an earlier test.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,11 @@ class FreshDatabases:
 
     def _empty(self, connection: psycopg.Connection) -> None:
         rows = connection.execute(
-            " union all ".join(f"select '{table}' where exists (select from {table})" for table in self._tables)
+            " union all ".join(
+                f"select '{table}' where exists (select from {table})"
+                f" or exists (select from pg_class where oid = '{table}'::regclass and reltuples >= 0)"
+                for table in self._tables
+            )
         )
         filled = [str(name) for (name,) in rows]
         if not filled:
@@ -102,6 +109,7 @@ class FreshDatabases:
         for table, trigger in protected:
             connection.execute(f"alter table {table} disable trigger {trigger}")
         connection.execute(f"truncate {', '.join(filled)} cascade")
+        connection.execute("delete from pg_statistic where starelid::regclass::text = any(%s)", (filled,))
         for table, trigger in protected:
             connection.execute(f"alter table {table} enable always trigger {trigger}")
 

@@ -18,7 +18,7 @@ SERVERS = ("10.0.0.5:8000", "10.0.0.6:8000", "10.0.0.7:8000")
 BIND = ":443 ssl crt /etc/haproxy/certs/ alpn h2,http/1.1"
 MAP = "/etc/haproxy/places.map"
 CONTROL = "/run/haproxy/admin.sock"
-START_S = 20.0
+START_S = 60.0
 
 
 def program() -> str:

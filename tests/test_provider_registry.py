@@ -50,7 +50,7 @@ class Setup:
 
     async def write(self, text: str) -> bool:
         self.file.write_text(text)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             return await self.registry.reload()
 
 

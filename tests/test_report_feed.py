@@ -80,7 +80,7 @@ def stage() -> Stage:
 async def take(reader: ReportReader, count: int = 1) -> list[str | None]:
     """Return the keys of the next reports."""
     keys: list[str | None] = []
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while len(keys) < count:
             taken = await reader.next()
             assert taken is not None

@@ -38,8 +38,8 @@ class Outage(msgspec.Struct, kw_only=True):
     """A fault to inject. ``call`` is the name of a call such as ``payment_intents.create``, or ``*``.
 
     ``refuse`` aborts the connection before the request is handled, ``lose_answer`` after it; ``slow`` delays the
-    response; ``error`` is a transient 500, ``error_kept`` one that is stored under the idempotency key. ``times``
-    None lasts until removed.
+    response by ``delay_s``, or until the outages are removed; ``error`` is a transient 500, ``error_kept`` one that
+    is stored under the idempotency key. ``times`` None lasts until removed.
     """
 
     call: str = "*"
@@ -125,13 +125,43 @@ class FaultySender(WebhookSender):
         return not self.faults.types or event.type in self.faults.types
 
 
+class Outages:
+    """The faults to inject into the next calls."""
+
+    def __init__(self) -> None:
+        self.coming: list[Outage] = []
+        self._removed = trio.Event()
+
+    def take(self, call: str) -> Outage | None:
+        """Return the fault to inject into this call, and count it."""
+        for outage in self.coming:
+            if outage.call in ("*", call):
+                if outage.times is not None:
+                    outage.times -= 1
+                    if outage.times <= 0:
+                        self.coming.remove(outage)
+                return outage
+        return None
+
+    async def delay(self, outage: Outage) -> None:
+        """Wait as long as a slow call takes."""
+        with trio.move_on_after(outage.delay_s):
+            await self._removed.wait()
+
+    def remove(self) -> None:
+        """Remove all; calls that are delayed go on."""
+        self.coming.clear()
+        self._removed.set()
+        self._removed = trio.Event()
+
+
 _failing: ContextVar[Outage | None] = ContextVar("failing", default=None)
 """The outage of the running request."""
 
 
 def create_faulty_emulator(changes: Changes, *, api_key: str) -> QuartTrio:
     """Return the emulator's application with outages and the endpoints that control faults."""
-    outages: list[Outage] = []
+    outages = Outages()
     run_once = changes.run_once
 
     async def run_once_or_fail(key: str | None, fingerprint: str, work: Callable[[], object]) -> Reply:
@@ -144,7 +174,7 @@ def create_faulty_emulator(changes: Changes, *, api_key: str) -> QuartTrio:
         reply = await run_once(key, fingerprint, fail if is_stored else work)
         if outage is not None and outage.mode == "slow":
             # The key is in use meanwhile.
-            await trio.sleep(outage.delay_s)
+            await outages.delay(outage)
         return reply
 
     changes.run_once = run_once_or_fail  # type: ignore[method-assign]
@@ -154,7 +184,7 @@ def create_faulty_emulator(changes: Changes, *, api_key: str) -> QuartTrio:
     async def fail() -> Response | None:
         if not request.path.startswith("/v1/"):
             return None
-        g.outage = outage = _take(outages, _call_name())
+        g.outage = outage = outages.take(_call_name())
         _failing.set(outage)
         match None if outage is None else outage.mode:
             case "refuse":
@@ -171,7 +201,7 @@ def create_faulty_emulator(changes: Changes, *, api_key: str) -> QuartTrio:
                 return Response(msgspec.json.encode(body), status=500, content_type="application/json")
             case "slow" if request.method == "GET":
                 assert outage is not None
-                await trio.sleep(outage.delay_s)
+                await outages.delay(outage)
         return None
 
     @app.after_request
@@ -188,7 +218,7 @@ serve_faulty_card_emulator = partial(serve_card_emulator, sender=FaultySender, c
 """The emulator with faults; the arguments are those of :func:`serve_card_emulator`."""
 
 
-def _add_controls(app: QuartTrio, changes: Changes, outages: list[Outage]) -> None:
+def _add_controls(app: QuartTrio, changes: Changes, outages: Outages) -> None:
     sender = changes.webhook_sender
     assert isinstance(sender, FaultySender)
 
@@ -203,12 +233,12 @@ def _add_controls(app: QuartTrio, changes: Changes, outages: list[Outage]) -> No
 
     @app.post("/control/outages")
     async def add_outage() -> Response:
-        outages.append(await read_body(Outage))
-        return json_response(outages)
+        outages.coming.append(await read_body(Outage))
+        return json_response(outages.coming)
 
     @app.delete("/control/outages")
     async def remove_outages() -> Response:
-        outages.clear()
+        outages.remove()
         return json_response([])
 
 
@@ -218,18 +248,6 @@ def _call_name() -> str:
     if request.method == "GET":
         return f"{kind}.retrieve" if rest else f"{kind}.list"
     return f"{kind}.{rest[1]}" if len(rest) > 1 else f"{kind}.create"
-
-
-def _take(outages: list[Outage], call: str) -> Outage | None:
-    """Return the fault to inject into this call, and count it."""
-    for outage in outages:
-        if outage.call in ("*", call):
-            if outage.times is not None:
-                outage.times -= 1
-                if outage.times <= 0:
-                    outages.remove(outage)
-            return outage
-    return None
 
 
 class AbortMiddleware:

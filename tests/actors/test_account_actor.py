@@ -60,7 +60,7 @@ async def passivated(system: Any) -> None:
 
 
 async def test_of_200_parallel_tasks_those_the_credit_covers_are_accepted(system: Any, new_task: NewTask) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
         replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(new_task(key_id))] * 200)
@@ -74,7 +74,7 @@ async def test_of_200_parallel_tasks_those_the_credit_covers_are_accepted(system
 
 
 async def test_50_parallel_calls_with_one_key_create_one_task(system: Any, new_task: NewTask) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
         replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(new_task(key_id, key="k"))] * 50)
@@ -88,7 +88,7 @@ async def test_50_parallel_calls_with_one_key_create_one_task(system: Any, new_t
 
 
 async def test_a_key_used_for_another_request_is_refused(system: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         first = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
         other = await system.accounts.ref(account_id).ask(Recharge(2 * CREDIT, keyed("k", b"other body")))
@@ -100,7 +100,7 @@ async def test_a_key_used_for_another_request_is_refused(system: Any) -> None:
 
 
 async def test_the_same_key_on_another_route_is_another_key(system: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         for route in ("POST /a", "POST /b"):
             reply = await system.accounts.ref(account_id).ask(Recharge(CREDIT, IdempotencyKey(route, "k", b"body")))
@@ -110,7 +110,7 @@ async def test_the_same_key_on_another_route_is_another_key(system: Any) -> None
 
 @pytest.mark.parametrize("fingerprint", [b"same body", b"other body"])
 async def test_a_key_is_found_in_rows_after_passivation(start_system: StartSystem, fingerprint: bytes) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         system = await start_system(limits=KeyedLimits(idle_s=0.02))
         account_id, _ = await system.open_account()
         first = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
@@ -128,7 +128,7 @@ async def test_a_used_key_is_replayed_although_a_limit_is_reached(
     start_system: StartSystem, new_task: NewTask, payments: Any
 ) -> None:
     limits = AccountLimits(tasks_in_flight_max=1, orders_pending_max=1)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         first, second = await start_system(account_limits=limits), await start_system(account_limits=limits)
         account_id, key_id = await first.open_account()
         commands = [
@@ -157,7 +157,7 @@ async def test_a_used_key_is_replayed_although_a_limit_is_reached(
 
 async def test_hundreds_of_replies_found_in_rows_are_no_crash_loop(start_system: StartSystem) -> None:
     keys = AccountLimits().replies_max + 150
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         first, second = await start_system(), await start_system()
         account_id, _ = await first.open_account()
         created = await in_parallel(
@@ -171,7 +171,7 @@ async def test_hundreds_of_replies_found_in_rows_are_no_crash_loop(start_system:
 
 
 async def test_more_replies_found_at_once_than_are_remembered(start_system: StartSystem) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         first = await start_system()
         second = await start_system(account_limits=AccountLimits(replies_max=4))
         account_id, _ = await first.open_account()
@@ -200,7 +200,7 @@ def test_replies_found_in_rows_are_bounded() -> None:
 
 
 async def test_a_refusal_for_insufficient_credit_is_replayed(system: Any, new_task: NewTask) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         refused = await system.accounts.ref(account_id).ask(new_task(key_id, key="k"))
         await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
@@ -233,7 +233,7 @@ async def test_a_conflict_is_stored_under_an_unused_key_only(system: Any, new_ta
 
 
 async def test_a_revoked_key_is_refused_by_the_next_command(system: Any, new_task: NewTask) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
         revoked, refused, again = await in_parallel(
@@ -252,7 +252,7 @@ async def test_a_revoked_key_is_refused_by_the_next_command(system: Any, new_tas
 
 
 async def test_a_key_without_the_scope_is_refused(system: Any, new_task: NewTask) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         reader = CreateApiKey("key_reader", b"r" * 32, "hk_test_r", 'a "name", {b}\\', ("tasks:read",))
         assert isinstance(await system.accounts.ref(account_id).ask(reader), ApiKeyRecord)
@@ -262,7 +262,7 @@ async def test_a_key_without_the_scope_is_refused(system: Any, new_task: NewTask
 
 
 async def test_recording_a_keys_use_does_not_change_the_version(system: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         at = utc_now()
         await system.accounts.ref(account_id).ask(RecordKeyUse(key_id, at))
@@ -275,7 +275,7 @@ async def test_recording_a_keys_use_does_not_change_the_version(system: Any) -> 
 
 
 async def test_a_hold_is_settled_once(system: Any, new_task: NewTask) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         await system.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
         accepted = await system.accounts.ref(account_id).ask(new_task(key_id))
@@ -291,7 +291,7 @@ async def test_a_hold_is_settled_once(system: Any, new_task: NewTask) -> None:
 
 
 async def test_a_stale_task_is_refused_and_the_account_is_unchanged(system: Any, new_task: NewTask) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         await system.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
         accepted = await system.accounts.ref(account_id).ask(new_task(key_id))

@@ -93,7 +93,7 @@ async def test_replies_replays_and_refusals_wait_for_the_commit(
     start_system: StartSystem, database: Database, new_task: NewTask
 ) -> None:
     writer = StallingWriter(BatchWriter(database.connect_writer, now=utc_now))
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         system = await start_system(writer=writer)
         account_id, key_id = await system.open_account()
         replies: dict[str, Any] = {}
@@ -119,7 +119,7 @@ async def test_replies_replays_and_refusals_wait_for_the_commit(
 
 
 async def test_an_account_changed_by_another_process_is_reloaded(system: Any, database: Database) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         await system.accounts.ref(account_id).ask(Recharge(CREDIT))
         before = stale_count()
@@ -163,7 +163,7 @@ async def test_two_processes_on_one_account_neither_lose_nor_double(
 
 
 async def test_no_process_refuses_by_a_state_that_is_stale(start_system: StartSystem, new_task: NewTask) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         here, there = await start_system(), await start_system()
         account_id, key_id = await here.open_account()
         assert isinstance(await here.accounts.ref(account_id).ask(new_task(key_id)), Refusal)
@@ -180,7 +180,7 @@ async def test_no_process_refuses_by_a_state_that_is_stale(start_system: StartSy
 
 
 async def test_a_command_the_database_refuses_fails_alone(system: Any, database: Database) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         poison = CreateApiKey("key_p", b"p" * 32, "hk", "a NUL \x00 inside", ("tasks:read",))
         outcomes: list[Any] = []

@@ -46,7 +46,7 @@ async def adjust(system: Any, account_id: str, amount_micro: int, key: str) -> A
 async def test_credit_is_given_and_taken_but_not_what_is_held(
     system: Any, database: Database, new_task: NewTask
 ) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         account = system.accounts.ref(account_id)
         given = await adjust(system, account_id, 3 * CREDIT, "give")
@@ -69,7 +69,7 @@ async def test_credit_is_given_and_taken_but_not_what_is_held(
 
 
 async def test_parallel_adjustments_with_one_key_are_one(system: Any, database: Database) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         replies = await in_parallel([lambda: adjust(system, account_id, CREDIT, "k")] * 20)
         other = await adjust(system, account_id, CREDIT, "other")
@@ -83,7 +83,7 @@ async def test_parallel_adjustments_with_one_key_are_one(system: Any, database: 
 async def test_a_disabled_account_gets_nothing_new_and_finishes_what_runs(
     system: Any, database: Database, new_task: NewTask, payments: Payments
 ) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         account = system.accounts.ref(account_id)
         await account.ask(Recharge(5 * CREDIT))
@@ -121,7 +121,7 @@ async def test_a_disabled_account_gets_nothing_new_and_finishes_what_runs(
 async def test_other_processes_and_restarts_know_that_an_account_is_disabled(
     start_system: StartSystem, new_task: NewTask
 ) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         one, other = await start_system(), await start_system()
         account_id, key_id = await one.open_account()
         await one.accounts.ref(account_id).ask(Recharge(5 * CREDIT))

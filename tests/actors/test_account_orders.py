@@ -127,7 +127,7 @@ async def test_100_copies_of_one_sandbox_callback_credit_once(system: Any, payme
 
 
 async def test_an_event_known_under_two_kinds_is_posted_once(system: Any, payments: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         order = await new_order(system, payments, account_id)
         after = await deliver(system, order, payments.paid(order.order_id), payments.paid(order.order_id))
@@ -137,7 +137,7 @@ async def test_an_event_known_under_two_kinds_is_posted_once(system: Any, paymen
 
 
 async def test_the_reply_equals_the_row(system: Any, payments: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         order = await new_order(system, payments, account_id)
         attached = await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
@@ -152,7 +152,7 @@ async def test_the_reply_equals_the_row(system: Any, payments: Any) -> None:
 
 
 async def test_a_repeated_key_returns_the_order_it_created(system: Any, payments: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         key = IdempotencyKey("POST /v2/control/payments/sandbox", "k", b"same")
         first = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
@@ -162,7 +162,7 @@ async def test_a_repeated_key_returns_the_order_it_created(system: Any, payments
 
 
 async def test_an_account_has_only_so_many_unpaid_orders(start_system: StartSystem, payments: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         system = await start_system(account_limits=AccountLimits(orders_pending_max=3))
         account_id, _ = await system.open_account()
         creates = [CreateOrder(payments.request(account_id, "sandbox")) for _ in range(8)]
@@ -177,7 +177,7 @@ async def test_an_account_has_only_so_many_unpaid_orders(start_system: StartSyst
 
 
 async def test_orders_of_others_and_of_the_other_kind_are_not_found(system: Any, payments: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         other_id, _ = await system.open_account()
         card = await new_order(system, payments, account_id)
@@ -198,7 +198,7 @@ async def test_orders_of_others_and_of_the_other_kind_are_not_found(system: Any,
 async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
     system: Any, payments: Any, new_task: Callable[..., CreateTask]
 ) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         order = await new_order(system, payments, account_id)
         await deliver(system, order, payments.paid(order.order_id))
@@ -225,7 +225,7 @@ async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
 
 
 async def test_a_refund_received_before_its_payment_is_posted_in_one_commit(system: Any, payments: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         order = await new_order(system, payments, account_id)
         after = await deliver(
@@ -237,7 +237,7 @@ async def test_a_refund_received_before_its_payment_is_posted_in_one_commit(syst
 
 
 async def test_a_payment_of_another_amount_is_held_and_gives_no_credit(system: Any, payments: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         order = await new_order(system, payments, account_id)
         after = await deliver(system, order, payments.paid(order.order_id, amount_micro=9 * CREDIT))
@@ -249,7 +249,7 @@ async def test_a_payment_of_another_amount_is_held_and_gives_no_credit(system: A
 
 
 async def test_a_payment_of_another_order_is_refused_and_stored(system: Any, payments: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         other_id, _ = await system.open_account()
         order = await new_order(system, payments, account_id)
@@ -268,7 +268,7 @@ async def test_a_payment_of_another_order_is_refused_and_stored(system: Any, pay
 
 async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(system: Any, payments: Any) -> None:
     past = utc_now() - timedelta(seconds=1)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         fresh = await new_order(system, payments, account_id, "sandbox")
         old = await new_order(system, payments, account_id, "sandbox", expires_at=past)
@@ -285,7 +285,7 @@ async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(system: An
 
 async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(system: Any, payments: Any) -> None:
     past = utc_now() - timedelta(seconds=1)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         late = await new_order(system, payments, account_id, expires_at=past)
         refused = await new_order(system, payments, account_id)
@@ -300,7 +300,7 @@ async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(sy
 
 
 async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(system: Any, payments: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         order = await new_order(system, payments, account_id)
         await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
@@ -321,7 +321,7 @@ async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(sys
 
 async def test_an_order_open_past_its_time_is_not_due_at_once_for_ever(system: Any, payments: Any) -> None:
     past = utc_now() - timedelta(seconds=1)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         order = await new_order(system, payments, account_id, expires_at=past)
         await deliver(system, order, payments.attempt("processing"))
@@ -333,7 +333,7 @@ async def test_an_order_open_past_its_time_is_not_due_at_once_for_ever(system: A
 
 
 async def test_a_card_order_without_an_intent_is_due_long_before_it_expires(system: Any, payments: Any) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         order = await new_order(system, payments, account_id)
         row = await stored(system.database, order.order_id)

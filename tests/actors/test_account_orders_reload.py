@@ -85,7 +85,7 @@ async def test_a_message_waits_until_its_order_can_be_read(
             raise DatabaseAway("gone for a moment")
         return await read(self, query, *values)
 
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, _ = await system.open_account()
         order = await new_order(system, payments, account_id)
         # Another incarnation, which does not remember the order.

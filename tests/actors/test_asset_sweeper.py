@@ -183,7 +183,7 @@ async def test_storing_content_waits_for_its_removal(setup: Setup) -> None:
     messages = MessageRecorder()
     hosting = await hosting_worker(setup, messages)
     setup.store.go_on = trio.Event()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(setup.sweeper().sweep)
             await setup.store.begun.wait()
@@ -207,7 +207,7 @@ async def test_content_claimed_before_the_sweep_is_retained(setup: Setup) -> Non
     setup.passes(RETENTION_S + 1)
     messages = MessageRecorder()
     hosting = await hosting_worker(setup, messages)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         hosting.tell(host(shared))
         await messages.next()
     assert await setup.sweeper().sweep() == Swept(1, 0)
@@ -218,7 +218,7 @@ async def test_storage_faults_are_reported_without_details(setup: Setup) -> None
     messages = MessageRecorder()
     hosting = await hosting_worker(setup, messages)
     (setup.folder / "data").write_text("in the way")
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         hosting.tell(host(picture(1)))
         _, received = await messages.next()
     (failure,) = received.results
@@ -300,7 +300,7 @@ async def test_concurrent_storing_and_sweeping_never_lose_a_file(setup: Setup, s
             removed.append((await sweeper.sweep()).removed)
             await trio.sleep(0.001)
 
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as background:
             background.start_soon(let_time_pass)
             for _ in range(2):

@@ -319,7 +319,7 @@ async def test_the_checker_runs_only_while_it_is_ours(
 
     monkeypatch.setattr("holdfast.actors.workers.checker.IDLE_S", 0.01)
     checker = Checker(database=database, report=report, pace=Pace(1.0, Load()), is_ours=ours)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         await nursery.start(checker.run)
         await asked.wait()
         assert found == []

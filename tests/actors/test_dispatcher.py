@@ -59,7 +59,7 @@ class Tasks:
 
     async def count(self, number: int) -> list[tuple[str, bool]]:
         """Wait for ``number`` wakes and return them."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while len(self.woken) < number:
                 self.was_woken = trio.Event()
                 await self.was_woken.wait()

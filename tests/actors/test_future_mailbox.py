@@ -19,7 +19,7 @@ async def test_a_future_wakes_all_waiting_tasks_and_answers_later_ones(nursery: 
     async def wait() -> None:
         replies.append(await future)
 
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         for _ in range(3):
             nursery.start_soon(wait)
         await wait_all_tasks_blocked()
@@ -73,7 +73,7 @@ async def test_pykkas_combinators_wait_for_what_they_combine(nursery: trio.Nurse
     async def wait(future: pykka.Future[Any]) -> None:
         replies.append(await future)
 
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         nursery.start_soon(wait, one.map(lambda value: value * 10))
         nursery.start_soon(wait, one.join(two))
         await wait_all_tasks_blocked()
@@ -147,7 +147,7 @@ async def test_a_waiting_reader_wakes_for_messages_and_for_wake(nursery: trio.Nu
         await mailbox.wait()
         woken.append(True)
 
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         nursery.start_soon(read)
         await wait_all_tasks_blocked()
         assert woken == []
@@ -170,7 +170,7 @@ async def test_after_a_cancelled_wait_another_reader_may_wait(nursery: trio.Nurs
     with trio.move_on_after(0):
         await mailbox.wait()
     mailbox.wake()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         nursery.start_soon(mailbox.wait)
         await wait_all_tasks_blocked()
         with pytest.raises(AssertionError):

@@ -363,7 +363,7 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
         dead_letters=DeadLetters(),
     )
     await nursery.start(tasks.run)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         # Active with a memory in which nothing can be announced; then another process moves the task on.
         earlier = msgspec.structs.replace(task, status="processing", version=2)
         await box.write(TaskChangedRow(earlier))

@@ -71,7 +71,7 @@ async def serving(actor: TrioActor, endings: list[Any]) -> None:
 
 async def test_messages_are_handled_in_order_until_a_stop(nursery: trio.Nursery) -> None:
     actor, endings = Counter(), list[Any]()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         nursery.start_soon(serving, actor, endings)
         actor.actor_ref.tell(1)
         assert await actor.actor_ref.ask(2) == 3
@@ -101,7 +101,7 @@ def test_blocking_asks_raise_instead_of_blocking_the_loop() -> None:
 
 async def test_pykkas_stop_ends_the_actor_after_its_messages(nursery: trio.Nursery) -> None:
     actor, endings = Counter(), list[Any]()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         before = actor.actor_ref.ask(5)
         stopped = actor.actor_ref.stop(block=False)
         nursery.start_soon(serving, actor, endings)
@@ -115,7 +115,7 @@ async def test_pykkas_stop_ends_the_actor_after_its_messages(nursery: trio.Nurse
 
 async def test_a_proxy_calls_methods_and_reads_attributes_by_messages(nursery: trio.Nursery) -> None:
     actor, endings = Counter(), list[Any]()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         proxy: Any = actor.actor_ref.proxy()
         nursery.start_soon(serving, actor, endings)
         assert await proxy.add(3) == 3
@@ -128,7 +128,7 @@ async def test_a_proxy_calls_methods_and_reads_attributes_by_messages(nursery: t
 @pytest.mark.parametrize("asked", [True, False])
 async def test_an_exception_in_an_ask_or_a_tell_ends_the_incarnation(nursery: trio.Nursery, asked: bool) -> None:
     actor, endings = Counter(), list[Any]()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         nursery.start_soon(serving, actor, endings)
         if asked:
             with pytest.raises(Crashed) as crash:
@@ -154,7 +154,7 @@ async def test_a_long_mailbox_lets_other_tasks_run(nursery: trio.Nursery) -> Non
             seen.append(actor.count)
             await trio.lowlevel.checkpoint()
 
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         for _ in range(900):
             actor.actor_ref.tell(1)
         actor.actor_inbox.put_system(SystemMessage.STOP)
@@ -181,7 +181,7 @@ async def test_an_expired_message_is_skipped(autojump_clock: MockClock, nursery:
 
 async def test_a_kill_in_the_middle_of_a_turn_leaves_the_outcome_unknown() -> None:
     actor, endings = Counter(), list[Any]()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             reply = actor.actor_ref.ask("wait")
             nursery.start_soon(serving, actor, endings)
@@ -262,7 +262,7 @@ class Harness:
 
 
 async def test_a_reply_waits_for_earlier_undurable_decisions(nursery: trio.Nursery) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery, "a", 1, "b", 2, "c")
         await harness.settle_all()
         assert harness.answers == ["said a", None, None, None, None]
@@ -280,7 +280,7 @@ async def test_a_reply_waits_for_earlier_undurable_decisions(nursery: trio.Nurse
 async def test_a_void_decision_ends_the_incarnation_and_requeues_the_rest(
     nursery: trio.Nursery, result: UnitResult
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery, 1, "a", 2, "b", 3, "c")
         await harness.settle_all(Committed(), result)
         assert harness.actor.is_void
@@ -294,7 +294,7 @@ async def test_a_void_decision_ends_the_incarnation_and_requeues_the_rest(
 
 
 async def test_unknown_results_are_replied_and_the_rest_requeued(nursery: trio.Nursery) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery, 1, 2, "a", 3)
         await harness.settle_all(Unknown("cut off"), Unknown("cut off"), NotWritten("void"))
     assert harness.answers == [OutcomeUnknown, OutcomeUnknown, None, None]
@@ -303,7 +303,7 @@ async def test_unknown_results_are_replied_and_the_rest_requeued(nursery: trio.N
 
 
 async def test_a_unit_the_database_refuses_crashes_its_command_only(nursery: trio.Nursery) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery, 1, 2, 3)
         await harness.settle_all(Committed(), Broken(ValueError("refused")), OURS)
     assert harness.answers == ["written 1", Crashed, None]
@@ -312,7 +312,7 @@ async def test_a_unit_the_database_refuses_crashes_its_command_only(nursery: tri
 
 
 async def test_a_stale_row_of_the_asker_is_replied_to_it(nursery: trio.Nursery) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery, 1, 2)
         await harness.settle_all(THEIRS, OURS)
     assert harness.answers == [StaleFence, None]
@@ -321,7 +321,7 @@ async def test_a_stale_row_of_the_asker_is_replied_to_it(nursery: trio.Nursery) 
 
 
 async def test_when_both_rows_are_stale_the_command_is_decided_again(nursery: trio.Nursery) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery, 1)
         await harness.settle_all(Stale(THEIRS.fences + OURS.fences))
     assert harness.answers == [None]
@@ -329,7 +329,7 @@ async def test_when_both_rows_are_stale_the_command_is_decided_again(nursery: tr
 
 
 async def test_a_reload_waits_for_open_units_which_are_answered(nursery: trio.Nursery) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery, 1, "a", 2, "reload", 3)
         await harness.settle_all()
         assert len(harness.actor.submitted) == 2
@@ -340,7 +340,7 @@ async def test_a_reload_waits_for_open_units_which_are_answered(nursery: trio.Nu
 
 
 async def test_a_reload_without_open_units_is_requeued_first(nursery: trio.Nursery) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery, "reload", 1)
         await harness.settle_all()
     assert harness.requeued == ["reload", 1]
@@ -351,7 +351,7 @@ async def test_a_reload_without_open_units_is_requeued_first(nursery: trio.Nurse
 async def test_an_ask_fault_voids_only_if_the_asked_may_have_acted(
     nursery: trio.Nursery, fault: Exception, voids: bool
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery)
         harness.actor.fault = fault
         reply = harness.actor.actor_ref.ask("fault")
@@ -363,7 +363,7 @@ async def test_an_ask_fault_voids_only_if_the_asked_may_have_acted(
 
 
 async def test_after_a_crash_open_units_are_awaited_and_requeued(nursery: trio.Nursery) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery, 1, 2, "break", 3)
         await harness.settle_all()
         assert [type(ending) for ending in harness.endings] == [ValueError]
@@ -374,7 +374,7 @@ async def test_after_a_crash_open_units_are_awaited_and_requeued(nursery: trio.N
 
 
 async def test_a_message_during_passivation_keeps_the_actor_active(nursery: trio.Nursery) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         harness = Harness(nursery, 1)
         harness.actor.actor_inbox.put_system(SystemMessage.PASSIVATE)
         await wait_all_tasks_blocked()

@@ -72,7 +72,7 @@ class Joined:
     changes: list[int] = field(default_factory=list)
 
     async def asked(self, count: int = 1) -> list[tuple[str, Envelope]]:
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while len(self.accounts.asked) < count:
                 await trio.lowlevel.checkpoint()
         return self.accounts.asked
@@ -97,7 +97,7 @@ async def joined(wrap: Callable[[Stream], trio.abc.Stream] = lambda stream: stre
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answers.run)
         nursery.start_soon(asker.run, up.set)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await up.wait()
         yield pair
         nursery.cancel_scope.cancel()

@@ -122,7 +122,7 @@ async def test_a_chunked_body_above_every_limit_is_413(stage: Stage) -> None:
 @pytest.mark.parametrize(("target", "status"), [(b"/v2/nowhere", b"404"), (b"/v2/task/create", b"401")])
 async def test_a_connection_is_reused_after_an_early_response(stage: Stage, target: bytes, status: bytes) -> None:
     heads, body = _request(b"POST", target, b"localhost", b"{" * 200_000).split(b"\r\n\r\n")
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with stage.serving() as base, await _connect(base) as stream:
             await stream.send_all(heads.replace(b"Connection: close\r\n", b"") + b"\r\n\r\n")
             await trio.sleep(0.05)  # the handler has refused by now, and no byte of the body has been sent
@@ -136,7 +136,7 @@ async def test_a_missing_body_closes_the_connection(
     stage: Stage,
 ) -> None:
     heads = b"POST /v2/nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with stage.serving(rest_of_body_s=0.05) as base, await _connect(base) as stream:
             await stream.send_all(heads)
             answer = await _answer(stream)
@@ -146,11 +146,11 @@ async def test_a_missing_body_closes_the_connection(
 
 
 async def test_an_idle_connection_is_closed_after_a_response(stage: Stage) -> None:
-    async with stage.serving(idle_timeout_s=0.05) as base:
+    async with stage.serving(idle_timeout_s=0.5) as base:
         stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
         async with stream:
             await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 received = b"".join([part async for part in stream])
     assert received.startswith(b"HTTP/1.1 200")
     assert received.endswith(b'{"status":"alive"}')
@@ -163,7 +163,7 @@ async def test_an_idle_connection_does_not_delay_the_stop(stage: Stage) -> None:
             await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
             assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
         async with stream:
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 assert b"".join([part async for part in stream]) in (b"", b'{"status":"alive"}')
 
 
@@ -171,7 +171,7 @@ async def test_an_idle_connection_does_not_delay_the_stop(stage: Stage) -> None:
     "headers", [b"X-Many: x\r\n" * 30, b"X-Big: " + b"x" * 3000 + b"\r\n", b"X-Big: " + b"x" * 200_000 + b"\r\n"]
 )
 async def test_too_many_or_too_large_headers_are_refused(stage: Stage, headers: bytes) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with stage.serving(header_count_max=20, header_bytes_max=2000) as base:
             answer = await _exchange(base, b"GET /healthz HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 431 ")
@@ -185,7 +185,7 @@ async def test_too_many_or_too_large_headers_are_refused(stage: Stage, headers: 
      b"/ops%2freviews", b"///healthz", b"/v2%2fmodels", b"/v2/%2e/models", b"/v1/models/%61", b"/v2/task/a%00"],
 )  # fmt: skip
 async def test_a_path_that_is_not_in_normal_form_is_404(stage: Stage, target: bytes) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"GET", target, b"localhost"))
     assert answer.startswith(b"HTTP/1.1 404 ")
@@ -194,7 +194,7 @@ async def test_a_path_that_is_not_in_normal_form_is_404(stage: Stage, target: by
 
 @pytest.mark.parametrize("target", [b"http://localhost/metrics", b"?", b"http://[", b"*", b"metrics", b"/a#b"])
 async def test_a_target_that_is_not_a_path_is_400(stage: Stage, target: bytes) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"GET", target, b"localhost"))
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -203,7 +203,7 @@ async def test_a_target_that_is_not_a_path_is_400(stage: Stage, target: bytes) -
 
 
 async def test_a_models_id_may_have_an_encoded_slash(stage: Stage) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"GET", b"/v1/models/studio%2Fimage-1", b"localhost"))
     assert answer.startswith(b"HTTP/1.1 200 ")
@@ -221,7 +221,7 @@ async def test_a_disconnect_cancels_its_handler_only(stage: Stage) -> None:
             left.set()
 
     stage.sign_ins.answer = wait
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with stage.serving() as base:
             stream = await trio.open_tcp_stream("127.0.0.1", int(base.rpartition(":")[2]))
             body = b'{"email": "ada@example.com"}'
@@ -236,7 +236,7 @@ async def test_a_disconnect_cancels_its_handler_only(stage: Stage) -> None:
     "host", [b"", b"a b", b"evil.example/..", b"[::1", b"x" * 300, b"a@b", b"\xe4mple", b"a:b:c", b"localhost"]
 )
 async def test_an_invalid_host_header_never_causes_a_500(stage: Stage, host: bytes) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"GET", b"/v2/models", host))
     assert answer.split()[1] in {b"200", b"400"}, answer[:200]
@@ -249,7 +249,7 @@ async def test_an_invalid_host_header_never_causes_a_500(stage: Stage, host: byt
      b"/v2/models?" + b"a=1&" * 500, b"*", b"/v2/assets/x?exp=1&sig=%00"],
 )  # fmt: skip
 async def test_unusual_targets_never_cause_a_500(stage: Stage, target: bytes) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"GET", target, b"localhost"))
     assert answer.split()[1] in {b"200", b"400", b"403", b"404"}, answer[:200]
@@ -258,7 +258,7 @@ async def test_unusual_targets_never_cause_a_500(stage: Stage, target: bytes) ->
 
 async def test_head_has_the_length_of_the_omitted_body(stage: Stage) -> None:
     whole = await (await stage.call("GET", "/v2/models")).get_data()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"HEAD", b"/v2/models", b"localhost"))
     heads, _, body = answer.partition(b"\r\n\r\n")
@@ -280,7 +280,7 @@ def _request(method: bytes, target: bytes, host: bytes, body: bytes = b"") -> by
 async def _chunked(stage: Stage, chunks: bytes) -> bytes:
     """The answer to a sign-in whose body comes in chunks."""
     head = b"POST " + OTP.encode() + b" HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with stage.serving() as base:
             return await _exchange(base, head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
 

@@ -39,7 +39,7 @@ def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Route, ...]
 
 async def test_the_example_is_served_over_http(api: Api, routes: tuple[Route, ...]) -> None:
     api.app = create_app(api.deps, routes)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with api.serving() as base:
             request = urllib.request.Request(base + PATH, headers={"Authorization": f"Bearer {api.token}"})
             with await trio.to_thread.run_sync(urllib.request.urlopen, request) as response:

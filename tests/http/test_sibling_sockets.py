@@ -28,7 +28,7 @@ async def test_a_service_that_stops_closes_them_before_its_last_request_ends(sta
     sockets = Sockets({0: SlotSockets(own), 1: SlotSockets(sibling)}, is_shared=True)
     server = HttpServer(sockets, 0, stage.deps, Reporter(), lambda: stopping[0])
     tree = server.start()
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda task_status: tree.run(task_status=task_status))
             server.accept_for([1])

@@ -55,7 +55,7 @@ async def test_ten_thousand_lines_are_sent_in_short_reads(api: Api) -> None:
     count = 10_500
     await add_many(api, count)
     reads = api.rows.reads
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
             text = (await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})).text
     found = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
@@ -205,7 +205,7 @@ async def test_head_does_not_create_the_file(api: Api) -> None:
 async def test_reading_stops_after_a_disconnect(api: Api) -> None:
     pages = 40
     await add_many(api, pages * PAGE_ROWS, error="x" * 500)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with api.serving() as base:
             host, port = base.removeprefix("http://").split(":")
             async with await trio.open_tcp_stream(host, int(port)) as stream:
@@ -237,7 +237,7 @@ async def test_an_incomplete_file_breaks_the_connection(api: Api) -> None:
     await add_many(api, 2 * PAGE_ROWS)
     rows = FailingRows(api, 1)
     api.change(database=rows)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
             with pytest.raises(httpx2.RemoteProtocolError):
                 await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})

@@ -71,7 +71,7 @@ class CardProviderProcess:
         await self._control("POST", "outages", {"call": call, "mode": mode, **how})
 
     async def recover(self) -> None:
-        """End all failures of API calls."""
+        """End all failures of API calls; calls that they delay go on."""
         await self._control("DELETE", "outages", None)
 
     async def intent_of(self, order_id: str) -> dict[str, Any] | None:

@@ -27,8 +27,8 @@ from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import database_url_of
 
-START_S = 60.0
-STOP_S = 40.0
+START_S = 120.0
+STOP_S = 120.0
 CALLBACK_SECRET = "callback-secret-for-the-journeys-0123456789"
 OPERATOR_TOKEN = "operator-token-of-the-journeys-0123456789"
 T = TypeVar("T")
@@ -165,7 +165,7 @@ class Service:
             return False
         self.url = str(started[0]["url"])
         try:
-            return httpx2.get(f"{self.url}/readyz", timeout=5, verify=False).status_code == 200
+            return httpx2.get(f"{self.url}/readyz", timeout=60, verify=False).status_code == 200
         except httpx2.TransportError:
             return False
 
@@ -189,7 +189,8 @@ def running_service(folder: Path, **settings: str) -> Iterator[Service]:
     finally:
         if service.is_alive():
             service.kill()
-        shutil.rmtree(folder)
+        # The database of a killed service stops by itself, and removes its files meanwhile.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
@@ -290,7 +291,7 @@ def code_of(response: httpx2.Response) -> str:
     return str(response.json()["error"]["code"])
 
 
-async def until(find: Callable[[], Awaitable[T | None]], *, within_s: float = 30.0) -> T:
+async def until(find: Callable[[], Awaitable[T | None]], *, within_s: float = 60.0) -> T:
     """Poll ``find`` until it returns a true value, and return that."""
     with trio.fail_after(within_s):
         while True:

@@ -45,7 +45,7 @@ async def test_a_service_whose_log_is_not_read_serves_and_stops(new_service: New
             await until(serves, within_s=60)
             url = seen.decode().partition('"url":"')[2].partition('"')[0]
             # From here nothing reads, and each recharge is a line: more than the pipe takes.
-            async with loopback_client(base_url=url, timeout=10) as http:
+            async with loopback_client(base_url=url, timeout=60) as http:
                 ada = Customer(http)
                 await ada.sign_in()
                 for _ in range(PIPE_BYTES // LINE_BYTES_MIN + 100):

@@ -115,7 +115,7 @@ async def test_requests_get_503_until_a_stopped_database_is_back(
         back_at = trio.current_time() + STOPPED_S
         seen = set()
         while trio.current_time() < back_at:
-            with trio.fail_after(15):
+            with trio.fail_after(60):
                 refused = await ada.create()
             assert refused.status_code == 503, refused.text
             assert "Retry-After" in refused.headers
@@ -128,7 +128,7 @@ async def test_requests_get_503_until_a_stopped_database_is_back(
         async def ready() -> bool:
             return (await ada.http.get("/readyz")).status_code == 200
 
-        await until(ready, within_s=30)
+        await until(ready)
 
         async def is_stored() -> bool:
             path = "/ops/api/reports?path=holdfast/database"

@@ -143,7 +143,7 @@ async def test_a_card_order_is_credited_by_the_providers_webhook(payer: Payer) -
 async def test_a_webhook_before_the_create_call_returns_is_credited(payer: Payer) -> None:
     with trio.fail_after(60):
         answers: list[dict[str, Any]] = []
-        await payer.card_provider.fail("payment_intents.create", "slow", times=1, delay_s=3)
+        await payer.card_provider.fail("payment_intents.create", "slow", times=1)
 
         async def create() -> None:
             answers.append(await payer.order())
@@ -160,6 +160,7 @@ async def test_a_webhook_before_the_create_call_returns_is_credited(payer: Payer
             await payer.card_provider.act("payment_intents", intent["id"], "pay")
             await payer.wait_for(order_id, status="credited")
             assert answers == []
+            await payer.card_provider.recover()
         assert answers[0]["order_id"] == order_id
         assert answers[0]["provider_payment_id"] == intent["id"]
         found = await payer.read(order_id)

@@ -31,9 +31,8 @@ from .service_process import Customer, Service, ok, until
 LOCK_HELD_S = float(os.environ.get("LOCK_HELD_S", "6"))
 FROZEN_S = float(os.environ.get("FROZEN_S", "7"))
 ACCOUNTS = 6
-ASK_DEADLINE_S = 10.0
-ANSWER_MAX_S = ASK_DEADLINE_S + 5.0
-"""The ask deadline, and time for a busy machine to respond."""
+ANSWER_MAX_S = 60.0
+"""The ask deadline of ten seconds, and time for a busy machine to respond; less than the long forms last."""
 PAUSE_S = 0.25
 
 
@@ -192,7 +191,7 @@ async def test_a_locked_table_gets_503_and_costs_no_account_credit(
             await trio.to_thread.run_sync(holder.execute, "lock table accounts in access exclusive mode")
             trouble.began_at = trio.current_time()
             await trio.sleep(LOCK_HELD_S)
-            assert trouble.readiness[-1][1] == 503
+            await not_ready(trouble)
             trouble.ended_at = trio.current_time()
         await ready_again(trouble)
 
@@ -209,7 +208,7 @@ async def test_a_frozen_database_gets_503_and_is_used_again_later(
         try:
             trouble.began_at = trio.current_time()
             await trio.sleep(FROZEN_S)
-            assert trouble.readiness[-1][1] == 503
+            await not_ready(trouble)
         finally:
             trouble.ended_at = trio.current_time()
             signal_all(processes, signal.SIGCONT)
@@ -229,6 +228,13 @@ def signal_all(processes: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+async def not_ready(trouble: Trouble) -> None:
+    async def is_known() -> bool:
+        return trouble.readiness[-1][1] == 503
+
+    await until(is_known)
 
 
 async def ready_again(trouble: Trouble) -> None:

@@ -34,7 +34,7 @@ def writer(database_url: str, request: pytest.FixtureRequest) -> Iterator[BatchW
 @pytest.fixture
 async def bench(nursery: trio.Nursery) -> AsyncIterator[JournalBench]:
     bench = JournalBench()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         await nursery.start(bench.run)
         yield bench
         await bench.journal.stop()

@@ -160,7 +160,7 @@ async def test_reads_beyond_the_pool_wait_for_their_turn(database_url: str) -> N
         with lock:
             running -= 1
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for _ in range(6):
                 nursery.start_soon(database.read, query)
@@ -244,7 +244,7 @@ async def test_waiters_pass_when_the_gate_opens(autojump_clock: trio.testing.Moc
 
 async def test_the_watcher_opens_the_gate_and_reopens_it_after_a_loss(database_url: str) -> None:
     database = Database(database_url)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(database.run)
             await database.gate.wait_open()
@@ -258,7 +258,7 @@ async def test_the_watcher_opens_the_gate_and_reopens_it_after_a_loss(database_u
 
 async def test_the_watcher_reports_started_while_the_database_is_away() -> None:
     database = Database(UNREACHABLE)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(database.run)
             assert not database.gate.is_open

@@ -124,7 +124,7 @@ async def test_a_batch_is_prepared_unless_a_unit_cannot_be_encoded(
 
 
 async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         bench = JournalBench(batch_units_max=7)
         bench.submit(Author(), 30)
         for _ in range(5):
@@ -188,7 +188,7 @@ async def test_stop_writes_what_is_queued_and_returns(nursery: trio.Nursery) -> 
         await bench.run(task_status=task_status)
         ended.set()
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         await nursery.start(run)
         author = Author()
         bench.submit(author)
@@ -206,7 +206,7 @@ async def test_stop_writes_what_is_queued_and_returns(nursery: trio.Nursery) -> 
 async def test_stop_writes_the_other_half_too() -> None:
     bench = JournalBench()
     author = Author()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as inner:
             await inner.start(bench.run)
             units = bench.submit(author)
@@ -222,7 +222,7 @@ async def test_stop_writes_the_other_half_too() -> None:
 async def test_a_cancelled_journal_settles_the_other_half() -> None:
     bench = JournalBench()
     author = Author()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as inner:
             await inner.start(bench.run)
             bench.submit(author)
@@ -238,7 +238,7 @@ async def test_a_cancelled_journal_settles_the_other_half() -> None:
 
 async def test_a_stopped_journal_runs_again(nursery: trio.Nursery) -> None:
     bench = JournalBench()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         for _ in range(2):
             async with trio.open_nursery() as inner:
                 await inner.start(bench.run)
@@ -251,7 +251,7 @@ async def test_a_stopped_journal_runs_again(nursery: trio.Nursery) -> None:
 async def test_a_cancelled_journal_finishes_its_commit_and_no_more() -> None:
     bench = JournalBench()
     author = Author()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(bench.run)
             bench.submit(author)
@@ -267,7 +267,7 @@ async def test_a_cancelled_journal_finishes_its_commit_and_no_more() -> None:
 async def test_a_cancelled_look_up_leaves_only_its_batch_unknown() -> None:
     bench = JournalBench()
     author = Author()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(bench.run)
             bench.submit(author, 2)

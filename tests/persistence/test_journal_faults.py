@@ -74,7 +74,7 @@ async def test_nothing_is_written_before_the_gate_has_opened(nursery: trio.Nurse
     bench.gate.close("not there yet")
     author = Author()
     bench.submit(author)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         nursery.start_soon(bench.run)
         await wait_all_tasks_blocked()
         assert bench.writer.batches == []
@@ -134,7 +134,7 @@ async def test_a_batch_that_timed_out_starts_a_probe(bench: JournalBench) -> Non
 async def test_after_a_crash_units_are_refused_before_submit_returns() -> None:
     bench = JournalBench()
     author = Author()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - what is raised comes out of the nursery
             async with trio.open_nursery() as inner:
                 await inner.start(bench.run)
@@ -160,7 +160,7 @@ async def test_the_write_path_is_closed_until_the_journal_runs() -> None:
     bench = JournalBench()
     path = WritePath(bench.gate, bench.journal)
     seen = [(path.is_open, path.reason)]
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as inner:
             await inner.start(bench.run)
             await path.wait_open()
@@ -193,7 +193,7 @@ async def test_actors_end_with_the_journal_and_keep_their_mailboxes() -> None:
     async def ask() -> None:
         answered.append(await accounts.ref("a").ask(Sign()))
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as askers:
             async with trio.open_nursery() as tree:
                 async with trio.open_nursery() as inner:

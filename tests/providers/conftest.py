@@ -258,6 +258,11 @@ class RunningBank:
         answer = await self.http.post("/control/outages", json={"mode": mode, **more})
         assert answer.status_code == 200, answer.text
 
+    async def recover(self) -> None:
+        """Remove all outages; calls that they delay go on."""
+        answer = await self.http.delete("/control/outages")
+        assert answer.status_code == 200, answer.text
+
     async def order(self, order_id: str = "ord_1", amount_minor: int = 1000, currency: str = "USD") -> str:
         """An intent for an order, made through the adapter; its id."""
         created = await self.provider.create_intent(order_id, "acct_1", amount_minor, currency, env="test")

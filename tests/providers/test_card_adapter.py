@@ -38,7 +38,7 @@ def facts(seen: ProviderSnapshot) -> OrderFacts:
 
 
 async def test_an_order_gets_an_intent_with_its_names_on_it(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             created = await bank.provider.create_intent("ord_1", "acct_7", 1234, "USD", env="development")
             seen = await bank.provider.retrieve(created.provider_payment_id, as_of=AS_OF)
@@ -55,7 +55,7 @@ async def test_an_order_gets_an_intent_with_its_names_on_it(start_bank: StartBan
 
 
 async def test_creating_twice_for_one_order_finds_the_first_intent(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             first = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
             again = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
@@ -65,7 +65,7 @@ async def test_creating_twice_for_one_order_finds_the_first_intent(start_bank: S
 
 
 async def test_another_amount_under_the_same_order_is_rejected(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             await bank.order("ord_1", 1000)
             with pytest.raises(CardRejected) as caught:
@@ -75,7 +75,7 @@ async def test_another_amount_under_the_same_order_is_rejected(start_bank: Start
 
 async def test_concurrent_creates_for_one_order_create_one_intent(start_bank: StartBank) -> None:
     found: set[str] = set()
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with start_bank(adapter={"retries_count": 5}) as bank, trio.open_nursery() as nursery:
 
             async def create() -> None:
@@ -87,7 +87,7 @@ async def test_concurrent_creates_for_one_order_create_one_intent(start_bank: St
 
 
 async def test_automatic_payment_methods_can_be_left_out(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             narrow = StripeProvider(CARD_KEY, api_base=bank.url, automatic_payment_methods=False)
             await bank.order("ord_1")
@@ -101,7 +101,7 @@ async def test_automatic_payment_methods_can_be_left_out(start_bank: StartBank) 
 
 
 async def test_a_payment_is_seen_with_its_charge_and_later_its_booking(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank(settle_delay_s=float("inf")) as bank:
             intent_id, charge_id = await bank.paid("ord_1", 1000)
             before = await bank.provider.retrieve(intent_id, as_of=AS_OF)
@@ -127,7 +127,7 @@ async def test_an_intent_without_amount_received_is_not_read_as_zero(
         return {name: value for name, value in render(*args).items() if name != "amount_received"}
 
     monkeypatch.setattr(app, "render", without)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             intent_id, _ = await bank.paid("ord_1", 1000)
             seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
@@ -137,7 +137,7 @@ async def test_an_intent_without_amount_received_is_not_read_as_zero(
 
 
 async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             intent_id = await bank.order()
             await bank.press("payment_intents", intent_id, "decline", decline_code="insufficient_funds")
@@ -152,7 +152,7 @@ async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(start_bank: S
 
 
 async def test_refunds_and_disputes_are_seen_with_their_movements(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             intent_id, charge_id = await bank.paid("ord_1", 1000)
             await bank.press("charges", charge_id, "settle")
@@ -185,7 +185,7 @@ async def test_refunds_and_disputes_are_seen_with_their_movements(start_bank: St
 
 
 async def test_refunds_of_several_pages_are_all_read(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             intent_id, charge_id = await bank.paid("ord_1", 1000)
             created = {await bank.press("charges", charge_id, "refund", amount=1) for _ in range(12)}
@@ -195,7 +195,7 @@ async def test_refunds_of_several_pages_are_all_read(start_bank: StartBank) -> N
 
 
 async def test_canceling_an_open_or_canceled_intent_returns_it_canceled(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             intent_id = await bank.order()
             first = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
@@ -204,7 +204,7 @@ async def test_canceling_an_open_or_canceled_intent_returns_it_canceled(start_ba
 
 
 async def test_canceling_a_paid_intent_returns_the_payment(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             intent_id, charge_id = await bank.paid()
             result = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
@@ -213,7 +213,7 @@ async def test_canceling_a_paid_intent_returns_the_payment(start_bank: StartBank
 
 
 async def test_unknown_intent_and_wrong_key_are_rejections(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             with pytest.raises(CardRejected) as unknown:
                 await bank.provider.retrieve("pi_unknown", as_of=AS_OF)
@@ -230,7 +230,7 @@ async def test_unknown_intent_and_wrong_key_are_rejections(start_bank: StartBank
 
 @pytest.mark.parametrize("mode", ["refuse", "lose_answer", "error", "error_kept"])
 async def test_broken_calls_are_unavailability(start_bank: StartBank, mode: str) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank(adapter=NO_RETRIES) as bank:
             await bank.outage(mode, call="payment_intents.create", times=1)
             with pytest.raises(CardUnavailable):
@@ -238,7 +238,7 @@ async def test_broken_calls_are_unavailability(start_bank: StartBank, mode: str)
 
 
 async def test_a_lost_answer_is_found_again_under_the_same_order(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank(adapter=NO_RETRIES) as bank:
             await bank.outage("lose_answer", call="payment_intents.create", times=1)
             with pytest.raises(CardUnavailable):
@@ -249,7 +249,7 @@ async def test_a_lost_answer_is_found_again_under_the_same_order(start_bank: Sta
 
 
 async def test_passing_faults_are_tried_again_by_themselves(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             await bank.outage("refuse", call="payment_intents.create", times=1)
             assert (await bank.order()).startswith("pi_")
@@ -261,17 +261,18 @@ async def test_a_refused_connection_is_unavailability() -> None:
     port = listener.socket.getsockname()[1]
     await listener.aclose()
     provider = StripeProvider(CARD_KEY, api_base=f"http://127.0.0.1:{port}", retries_count=0)
-    with trio.fail_after(20), pytest.raises(CardUnavailable):
+    with trio.fail_after(60), pytest.raises(CardUnavailable):
         await provider.retrieve("pi_1", as_of=AS_OF)
     await provider.close()
 
 
 async def test_a_slow_answer_is_a_timeout_and_the_order_can_be_tried_again(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank(adapter={"timeout_s": 0.3, **NO_RETRIES}) as bank:
-            await bank.outage("slow", call="payment_intents.create", times=1)
+            await bank.outage("slow", call="payment_intents.create")
             with pytest.raises(CardTimeout):
                 await bank.order()
+            await bank.recover()
             # The emulator frees the key once it sees that the first caller is gone.
             patient = StripeProvider(CARD_KEY, api_base=bank.url, retries_count=5)
             await patient.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
@@ -279,7 +280,7 @@ async def test_a_slow_answer_is_a_timeout_and_the_order_can_be_tried_again(start
 
 
 async def test_the_whole_call_has_a_time_limit_too(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank(adapter={"timeout_s": 15.0, "total_timeout_s": 0.3}) as bank:
             await bank.outage("slow", call="payment_intents.retrieve")
             with pytest.raises(CardTimeout):
@@ -288,7 +289,7 @@ async def test_the_whole_call_has_a_time_limit_too(start_bank: StartBank) -> Non
 
 @pytest.mark.parametrize(("sent_s", "read_s"), [(7, 7), (0, 1), (3600, 3600)])
 async def test_a_rate_limit_has_a_retry_after(start_bank: StartBank, sent_s: int, read_s: int) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             await bank.outage("rate_limit", retry_after_s=sent_s)
             with pytest.raises(CardRateLimited) as caught:
@@ -297,12 +298,14 @@ async def test_a_rate_limit_has_a_retry_after(start_bank: StartBank, sent_s: int
 
 
 async def test_a_cancelled_call_ends_at_once_and_cleanly(start_bank: StartBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             await bank.outage("slow", call="payment_intents.create", times=1)
-            with trio.move_on_after(0.2) as scope:
-                await bank.order()
-            assert scope.cancelled_caught
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bank.order)
+                while not (await bank.http.get("/v1/payment_intents", headers=BEARER)).json()["data"]:
+                    pass
+                nursery.cancel_scope.cancel()
             assert (await bank.order("ord_2")).startswith("pi_")
 
 
@@ -336,7 +339,7 @@ async def test_every_bad_response_becomes_a_typed_fault(
     async def answer(intent_id: str) -> Response:
         return Response(body, status=status, content_type="application/json")
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with serve_app(app) as url:
             provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
             with pytest.raises(fault):
@@ -351,7 +354,7 @@ async def test_an_answer_without_end_is_given_up(serve_app: ServeApp) -> None:
     async def answer(intent_id: str) -> Response:
         return Response(b" " * (9 * 1024 * 1024), content_type="application/json")
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with serve_app(app) as url:
             provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
             with pytest.raises(CardUnavailable):
@@ -364,7 +367,7 @@ async def test_no_secret_reaches_logs_reprs_or_faults(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     faults: list[BaseException] = []
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             created = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
             await bank.press("payment_intents", created.provider_payment_id, "pay")
@@ -391,7 +394,7 @@ async def test_the_clients_own_debug_switch_prints_nothing(
 ) -> None:
     monkeypatch.setattr("stripe._util.STRIPE_LOG", "debug")
     monkeypatch.setattr("stripe.log", "debug")
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             await bank.order()
     assert "_secret_" not in "".join(capfd.readouterr())

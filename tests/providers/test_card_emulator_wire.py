@@ -50,7 +50,7 @@ async def pay(v1: Any, **order: Any) -> Any:
 
 
 async def test_create_confirm_and_read_back(v1: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         created = await v1.payment_intents.create_async(ORDER)
         paid = await v1.payment_intents.confirm_async(
             created.id, {"payment_method": "pm_card_visa", "expand": ["latest_charge"]}
@@ -66,7 +66,7 @@ async def test_create_confirm_and_read_back(v1: Any) -> None:
 
 
 async def test_a_declined_card_is_a_card_error_that_names_the_reason(v1: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         created = await v1.payment_intents.create_async(ORDER)
         with pytest.raises(stripe.CardError) as caught:
             await v1.payment_intents.confirm_async(
@@ -80,7 +80,7 @@ async def test_a_declined_card_is_a_card_error_that_names_the_reason(v1: Any) ->
 
 
 async def test_a_card_that_needs_an_action_leaves_the_intent_unfinished(v1: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         created = await v1.payment_intents.create_async(ORDER)
         method = {"payment_method": "pm_card_threeDSecure2Required"}
         seen = await v1.payment_intents.confirm_async(created.id, method)
@@ -102,20 +102,20 @@ async def test_a_card_that_needs_an_action_leaves_the_intent_unfinished(v1: Any)
     ],
 )
 async def test_invalid_requests_are_refused_with_their_code(v1: Any, params: dict[str, Any], code: str) -> None:
-    with trio.fail_after(20), pytest.raises(stripe.InvalidRequestError) as caught:
+    with trio.fail_after(60), pytest.raises(stripe.InvalidRequestError) as caught:
         await v1.payment_intents.create_async(params)
     assert (caught.value.http_status, caught.value.code) == (400, code)
 
 
 @pytest.mark.parametrize("limit", [0, 101])
 async def test_a_list_refuses_a_limit_outside_1_to_100(v1: Any, limit: int) -> None:
-    with trio.fail_after(20), pytest.raises(stripe.InvalidRequestError) as caught:
+    with trio.fail_after(60), pytest.raises(stripe.InvalidRequestError) as caught:
         await v1.payment_intents.list_async({"limit": limit})
     assert (caught.value.http_status, caught.value.param) == (400, "limit")
 
 
 async def test_a_final_intent_can_neither_be_confirmed_nor_canceled(v1: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         paid = await pay(v1)
         for call in (v1.payment_intents.cancel_async, v1.payment_intents.confirm_async):
             with pytest.raises(stripe.InvalidRequestError) as caught:
@@ -128,7 +128,7 @@ async def test_a_final_intent_can_neither_be_confirmed_nor_canceled(v1: Any) -> 
     [({}, "payment_intent_unexpected_state"), ({"payment_method": "pm_nothing"}, "resource_missing")],
 )
 async def test_an_intent_is_confirmed_only_with_a_test_card(v1: Any, params: dict[str, str], code: str) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         created = await v1.payment_intents.create_async(ORDER)
         with pytest.raises(stripe.InvalidRequestError) as caught:
             await v1.payment_intents.confirm_async(created.id, params)
@@ -137,7 +137,7 @@ async def test_an_intent_is_confirmed_only_with_a_test_card(v1: Any, params: dic
 
 async def test_a_key_replays_its_response_and_refuses_other_parameters(bank: RunningBank, v1: Any) -> None:
     key = {**BEARER, "Idempotency-Key": "k1"}
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         first = await bank.http.post("/v1/payment_intents", data={"amount": "1000", "currency": "usd"}, headers=key)
         await bank.press("payment_intents", first.json()["id"], "pay")
         again = await bank.http.post("/v1/payment_intents", data={"currency": "usd", "amount": "1000"}, headers=key)
@@ -147,7 +147,7 @@ async def test_a_key_replays_its_response_and_refuses_other_parameters(bank: Run
 
 
 async def test_a_key_stores_declines_and_server_errors_but_no_invalid_request(bank: RunningBank, v1: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         created = await v1.payment_intents.create_async(ORDER)
         for _ in range(2):
             with pytest.raises(stripe.CardError):
@@ -171,8 +171,8 @@ async def test_a_key_at_work_conflicts_until_its_answer_is_out(bank: RunningBank
     key = {**BEARER, "Idempotency-Key": "k1"}
     order = {"amount": "1000", "currency": "usd"}
     statuses: list[int] = []
-    with trio.fail_after(20):
-        await bank.outage("slow", call="payment_intents.create", times=1, delay_s=0.5)
+    with trio.fail_after(60):
+        await bank.outage("slow", call="payment_intents.create", times=1)
         async with trio.open_nursery() as nursery:
 
             async def create() -> None:
@@ -180,12 +180,15 @@ async def test_a_key_at_work_conflicts_until_its_answer_is_out(bank: RunningBank
 
             nursery.start_soon(create)
             nursery.start_soon(create)
+            while statuses != [409]:
+                await trio.lowlevel.checkpoint()
+            await bank.recover()
         assert (await bank.http.post("/v1/payment_intents", data=order, headers=key)).status_code == 200
-    assert sorted(statuses) == [200, 409]
+    assert statuses == [409, 200]
 
 
 async def test_wrong_keys_are_unauthorized_and_unknown_paths_return_json(bank: RunningBank) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         anonymous = await bank.http.get("/v1/payment_intents")
         wrong = await bank.http.get("/v1/refunds", headers={"Authorization": "Bearer sk_test_other"})
         nowhere = await bank.http.get("/v1/nowhere", headers=BEARER)
@@ -197,7 +200,7 @@ async def test_wrong_keys_are_unauthorized_and_unknown_paths_return_json(bank: R
 
 async def test_a_browser_pays_with_the_publishable_key_and_the_client_secret(bank: RunningBank) -> None:
     public = {"Authorization": "Bearer pk_test_anything"}
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         created = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
         path = f"/v1/payment_intents/{created.provider_payment_id}"
         form = {"client_secret": created.client_secret, "payment_method": "pm_card_visa"}
@@ -210,7 +213,7 @@ async def test_a_browser_pays_with_the_publishable_key_and_the_client_secret(ban
 
 
 async def test_refunds_in_parts_up_to_the_whole_and_no_further(v1: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         paid = await pay(v1)
         first = await v1.refunds.create_async({"payment_intent": paid.id, "amount": 400})
         with pytest.raises(stripe.InvalidRequestError):
@@ -229,7 +232,7 @@ async def test_refunds_in_parts_up_to_the_whole_and_no_further(v1: Any) -> None:
 
 
 async def test_a_refund_that_fails_later_gives_the_charge_its_amount_back(bank: RunningBank, v1: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         paid = await pay(v1)
         refund_id = await bank.press("charges", paid.latest_charge, "refund", amount=400, pending=True)
         pending = await v1.refunds.retrieve_async(refund_id)
@@ -247,7 +250,7 @@ async def test_a_refund_that_fails_later_gives_the_charge_its_amount_back(bank: 
 
 
 async def test_a_lost_dispute_costs_the_amount_and_the_fee(bank: RunningBank, v1: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         paid = await pay(v1)
         dispute_id = await bank.press("charges", paid.latest_charge, "dispute")
         with pytest.raises(stripe.InvalidRequestError) as refused:
@@ -266,7 +269,7 @@ async def test_a_lost_dispute_costs_the_amount_and_the_fee(bank: RunningBank, v1
 
 
 async def test_an_inquiry_moves_no_money_until_it_becomes_a_dispute(bank: RunningBank, v1: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         paid = await pay(v1)
         dispute_id = await bank.press("charges", paid.latest_charge, "dispute", inquiry=True)
         inquiry = await v1.disputes.retrieve_async(dispute_id)
@@ -278,7 +281,7 @@ async def test_an_inquiry_moves_no_money_until_it_becomes_a_dispute(bank: Runnin
 
 
 async def test_lists_are_newest_first_and_paged_by_the_official_client(v1: Any) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         created = [(await v1.payment_intents.create_async(ORDER)).id for _ in range(5)]
         page = await v1.payment_intents.list_async({"limit": 2})
         walked = [each.id async for each in page.auto_paging_iter()]
@@ -288,7 +291,7 @@ async def test_lists_are_newest_first_and_paged_by_the_official_client(v1: Any) 
 
 @pytest.mark.parametrize("path", ["amount", "latest_charge.nothing", "nothing"])
 async def test_an_unknown_expansion_is_refused(bank: RunningBank, v1: Any, path: str) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         paid = await pay(v1)
         await bank.press("charges", paid.latest_charge, "refund", amount=1)
         with pytest.raises(stripe.InvalidRequestError):
@@ -298,7 +301,7 @@ async def test_an_unknown_expansion_is_refused(bank: RunningBank, v1: Any, path:
 async def test_state_survives_the_process_and_pending_settlements_resume(start_bank: StartBank) -> None:
     key = {**BEARER, "Idempotency-Key": "k1"}
     order = {"amount": "1000", "currency": "usd"}
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank(settle_delay_s=float("inf")) as bank:
             first = await bank.http.post("/v1/payment_intents", data=order, headers=key)
             intent_id = first.json()["id"]
@@ -367,7 +370,7 @@ async def test_an_unreadable_state_file_is_set_aside(start_bank: StartBank, tmp_
     folder = tmp_path / "card"
     folder.mkdir()
     (folder / "card-emulator.json").write_bytes(b'{"intents": {')
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with start_bank() as bank:
             await bank.order()
     assert (folder / "card-emulator.unreadable").read_bytes() == b'{"intents": {'

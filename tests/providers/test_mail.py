@@ -63,7 +63,7 @@ async def running(post: Post) -> AsyncIterator[Post]:
 
 
 async def test_code_is_mailed() -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with running(Post()) as post:
             mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "Holdfast <hello@holdfast.example>")
             await mailer.send_code("ann@example.com", "123456", 600)
@@ -80,7 +80,7 @@ async def test_code_is_mailed() -> None:
 
 
 async def test_credentials_are_given_where_encryption_is_waived() -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with running(Post(extensions=(b"AUTH PLAIN",))) as post:
             url = f"smtp://ann%40x:p%3Aw@127.0.0.1:{post.port}?starttls=off"
             await SmtpMailer(url, "a@b.example").send_code("ann@example.com", "123456", 60)
@@ -90,7 +90,7 @@ async def test_credentials_are_given_where_encryption_is_waived() -> None:
 
 @pytest.mark.parametrize("query", ["", "?starttls=auto", "?starttls=required"])
 async def test_credentials_never_go_in_the_clear_by_default(query: str) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with running(Post(extensions=(b"AUTH PLAIN",))) as post:
             mailer = SmtpMailer(f"smtp://ann:pw@127.0.0.1:{post.port}{query}", "a@b.example")
             with pytest.raises(MailFault):
@@ -100,7 +100,7 @@ async def test_credentials_never_go_in_the_clear_by_default(query: str) -> None:
 
 @pytest.mark.parametrize("refuse", [b"EHLO", b"MAIL", b"RCPT", b"DATA"])
 async def test_refusal_of_the_server_is_a_fault_that_tells_nothing(refuse: bytes) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with running(Post(refuse)) as post:
             mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "a@b.example")
             if refuse == b"EHLO":
@@ -113,7 +113,7 @@ async def test_refusal_of_the_server_is_a_fault_that_tells_nothing(refuse: bytes
 
 
 async def test_server_that_is_away_or_silent_is_a_fault() -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with running(Post()) as post:
             pass
         with pytest.raises(MailFault):
@@ -205,7 +205,7 @@ async def test_a_mail_server_that_never_answers_is_given_up_in_time() -> None:
 
         nursery.start_soon(trio.serve_listeners, say_nothing, [listener])
         port = listener.socket.getsockname()[1]
-        mailer = SmtpMailer(f"smtp://127.0.0.1:{port}", "post@example.com", timeout_s=5.0, total_timeout_s=0.1)
-        with trio.fail_after(4), pytest.raises(MailFault, match="in time"):
+        mailer = SmtpMailer(f"smtp://127.0.0.1:{port}", "post@example.com", timeout_s=600.0, total_timeout_s=0.1)
+        with trio.fail_after(60), pytest.raises(MailFault, match="in time"):
             await mailer.send_code("ada@example.com", "123456", 600)
         nursery.cancel_scope.cancel()

@@ -71,7 +71,7 @@ def job(model: str = "studio/image", prompt: object = "a pier") -> Job:
 
 
 async def test_a_job_runs_from_submit_to_poll_under_the_services_own_name(hosted: Hosted) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with adapter(hosted.url) as provider:
             assert not provider.idempotent_submit
             taken = await provider.submit(job())
@@ -113,14 +113,14 @@ def test_the_upstream_model_says_where_a_job_is_posted(model: str, expected: obj
 
 
 async def test_a_model_that_names_nothing_is_rejected_without_asking(hosted: Hosted) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with adapter(hosted.url) as provider:
             assert isinstance(await provider.submit(job("nothing")), Rejected)
         assert hosted.predictions == {}
 
 
 async def test_a_version_is_in_the_body_and_no_secret_means_no_webhook(hosted: Hosted) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with adapter(hosted.url, secrets=()) as provider:
             await provider.submit(job(VERSION))
         created = hosted.only("a pier")
@@ -129,7 +129,7 @@ async def test_a_version_is_in_the_body_and_no_secret_means_no_webhook(hosted: H
 
 
 async def test_a_cut_answer_is_ambiguous_and_the_job_runs(hosted: Hosted) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         hosted.accidents.append("cut")
         async with adapter(hosted.url) as provider:
             assert isinstance(await provider.submit(job()), Ambiguous)
@@ -137,7 +137,7 @@ async def test_a_cut_answer_is_ambiguous_and_the_job_runs(hosted: Hosted) -> Non
 
 
 async def test_a_wrong_token_leaves_the_job_unsent(hosted: Hosted) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with adapter(hosted.url, token="r8_another_token") as provider:
             assert await provider.submit(job()) == NotSent("the provider answered 401", 10, answered=True)
             with pytest.raises(PollFault):
@@ -167,14 +167,14 @@ async def test_a_wrong_token_leaves_the_job_unsent(hosted: Hosted) -> None:
 async def test_answers_to_a_submission(
     serve_app: ServeApp, status: int, body: bytes, headers: dict[str, str], expected: object
 ) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with serve_app(answering(status, body, **headers)) as url, adapter(url) as provider:
             submitted = await provider.submit(job())
             assert isinstance(submitted, expected) if isinstance(expected, type) else submitted == expected
 
 
 async def test_a_refused_connection_is_reported_as_not_sent() -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with adapter("http://127.0.0.1:9") as provider:
             assert isinstance(await provider.submit(job()), NotSent)
             for ask in (provider.poll, provider.cancel):
@@ -185,7 +185,7 @@ async def test_a_refused_connection_is_reported_as_not_sent() -> None:
 
 
 async def test_another_jobs_answer_is_not_believed(serve_app: ServeApp) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         app = answering(200, b'{"id":"p2","status":"succeeded"}')
         async with serve_app(app) as url, adapter(url) as provider:
             with pytest.raises(PollFault, match="another job"):
@@ -193,7 +193,7 @@ async def test_another_jobs_answer_is_not_believed(serve_app: ServeApp) -> None:
 
 
 async def test_cancel_stops_the_job_and_tells_what_became_of_it(hosted: Hosted) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with adapter(hosted.url) as provider:
             taken = await provider.submit(job())
             assert isinstance(taken, Accepted)
@@ -224,7 +224,7 @@ async def test_cancel_stops_the_job_and_tells_what_became_of_it(hosted: Hosted) 
     ],
 )
 async def test_outputs_of_every_form_are_read(hosted: Hosted, output: Any, expected: tuple[Output, ...]) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with adapter(hosted.url) as provider:
             taken = await provider.submit(job())
             assert isinstance(taken, Accepted)
@@ -307,7 +307,7 @@ async def test_the_services_own_library_takes_the_stand_in_for_the_service(hoste
 
 
 async def test_the_librarys_check_of_webhooks_and_ours_agree(hosted: Hosted) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with adapter(hosted.url) as provider:
             taken = await provider.submit(job())
         assert isinstance(taken, Accepted)

@@ -111,7 +111,7 @@ async def test_image_is_fetched_behind_the_guard(
     async def file() -> Response:
         return Response(picture(), content_type="image/png")
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with serve_app(app) as url:
             origin = frozenset({("127.0.0.1", int(url.rsplit(":", 1)[1]))})
             order = {"operation": "convert", "format": "webp", "image_url": f"{url}/a.png"}

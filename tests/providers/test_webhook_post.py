@@ -134,7 +134,7 @@ async def answering(reply: bytes, *, then_hang: bool = False) -> AsyncIterator[t
 async def post(port: int, *, timeout_s: float = 5.0, local_allowed: bool = True) -> DeliveryResponse:
     client = GuardedClient(ssl_context=PLAIN, local_allowed=local_allowed)
     try:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             return await post_event(
                 client,
                 "acct_1",

@@ -139,7 +139,7 @@ class Stored:
         return await self.kept()
 
     async def kept(self, crashes: int = 1) -> PoisonRecord:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while True:
                 for report in self.harness.reports("poison"):
                     if report.count == crashes and report.reason is not None:
@@ -150,7 +150,7 @@ class Stored:
                 await trio.sleep(0.01)
 
     async def replay(self, poison_id: str) -> PoisonRecord:
-        found = await self.replays.replay(poison_id, deadline_s=5)
+        found = await self.replays.replay(poison_id, deadline_s=60)
         assert isinstance(found, PoisonRecord), found
         return found
 
@@ -184,7 +184,7 @@ async def test_a_replay_after_the_cause_is_gone_is_done_once(database: Database,
         mended()
         done = await stored.replay(poison_id)
         assert (done.state, done.replay_result, done.replays) == ("replayed", "done: str", 1)
-        again = await stored.replays.replay(poison_id, deadline_s=5)
+        again = await stored.replays.replay(poison_id, deadline_s=60)
         assert isinstance(again, Refusal)
         assert again.code == "poison_not_open"
         nursery.cancel_scope.cancel()
@@ -210,7 +210,7 @@ async def test_two_replays_at_once_ask_the_actor_once(database: Database, mended
         results: list[Any] = []
 
         async def replay() -> None:
-            results.append(await stored.replays.replay(poison_id, deadline_s=5))
+            results.append(await stored.replays.replay(poison_id, deadline_s=60))
 
         async with trio.open_nursery() as both:
             for _ in range(5):
@@ -228,10 +228,10 @@ async def test_a_message_is_not_replayed_after_its_key_has_expired(database: Dat
         poison_id = (await stored.crash(KeyedBreak())).poison_id
         mended()
         stored.waited = timedelta(hours=1)
-        refused = await stored.replays.replay(poison_id, deadline_s=5)
+        refused = await stored.replays.replay(poison_id, deadline_s=60)
         assert isinstance(refused, Refusal)
         assert refused.code == "poison_not_replayable"
-        stored.waited = timedelta(minutes=59)
+        stored.waited = timedelta(minutes=50)
         assert (await stored.replay(poison_id)).state == "replayed"
         nursery.cancel_scope.cancel()
 
@@ -244,7 +244,7 @@ async def test_a_replay_that_is_not_accepted_leaves_the_message_kept(database: D
         lives = directory.lives
         lives.quarantine.put(lives.child("a"), ValueError("by hand"), for_s=60)
         with pytest.raises(Quarantined):
-            await stored.replays.replay(poison_id, deadline_s=5)
+            await stored.replays.replay(poison_id, deadline_s=60)
         found = await database.read(poison_by_id, poison_id)
         assert found is not None
         assert found.state == "kept"
@@ -253,19 +253,23 @@ async def test_a_replay_that_is_not_accepted_leaves_the_message_kept(database: D
 
 async def test_a_replay_that_is_cancelled_has_no_result(database: Database, mended: Any) -> None:
     stored = Stored(database)
-    async with stored.harness.running(), trio.open_nursery() as nursery:
+    async with stored.harness.running() as directory, trio.open_nursery() as nursery:
         await run(stored, nursery)
         poison_id = (await stored.crash()).poison_id
         mended()
         async with trio.open_nursery() as asking:
-            asking.start_soon(outcome, lambda: stored.harness.ask("a", Rest(0.5)))
+            asking.start_soon(outcome, lambda: stored.harness.ask("a", Rest(600)))
             await wait_all_tasks_blocked()
-            asking.start_soon(partial(stored.replays.replay, poison_id, deadline_s=5))
-            with trio.move_on_after(0.3):
-                await trio.sleep_forever()
+            mailbox = directory.lives.children["a"].mailbox
+            while len(mailbox):  # until the actor has restarted, and rests
+                await trio.lowlevel.checkpoint()
+            asking.start_soon(partial(stored.replays.replay, poison_id, deadline_s=60))
+            while not len(mailbox):  # until the replayed message waits behind it
+                await trio.lowlevel.checkpoint()
             asking.cancel_scope.cancel()
         found = await database.read(poison_by_id, poison_id)
         assert found is not None
         assert (found.state, found.replays) == ("unknown", 1)
         assert isinstance(await stored.replays.discard(poison_id), PoisonRecord)
+        await ControlledGroup(directory, "proc_1", str).act(CrashKey("actors", "a", "the rest is over"))
         nursery.cancel_scope.cancel()

@@ -16,7 +16,7 @@ LONG = bytes(range(256)) * 16_384
 async def test_what_the_kernel_does_not_take_at_once_is_sent_later() -> None:
     ours, theirs = (ClientSocket(each) for each in socket.socketpair())
     received = bytearray()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ours.send_all, LONG)
             while len(received) < len(LONG):
@@ -43,7 +43,7 @@ async def test_a_close_ends_the_waits_of_tasks(end: str) -> None:
             await ours.send_all(LONG)
         ended.append("send")
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive)
             nursery.start_soon(send)

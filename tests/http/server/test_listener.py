@@ -89,7 +89,7 @@ async def exchange(stream: trio.SocketStream) -> bytes:
 async def test_a_crash_of_the_accept_loop_loses_no_connection(listening: ListeningSocket) -> None:
     supervisor, groups = tree(listening)
     address = listening.getsockname()
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))
             old = await trio.open_tcp_stream(*address)
@@ -110,7 +110,7 @@ async def test_without_file_descriptors_new_connections_wait(
 ) -> None:
     supervisor, _ = tree(listening)
     address = listening.getsockname()
-    with trio.fail_after(30), structlog.testing.capture_logs() as logs:
+    with trio.fail_after(60), structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))
             longest, busy = await trio.open_tcp_stream(*address), await trio.open_tcp_stream(*address)
@@ -134,7 +134,7 @@ async def test_a_stop_accepts_queued_connections_and_then_refuses(listening: Lis
     connections = Connections(ServerLimits())
     listener = Listener(listening, echo, lambda: connections)
     address = listening.getsockname()
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(connections.run)
             waiting = [await trio.open_tcp_stream(*address) for _ in range(50)]
