@@ -22,6 +22,7 @@ from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.actors.workers.dispatcher import FOLLOW_UP_TICKS, FOLLOW_UPS_MAX, Dispatcher, Tick
 from holdfast.actors.workers.worker import WorkerRef
+from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.persistence.claims.processes import LEASE_S, Process, end_lease, renew_lease, this_process
 from holdfast.persistence.claims.tasks import claim_waiting
@@ -101,7 +102,7 @@ class Setup:
             "status": "queued",
             "model": "studio/image-1",
             "provider": provider,
-            "created_at": now,
+            "created_at": ends_at - timedelta(seconds=Deadlines().overall_s),
             "updated_at": now - timedelta(seconds=touched_ago_s),
             "wake_at": now + timedelta(seconds=due_in_s),
             "dispatched": dispatched,

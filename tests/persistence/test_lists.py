@@ -200,7 +200,7 @@ def test_a_filter_reads_only_the_accounts_rows_until_the_page_is_full(
         assert cost <= all_of_them + 10, (all_of_them, cost)
 
 
-def test_open_reviews_are_found_without_reading_ended_tasks(rows: Connection) -> None:
+def test_open_reviews_are_found_without_reading_other_tasks(rows: Connection) -> None:
     for number in range(10):
         add_tasks(rows, f"acct_{number}", number * 100, 100, status="processing", wakes=True)
     add_tasks(rows, BOB, 2 * COUNT, 30, status="review", wakes=True)
@@ -209,11 +209,9 @@ def test_open_reviews_are_found_without_reading_ended_tasks(rows: Connection) ->
     cost, plan = reads.cost(lambda rows: open_reviews(rows, filters={}, limit=PAGE))
     assert len(open_reviews(rows, filters={"reason": "content_flagged"}, limit=PAGE)) == 30
     assert open_reviews(rows, filters={"reason": "manual"}, limit=PAGE) == []
-    assert "ix_tasks_due" in plan
-    in_flight = 1030
-    # At most a page of the database for each row that has not ended, and the index itself.
-    assert cost <= in_flight + 50, cost
-    assert rows.execute(text("select count(*) from tasks")).scalar_one() >= 20 * in_flight * 0.9
+    assert "ix_tasks_review" in plan
+    # At most a page of the database for each row, and the index itself.
+    assert cost <= PAGE + 5, cost
     first = readable(open_reviews(rows, filters={}, limit=20))
     rest = readable(open_reviews(rows, filters={}, limit=20, after=(first[-1].created_at, first[-1].request_id)))
     assert [task.request_id for task in (*first, *rest)] == [f"task_{BOB}{2 * COUNT + n:09}" for n in range(30)]

@@ -8,6 +8,7 @@ import structlog
 import trio
 
 from holdfast.actors.workers.loops import always, repeat
+from holdfast.ledger.sign_in_codes import PROVEN_FOR
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
 from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.claims.reports import delete_old_reports
@@ -45,6 +46,7 @@ class Sweeper:
         self._retention_s = {
             "idempotency_records": idempotency_ttl_s,
             "sign_ins": SIGN_INS_RETENTION_S,
+            "proven_sign_ins": int(PROVEN_FOR.total_seconds()),
             "sessions": SESSIONS_RETENTION_S,
             "operator_sessions": SESSIONS_RETENTION_S,
             "check_callbacks": CHECKS_RETENTION_S,
@@ -64,10 +66,10 @@ class Sweeper:
         await repeat(self.sweep, every_s=SWEEP_S, name="sweep", is_ours=self._is_ours, bound_s=SWEEP_BOUND_S)
 
     async def sweep(self) -> dict[str, int]:
-        """Delete expired rows and return their number by table. Raises ``DatabaseAway``."""
+        """Delete expired rows and return their number by kind. Raises ``DatabaseAway``."""
         removed = {
-            table: await self._delete(delete_expired, table=table, retention_s=retention_s)
-            for table, retention_s in self._retention_s.items()
+            what: await self._delete(delete_expired, what=what, retention_s=retention_s)
+            for what, retention_s in self._retention_s.items()
         }
         removed["reports"] += await self._delete(delete_old_reports, kept=self._reports_max)
         if any(removed.values()):

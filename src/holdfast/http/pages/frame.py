@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.persistence.operators.poison import open_poison_count
+from holdfast.persistence.queries.backlog import operator_backlog
 from holdfast.persistence.queries.events import failed_event_count
-from holdfast.persistence.queries.orders import operator_backlog
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 COUNTS_VALID: Final = timedelta(seconds=2)

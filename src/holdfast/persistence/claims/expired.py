@@ -22,12 +22,19 @@ _BEFORE = "< now() - make_interval(secs => :retention_s)"
 _DELETES: dict[str, TextClause] = {
     "idempotency_records": text(_delete("idempotency_records", f"created_at {_BEFORE}")),
     # The sign-in limits count a day at most. A row that stores origins the owner has signed in from is retained for
-    # longer (sign_in_codes.PROVEN_FOR).
+    # longer, so each kind has an index in which nothing that is retained comes first.
     "sign_ins": text(
         _delete(
             "sign_ins",
-            f"updated_at {_BEFORE} "
-            "and (state -> 'proven' is null or updated_at < now() - make_interval(days => 30))",
+            f"updated_at {_BEFORE} and (state -> 'proven') is null",
+            order="order by updated_at",
+            lock="for update skip locked",
+        )
+    ),
+    "proven_sign_ins": text(
+        _delete(
+            "sign_ins",
+            f"updated_at {_BEFORE}",
             order="order by updated_at",
             lock="for update skip locked",
         )
@@ -58,6 +65,6 @@ _DELETES: dict[str, TextClause] = {
 }
 
 
-def delete_expired(rows: Connection, table: str, *, retention_s: int, most: int) -> int:
-    """Delete up to ``most`` rows of a table whose retention is over; return how many were deleted."""
-    return rows.execute(_DELETES[table], {"retention_s": retention_s, "most": most}).rowcount
+def delete_expired(rows: Connection, what: str, *, retention_s: int, most: int) -> int:
+    """Delete up to ``most`` rows of a kind whose retention is over; return how many were deleted."""
+    return rows.execute(_DELETES[what], {"retention_s": retention_s, "most": most}).rowcount

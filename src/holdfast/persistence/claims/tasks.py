@@ -23,8 +23,6 @@ from holdfast.ledger.tasks.silence import Silence
 LEASE_S = 10
 ACCOUNTS_PROBED_MAX = 200
 """How many accounts one claim probes. One whose tasks are all postponed costs a probe and gets no slot."""
-WAITING_SEEN_MAX = 2_000
-"""How many of the longest waiting tasks are checked for a deadline that has passed."""
 OVERDUE_MARGIN_S = 5
 """A task is claimed this long after its deadline: woken before it, it would take a slot that is not free."""
 
@@ -54,22 +52,53 @@ _CLAIM_WAITING = text(
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
     "where t.request_id = due.request_id returning t.request_id, t.account_id, due.position, due.wake_at as due_at"
 )
+_WAITING = "t.wake_at is not null and not t.dispatched"
+_DISPATCHED_TO_OWNER = "t.wake_at is not null and t.dispatched and t.owner"
 _CLAIM_FOLLOW_UPS = text(
-    "with due as (select t.request_id, t.owner from tasks t where t.wake_at <= :now and t.dispatched "
-    "and (t.owner is null or t.owner = :me or not exists (select from processes p "
-    "     where p.process_id = t.owner and p.lease_until > :now)) "
-    "order by t.wake_at limit :most for update of t skip locked) "
+    "with recursive owners as ("
+    f"  (select t.owner from tasks t where {_DISPATCHED_TO_OWNER} is not null order by t.owner limit 1)"
+    "  union all"
+    "  select n.owner from owners o cross join lateral ("
+    f"    select t.owner from tasks t where {_DISPATCHED_TO_OWNER} > o.owner order by t.owner limit 1) n"
+    "), owned as (select d.request_id, o.owner from owners o cross join lateral ("
+    f"    select t.request_id from tasks t where {_DISPATCHED_TO_OWNER} = o.owner and t.wake_at <= :now "
+    "    order by t.wake_at limit :most for update skip locked) d"
+    "  where o.owner = :me or not exists (select from processes p "
+    "    where p.process_id = o.owner and p.lease_until > :now)"
+    "), without_owner as ("
+    f"  select t.request_id, t.owner from tasks t where {_DISPATCHED_TO_OWNER} is null and t.wake_at <= :now "
+    # In the index's order, or the planner may prefer to sort the whole table.
+    "  order by t.owner, t.wake_at limit :most for update skip locked"
+    "), due as (select * from owned union all select * from without_owner limit :most) "
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s), owner = :me from due "
     "where t.request_id = due.request_id returning t.request_id, t.updated_at, due.owner as owner_before"
 )
-_CLAIM_OVERDUE = text(
-    "with waiting as (select request_id, state from tasks where wake_at <= :now and not dispatched "
-    "order by wake_at limit :seen), due as (select t.request_id from tasks t "
-    "join waiting w using (request_id) where t.wake_at <= :now and not t.dispatched "
-    "and cast(w.state ->> 'overall_deadline_at' as timestamptz) < :now - make_interval(secs => :margin_s) "
-    "limit :most for update of t skip locked) "
+_DEADLINES = "coalesce(t.request #>> '{terms,deadlines}', '')"
+"""SQL: the deadlines in the terms of a task ``t``, as stored; what they leave out has its default."""
+_CLAIM_WAITED = (
+    # Tasks of one provider and with the same deadlines have waited too long in the order of their creation.
+    "with recursive kinds as ("
+    f"  (select t.provider, {_DEADLINES} as deadlines from tasks t where {_WAITING} "
+    f"   order by t.provider, {_DEADLINES} limit 1)"
+    "  union all"
+    "  select n.provider, n.deadlines from kinds k cross join lateral ("
+    f"    select t.provider, {_DEADLINES} as deadlines from tasks t where {_WAITING} "
+    f"    and (t.provider, {_DEADLINES}) > (k.provider, k.deadlines) order by t.provider, {_DEADLINES} limit 1) n"
+    "), waits as (select provider, deadlines, coalesce("
+    "  cast(cast(nullif(deadlines, '') as json) ->> :deadline as integer), :usual_s) as wait_s from kinds"
+    "), due as (select d.request_id from waits cross join lateral ("
+    f"  select t.request_id from tasks t where {_WAITING} "
+    f"  and t.provider = waits.provider and {_DEADLINES} = waits.deadlines "
+    "  and t.created_at <= :now - make_interval(secs => waits.wait_s + :margin_s) and t.wake_at <= :now {only} "
+    "  order by t.created_at limit :most for update skip locked) d where {kinds} limit :most) "
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
     "where t.request_id = due.request_id returning t.request_id"
+)
+_CLAIM_OVERDUE = text(_CLAIM_WAITED.replace("{only}", "").replace("{kinds}", "true"))
+_CLAIM_OF_SILENT = text(
+    _CLAIM_WAITED.replace("{only}", "and coalesce(cast(t.state ->> 'attempt' as integer), 0) = 0").replace(
+        "{kinds}", "waits.provider = :provider and waits.wait_s <= :silent_s"
+    )
 )
 _PROVIDERS_WAITED_FOR = text(
     "with recursive found as ("
@@ -83,16 +112,6 @@ _PROVIDERS_WAITED_FOR = text(
 _CLAIM_OF_PROVIDER = text(
     "with waiting as (select request_id from tasks where provider = :provider and not dispatched "
     "and wake_at <= :now limit :most for update skip locked) "
-    "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from waiting w "
-    "where t.request_id = w.request_id returning t.request_id"
-)
-_CLAIM_OF_SILENT = text(
-    "with waiting as (select request_id from tasks where provider = :provider and not dispatched "
-    "and wake_at <= :now and created_at <= :now - make_interval(secs => coalesce("
-    "cast(request #>> array['terms', 'deadlines', :deadline] as integer), :usual_s)) "
-    "and coalesce(cast(request #>> array['terms', 'deadlines', :deadline] as integer), :usual_s) <= :silent_s "
-    "and coalesce(cast(state ->> 'attempt' as integer), 0) = 0 "
-    "limit :most for update skip locked) "
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from waiting w "
     "where t.request_id = w.request_id returning t.request_id"
 )
@@ -212,8 +231,8 @@ def claim_follow_ups(rows: Connection, *, me: str, most: int, now: datetime) -> 
 
 def claim_overdue(rows: Connection, *, most: int, now: datetime) -> list[str]:
     """Claim waiting tasks whose overall deadline has passed."""
-    claim = {"seen": WAITING_SEEN_MAX, "margin_s": OVERDUE_MARGIN_S, "most": most, "lease_s": LEASE_S, "now": now}
-    return list(rows.execute(_CLAIM_OVERDUE, claim).scalars())
+    claim = {"deadline": "overall_s", "usual_s": Deadlines().overall_s, "margin_s": OVERDUE_MARGIN_S, "most": most}
+    return list(rows.execute(_CLAIM_OVERDUE, {**claim, "lease_s": LEASE_S, "now": now}).scalars())
 
 
 def providers_waited_for(rows: Connection) -> list[str]:
@@ -236,6 +255,7 @@ def claim_of_silent(rows: Connection, provider: str, silence: Silence, *, most: 
         "provider": provider,
         "deadline": deadline,
         "usual_s": usual_s,
+        "margin_s": 0,
         "silent_s": silence.seconds,
         "most": most,
         "now": now,

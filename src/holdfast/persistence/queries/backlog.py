@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
-from holdfast.persistence.queries.orders import OperatorBacklog, operator_backlog
-
 COUNTED_MAX = 10_000
 
 _QUEUED = text(
@@ -34,6 +32,22 @@ _EVENTS = text(
     "select count(*) as number, min(created_at) as oldest_at from ("
     "  select created_at from outbox where due_at is not null limit :most) e"
 )
+
+_FOR_OPERATORS = text(
+    "select count(*) filter (where status = 'held') as held, "
+    "count(*) filter (where reconcile_status = 'mismatch') as mismatched, "
+    "(select count(*) from (select from tasks where status = 'review' limit :most) r) as in_review "
+    "from (select status, reconcile_status from orders "
+    "where status = 'held' or reconcile_status = 'mismatch' limit :most) o"
+)
+
+
+class OperatorBacklog(NamedTuple):
+    """How many orders are held, how many do not match their provider, and how many tasks are in review."""
+
+    held: int
+    mismatched: int
+    in_review: int
 
 
 class Backlog(NamedTuple):
@@ -64,6 +78,11 @@ def measure_backlog(rows: Connection, now: datetime) -> Backlog:
         0.0 if events.oldest_at is None else _age_s(events.oldest_at, now),
         operator_backlog(rows),
     )
+
+
+def operator_backlog(rows: Connection) -> OperatorBacklog:
+    """Count what waits for an operator, at most :data:`COUNTED_MAX` orders and as many tasks."""
+    return OperatorBacklog._make(rows.execute(_FOR_OPERATORS, {"most": COUNTED_MAX}).one())
 
 
 def _age_s(at: datetime, now: datetime) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple, Unpack
+from typing import Any, Final, Literal, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select, text
 
@@ -16,12 +16,6 @@ from holdfast.persistence.records.tables import orders, payment_events
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
 _ORDERING = (orders.c.created_at, orders.c.order_id)
-_BACKLOG = text(
-    "select count(*) filter (where status = 'held') as held, "
-    "count(*) filter (where reconcile_status = 'mismatch') as mismatched, "
-    "(select count(*) from tasks where wake_at is not null and dispatched and status = 'review') as in_review "
-    "from orders where status = 'held' or reconcile_status = 'mismatch'"
-)
 _TO_RECONCILE = text(
     "select order_id from orders where provider = 'cardprovider' "
     "and created_at > now() - make_interval(secs => :until_s) "
@@ -39,19 +33,6 @@ _TROUBLES: Final[dict[str, ColumnElement[bool]]] = {
     & orders.c.status.in_(("credited", "held"))
     & orders.c.reconcile_status.in_(("unreconciled", "pending", "error")),
 }
-
-
-class OperatorBacklog(NamedTuple):
-    """How many orders are held, how many do not match their provider, and how many tasks are in review."""
-
-    held: int
-    mismatched: int
-    in_review: int
-
-
-def operator_backlog(rows: Connection) -> OperatorBacklog:
-    """Count what waits for an operator."""
-    return OperatorBacklog._make(rows.execute(_BACKLOG).one())
 
 
 def orders_to_reconcile(rows: Connection, *, every: bool) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
-from sqlalchemy import Connection, Row, bindparam, func, not_
+from sqlalchemy import Connection, Row, bindparam, func, literal_column, not_
 
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import task_of_review_case
@@ -22,7 +22,7 @@ from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, r
 
 _ORDER = (tasks.c.created_at, tasks.c.request_id)
 _BY_ID = TASK.where(tasks.c.request_id == bindparam("request_id"))
-_IN_REVIEW = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched, tasks.c.status == "review")
+_IN_REVIEW = TASK.where(tasks.c.status == literal_column("'review'"))
 # Named like this, the two partial indexes of tasks that have not ended are read, and no ended task.
 _UNFINISHED = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched | not_(tasks.c.dispatched))
 _ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))

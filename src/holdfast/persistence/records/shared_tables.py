@@ -99,6 +99,7 @@ sign_ins = Table(
     Column("updated_at", Time, nullable=False),
     Column("state", JSON, nullable=False),
     Index("ix_sign_ins_updated_at", "updated_at"),
+    Index("ix_sign_ins_unproven", "updated_at", postgresql_where=text("(state -> 'proven') is null")),
     postgresql_with={"fillfactor": "70"},
 )
 

@@ -155,8 +155,9 @@ tasks = Table(
     # In the order of the listing, so that a new task needs no further index for it.
     PrimaryKeyConstraint("account_id", "created_at", "request_id"),
     Index("uq_tasks_request_id", "request_id", "account_id", unique=True),
-    # A transition changes wake_at, so that the row's index entries are written again in any case. A task is in one
-    # of these two at a time: the first finds the next waiting task of each account, the second what is due.
+    # A transition changes wake_at, so that the row's index entries are written again in any case. The first finds
+    # the next waiting task of each account, the second those that have waited as long as their terms allow. The
+    # third finds the dispatched tasks of a process, and which of them are due.
     Index(
         "ix_tasks_waiting",
         "provider",
@@ -164,7 +165,15 @@ tasks = Table(
         "wake_at",
         postgresql_where=text("wake_at is not null and not dispatched"),
     ),
-    Index("ix_tasks_due", "wake_at", postgresql_where=text("wake_at is not null and dispatched")),
+    Index(
+        "ix_tasks_waited",
+        "provider",
+        text("coalesce(request #>> '{terms,deadlines}', '')"),
+        "created_at",
+        postgresql_where=text("wake_at is not null and not dispatched"),
+    ),
+    Index("ix_tasks_due", "owner", "wake_at", postgresql_where=text("wake_at is not null and dispatched")),
+    Index("ix_tasks_review", "created_at", "request_id", postgresql_where=text("status = 'review'")),
     Index("ix_tasks_input_until", "input_until", postgresql_where=text("input_until is not null")),
 )
 

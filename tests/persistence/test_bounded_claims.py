@@ -1,0 +1,174 @@
+"""Claims and sweeps read in proportion to what they find, however much waits beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+from tests.persistence.read_costs import Reads
+
+from holdfast.ledger.clock import utc_now
+from holdfast.ledger.tasks.silence import Silence
+from holdfast.persistence.claims.expired import delete_expired
+from holdfast.persistence.claims.processes import renew_lease, take_over, this_process
+from holdfast.persistence.claims.tasks import claim_follow_ups, claim_of_silent, claim_overdue
+from holdfast.persistence.queries.backlog import operator_backlog
+from holdfast.persistence.server.connections import connected
+
+WAITING = 5_000
+BUFFERS_MAX = 60
+"""Far fewer than the pages of that many rows."""
+NOW = utc_now()
+MINUTE = timedelta(minutes=1)
+_ADD = text(
+    "insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, wake_at, "
+    "dispatched, owner, request, state) select 'acct_' || n % 10, :name || n, 1, :status, 'm', :provider, "
+    "cast(:created_at as timestamptz) + n * interval '1 ms', :created_at, :wake_at, :dispatched, :owner, "
+    "json_build_object('terms', cast(:terms as json), 'pad', repeat('x', 1000)), cast(:state as json) "
+    "from generate_series(1, :number) n"
+)
+
+
+@pytest.fixture
+def rows(database_url: str) -> Iterator[Connection]:
+    with connected(database_url) as connection, connection.begin():
+        yield connection
+
+
+def add_tasks(
+    rows: Connection,
+    name: str,
+    number: int,
+    *,
+    age: timedelta = MINUTE,
+    deadlines: str | None = None,
+    status: str = "queued",
+    provider: str = "gpu",
+    owner: str | None = None,
+    wake_at: datetime = NOW,
+    state: str = "{}",
+) -> None:
+    """Insert tasks; those with an owner are dispatched."""
+    values = {
+        "terms": "{}" if deadlines is None else f'{{"deadlines": {deadlines}}}',
+        "created_at": NOW - age,
+        "dispatched": owner is not None,
+    }
+    named = {
+        "name": name,
+        "status": status,
+        "provider": provider,
+        "owner": owner,
+        "wake_at": wake_at,
+        "state": state,
+    }
+    rows.execute(_ADD, {**values, **named, "number": number})
+
+
+def cost_of(rows: Connection, query: Callable[[Connection], Any]) -> int:
+    """Return the buffers that a query touches, when the server knows its tables."""
+    rows.execute(text("analyze"))
+    return Reads(rows).cost(query)[0]
+
+
+def overdue(rows: Connection) -> set[str]:
+    return set(claim_overdue(rows, most=200, now=NOW))
+
+
+def unanswered(rows: Connection, silence: Silence) -> set[str]:
+    return set(claim_of_silent(rows, "gpu", silence, most=200, now=NOW))
+
+
+def test_a_claim_of_overdue_tasks_reads_none_that_may_wait_longer(rows: Connection) -> None:
+    add_tasks(rows, "young_", WAITING)
+    add_tasks(rows, "patient_", WAITING, age=90 * MINUTE, deadlines='{"overall_s":7200}', provider="studio")
+    assert overdue(rows) == set()
+    assert cost_of(rows, overdue) <= BUFFERS_MAX
+    add_tasks(rows, "hasty_", 2, age=10 * MINUTE, deadlines='{"overall_s":300}')
+    add_tasks(rows, "old_", 2, age=timedelta(days=2), provider="studio")
+    add_tasks(rows, "claimed_", 1, age=timedelta(days=2), wake_at=NOW + MINUTE)
+    assert overdue(rows) == {"hasty_1", "hasty_2", "old_1", "old_2"}
+    assert overdue(rows) == set()
+
+
+def test_a_claim_for_a_silent_provider_reads_only_tasks_that_waited_long_enough(rows: Connection) -> None:
+    add_tasks(rows, "patient_", WAITING, age=9 * MINUTE, deadlines='{"dispatch_s":3600}')
+    add_tasks(rows, "young_", WAITING, age=timedelta(0))
+    add_tasks(rows, "elsewhere_", WAITING, age=9 * MINUTE, provider="studio")
+    submissions, updates = Silence("submissions", 120), Silence("updates", 120)
+    for silence in (submissions, updates):
+        assert unanswered(rows, silence) == set()
+        assert cost_of(rows, lambda rows, silence=silence: unanswered(rows, silence)) <= BUFFERS_MAX
+    add_tasks(rows, "usual_", 2, age=2 * MINUTE)
+    add_tasks(rows, "submitted_", 1, age=2 * MINUTE, state='{"attempt": 1}')
+    add_tasks(rows, "hasty_", 1, age=2 * MINUTE, deadlines='{"dispatch_s":3600,"run_s":100}')
+    assert unanswered(rows, Silence("submissions", 59)) == set()
+    assert unanswered(rows, submissions) == {"usual_1", "usual_2"}
+    assert unanswered(rows, updates) == {"hasty_1"}
+
+
+def test_a_claim_of_follow_ups_reads_none_of_a_running_process(rows: Connection) -> None:
+    other = this_process()
+    renew_lease(rows, other, NOW, [])
+    add_tasks(rows, "theirs_", WAITING, owner=other.process_id)
+    add_tasks(rows, "waiting_", WAITING)
+
+    def claim(rows: Connection) -> dict[str, str | None]:
+        return {row.request_id: row.owner_before for row in claim_follow_ups(rows, me="me", most=200, now=NOW)}
+
+    assert claim(rows) == {}
+    assert cost_of(rows, claim) <= BUFFERS_MAX
+    add_tasks(rows, "mine_", 1, owner="me")
+    add_tasks(rows, "later_", 1, owner="me", wake_at=NOW + MINUTE)
+    add_tasks(rows, "lost_", 1, owner="proc_gone")
+    rows.execute(text("update tasks set owner = null, dispatched = true where request_id = 'waiting_1'"))
+    assert claim(rows) == {"mine_1": "me", "lost_1": "proc_gone", "waiting_1": None}
+    assert claim(rows) == {}
+
+
+def test_taking_over_reads_none_of_a_running_process(rows: Connection) -> None:
+    me = this_process()
+    renew_lease(rows, me, NOW, [])
+    add_tasks(rows, "mine_", WAITING, owner=me.process_id)
+    rows.execute(
+        text("insert into processes (process_id, pid, lease_until, providers) values ('proc_gone', 1, :at, '{}')"),
+        {"at": NOW - MINUTE},
+    )
+    add_tasks(rows, "lost_", 2, owner="proc_gone")
+    rows.execute(text("analyze"))
+    read = text("select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'tasks'")
+    before = rows.execute(read).scalar_one()
+    taken = take_over(rows, me, NOW, leases_are_reliable=True)
+    assert {row.request_id for row in taken} == {"lost_1", "lost_2"}
+    assert rows.execute(read).scalar_one() - before <= 10
+
+
+def test_reviews_are_counted_without_reading_other_tasks(rows: Connection) -> None:
+    add_tasks(rows, "open_", WAITING, owner="me", status="processing")
+    add_tasks(rows, "review_", 3, owner="me", status="review")
+    assert operator_backlog(rows).in_review == 3
+    assert cost_of(rows, operator_backlog) <= BUFFERS_MAX
+
+
+def test_a_sweep_of_sign_ins_reads_none_that_are_retained_for_longer(rows: Connection) -> None:
+    add = text(
+        "insert into sign_ins (key, version, updated_at, state) select :name || n, 1, "
+        "now() - make_interval(days => :days), cast(:state as json) from generate_series(1, :number) n"
+    )
+    proven = '{"proven": []}'
+    rows.execute(add, {"name": "proven_", "days": 3, "state": proven, "number": WAITING})
+    rows.execute(add, {"name": "old_", "days": 2, "state": "{}", "number": 2})
+    rows.execute(add, {"name": "gone_", "days": 40, "state": proven, "number": 1})
+    day_s = 24 * 3600
+
+    def sweep(rows: Connection) -> tuple[int, int]:
+        return (
+            delete_expired(rows, "sign_ins", retention_s=day_s, most=100),
+            delete_expired(rows, "proven_sign_ins", retention_s=30 * day_s, most=100),
+        )
+
+    assert sweep(rows) == (2, 1)
+    assert cost_of(rows, sweep) <= BUFFERS_MAX
