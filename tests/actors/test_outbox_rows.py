@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -30,7 +31,7 @@ from holdfast.ledger.tasks.task import HostingState, Task, TaskRequest, accept_t
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.claims import outbox as outbox_claims
-from holdfast.persistence.claims.outbox import FIRST, DueEvent, claim_due
+from holdfast.persistence.claims.outbox import FIRST, Capacity, DueEvent, claim_due
 from holdfast.persistence.journal.units import Committed, NotWritten, Unit, UnitResult, Unknown
 from holdfast.persistence.queries.events import events_of_task
 from holdfast.persistence.queries.loading import load_task
@@ -103,9 +104,9 @@ class Box:
             claim_due,
             now or utc_now(),
             after=FIRST,
-            most=most,
-            per_account_max=PER_ACCOUNT_MAX,
-            busy=busy or {},
+            named=(),
+            capacity=Capacity(0, most, PER_ACCOUNT_MAX, busy or {}),
+            learned={},
             lease_s=LEASE_S,
         )
         return due
@@ -199,7 +200,8 @@ async def test_a_claim_reads_few_rows_of_a_long_backlog(box: Box) -> None:
         )
         before = rows.execute(read).scalar_one()
         busy = {"acct_hangs": PER_ACCOUNT_MAX}
-        due, _ = claim_due(rows, utc_now(), after=FIRST, most=100, per_account_max=4, busy=busy, lease_s=LEASE_S)
+        capacity = Capacity(0, 100, 4, busy)
+        due, _ = claim_due(rows, utc_now(), after=FIRST, named=(), capacity=capacity, learned={}, lease_s=LEASE_S)
         return [event.event_id for event in due], rows.execute(read).scalar_one() - before
 
     claimed, rows_read = await box.database.work(claim)
@@ -212,14 +214,52 @@ async def test_claims_look_through_all_accounts_in_turn(box: Box, monkeypatch: p
     accounts = [f"acct_{number}" for number in range(5)]
     for account_id in accounts:
         await box.plant(1, account_id)
-    limits: dict[str, Any] = {"most": 9, "per_account_max": 1, "busy": {}, "lease_s": LEASE_S}
+    limits: dict[str, Any] = {"named": (), "capacity": Capacity(0, 9, 1, {}), "learned": {}, "lease_s": LEASE_S}
     found: list[list[str]] = []
-    after = FIRST
+    after: str | None = FIRST
     for _ in range(3):
         due, after = await box.database.work(claim_due, utc_now(), after=after, **limits)
         found.append(sorted(event.account_id for event in due))
     assert found == [["acct_0", "acct_1"], ["acct_2", "acct_3"], ["acct_4"]]
-    assert after == FIRST
+    assert after is None
+
+
+async def test_a_claim_finds_the_events_of_named_accounts_alone(box: Box) -> None:
+    await box.plant(1, "acct_other", age_s=60)
+    [named] = await box.plant(1, "acct_named")
+    due, after = await box.database.work(
+        claim_due,
+        utc_now(),
+        after=None,
+        named={"acct_named", "acct_without"},
+        capacity=Capacity(0, 9, PER_ACCOUNT_MAX, {}),
+        learned={},
+        lease_s=LEASE_S,
+    )
+    assert [event.event_id for event in due] == [named.event_id]
+    assert after is None
+
+
+async def test_silent_receivers_have_a_limit_of_their_own_in_all_processes(box: Box) -> None:
+    silent = [f"acct_silent{number}" for number in range(3)]
+    for account_id in silent:
+        await box.plant(PER_ACCOUNT_MAX, account_id, age_s=60)
+    await box.plant(1, "acct_calm")
+
+    async def claimed(capacity: Capacity, learned: dict[str, bool], now: datetime) -> Counter[tuple[str, bool]]:
+        due, _ = await box.database.work(
+            claim_due, now, after=FIRST, named=(), capacity=capacity, learned=learned, lease_s=LEASE_S
+        )
+        return Counter((event.account_id, event.is_silent) for event in due)
+
+    now = utc_now()
+    first = await claimed(Capacity(2, 9, PER_ACCOUNT_MAX, {}), dict.fromkeys(silent, True), now)
+    # Two of the silent ones, of different accounts; the others are not held up.
+    assert first == {("acct_silent0", True): 1, ("acct_silent1", True): 1, ("acct_calm", False): 1}
+    # What one process has learned holds for another, and after a restart.
+    assert await claimed(Capacity(0, 9, PER_ACCOUNT_MAX, {}), {}, now) == {}
+    third = await claimed(Capacity(0, 9, PER_ACCOUNT_MAX, {}), {"acct_silent2": False, "acct_calm": False}, now)
+    assert third == {("acct_silent2", False): PER_ACCOUNT_MAX}
 
 
 async def test_two_processes_never_claim_the_same_delivery(box: Box) -> None:
@@ -228,11 +268,11 @@ async def test_two_processes_never_claim_the_same_delivery(box: Box) -> None:
     taken: list[str] = []
 
     def both(rows: sqlalchemy.Connection) -> None:
-        limits: dict[str, Any] = {"after": FIRST, "per_account_max": 2, "busy": {}, "lease_s": LEASE_S}
-        mine, _ = claim_due(rows, now, most=2, **limits)
+        limits: dict[str, Any] = {"after": FIRST, "named": (), "learned": {}, "lease_s": LEASE_S}
+        mine, _ = claim_due(rows, now, capacity=Capacity(0, 2, 2, {}), **limits)
         # The other one looks before the first has committed.
         with rows.engine.begin() as other:
-            theirs, _ = claim_due(other, now, most=100, **limits)
+            theirs, _ = claim_due(other, now, capacity=Capacity(0, 100, 2, {}), **limits)
         taken.extend(event.event_id for event in (*mine, *theirs))
 
     await box.database.work(both)

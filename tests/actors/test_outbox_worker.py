@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -17,12 +17,13 @@ from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
-from holdfast.actors.workers.outbox import DELIVERIES_MAX, PER_ACCOUNT_MAX, OutboxWorker
+from holdfast.actors.workers.delivery_capacity import QUICK_MAX
+from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, OutboxWorker
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.tasks.deliveries import PAUSES_S, DeliveryResponse, pause_after
 from holdfast.ledger.tasks.task import EventKind
 from holdfast.ledger.tasks.webhook_secrets import webhook_secret
-from holdfast.persistence.claims.outbox import FIRST, DueEvent
+from holdfast.persistence.claims.outbox import FIRST, Capacity, DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.records.outbox import OutboxOutcomeRow
@@ -50,8 +51,10 @@ class Setup:
     attempts: list[OutboxAttemptRow] = field(default_factory=list)
     outcomes: list[OutboxOutcomeRow] = field(default_factory=list)
     reported: list[tuple[str, RecordAnnouncement]] = field(default_factory=list)
-    afters: list[str] = field(default_factory=list)
+    afters: list[str | None] = field(default_factory=list)
     """After which account each claim began."""
+    silent: set[str] = field(default_factory=set)
+    """The accounts whose receivers are known to be silent."""
     following: list[str] = field(default_factory=list)
     """After which account the next claim is to begin, for each of the next claims."""
     answer: Callable[[str], DeliveryResponse] = lambda _: DeliveryResponse(200)
@@ -69,21 +72,33 @@ class Setup:
         self.due_at[event_id] = at
 
     async def claim(
-        self, now: datetime, after: str, most: int, busy: Mapping[str, int]
-    ) -> tuple[list[DueEvent], str]:
+        self,
+        now: datetime,
+        after: str | None,
+        named: Collection[str],
+        capacity: Capacity,
+        learned: Mapping[str, bool],
+    ) -> tuple[list[DueEvent], str | None]:
         self.afters.append(after)
         await trio.lowlevel.checkpoint()
+        for account_id, is_silent in learned.items():
+            (self.silent.add if is_silent else self.silent.discard)(account_id)
         taken: list[DueEvent] = []
-        many = Counter(busy)
+        many = Counter(capacity.busy)
+        free = {True: capacity.to_silent, False: capacity.quick}
         for event_id, due_at in sorted(self.due_at.items(), key=lambda item: item[1]):
             event = self.events[event_id]
-            if due_at <= now and len(taken) < most and many[event.account_id] < PER_ACCOUNT_MAX:
+            is_silent = event.account_id in self.silent
+            if after is None and event.account_id not in named:
+                continue
+            if due_at <= now and free[is_silent] and many[event.account_id] < PER_ACCOUNT_MAX:
                 many[event.account_id] += 1
-                claimed = event._replace(attempts=event.attempts + 1, tries=event.tries + 1)
+                free[is_silent] -= 1
+                claimed = event._replace(attempts=event.attempts + 1, tries=event.tries + 1, is_silent=is_silent)
                 self.events[event_id] = claimed
                 self.due_at[event_id] = now + timedelta(seconds=max(20, pause_after(claimed.tries)))
                 taken.append(claimed)
-        return taken, self.following.pop(0) if self.following else FIRST
+        return taken, self.following.pop(0) if self.following else None
 
     async def write(self, unit: Unit) -> UnitResult:
         """Write a unit, as the journal would."""
@@ -113,8 +128,10 @@ class Setup:
         self.running[url] += 1
         self.most_running[url] = max(self.running[url], self.most_running[url])
         self.most_running["all"] = max(self.running.total(), self.most_running["all"])
-        await trio.sleep(self.answer_after_s(url))
-        self.running[url] -= 1
+        try:
+            await trio.sleep(self.answer_after_s(url))
+        finally:
+            self.running[url] -= 1
         return self.answer(url)
 
     async def run(self, nursery: trio.Nursery, *, tick_s: float = TICK_S) -> OutboxWorker:
@@ -213,15 +230,15 @@ async def test_claims_follow_each_other_until_all_accounts_had_a_turn(
 async def test_concurrent_deliveries_are_bounded(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    setup = Setup(answer_after_s=lambda _: 1.0)
-    for number in range(2 * DELIVERIES_MAX):
+    setup = Setup(answer_after_s=lambda _: 0.5)
+    for number in range(2 * QUICK_MAX):
         setup.add(f"evt_{number:03}", f"acct_{number}")
     async with trio.open_nursery() as nursery:
         await setup.run(nursery)
-        await trio.sleep(2.5)
+        await trio.sleep(1.5)
         nursery.cancel_scope.cancel()
-    assert setup.most_running["all"] == DELIVERIES_MAX
-    assert len(setup.outcomes) == 2 * DELIVERIES_MAX
+    assert setup.most_running["all"] == QUICK_MAX
+    assert len(setup.outcomes) == 2 * QUICK_MAX
 
 
 async def test_events_due_after_a_commit_are_delivered_at_once(autojump_clock: trio.testing.MockClock) -> None:
@@ -230,7 +247,7 @@ async def test_events_due_after_a_commit_are_delivered_at_once(autojump_clock: t
         await setup.run(nursery)
         await trio.sleep(10)
         setup.add("evt_1")
-        setup.worker_ref.tell(EventsDue())
+        setup.worker_ref.tell(EventsDue("acct_1"))
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert [at for at, *_ in setup.sent] == [10]
@@ -246,11 +263,11 @@ async def test_due_events_are_claimed_again_when_a_full_account_has_a_place(
         assert len(setup.afters) == 1
         for number in range(PER_ACCOUNT_MAX - 1):
             setup.add(f"evt_{number}")
-        setup.worker_ref.tell(EventsDue())
+        setup.worker_ref.tell(EventsDue("acct_1"))
         await trio.sleep(1)
         assert (len(setup.afters), len(setup.sent)) == (2, PER_ACCOUNT_MAX - 1)
         setup.add("evt_last")
-        setup.worker_ref.tell(EventsDue())
+        setup.worker_ref.tell(EventsDue("acct_1"))
         await trio.sleep(1)
         assert (len(setup.afters), len(setup.sent)) == (3, PER_ACCOUNT_MAX)
         await trio.sleep(5)

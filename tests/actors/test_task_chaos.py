@@ -46,7 +46,7 @@ from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.contents import Content
-from holdfast.persistence.claims.outbox import FIRST, claim_due
+from holdfast.persistence.claims.outbox import FIRST, Capacity, claim_due
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
@@ -236,7 +236,9 @@ class Chaos:
         """Some events are taken, others given up."""
         at = utc_now() + timedelta(days=self.rng.random())
         due, _ = await self.database.work(
-            lambda rows: claim_due(rows, at, after=FIRST, most=4, per_account_max=4, busy={}, lease_s=5)
+            lambda rows: claim_due(
+                rows, at, after=FIRST, named=(), capacity=Capacity(0, 4, 4, {}), learned={}, lease_s=5
+            )
         )
         for event in due:
             status = self.rng.choice(("delivered", "given_up"))

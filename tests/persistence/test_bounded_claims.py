@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Connection, text
 from tests.persistence.read_costs import Reads
 
+from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.silence import Silence
 from holdfast.persistence.claims.expired import delete_expired
@@ -17,6 +19,7 @@ from holdfast.persistence.claims.processes import renew_lease, take_over, this_p
 from holdfast.persistence.claims.tasks import claim_follow_ups, claim_of_silent, claim_overdue
 from holdfast.persistence.queries.backlog import operator_backlog
 from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database import Database
 
 WAITING = 5_000
 BUFFERS_MAX = 60
@@ -94,14 +97,14 @@ def test_a_claim_of_overdue_tasks_reads_none_that_may_wait_longer(rows: Connecti
     assert overdue(rows) == set()
 
 
-def test_a_claim_for_a_silent_provider_reads_only_tasks_that_waited_long_enough(rows: Connection) -> None:
+def test_a_claim_for_a_silent_provider_reads_only_what_waited_enough(rows: Connection) -> None:
     add_tasks(rows, "patient_", WAITING, age=9 * MINUTE, deadlines='{"dispatch_s":3600}')
     add_tasks(rows, "young_", WAITING, age=timedelta(0))
     add_tasks(rows, "elsewhere_", WAITING, age=9 * MINUTE, provider="studio")
     submissions, updates = Silence("submissions", 120), Silence("updates", 120)
     for silence in (submissions, updates):
         assert unanswered(rows, silence) == set()
-        assert cost_of(rows, lambda rows, silence=silence: unanswered(rows, silence)) <= BUFFERS_MAX
+        assert cost_of(rows, partial(unanswered, silence=silence)) <= BUFFERS_MAX
     add_tasks(rows, "usual_", 2, age=2 * MINUTE)
     add_tasks(rows, "submitted_", 1, age=2 * MINUTE, state='{"attempt": 1}')
     add_tasks(rows, "hasty_", 1, age=2 * MINUTE, deadlines='{"dispatch_s":3600,"run_s":100}')
@@ -172,3 +175,23 @@ def test_a_sweep_of_sign_ins_reads_none_that_are_retained_for_longer(rows: Conne
 
     assert sweep(rows) == (2, 1)
     assert cost_of(rows, sweep) <= BUFFERS_MAX
+
+
+async def test_a_sweep_of_a_million_rows_is_made_of_short_statements() -> None:
+    class Rows:
+        """Has more expired rows than a sweep may delete."""
+
+        def __init__(self) -> None:
+            self.statements: list[int] = []
+
+        async def work(self, _: object, *, most: int, **_which: object) -> int:
+            self.statements.append(most)
+            return most
+
+    rows = Rows()
+    sweeper = Sweeper(
+        database=cast(Database, rows), idempotency_ttl_s=86_400, reports_retention_s=86_400, reports_max=1_000
+    )
+    removed = await sweeper.sweep()
+    assert max(rows.statements) <= 1_000
+    assert removed["idempotency_records"] == removed["outbox"] == 100_000

@@ -45,7 +45,7 @@ class EventCommands:
         """Make an event due now under the same id, in any delivery status, with no attempts made."""
         at = self._now()
         await write_unfenced(self._journal, OutboxResendRow(account_id, event_id, due_at=at, round_at=at))
-        self._outbox.tell(EventsDue())
+        self._outbox.tell(EventsDue(account_id))
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
         """Start signing with ``generation``. A repeat for the same generation keeps the first time."""

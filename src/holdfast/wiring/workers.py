@@ -13,11 +13,12 @@ from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.checker import Checker
 from holdfast.actors.workers.database_metrics import DatabaseMetrics
+from holdfast.actors.workers.delivery_capacity import DELIVERIES_MAX
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, PER_ACCOUNT_MAX, OutboxWorker
+from holdfast.actors.workers.outbox import LEASE_MARGIN_S, OutboxWorker
 from holdfast.actors.workers.pace import Pace
 from holdfast.actors.workers.passes import Passes
 from holdfast.actors.workers.provider_calls import ProviderCaller, SubmitKey
@@ -51,6 +52,9 @@ from holdfast.supervision.tree import RunningChild
 from holdfast.supervision.turn_watch import TurnWatch
 from holdfast.wiring.masked_keys import masked_key
 from holdfast.wiring.provider_registry import ProviderRegistry
+
+WEBHOOK_CONNECT_S = 5.0
+"""How long connecting to each address of a webhook's host may take: the next one is tried within the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ def worker_children(
     webhooks = GuardedClient(
         local_allowed=settings.webhook_local_allowed,
         resolve=NameLookups("webhooks").addresses,
-        connect_timeout_s=settings.webhook_timeout_s,
+        connect_timeout_s=min(settings.webhook_timeout_s, WEBHOOK_CONNECT_S),
         idle_timeout_s=settings.webhook_timeout_s,
         connections_max_count=DELIVERIES_MAX,
     )
@@ -158,13 +162,13 @@ def worker_children(
         ),
         "outbox": lambda: OutboxWorker(
             refs.outbox,
-            claim=lambda at, after, most, busy: database.work(
+            claim=lambda at, after, named, capacity, learned: database.work(
                 claim_due,
                 at,
                 after=after,
-                most=most,
-                per_account_max=PER_ACCOUNT_MAX,
-                busy=busy,
+                named=named,
+                capacity=capacity,
+                learned=learned,
                 lease_s=settings.webhook_timeout_s + LEASE_MARGIN_S,
             ),
             journal=journal,

@@ -104,7 +104,7 @@ async def test_connections_per_address_are_limited_unless_exempt() -> None:
 
 
 def test_connections_leave_reserved_files_free() -> None:
-    assert connections_within(1024, 2048) == 768
+    assert connections_within(1024, 2048) == 512
     assert connections_within(100_000, 2048) == 2048
     assert connections_within(256, 2048) == 128
     assert connections_within(1, 2048) == 1

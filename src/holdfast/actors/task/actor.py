@@ -240,7 +240,7 @@ class TaskActor(JournaledActor):
             return self._confirm(*rows, tells=tuple(tells))
         events = new_event_rows(before, after)
         if events:
-            tells.append(Tell(self._deps.outbox, EventsDue()))
+            tells.append(Tell(self._deps.outbox, EventsDue(before.account_id)))
         rows = (TaskChangedRow(after, self._deps.process_id), *rows, *events)
         if after.request is not before.request:
             rows = (*rows, TaskRequestRow(self._request_id, after.request))

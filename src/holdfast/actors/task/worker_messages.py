@@ -44,4 +44,6 @@ class Host(Command[None], frozen=True):
 
 
 class EventsDue(Command[None], frozen=True):
-    """To the outbox worker: events are due."""
+    """To the outbox worker: events of an account are due."""
+
+    account_id: str

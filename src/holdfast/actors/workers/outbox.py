@@ -2,14 +2,18 @@
 
 A claimed event counts as a failed attempt until its outcome is written, so a crash repeats a delivery and never
 loses one. Receivers recognise a repeated event by its id. Concurrent deliveries are bounded, in all and per
-account, so that a hanging receiver delays only its own account.
+account, and receivers that hang are counted apart: they delay only their own account.
+
+Who has new events is named by message; all accounts are looked through every few seconds, and when a delivery may
+begin again after none could.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime, timedelta
 
 import structlog
@@ -20,13 +24,14 @@ from holdfast import metrics
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import EventsDue
+from holdfast.actors.workers.delivery_capacity import DeliveryCapacity, RunningDelivery
 from holdfast.actors.workers.passes import one_pass
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.deliveries import DeliveryResponse, DeliveryState, after_attempt
 from holdfast.ledger.tasks.events import ASSETS_READY
 from holdfast.ledger.tasks.webhook_secrets import signing_at, webhook_secret
-from holdfast.persistence.claims.outbox import FIRST, DueEvent
+from holdfast.persistence.claims.outbox import ACCOUNTS_PROBED_MAX, FIRST, Capacity, DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.records.outbox import OutboxOutcomeRow
@@ -40,19 +45,20 @@ from holdfast.traces import traceparent
 log = structlog.get_logger(__name__)
 
 TICK_S = 2.0
-"""How often due events are looked for, besides when a message says that there are some."""
-DELIVERIES_MAX = 128
+"""How often due events are looked for, besides when a message says that an account has some."""
 PER_ACCOUNT_MAX = 4
 LEASE_MARGIN_S = 5.0
 FINISH_S = 2.0
 """How long running deliveries may take to finish once the worker stops."""
 ERROR_MAX_CHARS = 200
 
-Claim = Callable[[datetime, str, int, Mapping[str, int]], Awaitable[tuple[list[DueEvent], str]]]
-"""Claims up to a number of due events, of accounts after one, given how many deliveries of each account run.
+Claim = Callable[
+    [datetime, str | None, Collection[str], Capacity, Mapping[str, bool]],
+    Awaitable[tuple[list[DueEvent], str | None]],
+]
+"""Claims due events, as :func:`~holdfast.persistence.claims.outbox.claim_due` with its arguments in their order.
 
-Also returns the account after which the next claim continues. Raises
-:class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
+Raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
 """
 
 Render = Callable[[DueEvent], bytes]
@@ -96,12 +102,16 @@ class OutboxWorker(Worker):
         self._conditions = conditions
         self._tick_s = tick_s
         self._busy: Counter[str] = Counter()
-        self._after = FIRST
+        self._capacity = DeliveryCapacity(self._look)
+        self._named: set[str] = set()
+        # After which account a look through all continues; None between two.
+        self._after: str | None = None
+        self._look_at = -math.inf
         self._wake = trio.Event()
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Deliver due events."""
-        return (self._poll_loop,)
+        return (self._poll_loop, self._capacity.run)
 
     async def stop(self) -> None:  # type: ignore[override]  # the tree awaits it
         """Stop within ``FINISH_S``: deliveries that take longer are cancelled and repeated after their lease."""
@@ -109,9 +119,24 @@ class OutboxWorker(Worker):
         self.nursery.cancel_scope.deadline = trio.current_time() + FINISH_S
 
     async def on_receive(self, message: object) -> None:
-        """Deliver at once: events have become due."""
+        """Deliver at once: events of an account have become due."""
         assert isinstance(message, EventsDue)
+        self._claim_for(message.account_id)
+
+    def _claim_for(self, account_id: str) -> None:
+        if len(self._named) < ACCOUNTS_PROBED_MAX:
+            self._named.add(account_id)
+            self._wake.set()
+        else:
+            self._look()
+
+    def _look(self) -> None:
+        """Look through all accounts."""
+        self._look_at = trio.current_time()
         self._wake.set()
+
+    def _look_within_a_tick(self) -> None:
+        self._look_at = min(self._look_at, trio.current_time() + self._tick_s)
 
     async def _poll_loop(self) -> None:
         while True:
@@ -121,40 +146,54 @@ class OutboxWorker(Worker):
                     with one_pass("claim of due events"):
                         is_more_due = await self._deliver_due()
             except DatabaseAway as away:
-                # What is due stays due; a later poll finds it.
+                # What is due stays due; a later look finds it.
                 log.debug("event delivery postponed", reason=str(away))
-            with trio.move_on_after(self._tick_s):
+                self._look_at = trio.current_time() + self._tick_s
+            with trio.CancelScope(deadline=self._look_at):
                 await self._wake.wait()
             self._wake = trio.Event()
 
     async def _deliver_due(self) -> bool:
         """Claim due events up to the limits and start their deliveries; return whether other accounts follow."""
-        free = DELIVERIES_MAX - self._busy.total()
-        if free <= 0:
+        if self._after is None and trio.current_time() >= self._look_at:
+            self._after, self._look_at = FIRST, math.inf
+        capacity = Capacity(self._capacity.to_silent, self._capacity.quick, PER_ACCOUNT_MAX, dict(self._busy))
+        if not capacity.to_silent and not capacity.quick:
+            self._look_within_a_tick()
             return False
-        due, self._after = await self._claim(self._now(), self._after, free, dict(self._busy))
+        named, self._named = self._named, set()
+        learned, self._capacity.learned = self._capacity.learned, {}
+        try:
+            due, self._after = await self._claim(self._now(), self._after, named, capacity, learned)
+        except DatabaseAway:
+            self._capacity.learned = learned | self._capacity.learned
+            raise
+        if self._after is None:
+            self._look_within_a_tick()
         for event in due:
             self._busy[event.account_id] += 1
-            self.nursery.start_soon(self._deliver, event)
-        return self._after != FIRST
+            delivery = self._capacity.begin(event.account_id, is_silent=event.is_silent)
+            self.nursery.start_soon(self._deliver, event, delivery)
+        return self._after is not None
 
-    async def _deliver(self, event: DueEvent) -> None:
+    async def _deliver(self, event: DueEvent, delivery: RunningDelivery) -> None:
         traceparent.set(event.traceparent)
         bind_contextvars(event_id=event.event_id, task_id=event.request_id, account_id=event.account_id)
         try:
-            await self._attempt(event)
+            await self._attempt(event, delivery)
         except Exception:
             # A defect in one event must not end all deliveries; without an outcome the attempt counts as failed.
             log.exception("delivery failed")
         finally:
-            was_full = self._busy[event.account_id] >= PER_ACCOUNT_MAX or self._busy.total() >= DELIVERIES_MAX
+            self._capacity.discard(delivery)
+            was_full = self._busy[event.account_id] >= PER_ACCOUNT_MAX
             self._busy[event.account_id] -= 1
             if not self._busy[event.account_id]:
                 del self._busy[event.account_id]
             if was_full:
-                self._wake.set()
+                self._claim_for(event.account_id)
 
-    async def _attempt(self, event: DueEvent) -> None:
+    async def _attempt(self, event: DueEvent, delivery: RunningDelivery) -> None:
         at, started = self._now(), trio.current_time()
         try:
             body = self._render(event)
@@ -163,7 +202,10 @@ class OutboxWorker(Worker):
             log.exception("event not rendered")
             answer = DeliveryResponse(None, error="internal fault")
         else:
-            answer = await self._send(event.account_id, event.url, body, self._headers(event, at, body))
+            answer = DeliveryResponse(None, error="ended early, because too many receivers are slow")
+            with delivery.scope:
+                answer = await self._send(event.account_id, event.url, body, self._headers(event, at, body))
+            self._capacity.end(delivery, is_answered=answer.status_code is not None)
         duration_ms = round((trio.current_time() - started) * 1000)
         outcome = after_attempt(
             answer,

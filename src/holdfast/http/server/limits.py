@@ -29,7 +29,7 @@ CHUNK_OVERHEAD_BYTES_MAX: Final = 64 * 1024
 """The bytes that a chunked body may have beyond eight times its data, for extensions and trailers."""
 
 
-RESERVED_FILES: Final = 256
+RESERVED_FILES: Final = 512
 """Open files reserved for the database, stored results and outgoing calls."""
 
 

@@ -61,8 +61,8 @@ __all__ = [
     "audit_progress", "check_callbacks", "checkpoints", "contents", "holds", "idempotency_records",
     "journal_batches", "metadata", "operations", "operator_actions", "operator_sessions", "order_payments",
     "orders", "outbox", "outbox_attempts", "payment_events", "poison_messages", "postings", "processes", "reports",
-    "service_clock", "sessions", "sign_ins", "singletons", "task_events", "tasks", "usage_entries",
-    "webhook_secrets",
+    "service_clock", "sessions", "sign_ins", "silent_receivers", "singletons", "task_events", "tasks",
+    "usage_entries", "webhook_secrets",
 ]  # fmt: skip
 
 accounts = Table(
@@ -328,6 +328,14 @@ outbox_attempts = Table(
     metadata,
     *columns_of(OutboxAttemptRow),
     PrimaryKeyConstraint("account_id", "event_id", "number"),
+)
+
+silent_receivers = Table(
+    "silent_receivers",
+    metadata,
+    # The accounts whose last delivery had no answer in time.
+    Column("account_id", Text, primary_key=True),
+    Column("since", Time, nullable=False),
 )
 
 webhook_secrets = Table(
