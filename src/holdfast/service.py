@@ -22,7 +22,6 @@ from holdfast import __version__
 from holdfast.actors.workers.report_writer import store_last_reports
 from holdfast.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.http.server.limits import connections_within, raise_open_files_limit
-from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.listening import SlotSockets, Sockets, url_of
 from holdfast.logs import flush_logs
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -42,24 +41,19 @@ AT_ONCE_S = 3.0
 def run(settings: Settings, sockets: Sockets, database_url: str, embedded: EmbeddedPostgres | None) -> int:
     """Migrate the database, then run the service in this process alone; returns the exit code.
 
-    Raises the faults of migrations, and ``SettingsFault`` for a library that is not installed.
+    Raises the faults of migrations, ``CatalogFault``, and ``SettingsFault`` for a library that is not installed.
     """
     settings, own = within_open_files(settings), sockets.of_slots[0]
     report = migrate_when_reachable(database_url)
     if report.applied:
         log.info("database migrated", applied=list(report.applied))
-    try:
-        assembly = assemble(
-            settings,
-            database_url=database_url,
-            local_url=url_of(own.public),
-            embedded=embedded,
-            sockets=sockets,
-        )
-    except CatalogFault as fault:
-        for line in fault.lines:
-            print(line, file=sys.stderr)  # noqa: T201
-        return BAD_CONFIGURATION
+    assembly = assemble(
+        settings,
+        database_url=database_url,
+        local_url=url_of(own.public),
+        embedded=embedded,
+        sockets=sockets,
+    )
     return run_assembly(assembly, partial(_log_when_ready, assembly, own))
 
 

@@ -5,15 +5,13 @@ The application loads while the database starts.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import structlog
 
-from holdfast.exit_codes import BAD_CONFIGURATION
-from holdfast.listening import CannotListen, open_sockets
+from holdfast.listening import open_sockets
 from holdfast.loading import loading
 from holdfast.logs import configure_logging
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -27,10 +25,10 @@ log = structlog.get_logger(__name__)
 
 def serve(settings: Settings) -> int:
     """Run the service in this process alone. Returns 0 after a clean stop, 1 when the supervision tree gave up, and
-    2 when it cannot start: an invalid catalog, a port in use, an asset store that does not respond.
+    2 when the asset store does not respond.
 
-    Raises the faults of the embedded database and of migrations, and ``SettingsFault`` for a library that is not
-    installed.
+    Raises ``CannotListen``, the faults of the embedded database and of migrations, ``CatalogFault``, and
+    ``SettingsFault`` for a library that is not installed.
     """
     configure_logging(settings.log_format, level=settings.log_level, in_thread=True)
     register_secrets(settings.secret_values())
@@ -38,11 +36,7 @@ def serve(settings: Settings) -> int:
     for warning in find_warnings(settings):
         log.warning(warning)
     with ExitStack() as stack:
-        try:
-            sockets = open_sockets(settings, environment())
-        except CannotListen as fault:
-            print(fault, file=sys.stderr)  # noqa: T201
-            return BAD_CONFIGURATION
+        sockets = open_sockets(settings, environment())
         stack.callback(sockets.close)
         await_database, embedded = stack.enter_context(_database(settings))
         with loading():

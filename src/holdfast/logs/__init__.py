@@ -1,8 +1,8 @@
 """Logging for the whole process: one line per event, console or JSON, scrubbed of secrets by key and by pattern.
 
 A line begins with time, level and event, then the ids it is about; repeated lines are folded, and life events of
-tasks counted while they are many. Libraries that use
-the standard logging module (hypercorn, sqlalchemy, alembic, pykka) are written in the same way.
+tasks counted while they are many. Libraries that use the standard logging module (hypercorn, sqlalchemy, alembic,
+pykka) are written in the same way.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _SECRET_KEY = re.compile(
     r"password|passwd|passphrase|pwd|secret|token(?!s)|authorization|cookie|api_?key$|signature|pepper|otp$|tracestate",
     re.IGNORECASE,
 )
-# Their INFO lines contain statements with parameters, URLs with query strings, or what each start repeats.
 _TRACE_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+# Their INFO lines contain statements with parameters, URLs with query strings, or what each start repeats.
 _QUIET_LOGGERS = ("sqlalchemy", "httpx2", "httpcore2", "pykka", "alembic")
 # It warns of each connection that is lost with the server, which is one outage.
 _SILENT_LOGGERS = ("psycopg",)

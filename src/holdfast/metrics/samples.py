@@ -25,10 +25,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """What a process did in the ``interval_s`` that ended ``at``, and its queues at the end.
 
     Responses are those of this process, whichever process owns the account; creates are counted likewise, ended
-    tasks where the task's actor is. A latency is None if nothing was measured. ``wal_sync_mean_s`` is that of
-    the database's flushes of its log, for any process. ``oldest_message_s`` is the age of
-    the oldest message in a mailbox. ``cpu_s`` was used in the interval; it and ``memory_bytes`` are None where the
-    system does not tell.
+    tasks where the task's actor is. A latency is None if nothing was measured. ``wal_sync_mean_s`` is that of the
+    database's flushes of its log, for any process. ``oldest_message_s`` is the age of the oldest message in a
+    mailbox. ``cpu_s`` was used in the interval; it and ``memory_bytes`` are None where the system does not tell.
     """
 
     at: datetime

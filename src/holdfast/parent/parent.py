@@ -23,7 +23,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from holdfast import __version__
 from holdfast.emulator_ports import EMULATOR_HOST, card_emulator_port, studio_port
 from holdfast.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
-from holdfast.listening import CannotListen, Sockets, open_sockets, refuse_new_connections, url_of
+from holdfast.listening import Sockets, open_sockets, refuse_new_connections, url_of
 from holdfast.logs import configure_logging
 from holdfast.parent.child_process import ChildProcess, start_process
 from holdfast.parent.database_server import DatabaseServer
@@ -59,20 +59,16 @@ CONNECTIONS_BESIDE_WORKERS = 20
 
 def serve(settings: Settings) -> int:
     """Run the service with ``settings.processes`` workers. Returns 0 after a clean stop, 1 when the workers keep
-    failing, and 2 when it cannot start.
+    failing, and 2 when their configuration is not valid.
 
-    Raises the faults of the embedded database.
+    Raises ``CannotListen`` and the faults of the embedded database.
     """
     configure_logging(settings.log_format, level=settings.log_level, in_thread=True)
     register_secrets(settings.secret_values())
     for warning in find_warnings(settings):
         log.warning(warning)
     variables = {name: value for name, value in environment().items() if not name.startswith("LISTEN_")}
-    try:
-        sockets = open_sockets(settings, environment())
-    except CannotListen as fault:
-        print(fault, file=sys.stderr)  # noqa: T201
-        return BAD_CONFIGURATION
+    sockets = open_sockets(settings, environment())
     with ExitStack() as stack:
         stack.callback(sockets.close)
         metrics_dir = stack.enter_context(metrics_folder())

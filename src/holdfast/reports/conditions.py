@@ -43,8 +43,7 @@ class Condition:
     """A kind of condition. ``begun`` and ``over`` are its beginning and its end in words, ``name`` is its label.
 
     ``path`` is the part of the tree that notices it; without one, its subject is the path. It begins with the
-    failure number ``failures_min`` in a row.
-    It ends with a success, or after ``quiet_s`` without a failure.
+    failure number ``failures_min`` in a row. It ends with a success, or after ``quiet_s`` without a failure.
     """
 
     name: str

@@ -29,7 +29,7 @@
     │   ├── asset-sweeper              expires stored results
     │   ├── checker                    checks the rows of all accounts
     │   ├── sweeper                    deletes expired rows
-    │   ├── database-metrics             measures what is unfinished in the database
+    │   ├── database-metrics           measures what is unfinished in the database
     │   └── sampler                    measures the event loop's lag and this process's rates
     ├── control                        independent: answers operators, also while other parts restart
     └── http            rest_for_one   independent: it responds 503 while other parts restart

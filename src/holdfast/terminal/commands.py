@@ -72,6 +72,7 @@ def report_faults() -> Iterator[None]:
 def _report(fault: Exception) -> None:
     """Exit with the line and the code of an expected fault; return for any other."""
     from holdfast.ledger.catalog.catalog import CatalogFault
+    from holdfast.listening import CannotListen
     from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
     from holdfast.persistence.server.migrate import MigrationRefused
     from holdfast.persistence.server.postmaster import EmbeddedFault
@@ -80,7 +81,7 @@ def _report(fault: Exception) -> None:
     match fault:
         case CatalogFault():
             fail("\n".join(fault.lines), BAD_CONFIGURATION)
-        case DataFolderInUse() | MigrationRefused() | DatabaseTooOld():
+        case CannotListen() | DataFolderInUse() | MigrationRefused() | DatabaseTooOld():
             fail(str(fault), BAD_CONFIGURATION)
         case EmbeddedFault():
             fail(str(fault), GAVE_UP)

@@ -29,9 +29,8 @@ async def repeat(
 ) -> NoReturn:
     """Call ``work`` forever, with a pause of ``every_s`` unless it returns True: then more is due.
 
-    Each call is a pass, which may take ``bound_s``. There is none while ``is_ours`` returns False,
-    because another process does the work. While the
-    database is away the work is postponed; a later call finds it in the rows.
+    Each call is a pass, which may take ``bound_s``. There is none while ``is_ours`` returns False, because another
+    process does the work. While the database is away the work is postponed; a later call finds it in the rows.
     """
     while True:
         try:

@@ -16,8 +16,8 @@ _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})+", re.ASCII)
 def normalise_email(text: str) -> str | None:
     """Return the address trimmed, its domain in lower case and its local part casefolded; None if it is invalid.
 
-    Stricter than the mail standards: quoted local parts, comments, bare host names and address
-    literals are refused. A domain outside ASCII must be written in its xn-- form.
+    Stricter than the mail standards: quoted local parts, comments, bare host names and address literals are
+    refused. A domain outside ASCII must be written in its xn-- form.
     """
     local, at, domain = text.strip().rpartition("@")
     local, domain = local.casefold(), domain.lower()
