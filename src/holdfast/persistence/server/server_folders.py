@@ -66,7 +66,7 @@ def _make_folder_ours(data_dir: Path, folder_fd: int, user: str | None) -> None:
             f"The data folder {data_dir} belongs to the user {_name_of(found.st_uid)}: run Holdfast as that user, "
             f"or give the folder to {_name_of(os.geteuid())}."
         )
-    if not {LOCK_NAME, "secrets"}.issuperset(os.listdir(folder_fd)):
+    if not {LOCK_NAME, "secrets", "postgres"}.issuperset(os.listdir(folder_fd)):
         # It is in use, or we did not create it (it may be a home folder): its owner decides who may read it.
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise EmbeddedFault(f"Others may write to the data folder {data_dir}: take that away with chmod go-w.")
