@@ -214,7 +214,7 @@ async def test_a_refusal_for_insufficient_credit_is_replayed(system: Any, new_ta
 
 async def test_a_conflict_is_stored_under_an_unused_key_only(system: Any, new_task: NewTask) -> None:
     refusal = Refusal(code="task_not_terminal", message="It runs.", final=True)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         account_id, key_id = await system.open_account()
         account = system.accounts.ref(account_id)
         await account.ask(Recharge(7 * CREDIT))

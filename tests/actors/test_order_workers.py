@@ -73,7 +73,7 @@ async def emulator(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Emula
     )
     port = await nursery.start(serve)
     url = f"http://127.0.0.1:{port}"
-    provider = StripeProvider(KEY, api_base=url, retries_count=0, timeout_s=5.0)
+    provider = StripeProvider(KEY, api_base=url, retries_count=0, timeout_s=60.0)
     async with httpx2.AsyncClient(base_url=url) as http:
         yield Emulator(http, provider)
     await provider.close()

@@ -33,7 +33,7 @@ async def test_callers_take_turns() -> None:
 
         await threads.run(caller, run)
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for number in range(5):
                 nursery.start_soon(work, "greedy", f"greedy {number}")
@@ -47,7 +47,7 @@ async def test_callers_take_turns() -> None:
 
 async def test_a_caller_with_too_many_jobs_is_refused_and_others_served() -> None:
     threads, gate = FairThreads(threads_max=2, jobs_per_caller_max=2), threading.Event()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for _ in range(2):
                 nursery.start_soon(threads.run, "greedy", lambda: gate.wait(10))
@@ -61,7 +61,7 @@ async def test_a_caller_with_too_many_jobs_is_refused_and_others_served() -> Non
 
 async def test_a_caller_without_jobs_takes_no_memory() -> None:
     threads = FairThreads()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         with trio.CancelScope() as scope:
             scope.cancel()
             await threads.run("gone", lambda: None)

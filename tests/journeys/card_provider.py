@@ -156,7 +156,7 @@ def run_card_provider() -> Iterator[CardProviderProcess]:
 
     thread = threading.Thread(target=trio.run, args=(run,), daemon=True)
     thread.start()
-    port, scope, token = found.get(timeout=30)
+    port, scope, token = found.get(timeout=60)
     card_provider.url = f"http://127.0.0.1:{port}"
     try:
         yield card_provider
@@ -203,7 +203,7 @@ class Payer:
         """Read an order."""
         return ok(await self.customer.call("GET", f"/v2/control/payments/{order_id}", as_session=True))
 
-    async def wait_for(self, order_id: str, *, within_s: float = 30.0, **fields: object) -> dict[str, Any]:
+    async def wait_for(self, order_id: str, *, within_s: float = 60.0, **fields: object) -> dict[str, Any]:
         """Wait until an order has these values, and return it."""
         seen: dict[str, Any] = {}
 

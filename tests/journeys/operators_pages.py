@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page
 from .page_browser import new_context, sign_in
 from .service_process import Service
 
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 
 
 @dataclass

@@ -56,7 +56,7 @@ class Receiver:
         """Return the deliveries to a path, of one kind of event or of all."""
         return [post for post in self.posts if post.path == path and kind in {None, post.event["type"]}]
 
-    async def wait(self, path: str, number: int, kind: str | None = None, *, within_s: float = 30) -> list[Post]:
+    async def wait(self, path: str, number: int, kind: str | None = None, *, within_s: float = 60) -> list[Post]:
         """Wait for ``number`` deliveries to a path, and return them."""
 
         async def enough() -> list[Post] | None:

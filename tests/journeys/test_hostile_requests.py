@@ -165,7 +165,7 @@ class HostileClient:
 
     def connect(self) -> socket.socket:
         parts = urlsplit(self.service.url)
-        return socket.create_connection((str(parts.hostname), parts.port), timeout=10)
+        return socket.create_connection((str(parts.hostname), parts.port), timeout=60)
 
     def open(self, parts: tuple[bytes, ...], *, leave: str) -> bytes:
         """Send the parts with pauses, read the response, and disconnect."""
@@ -210,7 +210,7 @@ def test_there_are_more_than_76_hostile_requests() -> None:
 @pytest.mark.parametrize("leave", ["close", "reset", "half-close"])
 def test_hostile_requests_disturb_neither_service_nor_customers(shared_service: Service, leave: str) -> None:
     hostile = HostileClient(shared_service)
-    with httpx2.Client(base_url=shared_service.url, verify=False, timeout=20) as client:
+    with httpx2.Client(base_url=shared_service.url, verify=False, timeout=60) as client:
         for name, parts in OPENINGS.items():
             received = hostile.open(parts, leave=leave)
             assert shared_service.is_alive(), name
@@ -228,7 +228,7 @@ def test_hostile_requests_disturb_neither_service_nor_customers(shared_service: 
 def test_a_byte_sent_after_the_last_request_is_harmless(shared_service: Service) -> None:
     hostile = HostileClient(shared_service)
     answered = 0
-    with httpx2.Client(base_url=shared_service.url, verify=False, timeout=20) as client:
+    with httpx2.Client(base_url=shared_service.url, verify=False, timeout=60) as client:
         for number in range(CLOSE_RACES):
             with hostile.connect() as line:
                 line.sendall(GET + b"Connection: close\r\n\r\n")

@@ -17,7 +17,7 @@ from .service_process import Customer, Service, loopback_client, ok
 
 T = TypeVar("T")
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 both_ways = pytest.mark.parametrize("has_script", [True, False], ids=["with scripts", "without scripts"])
 

@@ -42,7 +42,7 @@ class ScriptedWriter:
 
     def _next(self) -> Outcome:
         self._begun.release()
-        outcome = self._script.get(timeout=20)
+        outcome = self._script.get(timeout=60)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome

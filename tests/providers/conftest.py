@@ -175,7 +175,7 @@ def start_studio(tmp_path: Path) -> StartStudio:
 
             port = await nursery.start(run)
             url = f"http://127.0.0.1:{port}"
-            async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=10) as http:
+            async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=60) as http:
                 yield RunningStudio(url, shop, http)
             nursery.cancel_scope.cancel()
 
@@ -318,7 +318,7 @@ def start_bank(tmp_path: Path, letterbox: Letterbox) -> StartBank:
             port = await nursery.start(run)
             url = f"http://127.0.0.1:{port}"
             provider = StripeProvider(CARD_KEY, api_base=url, **(adapter or {}))
-            async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=10) as http:
+            async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=60) as http:
                 yield RunningBank(url, http, provider)
             await provider.close()
             nursery.cancel_scope.cancel()

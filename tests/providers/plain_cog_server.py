@@ -62,7 +62,7 @@ class Container:
         for number in range(tries):
             status = 0
             with suppress(httpx2.HTTPError):
-                status = httpx2.post(address, content=body, headers=headers, timeout=20).status_code
+                status = httpx2.post(address, content=body, headers=headers, timeout=60).status_code
             self.answered.append(status)
             if status != 429 and 0 < status < 500:
                 return

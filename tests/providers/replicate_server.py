@@ -113,7 +113,7 @@ class Hosted:
         for _ in range(SENDINGS_MAX):
             status = 0
             with suppress(httpx2.HTTPError):
-                status = httpx2.post(address, content=body, headers=headers, timeout=10).status_code
+                status = httpx2.post(address, content=body, headers=headers, timeout=60).status_code
             self.deliveries.append((message_id, status))
             if 200 <= status < 300:
                 return

@@ -35,7 +35,7 @@ async def bank(start_bank: StartBank) -> AsyncIterator[RunningBank]:
 @pytest.fixture
 async def v1(bank: RunningBank) -> AsyncIterator[Any]:
     """The official client's services, bare."""
-    http = TrioHttp(timeout_s=10, connect_timeout_s=5)
+    http = TrioHttp(timeout_s=60, connect_timeout_s=60)
     client = stripe.StripeClient(
         CARD_KEY, base_addresses={"api": bank.url}, http_client=http, max_network_retries=0
     )
@@ -342,7 +342,7 @@ async def test_nothing_answered_is_lost_when_the_process_is_killed(start_bank: S
         assert process.stdout is not None
         async with process.stdout as output:
             url = f"http://127.0.0.1:{int(await output.receive_some(64))}/v1/payment_intents"
-            async with httpx2.AsyncClient(trust_env=False, verify=False, timeout=10) as http:
+            async with httpx2.AsyncClient(trust_env=False, verify=False, timeout=60) as http:
 
                 async def create() -> None:
                     with contextlib.suppress(httpx2.HTTPError):

@@ -278,7 +278,7 @@ def test_a_repeated_address_must_name_the_same_job() -> None:
 
 async def test_the_services_own_library_takes_the_stand_in_for_the_service(hosted: Hosted) -> None:
     def use_it() -> None:
-        client = Client(api_token=TOKEN, base_url=hosted.url, timeout=httpx.Timeout(10), transport=connections)
+        client = Client(api_token=TOKEN, base_url=hosted.url, timeout=httpx.Timeout(60), transport=connections)
         created = client.predictions.create(
             version=VERSION,
             input={"prompt": "by version"},

@@ -47,7 +47,7 @@ class Slow:
         path.write_bytes(b"half")
         for step in range(10):
             context.step(step / 10, "render")
-            assert self.go.acquire(timeout=10)
+            assert self.go.acquire(timeout=60)
         return [finished(path)]
 
 

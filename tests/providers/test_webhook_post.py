@@ -131,7 +131,7 @@ async def answering(reply: bytes, *, then_hang: bool = False) -> AsyncIterator[t
         nursery.cancel_scope.cancel()
 
 
-async def post(port: int, *, timeout_s: float = 5.0, local_allowed: bool = True) -> DeliveryResponse:
+async def post(port: int, *, timeout_s: float = 60.0, local_allowed: bool = True) -> DeliveryResponse:
     client = GuardedClient(ssl_context=PLAIN, local_allowed=local_allowed)
     try:
         with trio.fail_after(60):
