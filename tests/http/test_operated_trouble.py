@@ -69,6 +69,19 @@ async def test_unfinished_tasks_of_all_accounts_are_listed(api: Api) -> None:
     await api.refused(refused, 400, "invalid_parameter")
 
 
+async def test_failed_tasks_of_all_accounts_are_listed_newest_first(api: Api) -> None:
+    states: tuple[dict[str, Any], ...] = ({}, {}, {"provider": "other"}, {"status": "canceled"})
+    for number, fields in enumerate(states):
+        ended = {"status": "failed", "wake_at": None, **fields}
+        await api.add_task(api.task(f"task_{number}", at=api.now + timedelta(minutes=number), **ended))
+    first = await get(api, "/ops/api/failed-tasks?limit=2")
+    assert [each["task"]["request_id"] for each in first["data"]] == ["task_2", "task_1"]
+    rest = await get(api, f"/ops/api/failed-tasks?limit=2&cursor={first['next_cursor']}")
+    assert ([each["task"]["request_id"] for each in rest["data"]], rest["next_cursor"]) == (["task_0"], None)
+    at_other = await get(api, "/ops/api/failed-tasks?provider=other")
+    assert [each["task"]["request_id"] for each in at_other["data"]] == ["task_2"]
+
+
 async def test_events_whose_delivery_fails_are_listed_and_retried(api: Api) -> None:
     older, newer = await plant(api, attempts=2)
     outbox = tables.outbox

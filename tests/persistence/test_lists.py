@@ -18,7 +18,13 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Review, TaskRequest, accept_task
 from holdfast.persistence.queries.orders import troubled_orders
 from holdfast.persistence.queries.reports import reports_page
-from holdfast.persistence.queries.tasks import open_reviews, tasks_of_account, unfinished_tasks, usage_of_account
+from holdfast.persistence.queries.tasks import (
+    failed_tasks,
+    open_reviews,
+    tasks_of_account,
+    unfinished_tasks,
+    usage_of_account,
+)
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
 from holdfast.reports.report import ReportFilter
@@ -232,6 +238,19 @@ def test_unfinished_tasks_are_found_without_reading_ended_ones(rows: Connection)
     queued = readable(unfinished_tasks(rows, filters={"status": "queued", "provider": "studio"}, limit=in_flight))
     assert {task.account_id for task in queued} == {f"acct_{number}" for number in (1, 3, 5, 7, 9)}
     assert unfinished_tasks(rows, filters={"provider": "another"}, limit=PAGE) == []
+
+
+@pytest.mark.parametrize(("provider", "count"), [(None, PAGE), ("another", 0)])
+def test_failed_tasks_are_found_through_their_own_index(rows: Connection, provider: str | None, count: int) -> None:
+    add_tasks(rows, "acct_1", 0, 5000, status="failed")
+    rows.execute(text("analyze tasks"))
+    filters = {} if provider is None else {"provider": provider}
+    _, plan = Reads(rows).cost(lambda rows: failed_tasks(rows, filters=filters, limit=PAGE))
+    assert "ix_tasks_failed" in plan
+    # In the order of the index, and without a look at the row of another provider's task.
+    assert "'Sort" not in plan
+    assert "Rows Removed by Filter" not in plan
+    assert len(failed_tasks(rows, filters=filters, limit=PAGE)) == count
 
 
 def test_held_orders_are_found_through_their_own_index(rows: Connection) -> None:

@@ -19,7 +19,7 @@ from holdfast.persistence.server.migrate import MigrationRefused, MigrationRepor
 from holdfast.persistence.server.revisions import installed_revisions, is_migrated
 from holdfast.persistence.server.upgrade import alembic_config, upgrade
 
-REVISIONS = tuple(f"{number:04}" for number in range(1, 22))
+REVISIONS = tuple(f"{number:04}" for number in range(1, 23))
 DIRECTORIES = ("account_emails", "order_payments")
 
 

@@ -185,7 +185,7 @@ def admit_token(wrong_tokens: tuple[datetime, ...], at: datetime) -> Refusal | N
         return None
     return Refusal(
         code="sign_in_locked",
-        message="Too many wrong tokens came from this address; try again later.",
+        message="Too many wrong tokens came from this address.",
         retry_after_s=_seconds(wrong_tokens[-WRONG_TOKENS_MAX] + WRONG_TOKENS_WINDOW - at),
     )
 

@@ -155,7 +155,7 @@ def _state(reason: str) -> str | None:
 
 
 def _beginning(condition: Condition, reason: str) -> str:
-    return f"{condition.begun}{' ' if _state(reason) else ': '}{reason}"
+    return f"{condition.begun}{' ' if _state(reason) else ': '}{reason.rstrip('.')}"
 
 
 class Conditions:

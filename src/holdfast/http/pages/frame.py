@@ -60,6 +60,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
         "Service",
         (
             Entry("/ops/tasks", "Unfinished tasks"),
+            Entry("/ops/failed-tasks", "Failed tasks"),
             Entry("/ops/providers", "Providers"),
             Entry("/ops/books", "Books"),
             Entry("/ops/actions", "Operators' actions"),

@@ -25,6 +25,7 @@ _BY_ID = TASK.where(tasks.c.request_id == bindparam("request_id"))
 _IN_REVIEW = TASK.where(tasks.c.status == literal_column("'review'"))
 # Named like this, the two partial indexes of tasks that have not ended are read, and no ended task.
 _UNFINISHED = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched | not_(tasks.c.dispatched))
+_FAILED = TASK.where(tasks.c.status == literal_column("'failed'"), tasks.c.wake_at.is_(None))
 _ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))
 
 
@@ -62,6 +63,17 @@ def unfinished_tasks(
     """
     matches = [tasks.c[name] == value for name, value in filters.items()]
     return _listed(page(rows, _UNFINISHED.where(*matches), _ORDER, oldest_first=True, **options))
+
+
+def failed_tasks(
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
+) -> list[Task | UnreadableEntry]:
+    """Return a page of the failed tasks of all accounts, newest first by (created_at, request_id).
+
+    ``filters`` may have a ``provider``.
+    """
+    matches = [tasks.c[name] == value for name, value in filters.items()]
+    return _listed(page(rows, _FAILED.where(*matches), _ORDER, **options))
 
 
 def open_reviews(

@@ -174,6 +174,15 @@ tasks = Table(
     ),
     Index("ix_tasks_due", "owner", "wake_at", postgresql_where=text("wake_at is not null and dispatched")),
     Index("ix_tasks_review", "created_at", "request_id", postgresql_where=text("status = 'review'")),
+    # The failed tasks of all accounts, for operators; a provider is compared in the index alone. It names wake_at,
+    # which is null then, so that an account's own list of failed tasks never reads it.
+    Index(
+        "ix_tasks_failed",
+        "created_at",
+        "request_id",
+        "provider",
+        postgresql_where=text("status = 'failed' and wake_at is null"),
+    ),
     Index("ix_tasks_input_until", "input_until", postgresql_where=text("input_until is not null")),
 )
 

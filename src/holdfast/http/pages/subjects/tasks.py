@@ -1,4 +1,4 @@
-"""Tasks that have not ended, and one task: where it stands, its actor, outputs and what happened to it."""
+"""Tasks that have not ended or failed, and one: where it stands, its actor, outputs and what happened to it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from holdfast.http.endpoints.operators.accounts.tasks import (
     UNFINISHED,
     TaskDetails,
     TaskDetailsList,
+    list_failed_tasks,
     list_unfinished_tasks,
     read_task_details,
 )
@@ -32,6 +33,16 @@ async def tasks(visit: Visit) -> ViewResult:
         "statuses": UNFINISHED,
     }
     return Html("tasks.html", values, is_live=True)
+
+
+@view("/ops/failed-tasks")
+async def failed(visit: Visit) -> ViewResult:
+    """The tasks that failed, newest first."""
+    values = {
+        "tasks": await visit.read_list(list_failed_tasks, TaskDetailsList, ("provider",)),
+        "provider": visit.parameter("provider"),
+    }
+    return Html("failed_tasks.html", values, is_live=True)
 
 
 @view("/ops/tasks/{request_id}")

@@ -148,7 +148,8 @@ async def adjust_credit(call: Call) -> Outcome:
     if amount_micro is None:
         return Refusal(
             code="invalid_amount",
-            message=f"The amount {shown(body.amount)} is not a plain decimal but zero, with at most 6 decimals.",
+            message=f"The amount {shown(body.amount)} is not a plain decimal other than zero, "
+            "below a billion and with at most 6 decimals.",
             param="amount",
         )
     account_id = await existing_account(call)

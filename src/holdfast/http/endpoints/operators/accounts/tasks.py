@@ -1,4 +1,4 @@
-"""Tasks of any account: those that have not ended, and one."""
+"""Tasks of any account: those that have not ended, those that failed, and one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.queries.tasks import task_by_id, unfinished_tasks
+from holdfast.persistence.queries.tasks import failed_tasks, task_by_id, unfinished_tasks
 
 route = RouteTable("Operators")
 
 UNFINISHED: Final = ("queued", "processing", "review")
+_AT_PROVIDER: Final = filter_by("provider", "Only tasks at this provider.")
 _FILTERS: Final = (
-    filter_by("provider", "Only tasks at this provider."),
+    _AT_PROVIDER,
     filter_by("status", "Only tasks with this status.", UNFINISHED),
 )
 
@@ -46,7 +47,7 @@ class TaskDetails(msgspec.Struct, frozen=True):
 
 
 class TaskDetailsList(msgspec.Struct, frozen=True):
-    """A page of tasks, oldest first."""
+    """A page of tasks."""
 
     data: list[TaskDetails]
     next_cursor: str | None
@@ -70,6 +71,27 @@ async def list_unfinished_tasks(call: Call) -> Outcome:
         lambda task: Position(task.created_at, task.request_id),
         kind="unfinished tasks",
         filters=_FILTERS,
+    )
+
+
+@route(
+    "GET",
+    "/ops/api/failed-tasks",
+    summary="List the failed tasks of all accounts, newest first",
+    auth=Auth.OPERATOR_READ,
+    reply=TaskDetailsList,
+    parameters=(_AT_PROVIDER, *PAGE),
+)
+async def list_failed_tasks(call: Call) -> Outcome:
+    """One read."""
+    return await list_of_all_accounts(
+        call,
+        TaskDetailsList,
+        failed_tasks,
+        partial(_details, call.deps),
+        lambda task: Position(task.created_at, task.request_id),
+        kind="failed tasks",
+        filters=(_AT_PROVIDER,),
     )
 
 
