@@ -157,10 +157,18 @@ class HostingWorker(Worker):
         if isinstance(stored, DownloadRefused):
             by_store = stored.code == "storage_full"
             return HostingFailure(output.index, f"{stored.code}: {stored.message}", stored.permanent, by_store)
+        if isinstance(stored, OSError):
+            # The details of a storage fault are for operators only.
+            self._watch(stored.strerror or type(stored).__name__)
+            return _not_stored(output, "cannot be written at the moment")
+        if isinstance(stored, OutputItem):
+            self._watch(None)
         return stored
 
-    def _store_checked(self, output: Output, hosting: Hosting, found: Downloaded) -> OutputItem | HostingFailure:
-        """Claim and store a content; blocks."""
+    def _store_checked(
+        self, output: Output, hosting: Hosting, found: Downloaded
+    ) -> OutputItem | HostingFailure | OSError:
+        """Claim and store a content; blocks. A fault of the storage is returned."""
         claimed_at = self._now()
         try:
             if not self._claims.claim(Content(found.sha256, found.content_type), claimed_at):
@@ -169,10 +177,7 @@ class HostingWorker(Worker):
         except DatabaseAway:
             return _not_stored(output, "not ready")
         except OSError as fault:
-            # The details of a storage fault are for operators only.
-            trio.from_thread.run_sync(self._watch, fault.strerror or type(fault).__name__)
-            return _not_stored(output, "cannot be written at the moment")
-        trio.from_thread.run_sync(self._watch, None)
+            return fault
         return OutputItem(
             index=output.index,
             asset_id=new_id("asset"),
