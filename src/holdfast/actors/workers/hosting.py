@@ -8,6 +8,7 @@ failed round means.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -82,7 +83,7 @@ class HostingWorker(Worker):
         self._tasks = tasks
         self._now = now
         self._watch = watch
-        self._rounds: dict[str, trio.CapacityLimiter] = {}
+        self._rounds = defaultdict[str, trio.CapacityLimiter](partial(trio.CapacityLimiter, ROUNDS_MAX))
         self._running: dict[str, tuple[int, int, trio.CancelScope]] = {}
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
@@ -124,7 +125,7 @@ class HostingWorker(Worker):
         """Store the outputs once there is a turn; after ``TURN_TIMEOUT_S`` without one the task waits longer."""
         outputs = host.effect.outputs
         with trio.move_on_after(TURN_TIMEOUT_S) as waiting:
-            async with self._rounds.setdefault(host.provider, trio.CapacityLimiter(ROUNDS_MAX)):
+            async with self._rounds[host.provider]:
                 waiting.deadline = math.inf
                 return [await self._store_output(output, host) for output in outputs]
         return [_not_stored(output, "other results are being stored") for output in outputs]

@@ -14,6 +14,7 @@ from typing import TypeVar
 import trio
 
 from holdfast import metrics
+from holdfast.metrics.batched_histogram import BatchedHistogram
 
 T = TypeVar("T")
 
@@ -38,14 +39,16 @@ class Passes:
     def watching(self, worker: str, start: Callable[[], T]) -> Callable[[], T]:
         """Return ``start`` such that the passes of what it starts, in the same task, are known here."""
 
+        pass_s = metrics.WORKER_PASS_S.labels(worker)
+
         def start_watched() -> T:
-            _watched.set((self, worker))
+            _watched.set((self, worker, pass_s))
             return start()
 
         return start_watched
 
 
-_watched: ContextVar[tuple[Passes, str] | None] = ContextVar("watched worker", default=None)
+_watched: ContextVar[tuple[Passes, str, BatchedHistogram] | None] = ContextVar("watched worker", default=None)
 
 
 @contextmanager
@@ -55,7 +58,7 @@ def one_pass(what: str, *, bound_s: float = 0.0) -> Iterator[None]:
     if watched is None:
         yield
         return
-    passes, worker = watched
+    passes, worker, pass_s = watched
     began_at = trio.current_time()
     this = Pass(worker, what, bound_s, began_at, trio.lowlevel.current_task())
     passes.open[this] = None
@@ -63,4 +66,4 @@ def one_pass(what: str, *, bound_s: float = 0.0) -> Iterator[None]:
         yield
     finally:
         del passes.open[this]
-        metrics.WORKER_PASS_S.labels(worker).observe(trio.current_time() - began_at)
+        pass_s.observe(trio.current_time() - began_at)

@@ -6,8 +6,10 @@ task again.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
 
 import structlog
@@ -53,7 +55,7 @@ class ProviderCaller(Worker):
         self._providers = providers
         self._tasks = tasks
         self._submits = submits
-        self._limiters: dict[str, trio.CapacityLimiter] = {}
+        self._limiters = defaultdict[str, trio.CapacityLimiter](partial(trio.CapacityLimiter, CALLS_MAX))
         self._unfinished = 0
 
     async def on_receive(self, message: object) -> None:
@@ -77,7 +79,7 @@ class ProviderCaller(Worker):
         # For all lines of this trio task, also those of the provider's adapter.
         bind_contextvars(task_id=call.request_id, account_id=account_id, provider=name)
         try:
-            limiter = self._limiters.setdefault(name, trio.CapacityLimiter(CALLS_MAX))
+            limiter = self._limiters[name]
             if await _acquire(limiter):
                 try:
                     await self._call(name, call)
