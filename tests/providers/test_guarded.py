@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from quart import Response, redirect, request
 from quart_trio import QuartTrio
 
+from holdfast.connected_socket import ConnectedSocket
 from holdfast.providers.outbound.addresses import is_plain_host, is_public
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
 
@@ -97,7 +98,7 @@ class Network:
             raise ConnectionRefusedError
         return await trio.open_tcp_stream("127.0.0.1", self.port)
 
-    async def start_tls(self, stream: trio.SocketStream, context: ssl.SSLContext, host: str) -> trio.SocketStream:
+    async def start_tls(self, stream: ConnectedSocket, context: ssl.SSLContext, host: str) -> ConnectedSocket:
         """Record that TLS would start, so that https can be tried against a plain server."""
         assert context.check_hostname
         self.tls_names.append(host)

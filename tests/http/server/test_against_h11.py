@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import h11
 import pytest
 
-from holdfast.http.server.limits import RECEIVE_BYTES, ServerLimits
+from holdfast.connected_socket import RECEIVE_BYTES
+from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.request_parser import RequestParser
 
 LIMITS = ServerLimits(header_bytes_max=4096, header_count_max=50)

@@ -20,8 +20,8 @@ import structlog
 import trio
 
 from holdfast import metrics
-from holdfast.http.server.client_socket import ClientSocket
-from holdfast.http.server.limits import PIPELINED_MAX, READ_AHEAD_BYTES, RECEIVE_BYTES, SEND_BYTES, ServerLimits
+from holdfast.connected_socket import RECEIVE_BYTES, ConnectedSocket
+from holdfast.http.server.limits import PIPELINED_MAX, READ_AHEAD_BYTES, SEND_BYTES, ServerLimits
 from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, Request, RequestParser
 from holdfast.http.server.response_framing import CONTINUE, ResponseFraming, refusal_bytes
 from holdfast.ledger.refusals import Refusal
@@ -123,14 +123,14 @@ class Connection:
 
     def close(self) -> None:
         """Close an idle connection; its file descriptor is free on return."""
-        if isinstance(self._stream, ClientSocket):
+        if isinstance(self._stream, ConnectedSocket):
             self._stream.close()
         self._scope.cancel()
 
     def abort(self, reason: Cut) -> None:
         """Close the connection immediately with a reset, discarding unsent data."""
         metrics.HTTP_CONNECTIONS_CLOSED.labels(reason).inc()
-        if isinstance(self._stream, ClientSocket):
+        if isinstance(self._stream, ConnectedSocket):
             self._stream.reset()
         self._scope.cancel()
 

@@ -6,9 +6,6 @@ import resource
 from dataclasses import dataclass
 from typing import Final
 
-RECEIVE_BYTES: Final = 64 * 1024
-"""The most that is read from a socket at once."""
-
 READ_AHEAD_BYTES: Final = 64 * 1024
 """How much of a body is buffered for its handler; beyond that (and one receive) the socket is not read."""
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from holdfast.http.server.client_socket import ClientSocket
+from holdfast.connected_socket import ConnectedSocket
 from holdfast.http.server.connection import Address, AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.listening import refuse_new_connections
@@ -117,7 +117,7 @@ class Listener:
                 return False
             self._has_no_file = False
             try:
-                stream = ClientSocket(accepted)
+                stream = ConnectedSocket(accepted)
                 server = _address(accepted.getsockname())
             except OSError:
                 accepted.close()  # closed by the client already

@@ -6,6 +6,7 @@ used again only for the endpoint it was dialed for, so no request uses one that 
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from typing import Final, NamedTuple
 import certifi
 import trio
 
+from holdfast.connected_socket import RECEIVE_BYTES, ConnectedSocket
 from holdfast.providers.outbound.faults import (
     BodyTooLarge,
     ConnectError,
@@ -31,7 +33,6 @@ from holdfast.providers.outbound.response_parser import ResponseParser
 
 KEEP_ALIVE_S: Final = 5.0
 """How long an idle connection is kept."""
-RECEIVE_BYTES: Final = 64 * 1024
 
 
 class Endpoint(NamedTuple):
@@ -49,7 +50,7 @@ class Endpoint(NamedTuple):
 Dial = Callable[[Endpoint, str], Awaitable[trio.SocketStream]]
 """Connects, on behalf of a requester. Raises :class:`ConnectTimeout`, and ``OSError`` or its owner's refusal."""
 
-StartTls = Callable[[trio.SocketStream, ssl.SSLContext, str], Awaitable[trio.abc.Stream]]
+StartTls = Callable[[ConnectedSocket, ssl.SSLContext, str], Awaitable[trio.abc.Stream]]
 
 
 @cache
@@ -63,7 +64,7 @@ def tls_context() -> ssl.SSLContext:
     return context
 
 
-async def start_tls(stream: trio.SocketStream, context: ssl.SSLContext, host: str) -> trio.abc.Stream:
+async def start_tls(stream: ConnectedSocket, context: ssl.SSLContext, host: str) -> trio.abc.Stream:
     """Start TLS and verify the certificate against ``host``. Raises ``trio.BrokenResourceError``."""
     secure = trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
     await secure.do_handshake()
@@ -76,13 +77,13 @@ class ClientConnection:
     __slots__ = ("_idle_timeout_s", "_socket", "_stream", "endpoint", "idle_since", "parser")
 
     def __init__(
-        self, endpoint: Endpoint, stream: trio.abc.Stream, socket: trio.SocketStream, idle_timeout_s: float
+        self, endpoint: Endpoint, stream: trio.abc.Stream, connected: ConnectedSocket, idle_timeout_s: float
     ) -> None:
         self.endpoint = endpoint
         self.parser = ResponseParser()
         self.idle_since = 0.0
         self._stream = stream
-        self._socket = socket.socket
+        self._socket = connected
         self._idle_timeout_s = idle_timeout_s
 
     @property
@@ -259,22 +260,23 @@ class ConnectionPool:
 
     async def _connect(self, endpoint: Endpoint, requester: str) -> ClientConnection:
         try:
-            socket = await self._dial(endpoint, requester)
+            dialed = await self._dial(endpoint, requester)
         except OSError as fault:
             raise ConnectError("the server cannot be connected to") from fault
-        stream: trio.abc.Stream = socket
+        connected = ConnectedSocket(socket.socket(fileno=dialed.socket.detach()))
+        stream: trio.abc.Stream = connected
         if endpoint.tls:
             try:
                 with trio.fail_after(self._connect_timeout_s):
-                    stream = await self._start_tls(socket, self._ssl_context, endpoint.host)
+                    stream = await self._start_tls(connected, self._ssl_context, endpoint.host)
             except BaseException as fault:
-                socket.socket.close()
+                connected.close()
                 if isinstance(fault, trio.TooSlowError):
                     raise ConnectTimeout("TLS was not established in time") from fault
                 if isinstance(fault, trio.BrokenResourceError):
                     raise ConnectError("TLS cannot be established") from fault
                 raise
-        return ClientConnection(endpoint, stream, socket, self._idle_timeout_s)
+        return ClientConnection(endpoint, stream, connected, self._idle_timeout_s)
 
     def _take_idle(self, endpoint: Endpoint) -> ClientConnection | None:
         while self._idle and self._idle[0].idle_since < trio.current_time() - KEEP_ALIVE_S:

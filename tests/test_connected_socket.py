@@ -1,4 +1,4 @@
-"""A client's socket: partial sends, the end of data, and a close while tasks wait."""
+"""A connected socket: partial sends, the end of data, and a close while tasks wait."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.http.server.client_socket import ClientSocket
+from holdfast.connected_socket import ConnectedSocket
 
 LONG = bytes(range(256)) * 16_384
 
 
 async def test_what_the_kernel_does_not_take_at_once_is_sent_later() -> None:
-    ours, theirs = (ClientSocket(each) for each in socket.socketpair())
+    ours, theirs = (ConnectedSocket(each) for each in socket.socketpair())
     received = bytearray()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -30,7 +30,7 @@ async def test_what_the_kernel_does_not_take_at_once_is_sent_later() -> None:
 
 @pytest.mark.parametrize("end", ["close", "reset"])
 async def test_a_close_ends_the_waits_of_tasks(end: str) -> None:
-    ours, theirs = (ClientSocket(each) for each in socket.socketpair())
+    ours, theirs = (ConnectedSocket(each) for each in socket.socketpair())
     ended = []
 
     async def receive() -> None:
@@ -57,7 +57,7 @@ async def test_a_close_ends_the_waits_of_tasks(end: str) -> None:
 
 
 async def test_a_peer_that_has_closed_breaks_the_send() -> None:
-    ours, theirs = (ClientSocket(each) for each in socket.socketpair())
+    ours, theirs = (ConnectedSocket(each) for each in socket.socketpair())
     theirs.close()
     with pytest.raises(trio.BrokenResourceError):
         await ours.send_all(b"late")

@@ -1,4 +1,4 @@
-"""A client's socket as a stream.
+"""A connected socket as a stream, for both ends of HTTP.
 
 Unlike trio's own it waits before it reads instead of after a failed attempt, and a send is a checkpoint only when
 the kernel takes no more data. That saves a system call and a step of the event loop for each request.
@@ -6,6 +6,7 @@ the kernel takes no more data. That saves a system call and a step of the event 
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from contextlib import suppress
@@ -13,23 +14,24 @@ from typing import Final
 
 import trio
 
-from holdfast.http.server.limits import RECEIVE_BYTES
+RECEIVE_BYTES: Final = 64 * 1024
+"""The most that is read at once."""
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _UNSENT_BYTES: Final = 16 * 1024
 """How much the kernel buffers beyond what it has sent, as in trio's stream."""
 
 
-class ClientSocket(trio.abc.HalfCloseableStream):
-    """An accepted connection. One task at a time may send, and one may receive."""
+class ConnectedSocket(trio.abc.HalfCloseableStream):
+    """A connection. One task at a time may send, and one may receive."""
 
-    def __init__(self, accepted: socket.socket) -> None:
-        accepted.setblocking(False)
-        self._socket = accepted
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self._socket = connected
         with suppress(OSError):  # a Unix socket
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Wait for data and return it; b"" at its end. Raises BrokenResourceError or ClosedResourceError."""
@@ -42,6 +44,12 @@ class ClientSocket(trio.abc.HalfCloseableStream):
                 continue
             except OSError as fault:
                 raise trio.BrokenResourceError from fault
+
+    def is_readable(self) -> bool:
+        """Whether there is something to receive: data, the end, or an error."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send; not a checkpoint if the kernel takes all. Raises BrokenResourceError or ClosedResourceError."""
