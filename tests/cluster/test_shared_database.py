@@ -170,6 +170,25 @@ async def test_members_of_different_machines_are_linked_by_tls(database_url: str
     assert tls.accept.verify_mode is ssl.CERT_REQUIRED
 
 
+async def test_a_member_keeps_its_port_when_it_starts_again(tmp_path: Path) -> None:
+    def listen(first: int) -> tuple[trio.abc.Listener[trio.abc.Stream], int]:
+        [listener], [address] = MemberEndpoint(tmp_path, None, ("127.0.0.1", first)).listen("mine")
+        return listener, int(address.rpartition(":")[2])
+
+    listener, port = listen(0)
+    # The side that closes first keeps the connection in TIME_WAIT, as a killed member's system does.
+    dialed = await trio.open_tcp_stream("127.0.0.1", port)
+    await (await listener.accept()).aclose()
+    await dialed.aclose()
+    await listener.aclose()
+    again, same = listen(port)
+    other, next_one = listen(port)
+    assert same == port
+    assert next_one > port
+    await again.aclose()
+    await other.aclose()
+
+
 def test_a_socket_has_a_short_path_even_in_a_deep_folder(tmp_path: Path) -> None:
     assert socket_path(Path("/run/holdfast"), "0123456789ab") == Path("/run/holdfast/0123456789ab.sock")
     deep = tmp_path / ("d" * 100)

@@ -163,6 +163,8 @@ def _listen_tcp(host: str, first: int) -> trio.SocketListener:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in range(first, min(first + PORTS_TRIED, 65536)):
         raw = socket.socket(family, socket.SOCK_STREAM)
+        # A member that was killed and starts again keeps its port, though connections to it are still in TIME_WAIT.
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             raw.bind((host, port))
             raw.listen(BACKLOG)
