@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from collections import Counter
 
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -14,9 +16,9 @@ from holdfast.cluster.codec import Codec
 from holdfast.cluster.faults import LinkLost
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.cluster.members import SINGLETONS as FIXED
-from holdfast.cluster.members import slots_of
+from holdfast.cluster.members import UNREACHED_S, slots_of
 from holdfast.ledger.places import place_of
-from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat
+from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member
 from holdfast.persistence.records.accounts import SessionRevokedRow
 
 from .nodes import Node, Rows, running
@@ -83,6 +85,23 @@ async def test_the_places_of_a_killed_member_move_at_once(autojump_clock: MockCl
         holders = Counter(rows.holders.values())
         assert holders.keys() <= {"proc_a", "proc_b"}
         assert holders.total() == len(SINGLETONS)
+
+
+async def test_a_member_that_is_not_reached_is_logged_once_with_the_reason(autojump_clock: MockClock) -> None:
+    async def fail_handshake(member: Member) -> trio.abc.Stream:
+        raise trio.BrokenResourceError from ssl.SSLError(1, "certificate has expired")
+
+    nodes = three(Rows())
+    async with running(*nodes):
+        with structlog.testing.capture_logs() as logs:
+            nodes[0].endpoint.dial = fail_handshake  # type: ignore[method-assign]
+            nodes[2].kill()
+            await trio.sleep(UNREACHED_S - 1)
+            assert "member not reached" not in [line["event"] for line in logs]
+            await trio.sleep(LEASE_S)
+    missed = [(line["member"], line["reason"]) for line in logs if line["event"] == "member not reached"]
+    # By each of the two others; the memory's own refusal has the member's name as its reason.
+    assert sorted(missed) == [("proc_c", "certificate has expired"), ("proc_c", "proc_c")]
 
 
 async def asks_lost_with_their_owner(node: Node, owner: Node, key: str, command: SignOut) -> object:

@@ -39,6 +39,8 @@ JOIN_S = 2.0
 """How long a new member waits for its links before it is ready without some of them."""
 DRAIN_S = 1.0
 """How long a draining member waits until its row says so."""
+UNREACHED_S = 5.0
+"""A member that cannot be reached for so long is logged: one that has just ended is not missed."""
 REDIAL_FIRST_S = 0.05
 REDIAL_S = 2.0
 """The time between two attempts to open a link, at first and at most."""
@@ -62,6 +64,12 @@ class Peer:
         self.logged: set[str] = set()
         self.unreachable_since: float | None = trio.current_time()
         """Since when there is no link (trio's clock); None while there is one."""
+
+    def is_new(self, reason: str) -> bool:
+        """Remember why there is no link, and return whether that is a new reason since there was one."""
+        is_known = reason in self.logged
+        self.logged.add(reason)
+        return not is_known
 
     def may_own(self, providers: frozenset[str]) -> bool:
         """Whether it may own places: it is ready, linked, and can call these providers and no others."""
@@ -225,7 +233,7 @@ class Members:
         """Open a link to another member, again and again, as long as its lease is valid."""
         with peer.scope:
             while True:
-                stream = await self._dial(peer.member)
+                stream = await self._dial(peer)
                 if stream is not None:
                     link = peer.link = Link(
                         stream,
@@ -248,12 +256,17 @@ class Members:
                 await trio.sleep(min(REDIAL_FIRST_S * 2**peer.failures, REDIAL_S))
                 peer.failures = min(peer.failures + 1, 10)
 
-    async def _dial(self, member: Member) -> trio.abc.Stream | None:
+    async def _dial(self, peer: Peer) -> trio.abc.Stream | None:
+        reason = f"no answer within {DIAL_TIMEOUT_S:g} s"
         with trio.move_on_after(DIAL_TIMEOUT_S):
             try:
-                return await self._endpoint.dial(member)
+                return await self._endpoint.dial(peer.member)
             except (OSError, trio.BrokenResourceError) as exc:
-                log.debug("member not reached", member=member.process_id, reason=str(exc))
+                reason = str(exc.__cause__ or exc)  # a failed handshake's reason is its cause
+        since = peer.unreachable_since
+        is_missed = since is not None and trio.current_time() - since >= UNREACHED_S
+        if is_missed and peer.is_new(reason):
+            log.warning("member not reached", member=peer.member.process_id, reason=reason)
         return None
 
     def _on_up(self, peer: Peer) -> None:
@@ -267,9 +280,8 @@ class Members:
     def _on_down(self, peer: Peer, reason: str) -> None:
         peer.link = None
         peer.unreachable_since = trio.current_time()
-        if reason not in peer.logged:
+        if peer.is_new(reason):
             log.warning("link closed", member=peer.member.process_id, reason=reason)
-            peer.logged.add(reason)
         self._assign_places()
         # The member may have ended: then its row is read as it is now, and its singletons are claimed.
         self._presence.beat_soon()
