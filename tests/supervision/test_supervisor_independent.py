@@ -55,4 +55,5 @@ async def test_a_stop_at_once_needs_no_earlier_stop(scripted: ScriptedTree, auto
     async with scripted.running(supervisor):
         supervisor.stop_at_once()
     assert {"-a", "-b"} <= set(scripted.take_log())
+    assert {report.reason for report in scripted.reports("drain", "killed")} == {"stopped at once", "killed: b, a"}
     assert trio.current_time() < 3.0

@@ -22,6 +22,7 @@ class ChildStops:
         self._reports = reports
         self._scope = trio.CancelScope(shield=True)
         self._is_draining = False
+        self._is_at_once = False
         self._killed: list[str] = []
 
     async def stop(self, child: SupervisedChild, run: Run) -> None:
@@ -41,9 +42,10 @@ class ChildStops:
                 elif child.live:
                     child.phase = "stopping"
                     await self._stop(child, child.run)
+        reason = "stopped at once" if self._is_at_once else f"killed at the deadline of {within_s:g} s"
         for child in reversed(self._children):
             if child.live and child.spec.child_id not in self._killed:
-                self._kill(child, child.run, f"killed at the deadline of {within_s:g} s")
+                self._kill(child, child.run, reason)
         summary = f"killed: {', '.join(self._killed)}" if self._killed else "every child in time"
         self._reports.report(
             "drain", None, "killed" if self._killed else "shutdown", reason=summary, decision="stop"
@@ -51,6 +53,7 @@ class ChildStops:
 
     def end_drain(self) -> None:
         """Let the drain, now or once it begins, kill what has not stopped."""
+        self._is_at_once = True
         self._scope.cancel(reason=f"{self._reports.path} is stopped at once")
 
     async def _stop(self, child: SupervisedChild, run: Run) -> None:
