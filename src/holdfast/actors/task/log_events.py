@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.actors.runtime.turns import LogEvent
 from holdfast.ledger.tasks.task import Task
+from holdfast.scrubbing import scrub
 
 
 def log_event_of(before: Task, after: Task) -> LogEvent | None:
@@ -15,7 +16,8 @@ def log_event_of(before: Task, after: Task) -> LogEvent | None:
             attempt=after.state.attempt or None,
             charge_micro=after.state.cost_micro,
             latency_ms=after.latency_ms,
-            error=after.state.error,
+            # It may quote a provider's own words.
+            error=after.state.error and scrub(after.state.error),
         )
     if after.status == "review" and before.status != "review":
         review = after.state.review
