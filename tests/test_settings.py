@@ -182,6 +182,18 @@ def test_production_refuses_one_value_for_two_secrets(production: dict[str, str]
     )
 
 
+def test_two_listeners_of_one_address_need_two_ports(development: dict[str, str]) -> None:
+    same = {"HOLDFAST_OPS_PORT": "8000", "HOLDFAST_STUDIO_PORT": "8000"}
+    assert faults({**development, **same, "HOLDFAST_HOST": "0.0.0.0", "HOLDFAST_OPS_HOST": "10.0.0.5"}) == (
+        "HOLDFAST_OPS_PORT has the same value as HOLDFAST_PORT; give each its own",
+        "HOLDFAST_STUDIO_PORT has the same value as HOLDFAST_PORT; give each its own",
+    )
+    load_settings(
+        {**development, "HOLDFAST_PORT": "8000", "HOLDFAST_OPS_PORT": "8000", "HOLDFAST_HOST": "10.0.0.5"}
+    )
+    load_settings({**development, "HOLDFAST_PORT": "0", "HOLDFAST_OPS_PORT": "0"})
+
+
 def test_production_needs_a_catalog(production: dict[str, str]) -> None:
     del production["HOLDFAST_CATALOG"]
     (line,) = faults(production)

@@ -17,6 +17,8 @@ OWN_SECRETS = (*REQUIRED_SECRETS, "SERVER_KEY")
 """Secrets of this service, which development generates."""
 
 MEMBER_TLS = ("MEMBER_CERTIFICATE", "MEMBER_KEY", "MEMBER_CA")
+LOCAL_HOST = "127.0.0.1"
+EVERY_HOST = {"0.0.0.0", "::"}  # noqa: S104 - not bound here
 CARD_KEY_CHARS_MIN = 16
 CARD_WEBHOOK_SECRET_CHARS_MIN = 24
 _CARD_SECRET = re.compile(r"(?:sk|rk|whsec)_", re.ASCII)
@@ -39,6 +41,7 @@ def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
             if name not in given:
                 yield name, "is missing; HOLDFAST_ASSET_STORE=s3 needs it"
     yield from _member_faults(given)
+    yield from _port_faults(given)
     if _CARD_SECRET.match(given.get("CARD_PUBLISHABLE_KEY", "")):
         yield "CARD_PUBLISHABLE_KEY", "is a secret key, which would be sent to browsers"
     if given.get("ENV") == "production":
@@ -53,6 +56,19 @@ def _member_faults(given: Mapping[str, str]) -> Iterator[Fault]:
     ):
         for name in missing:
             yield name, f"is missing; links between machines need {', '.join(MEMBER_TLS)}"
+
+
+def _port_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield the ports that two listeners of one address would share; 0 is any free port."""
+    listeners = (
+        ("PORT", given.get("HOST", LOCAL_HOST), given.get("PORT", "8000")),
+        ("OPS_PORT", given.get("OPS_HOST", LOCAL_HOST), given.get("OPS_PORT", "0")),
+        ("STUDIO_PORT", LOCAL_HOST, given.get("STUDIO_PORT", "0")),
+        ("CARD_EMULATOR_PORT", LOCAL_HOST, given.get("CARD_EMULATOR_PORT", "0")),
+    )
+    for (name, host, port), (other, other_host, same) in combinations(listeners, 2):
+        if port == same != "0" and (host == other_host or {host, other_host} & EVERY_HOST):
+            yield other, f"has the same value as HOLDFAST_{name}; give each its own"
 
 
 def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:
