@@ -22,7 +22,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from holdfast.logs.folding import Folding
 from holdfast.logs.lines import LogFormat, Render, console_renderer, in_order, render_json, time_of_line
-from holdfast.logs.task_events import EVENTS_MAX, TaskEvents
+from holdfast.logs.task_events import EVENTS_MAX, EVENTS_OF_PROCESS_MIN, TaskEvents
 from holdfast.logs.writer import LineWriter
 from holdfast.scrubbing import SCRUBBED, has_registered_secret, scrub
 from holdfast.traces import request_id, trace_id
@@ -104,7 +104,8 @@ class _Lines:
 
     def share_task_events(self, processes: int) -> None:
         """Begin to count events of tasks; this process may write its share of them."""
-        self._task_events = TaskEvents(time.monotonic, events_max=max(EVENTS_MAX // processes, 1))
+        events_max = max(EVENTS_MAX // processes, EVENTS_OF_PROCESS_MIN)
+        self._task_events = TaskEvents(time.monotonic, events_max=events_max)
 
     def admit_task_event(self, event: str) -> bool:
         """Whether a task's event is written; below level info each one is."""
