@@ -51,6 +51,7 @@ units = {{}}
 upstream = {{ provider = "gpu", model = "instant" }}
 input_schema = "prompt.json"
 hosting = {{ content_types = ["image/png"] }}
+deadlines = {{ dispatch_s = 3600 }}
 """
 
 

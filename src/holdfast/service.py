@@ -90,7 +90,7 @@ def tune_interpreter() -> None:
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    sys.setswitchinterval(20e-6)
+    sys.setswitchinterval(200e-6)
 
 
 async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int:

@@ -20,7 +20,7 @@ from holdfast import metrics
 from holdfast.actors.runtime.faults import Crashed, Unavailable
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
-from holdfast.actors.workers.dispatcher import FOLLOW_UP_TICKS, FOLLOW_UPS_MAX, Dispatcher, Tick
+from holdfast.actors.workers.dispatcher import FOLLOW_UP_TICKS, FOLLOW_UPS_MAX, WAKES_AT_ONCE_MAX, Dispatcher, Tick
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import format_time, utc_now
@@ -407,8 +407,8 @@ async def test_overdue_tasks_are_claimed_as_fast_as_they_end(setup: Setup) -> No
     setup.tasks.may_reply = trio.Event()
     setup.nursery.start_soon(setup.dispatcher().wake_overdue)
 
-    await setup.tasks.count(FOLLOW_UPS_MAX)
+    await setup.tasks.count(WAKES_AT_ONCE_MAX)
     await trio.testing.wait_all_tasks_blocked(0.01)
-    assert len(setup.tasks.woken) == FOLLOW_UPS_MAX
+    assert len(setup.tasks.woken) == WAKES_AT_ONCE_MAX
     setup.tasks.may_reply.set()
     await setup.tasks.count(count)

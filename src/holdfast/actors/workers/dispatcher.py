@@ -58,6 +58,8 @@ FOLLOW_UP_TICKS = 4
 AUDIT_TICKS = 60
 OVERDUE_CHECKS_APART_S = 15.0
 FOLLOW_UPS_MAX = 200
+WAKES_AT_ONCE_MAX = 8
+"""How many overdue tasks fail at once: callers of the same accounts have most of their turns meanwhile."""
 SLOT_CHECK_AFTER_S = 30.0
 CLAIMS_APART_S = 0.05
 """Slots of waiting tasks that are freed within this time of a claim are assigned by one."""
@@ -234,18 +236,20 @@ class Dispatcher(Worker):
 
     async def _wake(self, claim: Callable[..., list[str]], silence: Silence | None = None) -> None:
         """Wake all tasks that a claim finds; the next claim waits until these are done, however many there are."""
+        turns = trio.CapacityLimiter(WAKES_AT_ONCE_MAX)
         while True:
             claimed = await self._database.work(claim)
             async with trio.open_nursery() as nursery:
                 for request_id in claimed:
-                    nursery.start_soon(self._wake_one, request_id, silence)
+                    nursery.start_soon(self._wake_one, request_id, silence, turns)
             if len(claimed) < FOLLOW_UPS_MAX:
                 return
 
-    async def _wake_one(self, request_id: str, silence: Silence | None) -> None:
+    async def _wake_one(self, request_id: str, silence: Silence | None, turns: trio.CapacityLimiter) -> None:
         # A task that does not reply, such as one whose row cannot be read, is found again when its claim lapses.
         with suppress(AskFault, Crashed, StaleFence, UnreadableRow):
-            await self._tasks.ref(request_id).ask(Wake(silence=silence))
+            async with turns:
+                await self._tasks.ref(request_id).ask(Wake(silence=silence))
 
     async def _start_waiting(self, provider: str) -> None:
         """Assign free slots to accounts with waiting tasks, in turn."""

@@ -103,8 +103,8 @@ class EmbeddedPostgres:
         """Start the server (creating its files the first time) and return the URL of its database.
 
         This also restarts a server that died: PostgreSQL then recovers from its log by itself.
-        Raises :class:`DataFolderInUse` or :class:`EmbeddedFault`; once the server has run also ``OSError``, which is
-        then no fault of the settings: a supervisor gives up on it in the end, and waits for the others.
+        Raises :class:`DataFolderInUse` or :class:`EmbeddedFault`; once the server has run also ``OSError``, which
+        is then no fault of the settings: a supervisor gives up on it in the end, and waits for the others.
         """
         with self._turn, contextlib.nullcontext() if self._has_run else _refused_by_system():
             self.acquire()
