@@ -83,7 +83,7 @@ async def list_unfinished_tasks(call: Call) -> Outcome:
     parameters=(_AT_PROVIDER, *PAGE),
 )
 async def list_failed_tasks(call: Call) -> Outcome:
-    """One read."""
+    """What was created last comes first."""
     return await list_of_all_accounts(
         call,
         TaskDetailsList,
