@@ -328,6 +328,10 @@ async def test_an_operator_who_may_read_sees_no_action(api: Api) -> None:
     assert "Approve" not in page.text
     refused = await send_form(api, "/ops/reviews/rev_1/approve", reader, reason="I may not")
     assert refused.status_code == 403
+    actions = (await (await api.call("GET", "/ops/api/actions", headers=reader)).get_json())["data"]
+    assert [
+        (each["operator"], each["action"], each["target"], each["result"], each["code"]) for each in actions
+    ] == [(f"{api.account_id}@example.com", "approve_review", "rev_1", "refused", "insufficient_role")]
 
 
 async def test_pages_show_what_an_actor_handled_and_since_when(api: Api) -> None:

@@ -16,6 +16,7 @@ from quart import Response
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.errors import INTERNAL_ERROR, leaves_of, refusal_of_fault
+from holdfast.http.kit.operators import MAY_ONLY_READ
 from holdfast.http.kit.routes import BodyResponse, Outcome, Route
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
@@ -51,10 +52,14 @@ async def handle(call: Call, route: Route) -> Outcome:
     return outcome
 
 
-async def record_refused(call: Call, refusal: Refusal) -> None:
-    """Record what an operator tried who may not act, before its body is read. Raises :class:`DatabaseAway`."""
-    await _begin(call)
-    await _end(call, "refused", refusal.code)
+async def record_refused(call: Call, refusal: object) -> None:
+    """If ``refusal`` is that of an operator who may only read, record what was tried.
+
+    Raises :class:`DatabaseAway`.
+    """
+    if refusal is MAY_ONLY_READ and call.route.action is not None:
+        await _begin(call)
+        await _end(call, "refused", MAY_ONLY_READ.code)
 
 
 async def _begin(call: Call) -> None:

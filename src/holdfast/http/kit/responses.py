@@ -17,7 +17,6 @@ from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, error_response, refusal_of_fault, refusal_of_http
-from holdfast.http.kit.operators import MAY_ONLY_READ
 from holdfast.http.kit.refused_requests import RefusalResponse
 from holdfast.http.kit.routes import BodyResponse, Outcome, Route, replayed
 from holdfast.http.kit.tracing import current_request_id
@@ -42,8 +41,7 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
     call = Call(deps, route, request, path)
     try:
         refusal = await call.prepare()
-        if refusal is MAY_ONLY_READ and route.action is not None:
-            await record_refused(call, refusal)
+        await record_refused(call, refusal)
         outcome = refusal or await handle(call, route)
     except BaseExceptionGroup as group:
         # Quart would look for a handler member by member; a group is one fault here.

@@ -9,6 +9,7 @@ import structlog
 from quart import Response
 from werkzeug.exceptions import HTTPException
 
+from holdfast.http.kit.actions import record_refused
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
@@ -52,7 +53,9 @@ class PageServer:
     ) -> Response:
         """Serve one request. Faults are shown as pages too."""
         try:
-            visit = await _admit(Call(deps, view, request, path))
+            call = Call(deps, view, request, path)
+            visit = await _admit(call)
+            await record_refused(call, visit)
             if isinstance(visit, Refusal):
                 return _refused(view, request, visit)
             return await self._respond(visit, await view.handler(visit))

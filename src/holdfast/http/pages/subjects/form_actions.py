@@ -15,7 +15,7 @@ from holdfast.http.pages.addresses import API, local_path
 from holdfast.http.pages.formats import duration_text, words_of
 from holdfast.http.pages.messages import Message
 from holdfast.http.pages.rendering import Redirect
-from holdfast.http.pages.views import ViewHandler, ViewResult, ViewTable, Visit
+from holdfast.http.pages.views import View, ViewHandler, ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal
 
 view = ViewTable()
@@ -49,4 +49,13 @@ def _message_of(action: str, result: msgspec.Struct) -> Message:
 
 for _route in all_routes():
     if _route.action is not None and _route.path.startswith(API):
-        view(_route.path.replace(API, "/ops/", 1), method="POST", auth=_route.auth)(_action_of(_route))
+        view.views.append(
+            View(
+                method="POST",
+                path=_route.path.replace(API, "/ops/", 1),
+                handler=_action_of(_route),
+                auth=_route.auth,
+                action=_route.action,
+                is_urgent=_route.is_urgent,
+            )
+        )
