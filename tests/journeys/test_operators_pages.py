@@ -12,7 +12,7 @@ from sqlalchemy import select
 from holdfast.persistence.records.tables import accounts
 from holdfast.persistence.server.connections import connected
 
-from .operators_pages import Pages, act, open_pages
+from .operators_pages import WAIT_MS, Pages, act, open_pages
 from .page_browser import PAGES, Scheme
 from .quiet_provider import MODEL, QuietProvider, signed
 from .service_process import Service
@@ -130,6 +130,32 @@ def test_reports_arrive_pause_and_are_filtered(pages: Pages) -> None:
     page.get_by_label("With the words").fill("first blow")
     expect(lines.filter(has_text="second blow")).to_have_count(0)
     expect(lines.filter(has_text="first blow").first).to_be_visible()
+
+
+def test_reports_go_on_after_answers_that_are_no_stream(pages: Pages) -> None:
+    account = pages.account()
+    page = pages.page("/ops")
+    answers = iter((503, 401, 502))
+
+    def answer(route: Route) -> None:
+        status = next(answers, 0)
+        if not status:
+            route.continue_()
+        elif status == 502:
+            # Emitted while nothing is followed: the stream must begin where the page ends.
+            pages.api(f"/ops/api/actors/accounts/{account.account_id}/crash", "nobody looks")
+            route.fulfill(status=status)
+        else:
+            route.fulfill(status=status)
+
+    page.route("**/ops/api/reports/stream**", answer)
+    page.goto(f"/ops/reports?key={account.account_id}")
+    missed = page.locator("#reports .line").filter(has_text="nobody looks")
+    expect(missed.first).to_be_visible(timeout=WAIT_MS)
+    expect(page.locator("#stream-status")).to_have_text("live")
+    refused = ("503", "401", "502")
+    assert [next(code for code in refused if code in line) for line in pages.complaints] == [*refused]
+    pages.complaints.clear()
 
 
 def test_everything_works_without_scripts(pages: Pages) -> None:

@@ -86,6 +86,8 @@ const say = (text, tone) => {
   status.className = `state ${tone}`;
 };
 
+const ANSWER_MS = 10_000;
+
 let refreshing = false;
 let paused = false;
 const refresh = async () => {
@@ -93,7 +95,8 @@ const refresh = async () => {
   if (!main || refreshing || document.hidden || paused) return;
   refreshing = true;
   try {
-    const response = await fetch(location.href, { headers: { "X-Refresh": "1" }, redirect: "error" });
+    const signal = AbortSignal.timeout(ANSWER_MS);
+    const response = await fetch(location.href, { headers: { "X-Refresh": "1" }, redirect: "error", signal });
     if (response.status === 401) {
       location.reload();
       return;
@@ -137,6 +140,8 @@ if (live) {
 
 const LINES_MAX = 500;
 const WAITING_MAX = 500;
+const PAUSE_S = 1;
+const PAUSE_MAX_S = 30;
 
 const followReports = (list) => {
   const template = document.getElementById("report-line");
@@ -149,6 +154,7 @@ const followReports = (list) => {
   const wanted = JSON.parse(list.dataset.filters);
   let waiting = [];
   let isPaused = false;
+  let position = list.dataset.position;
 
   const fits = (report) =>
     ["kind", "key", "member_id", "trace_id", "account_id", "task_id", "provider"].every(
@@ -207,6 +213,7 @@ const followReports = (list) => {
   };
 
   const receive = (event) => {
+    position = event.lastEventId || position;
     const report = JSON.parse(event.data);
     if (!fits(report)) return;
     waiting.push(report);
@@ -215,18 +222,35 @@ const followReports = (list) => {
     else flush();
   };
 
-  const source = new EventSource(list.dataset.stream);
-  source.onopen = () => { if (!isPaused) show("live", "live"); };
-  source.onerror = () => show("no connection; tries again", "bad");
-  for (const kind of Object.keys(tones)) source.addEventListener(kind, receive);
-  source.addEventListener("skipped", (event) => show(`${JSON.parse(event.data).count} skipped`, "warn"));
+  const showFollowed = () => show(isPaused ? "paused" : "live", isPaused ? "warn" : "live");
+
+  // A browser connects again by itself when a stream ends, but not after an answer that is none.
+  const follow = (pauseS) => {
+    const source = new EventSource(list.dataset.stream + (position ? `?after=${position}` : ""));
+    source.onopen = () => {
+      pauseS = PAUSE_S;
+      showFollowed();
+    };
+    source.onerror = () => {
+      show("no connection; tries again", "bad");
+      if (source.readyState !== EventSource.CLOSED) return;
+      setTimeout(async () => {
+        const session = await fetch("/ops/api/session").catch(() => null);
+        if (session?.status === 401) location.reload();
+        else follow(Math.min(pauseS * 2, PAUSE_MAX_S));
+      }, pauseS * 1000);
+    };
+    for (const kind of Object.keys(tones)) source.addEventListener(kind, receive);
+    source.addEventListener("skipped", (event) => show(`${JSON.parse(event.data).count} skipped`, "warn"));
+  };
+  follow(PAUSE_S);
 
   toggle.hidden = false;
   toggle.addEventListener("click", () => {
     isPaused = !isPaused;
     toggle.setAttribute("aria-pressed", String(isPaused));
     toggle.textContent = isPaused ? "Resume" : "Pause";
-    show(isPaused ? "paused" : "live", isPaused ? "warn" : "live");
+    showFollowed();
     if (!isPaused) flush();
   });
   document.getElementById("report-text-label").hidden = false;
