@@ -43,12 +43,16 @@ class TaskRecorder:
 
 
 class Fetches:
-    """Downloads that end when the test opens their gate, each refused with its URL."""
+    """Downloads that end when the test opens their gate, each refused with its URL.
+
+    Those in ``discards`` then wait, as one whose file a busy thread deletes.
+    """
 
     def __init__(self) -> None:
         self.started: list[str] = []
         self.cancelled: list[str] = []
         self.gates: Mapping[str, trio.Event] = defaultdict(trio.Event)
+        self.discards: dict[str, trio.Event] = {}
 
     async def download(self, _client: object, url: str, *_: object, **_options: object) -> DownloadRefused:
         self.started.append(url)
@@ -57,6 +61,10 @@ class Fetches:
         except trio.Cancelled:
             self.cancelled.append(url)
             raise
+        finally:
+            with trio.CancelScope(shield=True):
+                if url in self.discards:
+                    await self.discards[url].wait()
         return DownloadRefused("not_found", url, permanent=True)
 
 
@@ -126,3 +134,20 @@ async def test_a_round_without_a_turn_is_put_off_and_does_not_count(
     ref.tell(host(number, f"task_{number}"))
     await trio.testing.wait_all_tasks_blocked()
     assert fetches.started[ROUNDS_MAX:] == [f"https://x.test/{number}"]
+
+
+@pytest.mark.usefixtures("mock_clock")
+async def test_a_cancelled_round_may_end_after_the_later_one(
+    nursery: trio.Nursery, fetches: Fetches, tmp_path: Path
+) -> None:
+    first, second, other = "https://x.test/1", "https://x.test/2", "https://x.test/3"
+    fetches.discards[first] = trio.Event()
+    tasks, ref = await start_worker(nursery, tmp_path)
+    for message in (host(3, "task_other"), ROUND_1, ROUND_2):
+        ref.tell(message)
+        await trio.testing.wait_all_tasks_blocked()
+    for event in (fetches.gates[second], fetches.discards[first], fetches.gates[other]):
+        event.set()
+        await trio.testing.wait_all_tasks_blocked()
+    assert fetches.cancelled == [first]
+    assert [round_.round_number for round_ in tasks.received] == [2, 3]

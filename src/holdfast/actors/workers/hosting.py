@@ -118,7 +118,9 @@ class HostingWorker(Worker):
             # The task's deadline for this round starts it again.
             log.exception("hosting round failed")
         finally:
-            if self._running[effect.request_id][2] is scope:
+            # A later round may have replaced this one, and ended before it.
+            running = self._running.get(effect.request_id)
+            if running is not None and running[2] is scope:
                 del self._running[effect.request_id]
 
     async def _results(self, host: Host) -> list[OutputItem | HostingFailure]:
