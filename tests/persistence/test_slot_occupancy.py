@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from typing import get_args, get_type_hints
 
 import msgspec
+import pytest
 from sqlalchemy import Connection, text
 
-from holdfast.ledger.tasks.task import TERMINAL, Dispatch, HostingState, TaskStatus
-from holdfast.persistence.claims.tasks import OCCUPIES
+from holdfast.ledger.tasks.task import TERMINAL, Dispatch, HostingState, Task, TaskStatus
+from holdfast.persistence.claims.tasks import OCCUPIES, still_occupying
+from holdfast.persistence.records import tables
 from holdfast.persistence.server.database import Database
 
 from .values import make_task
@@ -19,18 +21,27 @@ HOSTING = get_args(get_type_hints(HostingState)["status"])
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
-async def test_sql_and_task_agree_on_occupied_slots(database: Database) -> None:
+@pytest.fixture(scope="module")
+def cases() -> list[Task]:
+    """A dispatched task in every state that is not its last."""
     task = make_task("acc_1", "task_1", AT)
-    cases = [
+    states = itertools.product(
+        (status for status in get_args(TaskStatus) if status not in TERMINAL),
+        (dispatch for dispatch in get_args(Dispatch) if dispatch != "none"),
+        (msgspec.structs.replace(HostingState(), status=name) for name in HOSTING),
+    )
+    return [
         msgspec.structs.replace(
-            task, status=status, state=msgspec.structs.replace(task.state, dispatch=dispatch, hosting=hosting)
+            task,
+            request_id=f"task_{number}",
+            status=status,
+            state=msgspec.structs.replace(task.state, dispatch=dispatch, hosting=hosting),
         )
-        for status, dispatch, hosting in itertools.product(
-            (status for status in get_args(TaskStatus) if status not in TERMINAL),
-            (dispatch for dispatch in get_args(Dispatch) if dispatch != "none"),
-            (msgspec.structs.replace(HostingState(), status=name) for name in HOSTING),
-        )
+        for number, (status, dispatch, hosting) in enumerate(states)
     ]
+
+
+async def test_sql_and_task_agree_on_occupied_slots(database: Database, cases: list[Task]) -> None:
     query = text(f"select {OCCUPIES} from (values (:status, cast(:state as jsonb))) as t (status, state)")
 
     def occupied(rows: Connection) -> list[bool]:
@@ -40,3 +51,31 @@ async def test_sql_and_task_agree_on_occupied_slots(database: Database) -> None:
     found = await database.read(occupied)
     assert found == [case.occupies_slot for case in cases]
     assert set(found) == {True, False}
+
+
+async def test_the_check_for_lost_messages_states_the_same_rule(database: Database, cases: list[Task]) -> None:
+    def insert(rows: Connection) -> int:
+        return rows.execute(
+            tables.tasks.insert(),
+            [
+                {
+                    "account_id": case.account_id,
+                    "request_id": case.request_id,
+                    "version": 1,
+                    "status": case.status,
+                    "model": "studio/image-1",
+                    "provider": "studio",
+                    "created_at": AT,
+                    "updated_at": AT,
+                    "wake_at": AT,
+                    "dispatched": True,
+                    "request": {},
+                    "state": msgspec.to_builtins(case.state),
+                }
+                for case in cases
+            ],
+        ).rowcount
+
+    await database.work(insert)
+    found = await database.read(still_occupying, [case.request_id for case in cases])
+    assert found == {case.request_id for case in cases if case.occupies_slot}

@@ -132,8 +132,8 @@ _EXPIRED_INPUTS = text(
     "and (input_until, request_id) > (:after_at, :after_id) order by input_until, request_id limit :most"
 )
 _STILL_OCCUPYING = text(
-    "select request_id from tasks where request_id = any(:held) and wake_at is not null and dispatched "
-    "and status <> 'review'"
+    "select request_id from tasks t where request_id = any(:held) and wake_at is not null and dispatched "
+    f"and {OCCUPIES}"
 )
 
 FIRST = ""
