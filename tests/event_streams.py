@@ -80,11 +80,12 @@ class StreamReader:
 
 @asynccontextmanager
 async def reading(
-    base: str, token: str, query: str = "", *, status: int = 200, **headers: str
+    base: str, token: str | None, query: str = "", *, status: int = 200, **headers: str
 ) -> AsyncIterator[StreamReader]:
-    """Open the stream of the service at ``base`` as an operator."""
+    """Open the stream of the service at ``base``, with a bearer or the headers alone."""
     host, _, port = base.removeprefix("http://").partition(":")
-    lines = [f"GET {STREAM}{query} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {token}"]
+    lines = [f"GET {STREAM}{query} HTTP/1.1", f"Host: {host}"]
+    lines += [] if token is None else [f"Authorization: Bearer {token}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         await stream.send_all("\r\n".join([*lines, "", ""]).encode())

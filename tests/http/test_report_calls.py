@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import pytest
+import sqlalchemy
 import trio
 import trio.lowlevel
 from tests.event_streams import STREAM, StreamReader, reading
@@ -15,16 +16,28 @@ from trio.testing import MockClock
 
 from holdfast.http.endpoints.operators.records import reports as endpoint
 from holdfast.http.endpoints.operators.records.reports import EventStream
+from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.operator_access import begin_session, end_session
+from holdfast.http.kit.operator_sessions import cookie_name
+from holdfast.http.pages.views import route_of
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.reports import reports_after
+from holdfast.persistence.records import tables
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.reports import feed as feed_module
 from holdfast.reports.feed import ReportFeed
 from holdfast.reports.report import Report
 from holdfast.wiring.assembly import ReportTable
 
+from .fake_rows import CountingRows
+
 if TYPE_CHECKING:
     from tests.http.api import Api
     from tests.http.stage import Stage
+
+T = TypeVar("T")
 
 OPERATOR = "operator-token-of-these-tests"
 PROOF = {"Authorization": f"Bearer {OPERATOR}"}
@@ -240,12 +253,79 @@ async def test_streams_end_in_order_when_the_server_stops(api: Api) -> None:
 
 
 async def test_silence_is_broken_by_comments(stage: Stage, autojump_clock: MockClock) -> None:
-    stream = EventStream(stage.deps.reports, None)
+    stage.configure(operator_token=OPERATOR)
+    request = cast(HoldfastRequest, stage.app.test_request_context(STREAM, headers=PROOF).request)
+    call = Call(stage.deps, route_of(endpoint.stream_reports), request, {})
+    assert await call.prepare() is None
     begun = trio.current_time()
-    async with stream as parts:
+    async with EventStream(call, None) as parts:
         assert await anext(parts) == b"retry: 1000\n\n"
         assert await anext(parts) == b": idle\n\n"
-        assert trio.current_time() - begun == pytest.approx(endpoint.HEARTBEAT_S)
-        assert len([part async for part in parts]) == endpoint.STREAM_S / endpoint.HEARTBEAT_S - 1
+        assert trio.current_time() - begun == pytest.approx(endpoint.CHECK_S)
+        assert len([part async for part in parts]) == endpoint.STREAM_S / endpoint.CHECK_S - 1
     assert trio.current_time() - begun == pytest.approx(endpoint.STREAM_S)
     assert not stage.deps.reports._readers
+
+
+@pytest.mark.parametrize("ends", ["signed out", "disabled", "expired"])
+async def test_a_stream_ends_with_its_session(api: Api, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    monkeypatch.setattr(endpoint, "CHECK_S", 0.02)
+    email = f"{api.account_id}@example.com"
+    api.configure(operator_readers=(email,))
+    clock = [api.now]
+    api.change(now=lambda: clock[0])
+    async with AsyncExitStack() as stack:
+        base = await stack.enter_async_context(serving(api))
+        cookie, session = await begin_session(api.deps, email, "192.0.2.1")
+        name = cookie_name(api.deps.settings)
+        reader = await stack.enter_async_context(reading(base, None, Cookie=f"{name}={cookie}"))
+        emit(api)
+        assert await reader.keys(1) == ["acct_1"]
+        if ends == "signed out":
+            await end_session(api.deps, cookie)
+        elif ends == "disabled":
+            await api.write(tables.accounts.update().values(disabled_at=api.now))
+        else:
+            clock[0] = session.expires_at
+        assert await reader.next() is None
+        assert reader.is_complete
+
+
+class LeavingRows(CountingRows):
+    """A database that goes away."""
+
+    is_away = False
+
+    async def read(self, query: Callable[[sqlalchemy.Connection], T], /) -> T:
+        found = await super().read(query)
+        if self.is_away:
+            raise DatabaseAway("gone", retry_after_s=1.0)
+        return found
+
+
+async def test_an_outage_ends_no_stream(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "CHECK_S", 0.02)
+    api.configure(operator_readers=(f"{api.account_id}@example.com",))
+    rows = LeavingRows(api.database)
+    api.change(database=rows)
+    async with serving(api) as base, reading(base, api.token) as reader:
+        rows.is_away = True
+        read = rows.reads
+        await until(lambda: rows.reads > read + 1)
+        emit(api)
+        assert await reader.keys(1) == ["acct_1"]
+
+
+async def test_one_operator_leaves_streams_to_others(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "READERS_PER_OPERATOR_MAX", 2)
+    api.configure(operator_readers=(f"{api.account_id}@example.com",))
+    async with serving(api) as base:
+        async with reading(base, OPERATOR), reading(base, OPERATOR):
+            async with reading(base, OPERATOR, status=429) as refused:
+                assert "retry-after: 1" in refused.head
+            late = api.deps.reports.open(operator="operator-token")
+            assert await late.next() is None
+            async with reading(base, api.token) as reader:
+                emit(api)
+                assert await reader.keys(1) == ["acct_1"]
+        await until(lambda: not api.deps.reports.is_full_for("operator-token"))

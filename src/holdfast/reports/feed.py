@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 POLL_S = 0.5
 READERS_MAX = 100
+READERS_PER_OPERATOR_MAX = 20
 QUEUE_MAX = 256
 PAGE_MAX = 200
 LOCAL_MAX = 20_000
@@ -127,7 +128,7 @@ class ReportFeed:
         self.poll_s = poll_s
         self.readers_max = readers_max
         self._rows = rows
-        self._readers: dict[ReportReader, None] = {}
+        self._readers: dict[ReportReader, str] = {}
         self._position: int | None = None
         self._local: dict[str, int] = {}
         self._local_count = 0
@@ -144,12 +145,19 @@ class ReportFeed:
         """Whether there are as many readers as allowed."""
         return len(self._readers) >= self.readers_max
 
-    def open(self, after: int | None = None, *, queue_max: int = QUEUE_MAX) -> ReportReader:
-        """Add a reader, which must be closed. The caller checks :attr:`is_full`."""
+    def is_full_for(self, operator: str) -> bool:
+        """Whether there are as many readers of one operator as allowed."""
+        return sum(each == operator for each in self._readers.values()) >= READERS_PER_OPERATOR_MAX
+
+    def open(self, after: int | None = None, *, operator: str = "", queue_max: int = QUEUE_MAX) -> ReportReader:
+        """Return a new reader of an operator, which must be closed; without room it has ended."""
         reader = ReportReader(self, after, queue_max, self._local_count)
+        if self.is_full or self.is_full_for(operator):
+            reader.end()
+            return reader
         if self._position is not None:
             reader.follow_from(self._position)
-        self._readers[reader] = None
+        self._readers[reader] = operator
         self._has_readers.set()
         return reader
 

@@ -12,6 +12,7 @@ from quart import Response
 from quart.wrappers.response import ResponseBody
 from sqlalchemy import Connection
 
+from holdfast.actors.runtime.faults import AskFault
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import OPERATORS, Position, cut_page, read_asked
 from holdfast.http.kit.parameters import PAGE, filter_by
@@ -21,15 +22,17 @@ from holdfast.http.schemas.reports import ReportList, report_body, report_event
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.reports import newest_position, reports_page
 from holdfast.persistence.records.unreadable import UnreadableEntry
-from holdfast.reports.feed import ReportFeed, ReportReader
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.reports.feed import READERS_PER_OPERATOR_MAX, ReportReader
 from holdfast.reports.report import KINDS, LEVELS, Report, ReportFilter
 
 route = RouteTable("Operators")
 
 EVENT_STREAM: Final = "text/event-stream"
-HEARTBEAT_S: Final = 15.0
+CHECK_S: Final = 5.0
+"""How often the credential of a stream is checked again; a silent stream then has a comment."""
 STREAM_S: Final = 900.0
-"""After this long the stream ends, so that its reader shows its credential again."""
+"""After this long the stream ends, so that its reader connects to whichever process is there then."""
 RETRY_MS: Final = 1_000
 
 _POSITION: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -104,7 +107,7 @@ async def list_reports(call: Call) -> Outcome:
             schema=_POSITION_SCHEMA,
         ),
     ),
-    errors=("invalid_parameter",),
+    errors=("invalid_parameter", "rate_limit_exceeded"),
 )
 async def stream_reports(call: Call) -> Outcome:
     """A report may come twice, before and after a new connection: its ``report_id`` is the same."""
@@ -116,10 +119,16 @@ async def stream_reports(call: Call) -> Outcome:
         return Refusal(
             code="overloaded", message=f"{feed.readers_max} streams of reports are open; try again later."
         )
+    assert call.operator is not None
+    if feed.is_full_for(call.operator.name):
+        return Refusal(
+            code="rate_limit_exceeded",
+            message=f"This operator has {READERS_PER_OPERATOR_MAX} streams of reports open; close one first.",
+        )
     response = Response(
         None, content_type=EVENT_STREAM, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     )
-    response.response = EventStream(feed, after)
+    response.response = EventStream(call, after)
     return response
 
 
@@ -140,16 +149,21 @@ def read_position(call: Call) -> int | Refusal | None:
 
 
 class EventStream(ResponseBody):
-    """The body of a stream. It ends in order when the process stops, and is cancelled with its connection."""
+    """The body of a stream.
 
-    def __init__(self, feed: ReportFeed, after: int | None) -> None:
-        self._feed = feed
+    It ends in order when the process stops or the credential is no longer valid; cancelled with its connection.
+    """
+
+    def __init__(self, call: Call, after: int | None) -> None:
+        self._call = call
+        self._feed = call.deps.reports
         self._after = after
         self._reader: ReportReader | None = None
         self._running: AsyncGenerator[bytes] | None = None
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
-        self._reader = self._feed.open(self._after)
+        assert self._call.operator is not None
+        self._reader = self._feed.open(self._after, operator=self._call.operator.name)
         self._running = self._events(self._reader)
         return self._running
 
@@ -164,9 +178,14 @@ class EventStream(ResponseBody):
     async def _events(self, reader: ReportReader) -> AsyncGenerator[bytes]:
         yield b"retry: %d\n\n" % RETRY_MS
         until = trio.current_time() + STREAM_S
-        while trio.current_time() < until:
+        check_at = trio.current_time() + CHECK_S
+        while True:
+            if trio.current_time() >= check_at:
+                if check_at >= until or not await self._is_allowed():
+                    return
+                check_at = trio.current_time() + CHECK_S
             taken = None
-            with trio.move_on_after(HEARTBEAT_S) as waiting:
+            with trio.move_on_at(check_at) as waiting:
                 taken = await reader.next()
             if waiting.cancelled_caught:
                 # A comment; the id moves on with reports that came here directly and have been stored since.
@@ -178,6 +197,13 @@ class EventStream(ResponseBody):
                 yield b'event: skipped\ndata: {"count": %d}\n\n' % taken.skipped_count
             for report, position in taken.found:
                 yield _id(position) + report_event(report) + b"\n"
+
+    async def _is_allowed(self) -> bool:
+        """Whether the credential is still valid; yes while that cannot be told, as in an outage."""
+        try:
+            return await self._call.identify_operator() is None
+        except (DatabaseAway, AskFault):
+            return True
 
 
 def _id(position: int | None) -> bytes:
