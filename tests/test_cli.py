@@ -132,7 +132,6 @@ def test_migrate_and_audit_start_the_embedded_database_themselves(data_dir: Path
     first = run("migrate")
     assert first.exit_code == 0
     revision, applied = first.output.strip().removeprefix("database at revision ").split(": applied ")
-    assert applied.split(", ")[0] == "0001"
     assert applied.split(", ")[-1] == revision
     again = run("migrate")
     assert again.output.strip() == f"database at revision {revision}: nothing to do"

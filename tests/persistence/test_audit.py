@@ -15,7 +15,6 @@ from holdfast.persistence.audit.events import EVENT_RULES
 from holdfast.persistence.audit.orders import ORDER_RULES
 from holdfast.persistence.audit.rules import RULES
 from holdfast.persistence.audit.slices import check_accounts
-from holdfast.persistence.audit.spread import SPREAD_RULES
 from holdfast.persistence.server.connections import connected
 
 from .account_history import START, AccountHistory, write_books
@@ -66,7 +65,7 @@ def broken_in_slices(url: str) -> set[str]:
 
 def test_an_empty_database_passes_every_check(database_url: str) -> None:
     checks = audit(database_url)
-    assert len(checks) == 6 + 4 + len(RULES) + len(ORDER_RULES) + len(EVENT_RULES) + len(SPREAD_RULES)
+    assert len(checks) == 6 + 4 + len(RULES) + len(ORDER_RULES) + len(EVENT_RULES)
     assert all(check.ok and check.counted == 0 and check.detail == "" for check in checks)
 
 

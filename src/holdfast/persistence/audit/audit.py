@@ -18,9 +18,8 @@ from holdfast.persistence.audit.events import EVENT_RULES
 from holdfast.persistence.audit.history import HISTORY_RULES, walk_history
 from holdfast.persistence.audit.orders import ORDER_RULES, WALKED_RULES, walk_orders
 from holdfast.persistence.audit.rules import RULES, check_rule
-from holdfast.persistence.audit.spread import SPREAD_RULES
 
-QUERY_RULES = (*RULES, *ORDER_RULES, *EVENT_RULES, *SPREAD_RULES)
+QUERY_RULES = (*RULES, *ORDER_RULES, *EVENT_RULES)
 """Every rule that is one query."""
 
 _WRITE_CHECKPOINTS = text(

@@ -17,13 +17,11 @@ OWNERS: Mapping[str, str] = {
     "accounts": "id",
     **dict.fromkeys(
         (
-            "account_emails",
             "api_keys",
             "assets",
             "checkpoints",
             "holds",
             "operations",
-            "order_payments",
             "orders",
             "outbox",
             "outbox_attempts",

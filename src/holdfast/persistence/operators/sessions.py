@@ -8,13 +8,12 @@ from sqlalchemy import Connection, bindparam, select
 
 from holdfast.persistence.records.operator_tables import OperatorSession
 from holdfast.persistence.records.operator_tables import operator_sessions as sessions
-from holdfast.persistence.records.tables import account_emails, accounts
+from holdfast.persistence.records.tables import accounts
 
 _STORED = OperatorSession._fields[:-1]
 _BY_MAC = (
     select(*(sessions.c[name] for name in _STORED), accounts.c.disabled_at)
-    .join_from(sessions, account_emails, account_emails.c.email == sessions.c.operator, isouter=True)
-    .join(accounts, accounts.c.id == account_emails.c.account_id, isouter=True)
+    .join_from(sessions, accounts, accounts.c.email == sessions.c.operator, isouter=True)
     .where(sessions.c.cookie_mac == bindparam("cookie_mac"))
 )
 

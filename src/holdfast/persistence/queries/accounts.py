@@ -10,7 +10,6 @@ from sqlalchemy import Connection, any_, bindparam, func, select
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.persistence.records.accounts import StoredReply
 from holdfast.persistence.records.tables import (
-    account_emails,
     accounts,
     api_keys,
     holds,
@@ -74,7 +73,7 @@ def account_totals(rows: Connection, account_id: str) -> AccountTotals:
 
 def account_of_email(rows: Connection, email: str) -> str | None:
     """Return the account of an e-mail address, if it has one."""
-    found: str | None = rows.scalar(select(account_emails.c.account_id).where(account_emails.c.email == email))
+    found: str | None = rows.scalar(select(accounts.c.id).where(accounts.c.email == email))
     return found
 
 

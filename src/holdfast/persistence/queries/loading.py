@@ -109,11 +109,10 @@ def load_sign_in(connection: Connection, key: str) -> LoadedSignIn:
     version, state = (row.version, row.state) if row is not None else (0, {})
     account = None
     if key.startswith("email:"):
-        emails = tables.account_emails
         account = connection.execute(
-            select(tables.accounts.c.id, tables.accounts.c.role, tables.accounts.c.disabled_at)
-            .join_from(emails, tables.accounts, emails.c.account_id == tables.accounts.c.id)
-            .where(emails.c.email == key.removeprefix("email:"))
+            select(tables.accounts.c.id, tables.accounts.c.role, tables.accounts.c.disabled_at).where(
+                tables.accounts.c.email == key.removeprefix("email:")
+            )
         ).one_or_none()
     if account is None:
         return LoadedSignIn(version, state, None, None, is_disabled=False)

@@ -1,8 +1,6 @@
-"""The tables that are not spread by account: what is unique across accounts, and what belongs to none.
+"""The tables of what is unique across accounts, and of what belongs to none.
 
-``account_emails`` and ``order_payments`` are directories: triggers of ``accounts`` and ``orders`` write their
-entries in the transaction of the row. Their keys reject a second account of an e-mail address, and a second order
-of a payment. An index by account, here and of ``payment_events``, serves the checks of one account at a time.
+An index by account of ``payment_events`` serves the checks of one account at a time.
 """
 
 from __future__ import annotations
@@ -60,25 +58,6 @@ class KnownDifference(NamedTuple):
     found_at: datetime
     seen_at: datetime
 
-
-account_emails = Table(
-    "account_emails",
-    metadata,
-    Column("email", Text, primary_key=True),
-    Column("account_id", Text, nullable=False),
-    Index("ix_account_emails_account_id", "account_id"),
-)
-
-order_payments = Table(
-    "order_payments",
-    metadata,
-    Column("provider", Text, nullable=False),
-    Column("provider_payment_id", Text, nullable=False),
-    Column("account_id", Text, nullable=False),
-    Column("order_id", Text, nullable=False),
-    PrimaryKeyConstraint("provider", "provider_payment_id"),
-    Index("ix_order_payments_account_id", "account_id"),
-)
 
 payment_events = Table(
     "payment_events",

@@ -1,9 +1,8 @@
 """Every table, in SQLAlchemy Core. Migrations create them; the code reads and writes by this module.
 
-The tables here are spread by account: every unique key includes the account's id, so that each can be partitioned
-by it. A unique index for look-ups without the account starts with what is looked up. What must be unique across
-accounts has an entry in a shared table. Amounts are micro-credits in BIGINT. ``operations`` and ``postings`` are
-the immutable journal: the first migration adds triggers that reject UPDATE, DELETE and TRUNCATE on them.
+The tables here hold what belongs to accounts; their primary keys begin with the account's id. Amounts are
+micro-credits in BIGINT. ``operations`` and ``postings`` are the immutable journal: the migration adds triggers that
+reject UPDATE, DELETE and TRUNCATE on them.
 
 Where a row is stored as a value of one type, the columns are that type's fields (``columns_of``).
 
@@ -45,31 +44,28 @@ from holdfast.persistence.records.row_types import (
     WebhookSecretRow,
 )
 from holdfast.persistence.records.shared_tables import (
-    account_emails,
     audit_differences,
     audit_progress,
     contents,
     journal_batches,
-    order_payments,
     payment_events,
     sign_ins,
 )
 from holdfast.persistence.records.table_base import Time, columns_of, metadata
 
 __all__ = [
-    "account_emails", "accounts", "api_keys", "assets", "audit_differences",
+    "accounts", "api_keys", "assets", "audit_differences",
     "audit_progress", "check_callbacks", "checkpoints", "contents", "holds", "idempotency_records",
-    "journal_batches", "metadata", "operations", "operator_actions", "operator_sessions", "order_payments",
-    "orders", "outbox", "outbox_attempts", "payment_events", "poison_messages", "postings", "processes", "reports",
-    "service_clock", "sessions", "sign_ins", "silent_receivers", "singletons", "task_events", "tasks",
-    "usage_entries", "webhook_secrets",
+    "journal_batches", "metadata", "operations", "operator_actions", "operator_sessions", "orders", "outbox",
+    "outbox_attempts", "payment_events", "poison_messages", "postings", "processes", "reports", "service_clock",
+    "sessions", "sign_ins", "silent_receivers", "singletons", "task_events", "tasks", "usage_entries",
+    "webhook_secrets",
 ]  # fmt: skip
 
 accounts = Table(
     "accounts",
     metadata,
     Column("id", Text, primary_key=True),
-    # Unique by its entry in ``account_emails``, by which an account is found.
     Column("email", Text, nullable=False),
     Column("role", Text, nullable=False),
     Column("brand_id", Text, nullable=False),
@@ -83,6 +79,7 @@ accounts = Table(
     Column("balance_micro", BigInteger, nullable=False),
     Column("held_micro", BigInteger, nullable=False),
     Column("chain_head", LargeBinary, nullable=False),
+    Index("uq_accounts_email", "email", unique=True),
     postgresql_with={"fillfactor": "60"},
 )
 
@@ -91,7 +88,7 @@ operations = Table(
     metadata,
     *columns_of(Operation, without=["postings"]),
     PrimaryKeyConstraint("account_id", "number"),
-    Index("uq_operations_operation_id", "operation_id", "account_id", unique=True),
+    Index("uq_operations_operation_id", "operation_id", unique=True),
     # For sums by day. Operations are appended in the order of their times, so that it stays small.
     Index("ix_operations_at", "at", postgresql_using="brin", postgresql_with={"pages_per_range": 32}),
     # The last guard against settling a hold twice; the account's actor and its fence come first.
@@ -148,13 +145,13 @@ tasks = Table(
     # ``wake_at``: claiming a due task postpones it, so that several processes share the work. ``dispatched``: an
     # undispatched task waits for a slot.
     *columns_of(Task),
-    # The process that last wrote or claimed the task after its dispatch; null in rows of older releases.
+    # The process that last wrote or claimed the task after its dispatch; null before it.
     Column("owner", Text),
     # Until when the large input of an ended task is retained; null if there is nothing to delete.
     Column("input_until", Time),
     # In the order of the listing, so that a new task needs no further index for it.
     PrimaryKeyConstraint("account_id", "created_at", "request_id"),
-    Index("uq_tasks_request_id", "request_id", "account_id", unique=True),
+    Index("uq_tasks_request_id", "request_id", unique=True),
     # A transition changes wake_at, so that the row's index entries are written again in any case. The first finds
     # the next waiting task of each account, the second those that have waited as long as their terms allow. The
     # third finds the dispatched tasks of a process, and which of them are due.
@@ -207,7 +204,7 @@ assets = Table(
     metadata,
     *columns_of(AssetRow),
     PrimaryKeyConstraint("account_id", "request_id", "position"),
-    Index("uq_assets_asset_id", "asset_id", "account_id", unique=True),
+    Index("uq_assets_asset_id", "asset_id", unique=True),
     Index("ix_assets_sha256", "sha256"),
     Index("ix_assets_expires_at", "expires_at"),
 )
@@ -225,7 +222,7 @@ api_keys = Table(
     Column("last_used_at", Time),
     Column("revoked_at", Time),
     PrimaryKeyConstraint("account_id", "key_id"),
-    Index("uq_api_keys_secret_sha256", "secret_sha256", "account_id", unique=True),
+    Index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
 )
 
 sessions = Table(
@@ -234,7 +231,7 @@ sessions = Table(
     *columns_of(SessionRow),
     Column("revoked_at", Time),
     PrimaryKeyConstraint("account_id", "session_id"),
-    Index("uq_sessions_token_sha256", "token_sha256", "account_id", unique=True),
+    Index("uq_sessions_token_sha256", "token_sha256", unique=True),
     Index("ix_sessions_expires_at", "expires_at"),
 )
 
@@ -262,8 +259,7 @@ orders = Table(
     Column("provider", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("reconcile_status", Text, nullable=False),
-    # Events that do not name their order are matched by these. A payment has one order, by its entry in
-    # ``order_payments``.
+    # Events that do not name their order are matched by these. A payment has one order.
     Column("provider_payment_id", Text),
     Column("provider_charge_id", Text),
     Column("created_at", Time, nullable=False),
@@ -274,12 +270,11 @@ orders = Table(
     Column("request", JSON, nullable=False),
     Column("state", JSON, nullable=False),
     PrimaryKeyConstraint("account_id", "order_id"),
-    Index("ix_orders_order_id", "order_id"),
+    Index("uq_orders_order_id", "order_id", unique=True),
     Index(
         "uq_orders_provider_payment_id",
         "provider",
         "provider_payment_id",
-        "account_id",
         unique=True,
         postgresql_where=text("provider_payment_id is not null"),
     ),

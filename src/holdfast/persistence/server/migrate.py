@@ -155,6 +155,11 @@ def _pending(connection: Connection) -> tuple[str | None, tuple[str, ...]]:
     driver.rollback()
     if current is None:
         return None, installed
+    if current < installed[0]:
+        raise MigrationRefused(
+            "The database was made by a version before the first release, whose tables cannot be migrated. "
+            "Start with an empty database, or an empty data folder."
+        )
     if current not in installed:
         raise MigrationRefused(
             f"The database is at revision {current}, which this release does not know: it was migrated by a "
