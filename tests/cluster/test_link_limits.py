@@ -228,3 +228,52 @@ async def test_large_commands_travel_in_batches_of_their_own() -> None:
         assert sorted(envelope.message.session_id for _, envelope in asked) == names  # type: ignore[attr-defined]
         for _, envelope in asked:
             envelope.reply(signed_out("ses_1"))
+
+
+def answering_alone(far: trio.abc.Stream) -> Answering:
+    return Answering(
+        far,
+        me="far",
+        cluster="c",
+        codecs=codecs(),
+        groups={ACCOUNTS: Accounts()},
+        on_member=lambda _: None,
+        on_change=lambda: None,
+    )
+
+
+async def test_nothing_large_is_read_before_the_hello() -> None:
+    near, far = memory_stream_pair()
+    large = batch(AskFrame(1, ACCOUNTS, "acct_1", "SignOut", bytes(2 * frames.HELLO_BYTES_MAX), 1.0))
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answering_alone(far).run)
+            await near.send_all(large[: frames.LENGTH_BYTES])  # its length alone ends the connection
+            while await near.receive_some():
+                pass
+    async with link_alone() as (asker, other, ended):
+        await other.send_all(large[: frames.LENGTH_BYTES])
+        with trio.fail_after(60):
+            await ended.wait()
+        assert not asker.is_up
+
+
+async def test_a_hello_has_a_deadline_however_many_bytes_arrive(autojump_clock: MockClock) -> None:
+    async def drip(to: trio.abc.SendStream) -> None:
+        for byte in HELLO[:-1]:
+            await to.send_all(bytes([byte]))
+            await trio.sleep(1.0)
+
+    near, far = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drip, near)
+        begun = trio.current_time()
+        await answering_alone(far).run()
+        assert trio.current_time() - begun == frames.HELLO_S
+        nursery.cancel_scope.cancel()
+    async with link_alone() as (_, other, ended), trio.open_nursery() as nursery:
+        nursery.start_soon(drip, other)
+        begun = trio.current_time()
+        await ended.wait()
+        assert trio.current_time() - begun == SILENT_S
+        nursery.cancel_scope.cancel()

@@ -12,8 +12,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.account.messages import RevokeApiKey, SignOut
 from holdfast.actors.runtime.faults import OutcomeUnknown
+from holdfast.cluster import members
 from holdfast.cluster.codec import Codec
 from holdfast.cluster.faults import LinkLost
+from holdfast.cluster.frames import HELLO_S
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.cluster.members import SINGLETONS as FIXED
 from holdfast.cluster.members import UNREACHED_S, slots_of
@@ -288,3 +290,24 @@ async def test_a_reply_that_cannot_be_decoded_ends_only_its_link(
         await trio.sleep(BEAT_S)
         assert nodes[0].owner_of(key) == nodes[1].name
         assert await nodes[0].ask(key) == nodes[1].name
+
+
+async def test_connections_on_which_no_member_introduces_itself_make_room(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "LINKS_MAX", 4)
+    rows = Rows()
+    nodes = three(rows)
+    async with running(*nodes):
+        begun = trio.current_time()
+        strangers = [await nodes[0].endpoint.dial(rows.leases["proc_b"][0]) for _ in range(3)]
+
+        async def closed(stream: trio.abc.Stream) -> float:
+            while await stream.receive_some():
+                pass
+            return trio.current_time() - begun
+
+        # Beside two members there is room for two strangers.
+        assert await closed(strangers[0]) == 0
+        assert [await closed(stream) for stream in strangers[1:]] == [HELLO_S, HELLO_S]
+        assert {nodes[1].owner_of(key) for key in ACCOUNTS} == {node.name for node in nodes}

@@ -83,6 +83,15 @@ class Answering:
         finally:
             self._is_closed = True
 
+    @property
+    def is_introduced(self) -> bool:
+        """Whether the other member has introduced itself."""
+        return self._member_id is not None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._scope.cancel()
+
     async def flush(self) -> None:
         """Wait until all replies so far are written."""
         await self._frames.flush()
@@ -96,10 +105,13 @@ class Answering:
     async def _watch(self) -> None:
         """Close the connection of a member that is silent, though it would ping at least, or does not read."""
         since = trio.current_time()
+        await trio.sleep(frames.HELLO_S)
+        if self._member_id is None:
+            self.close()
         while True:
             await trio.sleep_until(since + ASKER_SILENT_S)
             if self._frames.received_at <= since or self._frames.is_stalled():
-                self._scope.cancel()
+                self.close()
             since = max(since, self._frames.received_at)
 
     def _take(self, frame: frames.Frame) -> None:
@@ -107,9 +119,10 @@ class Answering:
             case frames.Hello(protocol=protocol, cluster=cluster, member_id=member_id) if self._member_id is None:
                 if (protocol, cluster) != (frames.PROTOCOL, self._hello.cluster):
                     # It has this member's hello, and logs the difference.
-                    self._scope.cancel()
+                    self.close()
                     return
                 self._member_id = member_id[:80]
+                self._frames.read_bytes_max = frames.READ_BYTES_MAX
                 self._on_member(member_id)
             case _ if self._member_id is None:
                 raise frames.MalformedFrames("the first frame is no hello")
@@ -176,7 +189,7 @@ class Answering:
         except frames.QueueFull as full:
             # The asker does not read its replies. Their outcome is unknown to it once the link closes.
             self._is_closed = True
-            self._scope.cancel()
+            self.close()
             log.warning("link closed: replies are not read", member=self._member_id, reason=str(full))
 
 

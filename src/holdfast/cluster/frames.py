@@ -22,6 +22,10 @@ BATCH_BYTES: Final = 256 * 1024
 BODY_BYTES_MAX: Final = 40 * 1024 * 1024
 """Above the largest body of a request that settings allow: a number takes up to nine bytes here, in JSON four."""
 READ_BYTES_MAX: Final = BATCH_BYTES + BODY_BYTES_MAX + 64 * 1024
+HELLO_BYTES_MAX: Final = 1024
+"""The largest batch of a side that has not introduced itself."""
+HELLO_S: Final = 5.0
+"""How long the other side may take to introduce itself, TLS included."""
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 SEND_TIMEOUT_S: Final = 10.0
 _FRAME_BYTES = 100
@@ -118,6 +122,8 @@ class FrameStream:
         self._writer: trio.lowlevel.Task | None = None
         self._flushed: trio.Event | None = None
         self._sending_since: float | None = None
+        self.read_bytes_max = HELLO_BYTES_MAX
+        """The largest batch that is read; to be raised once the other side has introduced itself."""
         self.received_at = -math.inf
         """When the last bytes arrived (trio's clock)."""
 
@@ -216,7 +222,7 @@ class FrameStream:
             start = 0
             while len(buffer) - start >= LENGTH_BYTES:
                 length = int.from_bytes(buffer[start : start + LENGTH_BYTES])
-                if length > READ_BYTES_MAX:
+                if length > self.read_bytes_max:
                     raise MalformedFrames(f"a batch of {length} bytes")
                 end = start + LENGTH_BYTES + length
                 if len(buffer) < end:

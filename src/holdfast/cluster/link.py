@@ -135,6 +135,7 @@ class Link:
                     ]
                     raise frames.MalformedFrames(f"it differs in {', '.join(other)}")
                 self.is_up = True
+                self._frames.read_bytes_max = frames.READ_BYTES_MAX
                 self._on_up()
             case _:
                 raise frames.MalformedFrames(f"{type(frame).__name__} does not belong here")
@@ -145,7 +146,8 @@ class Link:
         while True:
             await trio.sleep(PING_S)
             silent_s = trio.current_time() - max(started_at, self._frames.received_at)
-            if silent_s >= SILENT_S or self._frames.is_stalled():
+            is_unknown = not self.is_up and trio.current_time() - started_at >= SILENT_S
+            if silent_s >= SILENT_S or is_unknown or self._frames.is_stalled():
                 self._ending = f"no answer for {SILENT_S:g} s"
                 scope.cancel()
             elif silent_s >= PING_S and self.is_up:

@@ -41,6 +41,8 @@ DRAIN_S = 1.0
 """How long a draining member waits until its row says so."""
 UNREACHED_S = 5.0
 """A member that cannot be reached for so long is logged: one that has just ended is not missed."""
+LINKS_MAX = 256
+"""How many connections of other members are open at once."""
 REDIAL_FIRST_S = 0.05
 REDIAL_S = 2.0
 """The time between two attempts to open a link, at first and at most."""
@@ -103,7 +105,7 @@ class Members:
         self._announced = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._listens = False
-        self._answering: set[Answering] = set()
+        self._answering: dict[Answering, None] = {}
         presence.wanted = self._wanted
         presence.on_members = self._on_members
 
@@ -287,7 +289,17 @@ class Members:
         self._presence.beat_soon()
 
     async def _answer(self, stream: trio.abc.Stream) -> None:
-        """Answer another member's asks until it closes the connection."""
+        """Answer another member's asks until it closes the connection.
+
+        At the limit the oldest connection on which no member has introduced itself makes room.
+        """
+        if len(self._answering) >= LINKS_MAX:
+            unknown = next((each for each in self._answering if not each.is_introduced), None)
+            if unknown is None:
+                await trio.aclose_forcefully(stream)
+                return
+            del self._answering[unknown]
+            unknown.close()
         answering = Answering(
             stream,
             me=self._me,
@@ -297,14 +309,14 @@ class Members:
             on_member=self._on_hello,
             on_change=self._presence.beat_soon,
         )
-        self._answering.add(answering)
+        self._answering[answering] = None
         try:
             await answering.run()
         except Exception:
             # Only this connection is at fault, or what it sent.
             log.exception("link crashed")
         finally:
-            self._answering.remove(answering)
+            self._answering.pop(answering, None)
 
     def _on_hello(self, member_id: str) -> None:
         if member_id not in self._peers:
