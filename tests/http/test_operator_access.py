@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import trio
 from quart import Response
 from sqlalchemy import Connection, select
 
@@ -390,3 +391,16 @@ async def test_a_caller_who_is_no_operator_leaves_no_action(api: Api) -> None:
     await api.as_session(*ACT)
     await api.call(*ACT)
     assert await listed(api) == []
+
+
+async def test_a_finished_action_is_recorded_after_its_caller_has_gone(api: Api) -> None:
+    task = frozen(api, 1)
+    await api.add_task(task)
+    api.tasks.answer = TaskReply(task)
+    caller = trio.CancelScope()
+    # Between the handler's return and the record.
+    api.change(report=lambda _report: caller.cancel())
+    with caller:
+        await api.call("POST", "/ops/api/reviews/rev_1/approve", json={"reason": "mine"}, headers=bearer(api))
+    [action] = await listed(api)
+    assert (action["action"], action["result"]) == ("approve_review", "done")

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 import pytest
+import trio
 from quart import Response
 from tests.cluster.samples import samples as make_samples
 from tests.strict_html import StrictHtml
@@ -16,6 +17,7 @@ from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Readiness
 from holdfast.http.pages.addresses import local_path
+from holdfast.http.pages.frame import COUNTS_VALID, Frame
 from holdfast.http.pages.messages import MESSAGE_COOKIE, Message, message_cookie, read_message
 from holdfast.http.pages.static_files import static_files, static_path
 from holdfast.http.pages.subjects import all_views
@@ -371,3 +373,30 @@ async def test_orders_webhooks_tasks_and_books_are_valid_pages(api: Api) -> None
         ("/ops/books?from=yesterday", "Not available"),
     ):
         assert words in (await read_page(api, path, browser)).text, path
+
+
+async def test_pages_that_ask_at_once_share_one_reading_of_the_counts(api: Api) -> None:
+    frame, counts = Frame(), list[object]()
+
+    async def ask() -> None:
+        counts.append(await frame.counts(api.deps))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(ask)
+    assert api.rows.reads == 1
+    assert counts == [counts[0]] * 5
+
+
+async def test_counts_are_valid_from_the_end_of_their_reading(api: Api) -> None:
+    frame, clock = Frame(), [api.now]
+
+    class Slow:
+        async def read(self, query: Any) -> Any:
+            clock[0] += COUNTS_VALID
+            return await api.rows.read(query)
+
+    api.change(database=Slow(), now=lambda: clock[0])
+    for _ in range(2):
+        await frame.counts(api.deps)
+    assert api.rows.reads == 1

@@ -341,3 +341,17 @@ async def test_a_server_fault_closes_its_connection_and_is_logged_once(
         assert "hunter2" not in str(logs)
         await healthy.send_all(GET)
         assert b"200 OK" in await answers(healthy, 1)
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_a_response_that_cannot_have_a_body_has_no_length(status: int) -> None:
+    async def bodiless(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, status=status)
+
+    async with serving() as server:
+        server.handler = bodiless
+        stream = server.connect()
+        await stream.send_all(GET * 2)
+        received = await answers(stream, 2)
+        assert received.count(b"HTTP/1.1 %d " % status) == 2
+        assert b"content-length" not in received

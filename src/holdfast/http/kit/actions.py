@@ -7,6 +7,7 @@ report is the record.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -29,7 +30,7 @@ from holdfast.traces import trace_id
 log = structlog.get_logger("holdfast.http")
 
 END_S: Final = 5.0
-"""How long an action's result may take to be written, after its caller has gone."""
+"""How long an action's result may take to be written."""
 
 
 async def handle(call: Call, route: Route) -> Outcome:
@@ -44,8 +45,7 @@ async def handle(call: Call, route: Route) -> Outcome:
     try:
         outcome = await route.handler(call)
     except BaseException as fault:
-        with trio.move_on_after(END_S, shield=True):
-            await _end(call, *_result_of_fault(fault))
+        await _end(call, *_result_of_fault(fault))
         raise
     refusal = _refusal_in(outcome)
     await _end(call, "done" if refusal is None else "refused", refusal)
@@ -92,9 +92,12 @@ async def _end(call: Call, result: ActionResult, code: str | None) -> None:
     assert call.action is not None
     action = call.action = call.action._replace(ended_at=call.deps.now(), result=result, code=code)
     call.deps.report(_report_of(action))
-    try:
+    is_written = False
+    # Shielded: the action is done, whether or not its caller is still there.
+    with trio.move_on_after(END_S, shield=True), suppress(DatabaseAway):
         await call.deps.operators.write_action(action)
-    except DatabaseAway:
+        is_written = True
+    if not is_written:
         log.warning("an action's result could not be written", action_id=action.action_id, result=result)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+import trio
 from sqlalchemy import Connection
 
 from holdfast.http.kit.dependencies import Dependencies
@@ -75,6 +76,7 @@ class Frame:
 
     _counts: dict[CountName, int] | None = field(default=None, init=False)
     _counted_at: datetime | None = field(default=None, init=False)
+    _counting: trio.Lock = field(default_factory=trio.Lock, init=False)
 
     async def navigation(self, deps: Dependencies) -> list[tuple[str, list[ShownEntry]]]:
         """Return the groups of the navigation. Raises nothing that is expected: an unknown count is None."""
@@ -88,14 +90,16 @@ class Frame:
 
     async def counts(self, deps: Dependencies) -> dict[CountName, int] | None:
         """Return how much waits for an operator; None while the database is away."""
-        now = deps.now()
-        if self._counted_at is None or not self._counted_at <= now < self._counted_at + COUNTS_VALID:
-            try:
-                self._counts = await deps.database.read(_read_counts)
-            except DatabaseAway:
-                self._counts = None
-            self._counted_at = now
-        return self._counts
+        # One page reads, and those that come meanwhile have what it found.
+        async with self._counting:
+            now = deps.now()
+            if self._counted_at is None or not self._counted_at <= now < self._counted_at + COUNTS_VALID:
+                try:
+                    self._counts = await deps.database.read(_read_counts)
+                except DatabaseAway:
+                    self._counts = None
+                self._counted_at = deps.now()
+            return self._counts
 
 
 def _read_counts(rows: Connection) -> dict[CountName, int]:

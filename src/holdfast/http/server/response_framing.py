@@ -17,6 +17,7 @@ _STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode()) for status in HTTPStatus
 }
 _BODILESS: Final = frozenset({204, 304})
+"""Statuses whose responses have no body, and here no length either."""
 
 
 class BadResponse(Exception):
@@ -70,6 +71,8 @@ class ResponseFraming:
         length: int | None = None
         for name, value in headers:
             if name == b"content-length":
+                if status in _BODILESS:
+                    continue
                 length = int(value)
             elif name == b"connection":
                 self.close = self.close or value.lower() == b"close"
