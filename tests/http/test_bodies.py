@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.http.endpoints.operators.money.payments import RefundRequest
 from holdfast.http.kit.bodies import check_media_type, convert_body, fingerprint, parse_object
-from holdfast.http.schemas.common import QuoteRequest, RechargeRequest
+from holdfast.http.schemas.common import QuoteRequest, RechargeRequest, VerifyRequest
 from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.refusals import Refusal
 
@@ -127,6 +128,23 @@ def test_a_wrong_field_is_named(shape: type[msgspec.Struct], body: dict[str, Any
     refused = convert_body(body, shape)
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.param) == (code, param)
+
+
+@pytest.mark.parametrize("amount", [10, 10.5, -1])
+@pytest.mark.parametrize("shape", [RechargeRequest, RefundRequest])
+def test_a_number_for_a_decimal_string_is_said_in_words(shape: type[msgspec.Struct], amount: float) -> None:
+    refused = convert_body({"amount": amount, "reason": "why"}, shape)
+    assert refused == Refusal(
+        code="invalid_amount",
+        message='The amount must be a decimal string in quotes, such as "10.00", not a JSON number.',
+        param="amount",
+    )
+
+
+def test_a_number_for_a_text_is_said_in_words() -> None:
+    refused = convert_body({"email": "ada@example.com", "otp_id": "otp_1", "otp": 123456}, VerifyRequest)
+    assert isinstance(refused, Refusal)
+    assert refused.message == "The otp must be a string in quotes, not a JSON number."
 
 
 def test_extra_keys_are_ignored() -> None:

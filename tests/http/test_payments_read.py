@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy
 
 from holdfast.ledger.credit.account import (
     AccountState,
@@ -207,6 +210,43 @@ async def test_the_statement_pages_by_number_and_filters_by_kind_and_time(api: A
     ):
         body = await read(api, f"{LEDGER}?{query}")
         assert [each["number"] for each in body["data"]] == wanted
+
+
+async def test_the_statement_is_exported_as_a_file_with_the_same_filters(api: Api) -> None:
+    await add_operations(api)
+    response = await api.as_session("GET", f"{LEDGER}?format=csv")
+    text = await response.get_data(as_text=True)
+    assert response.status_code == 200, text
+    assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
+    assert response.headers["Content-Disposition"] == 'attachment; filename="statement.csv"'
+    lines = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+    shown = (await read(api, LEDGER))["data"]
+    assert lines == [{name: str(value) for name, value in entry.items() if name != "postings"} for entry in shown]
+    assert lines[0]["balance_change"] == "-10.00"
+    for query, numbers in (("kind=hold", ["3", "2"]), ("limit=2", ["6", "5"]), ("to=2026-11-20T12:01:00Z", ["1"])):
+        response = await api.as_session("GET", f"{LEDGER}?format=csv&{query}")
+        text = await response.get_data(as_text=True)
+        assert [each["number"] for each in csv.DictReader(io.StringIO(text, newline=""))] == numbers
+    await api.refused(await api.as_session("GET", f"{LEDGER}?format=xml"), 400, "invalid_parameter")
+    await api.refused(await api.as_session("GET", f"{LEDGER}?format=csv&cursor=abc"), 400, "invalid_cursor")
+
+
+async def test_a_long_statement_is_a_file_of_several_reads(api: Api) -> None:
+    await add_operations(api)
+    await api.write(
+        sqlalchemy.text(
+            "insert into operations (account_id, number, operation_id, kind, amount_micro, balance_after_micro, "
+            "held_after_micro, hold_id, reference, reason, at, chain_hash) "
+            "select :account, n, 'op_' || n, 'credit', n, n, 0, null, 'ord_1', 'paid', :at, '' "
+            "from generate_series(7, 2500) n"
+        ).bindparams(account=api.account_id, at=api.now + timedelta(hours=1))
+    )
+    api.rows.reads = 0
+    response = await api.as_session("GET", f"{LEDGER}?format=csv")
+    text = await response.get_data(as_text=True)
+    found = [int(each["number"]) for each in csv.DictReader(io.StringIO(text, newline=""))]
+    assert found == list(range(2500, 0, -1))
+    assert api.rows.reads == 3
 
 
 async def test_another_accounts_statement_is_not_readable(api: Api) -> None:

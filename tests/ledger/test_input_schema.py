@@ -91,8 +91,23 @@ def test_missing_and_unknown_fields_are_named() -> None:
         "a is required",
         "b is required",
         "c is not a known field",
-        "d is not a known field",
+        "d is not a known field; the known ones are a, b",
     ]
+
+
+def test_unknown_fields_are_answered_with_those_of_their_part() -> None:
+    part: dict[str, object] = {"additionalProperties": False, "properties": {"x": {}, "y": {}}}
+    schema: dict[str, object] = {
+        "properties": {"at": {"$ref": "#/$defs/part"}, "none": {"additionalProperties": False}},
+        "$defs": {"part": part},
+    }
+    assert sorted(violations(schema, {"at": {"z": 1}, "none": {"z": 1}})) == [
+        "at.z is not a known field; the known ones are x, y",
+        "none must have no fields",
+    ]
+    many = {"additionalProperties": False, "properties": {f"f{number}": {} for number in range(40)}}
+    [line] = violations(many, {"z": 1})
+    assert line.endswith("f28, f29, …")
 
 
 def test_a_violation_repeats_nothing_of_a_large_value() -> None:

@@ -33,6 +33,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _MEDIA_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.ASCII)
 _ERROR_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_NUMBER_FOR_TEXT = re.compile(r"Expected `str(?: \| null)?`, got `(?:int|float)`")
 _INTEGER_DIGITS_MAX: Final = 20
 _OWN_CODES: Final = {"amount": "invalid_amount", "email": "invalid_email"}
 
@@ -109,11 +110,11 @@ def _invalid_parameter(message: str) -> Refusal:
     if missing:
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
         return missing_parameter(param)
-    return Refusal(
-        code=_OWN_CODES.get(field, "invalid_parameter"),
-        message=f"{reason[:300].replace('`', '')}.",
-        param=param,
-    )
+    code = _OWN_CODES.get(field, "invalid_parameter")
+    if _NUMBER_FOR_TEXT.fullmatch(reason):
+        kind = 'decimal string in quotes, such as "10.00"' if code == "invalid_amount" else "string in quotes"
+        return Refusal(code=code, message=f"The {param} must be a {kind}, not a JSON number.", param=param)
+    return Refusal(code=code, message=f"{reason[:300].replace('`', '')}.", param=param)
 
 
 def _invalid(message: str) -> Refusal:

@@ -187,7 +187,7 @@ def read_asked(
 def read_window(
     query: Mapping[str, Sequence[str]], *, kind: str, filters: Sequence[Parameter] = ()
 ) -> Window | Refusal:
-    """Parse a list's query string; unknown keys are ignored, repeated keys are refused.
+    """Parse a list's query string; repeated keys are refused.
 
     ``filters`` whose schema has an ``enum`` accept its values only. Refuses with ``invalid_parameter`` or
     ``missing_parameter``, naming the key.

@@ -174,8 +174,10 @@ def _webhook(kind: EventKind) -> JsonSchema:
 def error_codes(route: Route) -> list[str]:
     """Return every code a route may refuse with: those it declares, and those its declaration implies."""
     codes = [*route.errors]
+    if route.method == "GET" and any(each.place == "query" for each in route.parameters):
+        codes.append("invalid_parameter")
     if all(each in route.parameters for each in PAGE):
-        codes += ("invalid_parameter", "invalid_cursor")
+        codes.append("invalid_cursor")
     codes += (*_EVERYWHERE, *_AUTH_CODES.get(route.auth, ()))
     if route.method != "GET":
         codes += _BODY_CODES

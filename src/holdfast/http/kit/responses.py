@@ -19,6 +19,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, error_response, refusal_of_fault, refusal_of_http
 from holdfast.http.kit.refused_requests import RefusalResponse
 from holdfast.http.kit.routes import BodyResponse, Outcome, Route, replayed
+from holdfast.http.kit.shown import unknown_parameter
 from holdfast.http.kit.tracing import current_request_id
 from holdfast.ledger.refusals import Refusal
 
@@ -40,7 +41,7 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
     """Serve one call: prepare, handle, render. Faults pass through to :func:`render_error`."""
     call = Call(deps, route, request, path)
     try:
-        refusal = await call.prepare()
+        refusal = await call.prepare() or _refuse_unknown_parameter(call, route)
         await record_refused(call, refusal)
         outcome = refusal or await handle(call, route)
     except BaseExceptionGroup as group:
@@ -52,6 +53,18 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
             log.error("fault after the client disconnected", exc_info=faults)
         raise cancelled from None
     return render(outcome)
+
+
+def _refuse_unknown_parameter(call: Call, route: Route) -> Refusal | None:
+    """Refuse a query parameter that the route does not declare: a misspelt filter would select everything.
+
+    Only where a caller chooses the parameters: a provider may add its own to the address of a callback.
+    """
+    known = [each.name for each in route.parameters if each.place == "query"]
+    if not known or route.method != "GET":
+        return None
+    unknown = next((name for name in call.query() if name not in known), None)
+    return None if unknown is None else unknown_parameter(unknown, known)
 
 
 def render(outcome: Outcome) -> Response:

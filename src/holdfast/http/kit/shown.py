@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from holdfast.ledger.refusals import Refusal
@@ -24,3 +25,9 @@ def invalid_parameter(name: str, rule: str, value: str | None = None) -> Refusal
     """Return the refusal of a parameter that breaks a rule, such as "must be a date"."""
     given = "" if value is None else f", not {shown(value)}"
     return Refusal(code="invalid_parameter", message=f"The parameter {name} {rule}{given}.", param=name)
+
+
+def unknown_parameter(name: str, known: Iterable[str]) -> Refusal:
+    """Return the refusal of a parameter that does not exist; ``known`` are those that do."""
+    message = f"The parameter {shown(name)} does not exist here. The known parameters are {', '.join(known)}."
+    return Refusal(code="invalid_parameter", message=message, param=name[:SHOWN_CHARS_MAX])

@@ -48,14 +48,18 @@ class Statement(msgspec.Struct, frozen=True):
 
 def statement_entry_body(entry: Operation) -> StatementEntryBody:
     """Render one operation of the statement."""
-    change_micro = sum(amount for account, amount in entry.postings if account in {AVAILABLE, HELD})
     return render(
         StatementEntryBody,
         entry,
         kind=entry.kind.value,
-        balance_change=format_amount(change_micro),
+        balance_change=format_amount(balance_change_micro(entry)),
         balance=format_amount(entry.balance_after_micro),
         held_total=format_amount(entry.held_after_micro),
         available_balance=format_amount(entry.balance_after_micro - entry.held_after_micro),
         postings=[PostingBody(account, format_amount(amount)) for account, amount in entry.postings],
     )
+
+
+def balance_change_micro(entry: Operation) -> int:
+    """Return what an operation added to the balance, in micro-credits."""
+    return sum(amount for account, amount in entry.postings if account in {AVAILABLE, HELD})

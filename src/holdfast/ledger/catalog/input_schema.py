@@ -25,6 +25,7 @@ PIECE_CHARS_MAX = 40
 """How much of one key, or of one allowed value, a response repeats."""
 
 _ENUM_VALUES_SHOWN = 12
+_FIELDS_SHOWN = 30
 
 Filler = Callable[[object], None]
 
@@ -159,10 +160,13 @@ def _violations_of(error: ValidationError, document: Mapping[str, object]) -> It
     if keyword == "required":
         yield Violation((*path, _short(detail["property"])), "is required")
     elif keyword == "additionalProperties":
-        unexpected = detail.get("unexpected", [])
-        yield from (
-            Violation((*path, _short(name)), "is not a known field") for name in unexpected[:VIOLATIONS_MAX]
-        )
+        known = _known_fields(_at(document, error.schema_path[:-1]))
+        if not known:
+            yield Violation(path, "must have no fields")
+            return
+        *others, last = [(*path, _short(name)) for name in detail["unexpected"][:VIOLATIONS_MAX]]
+        yield from (Violation(each, "is not a known field") for each in others)
+        yield Violation(last, f"is not a known field; the known ones are {known}")
     elif keyword in {"anyOf", "oneOf"}:
         schema = _at(document, error.schema_path[:-1])
         described = schema.get("description") if isinstance(schema, dict) else None
@@ -170,6 +174,13 @@ def _violations_of(error: ValidationError, document: Mapping[str, object]) -> It
         yield Violation(path, f"has none of the allowed forms{hint}")
     else:
         yield Violation(path, _expected(keyword, _at(document, error.schema_path)))
+
+
+def _known_fields(schema: object) -> str:
+    """Return the names of the fields that a part of a schema describes; "" if there are none."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    names = [_short(name) for name in properties] if isinstance(properties, dict) else []
+    return f"{', '.join(names[:_FIELDS_SHOWN])}{', …' if len(names) > _FIELDS_SHOWN else ''}"
 
 
 def _at(document: object, path: Sequence[str | int]) -> object:

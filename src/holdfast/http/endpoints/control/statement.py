@@ -1,4 +1,4 @@
-"""The account's statement: every operation on its credit with the totals after it, newest first."""
+"""The account's statement: every operation on its credit with the totals after it, as pages or a CSV file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any, Final
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import INVALID_CURSOR, Position, list_of_account
+from holdfast.http.kit.csv_files import FILE, FORMAT, Columns, list_or_file
+from holdfast.http.kit.listing import INVALID_CURSOR, Position
 from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.schemas.statement import Statement, statement_entry_body
+from holdfast.http.schemas.statement import Statement, balance_change_micro, statement_entry_body
+from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit.operations import Operation, OperationKind
+from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.ledger import statement_of_account
 
@@ -22,24 +25,40 @@ NUMBER_MAX: Final = 2**63 - 1
 
 _KIND: Final = filter_by("kind", "Only operations of this kind.", [kind.value for kind in OperationKind])
 
+COLUMNS: Final[Columns[Operation]] = {
+    "operation_id": lambda entry: entry.operation_id,
+    "number": lambda entry: entry.number,
+    "at": lambda entry: format_time(entry.at),
+    "kind": lambda entry: entry.kind.value,
+    "amount": lambda entry: format_amount(entry.amount_micro),
+    "balance_change": lambda entry: format_amount(balance_change_micro(entry)),
+    "balance": lambda entry: format_amount(entry.balance_after_micro),
+    "held_total": lambda entry: format_amount(entry.held_after_micro),
+    "available_balance": lambda entry: format_amount(entry.balance_after_micro - entry.held_after_micro),
+    "reference": lambda entry: entry.reference,
+    "reason": lambda entry: entry.reason,
+}
+
 
 @route(
     "GET",
     "/v2/control/ledger",
-    summary="List the account's operations with their postings and the totals after each, newest first",
+    summary="List the account's operations with their postings and the totals after each, or export them as CSV",
     auth=Auth.SESSION,
     reply=Statement,
-    parameters=(_KIND, *PAGE),
+    media=(FILE,),
+    parameters=(_KIND, *PAGE, FORMAT),
 )
 async def read_statement(call: Call) -> Outcome:
     """One read: the session and a page. Operations are numbered without gaps, and a cursor holds a number."""
-    return await list_of_account(
+    return await list_or_file(
         call,
         Statement,
         _entries,
         statement_entry_body,
         lambda entry: Position(entry.at, str(entry.number)),
         kind="statement",
+        columns=COLUMNS,
         filters=(_KIND,),
     )
 

@@ -130,7 +130,6 @@ async def read_trial_balance(call: Call) -> Outcome:
     auth=Auth.OPERATOR_READ,
     reply=RevenueBody,
     parameters=(_BY, FROM, TO),
-    errors=("invalid_parameter",),
 )
 async def read_revenue(call: Call) -> Outcome:
     """One statement over the operations of the time asked for: by default the last 31 days, at most 366."""

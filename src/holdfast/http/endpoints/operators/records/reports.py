@@ -107,7 +107,7 @@ async def list_reports(call: Call) -> Outcome:
             schema=_POSITION_SCHEMA,
         ),
     ),
-    errors=("invalid_parameter", "rate_limit_exceeded"),
+    errors=("rate_limit_exceeded",),
 )
 async def stream_reports(call: Call) -> Outcome:
     """A report may come twice, before and after a new connection: its ``report_id`` is the same."""

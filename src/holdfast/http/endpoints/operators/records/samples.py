@@ -29,7 +29,6 @@ class ProcessSamples(msgspec.Struct, frozen=True):
     auth=Auth.OPERATOR_READ,
     reply=ProcessSamples,
     parameters=(FROM,),
-    errors=("invalid_parameter",),
 )
 async def list_samples(call: Call) -> Outcome:
     """Answered from memory, also while the database is away."""

@@ -73,7 +73,7 @@ class ActorList(msgspec.Struct, frozen=True):
     auth=Auth.OPERATOR_READ,
     reply=ActorList,
     parameters=(_GROUP, _STATE, CURSOR, LIMIT),
-    errors=("invalid_parameter", "missing_parameter"),
+    errors=("missing_parameter",),
 )
 async def list_actors(call: Call) -> Outcome:
     """Answered from memory. A passivated actor is remembered if it crashed lately."""
@@ -160,7 +160,6 @@ async def release_actor(call: Call) -> Outcome:
     auth=Auth.OPERATOR_READ,
     reply=DeadLetterList,
     parameters=(_DEAD_REASON, LIMIT),
-    errors=("invalid_parameter",),
 )
 async def list_dead_letters(call: Call) -> Outcome:
     """Of all processes, newest first, as far as each remembers; the counts are since their starts."""

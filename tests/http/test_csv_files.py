@@ -1,4 +1,4 @@
-"""The usage log as a CSV file: complete, filtered, safe for spreadsheets, and read only while a client reads."""
+"""Lists as CSV files: complete, filtered, safe for spreadsheets, and read only while a client reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.http.endpoints.tasks.usage_csv import COLUMNS, FORMULA_STARTS, PAGE_ROWS, csv_lines
+from holdfast.http.endpoints.tasks.usage_log import COLUMNS
+from holdfast.http.kit.csv_files import FORMULA_STARTS, PAGE_ROWS, csv_lines
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 if TYPE_CHECKING:
@@ -124,7 +125,16 @@ def test_every_cell_is_read_back_and_starts_no_formula(table: list[list[str]]) -
     assert [[cell.removeprefix("'") for cell in row] for row in found] == [
         [cell.removeprefix("'") for cell in row] for row in table
     ]
-    assert not any(cell.startswith(FORMULA_STARTS) for row in found for cell in row)
+    assert not any(cell.startswith(FORMULA_STARTS) and not is_number(cell) for row in found for cell in row)
+
+
+def is_number(cell: str) -> bool:
+    """Whether a spreadsheet reads a cell as a number: of those that may start a formula, only one below zero."""
+    return cell.startswith("-") and cell[1:].replace(".", "", 1).isdecimal()
+
+
+def test_an_amount_below_zero_stays_a_number() -> None:
+    assert csv_lines([["-1.50", "-2", "-2+3", "--1", "-1.5.0"]]) == b"-1.50,-2,'-2+3,'--1,'-1.5.0\r\n"
 
 
 @pytest.mark.parametrize("form", ["", "&format=csv"])
