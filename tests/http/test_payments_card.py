@@ -371,3 +371,14 @@ async def test_a_live_order_is_not_paid_by_a_test_payment(api: Api, rules: Order
     order = await (await create(api)).get_json()
     body = await (await send(api, paid_event(order))).get_json()
     assert (body["status"], body["risk_status"]) == ("held", "mismatch")
+
+
+async def test_an_intent_that_is_not_paid_credits_nothing_whatever_its_event_says(
+    api: Api, rules: OrderRules, fakes: object
+) -> None:
+    order = await (await create(api)).get_json()
+    response = await send(api, paid_event(order, status="requires_payment_method", amount_received=0))
+    body = await response.get_json()
+    assert (response.status_code, body["status"], body["credited_at"]) == (200, "pending", None)
+    body = await (await send(api, paid_event(order, "evt_2"))).get_json()
+    assert body["status"] == "credited"

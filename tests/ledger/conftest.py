@@ -266,7 +266,11 @@ class CardProvider:
     def attempt(self, what: str, *, created: int | None = None, **fields: Any) -> PaymentEvent:
         """``what``: processing, requires_action, payment_failed or canceled."""
         event = {} if created is None else {"created": created}
-        return self.event(f"payment_intent.{what}", self.intent(amount_received=0, **fields), **event)
+        status, error = what, None
+        if what == "payment_failed":
+            status, error = "requires_payment_method", {"type": "api_error"}
+        unpaid = {"status": status, "last_payment_error": error, "amount_received": 0}
+        return self.event(f"payment_intent.{what}", self.intent(**unpaid | fields), **event)
 
     def refund(self, name: str, status: str, cents: int, *, event: str = "created") -> PaymentEvent:
         return self.event(f"refund.{event}", self.refund_object(name, status, cents))

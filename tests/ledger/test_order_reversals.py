@@ -252,10 +252,20 @@ def test_reinstated_funds_do_not_turn_a_lost_case_into_a_won_one(provider: CardP
         provider.order(),
         provider.paid(),
         provider.dispute("closed", "lost"),
-        provider.dispute("funds_reinstated", "lost"),
+        provider.dispute("funds_reinstated", "lost", moves=(-1000, 1000)),
     )
     assert four(order) == credited("chargeback", "disputed")
     assert cents(order) == [1000, -1000, 1000]
+
+
+def test_the_name_of_an_event_moves_no_money_that_its_dispute_does_not_list(provider: CardProvider) -> None:
+    paid = provider.apply(provider.order(), provider.paid())
+    inquiry = provider.dispute("funds_withdrawn", "warning_needs_response")
+    assert cents(provider.apply(paid, inquiry)) == [1000]
+    disputed = provider.apply(paid, provider.dispute("created", "needs_response", moves=(-1000,)))
+    for kept in ({"moves": (-1000,)}, {"balance_transactions": None}):
+        named = provider.dispute("funds_reinstated", "under_review", **kept)
+        assert cents(provider.apply(disputed, named)) == [1000, -1000]
 
 
 def test_balance_transactions_decide_what_was_withdrawn_and_returned(provider: CardProvider) -> None:

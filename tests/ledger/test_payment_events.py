@@ -19,6 +19,7 @@ from holdfast.ledger.orders.facts import (
     PaymentEvent,
     PaymentFacts,
     RefundFacts,
+    ReviewVerdict,
 )
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.card.amounts import micro_per_minor
@@ -70,17 +71,17 @@ def test_the_latest_charge_may_be_an_id_an_object_or_missing(provider: CardProvi
 
 def test_omitted_nulls_are_accepted() -> None:
     bare = {"id": "pi_1", "amount": 1000, "currency": "usd", "metadata": {"order_id": "ord_1"}}
-    card = parse_card_event(body(bare))
+    card = parse_card_event(body(bare | {"status": "succeeded"}))
     assert isinstance(card, PaymentEvent)
     assert card.facts == OrderFacts(payments={"pi_1": paid_by((), at=5)})
-    failed = parse_card_event(body(bare, "payment_intent.payment_failed"))
+    failed = parse_card_event(body(bare | {"status": "canceled"}, "payment_intent.canceled"))
     assert isinstance(failed, PaymentEvent)
-    assert failed.facts == OrderFacts(attempt=Attempt(status="failed", at=5))
-    assert failed.reason == "payment_failed"
+    assert failed.facts == OrderFacts(attempt=Attempt(status="canceled", at=5))
+    assert failed.reason == "payment_canceled"
 
 
 def test_livemode_is_read_from_the_event_if_the_object_has_none() -> None:
-    found = {"id": "pi_1", "amount": 1, "currency": "usd"}
+    found = {"id": "pi_1", "status": "succeeded", "amount": 1, "currency": "usd"}
     card = parse_card_event(body(found, livemode=True))
     assert isinstance(card, PaymentEvent)
     assert card.facts.payments["pi_1"].claims[0].livemode is True
@@ -99,7 +100,12 @@ def test_reversals_warnings_and_reviews_name_only_their_payment(provider: CardPr
     )
     assert (dispute.order_id, dispute.payment_id, dispute.charge_id) == (None, "pi_1", "ch_1")
     seen, line = dispute.facts.disputes["dp_1"], dispute.facts.balance["txn_dp_1"]
-    assert (seen.status, seen.reason, seen.withdrawn, seen.reinstated) == ("needs_response", "general", True, False)
+    assert (seen.status, seen.reason, seen.withdrawn, seen.reinstated) == (
+        "needs_response",
+        "general",
+        False,
+        False,
+    )
     assert (line.source_id, line.source_type, line.reporting_category) == ("dp_1", "dispute", "dispute")
     money = DisputeMoney(dispute_id="dp_1", transaction_id="txn_dp_1", amount_micro=-10_000_000, currency="USD")
     assert seen.money == {"txn_dp_1": money}
@@ -109,6 +115,55 @@ def test_reversals_warnings_and_reviews_name_only_their_payment(provider: CardPr
     assert warning.facts == OrderFacts(warnings=("issfr_1",))
     review = provider.read("review.closed", {"id": "prv_1", "payment_intent": "pi_1", "closed_reason": "approved"})
     assert review.facts == OrderFacts(reviews={"prv_1": "approved"})
+
+
+@pytest.mark.parametrize(
+    ("status", "attempt"),
+    [("requires_payment_method", "pending"), ("requires_confirmation", "pending"), ("requires_capture", "pending"),
+     ("requires_action", "requires_action"), ("processing", "processing"), ("canceled", "canceled"),
+     ("under_moonlight", "pending")],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [each for each in HANDLED_TYPES if each.startswith("payment_intent.")])
+def test_an_intent_is_paid_by_its_status_whatever_its_event_is_called(
+    provider: CardProvider, kind: str, status: str, attempt: str
+) -> None:
+    card = provider.read(kind, provider.intent(status=status))
+    assert (card.facts.payments, card.facts.attempt and card.facts.attempt.status) == ({}, attempt)
+    assert provider.apply(provider.order(), card).net_micro == 0
+    assert provider.apply(provider.order(), provider.read(kind, provider.intent())).net_micro == 10_000_000
+    refused = parse_card_event(body(provider.intent(status=None), kind))
+    assert isinstance(refused, Refusal)
+
+
+@pytest.mark.parametrize(
+    "unpaid",
+    [{"status": "failed"}, {"status": "pending"}, {"status": None}, {"captured": False}, {"paid": False},
+     {"paid": None}],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["charge.succeeded", "charge.captured", "charge.updated"])
+def test_a_charge_pays_by_its_status_whatever_its_event_is_called(
+    provider: CardProvider, kind: str, unpaid: dict[str, object]
+) -> None:
+    card = provider.read(kind, provider.charge(**unpaid))
+    assert card.facts == OrderFacts(charges={"ch_1": "pi_1"})
+    assert provider.apply(provider.order(), card).net_micro == 0
+
+
+@pytest.mark.parametrize("kind", [each for each in HANDLED_TYPES if "refund." in each])
+@pytest.mark.parametrize(("status", "left"), [("failed", 1000), ("canceled", 1000), ("succeeded", 750)])
+def test_a_refund_counts_by_its_status_whatever_its_event_is_called(
+    provider: CardProvider, kind: str, status: str, left: int
+) -> None:
+    refund = provider.read(kind, provider.refund_object("re_1", status, 250))
+    assert provider.apply(provider.order(), provider.paid(), refund).net_micro == left * 10_000
+
+
+@pytest.mark.parametrize(("is_open", "kind", "verdict"), [(True, "closed", "open"), (False, "opened", "approved")])
+def test_a_review_is_closed_by_its_object_whatever_its_event_is_called(
+    provider: CardProvider, is_open: bool, kind: str, verdict: ReviewVerdict
+) -> None:
+    found = {"id": "prv_1", "payment_intent": "pi_1", "open": is_open, "closed_reason": "approved"}
+    assert provider.read(f"review.{kind}", found).facts == OrderFacts(reviews={"prv_1": verdict})
 
 
 @pytest.mark.parametrize("kind", ["customer.created", "payment_intent.created", "charge.failed", "payout.paid"])

@@ -37,6 +37,6 @@ def test_the_amount_received_is_the_same_by_webhook_and_snapshot(
         "id": "pi_1", "status": "succeeded", "amount": 1000, "currency": "usd", "livemode": False, "created": AT,
         "latest_charge": charge, **received,
     }  # fmt: skip
-    notified = amounts(intent_facts(intent, paid=True, at=AT, account=None))
+    notified = amounts(intent_facts(intent, at=AT, account=None))
     seen = snapshot_of(intent, as_of=AT)
     assert notified == amounts(join(*(event.facts for event in seen.events))) == {("pi_1", amount_micro)}

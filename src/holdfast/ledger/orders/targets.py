@@ -122,7 +122,7 @@ def taken_micro(dispute: DisputeFacts) -> int:
         went = gross = dispute.amount_micro if dispute.withdrawn or dispute.status in FORMAL else 0
     if came:
         back = min(gross, gross * came // went) if went else gross
-    elif dispute.reinstated or dispute.status in {"won", "warning_closed", "prevented"}:
+    elif (dispute.reinstated and not dispute.money) or dispute.status in {"won", "warning_closed", "prevented"}:
         back = gross
     else:
         back = 0

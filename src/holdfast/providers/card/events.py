@@ -8,17 +8,15 @@ since a provider account may serve other systems too.
 from __future__ import annotations
 
 import re
-from typing import cast
 
 import msgspec
 
-from holdfast.ledger.orders.facts import OrderFacts, PaymentEvent, ProgressStatus
+from holdfast.ledger.orders.facts import OrderFacts, PaymentEvent
 from holdfast.ledger.orders.transitions import CREDIT_REASON
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.card.objects import (
     Malformed,
     Object,
-    attempt_fact,
     charge_facts,
     code,
     dispute_facts,
@@ -119,30 +117,36 @@ def _parse(body: Object) -> PaymentEvent:
 def _facts(family: str, change: str, found: Object, *, at: int, account: str | None) -> tuple[OrderFacts, str]:
     """Return the facts of an object of a handled type, and the reason for the order's history."""
     match family:
-        case "payment_intent" if change == "succeeded":
-            return intent_facts(found, paid=True, at=at, account=account), CREDIT_REASON
         case "payment_intent":
-            status = cast(ProgressStatus, change.removeprefix("payment_"))
+            facts = intent_facts(found, at=at, account=account)
+            if facts.attempt is None:
+                return facts, CREDIT_REASON
             # Only the attempt: a stale event then adds nothing.
-            attempt = attempt_fact(found, status, at=at)
-            return OrderFacts(attempt=attempt), _reason(f"payment_{status}", attempt.reason)
+            reason = _reason(f"payment_{facts.attempt.status}", facts.attempt.reason)
+            return OrderFacts(attempt=facts.attempt), reason
         case "charge":
-            reason = f"charge_{change}" if change in ("updated", "refunded") else CREDIT_REASON
-            return charge_facts(found, at=at, account=account), reason
+            return charge_facts(found, at=at, account=account), f"charge_{change}"
         case "refund" | "charge.refund":
-            status_now = code(found.get("status"))
-            return refund_facts(found), "refund" if status_now is None else f"refund_{status_now}"
+            return refund_facts(found), _joined("refund", code(found.get("status")))
         case "charge.dispute":
             moved = change if change in ("funds_withdrawn", "funds_reinstated") else code(found.get("status"))
+            # Its list of movements says what was withdrawn and returned; only without one the event's name does.
+            named = None if isinstance(found.get("balance_transactions"), list) else change
             facts = dispute_facts(
-                found, withdrawn=change == "funds_withdrawn", reinstated=change == "funds_reinstated"
+                found, withdrawn=named == "funds_withdrawn", reinstated=named == "funds_reinstated"
             )
-            return facts, "dispute" if moved is None else f"dispute_{moved}"
+            return facts, _joined("dispute", moved)
         case "review":
             detail = code(found.get("closed_reason")) or code(found.get("reason"))
-            return review_facts(found, closed=change == "closed"), _reason(f"review_{change}", detail)
+            is_open = flag(found, "open")
+            closed = change == "closed" if is_open is None else not is_open
+            return review_facts(found, closed=closed), _reason(f"review_{change}", detail)
         case _:
             return OrderFacts(warnings=(object_id(found),)), "fraud_warning"
+
+
+def _joined(what: str, status: str | None) -> str:
+    return what if status is None else f"{what}_{status}"
 
 
 def _reason(what: str, detail: str | None) -> str:

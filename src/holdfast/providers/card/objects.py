@@ -71,33 +71,36 @@ def snapshot_of(
 
     The intent's latest charge, with its refunds and balance transactions, is parsed as far as it is expanded.
     """
-    payment_id, status = object_id(intent), code(intent.get("status"))
-    if status is None:
-        raise Malformed("status is not a status")
-    state = _STATES.get(status, "open")
+    payment_id = object_id(intent)
     facts = join(
-        intent_facts(intent, paid=state == "succeeded", at=as_of, account=None),
+        intent_facts(intent, at=as_of, account=None),
         *(refund_facts(refund, payment_id=payment_id) for refund in refunds),
         *(dispute_facts(dispute, payment_id=payment_id) for dispute in disputes),
     )
-    if state != "succeeded":
-        attempt = _INTENT_ATTEMPTS.get(status, "pending")
-        if status == "requires_payment_method" and isinstance(intent.get("last_payment_error"), dict):
-            attempt = "failed"
-        facts = join(facts, OrderFacts(attempt=attempt_fact(intent, attempt, at=as_of)))
     attempt_of = reference(intent.get("latest_charge")) or payment_id
+    state = _STATES.get(intent_status(intent), "open")
     return ProviderSnapshot(events=synthetic_events(facts, at=as_of, attempt_of=attempt_of), state=state)
 
 
-def intent_facts(intent: Object, *, paid: bool, at: int, account: str | None) -> OrderFacts:
-    """Return the facts of an intent: its latest charge and, if it was ``paid``, how much was captured."""
+def intent_status(intent: Object) -> str:
+    """Return an intent's status, which it always has."""
+    status = code(intent.get("status"))
+    if status is None:
+        raise Malformed("status is not a status")
+    return status
+
+
+def intent_facts(intent: Object, *, at: int, account: str | None) -> OrderFacts:
+    """Return the facts of an intent: its latest charge, and how much was captured or how the attempt stands."""
     payment_id = object_id(intent)
     charge = intent.get("latest_charge")
     charge_id = reference(charge)
-    facts = OrderFacts(charges={} if charge_id is None else {charge_id: payment_id})
-    if paid:
+    if intent_status(intent) == "succeeded":
         received = captured(intent, "amount_received", charge_id, at=at, account=account)
-        facts = join(facts, OrderFacts(payments={payment_id: received}))
+        facts = OrderFacts(payments={payment_id: received})
+    else:
+        facts = OrderFacts(attempt=attempt_fact(intent, at=at))
+    facts = join(facts, OrderFacts(charges={} if charge_id is None else {charge_id: payment_id}))
     charges = listed([charge]) + listed(intent.get("charges"))
     return join(facts, *(charge_facts(each, at=at, account=account, payment_id=payment_id) for each in charges))
 
@@ -114,10 +117,12 @@ def captured(found: Object, key: str, charge_id: str | None, *, at: int, account
     return PaymentFacts(at=at, claims=(claim,), charge_ids=() if charge_id is None else (charge_id,))
 
 
-def attempt_fact(intent: Object, status: ProgressStatus, *, at: int) -> Attempt:
-    """Return an attempt's status, with the provider's code if it failed or was canceled."""
+def attempt_fact(intent: Object, *, at: int) -> Attempt:
+    """Return how an unpaid intent's attempt stands, with the provider's code if it failed or was canceled."""
     reason, error = None, intent.get("last_payment_error")
-    if status == "failed" and isinstance(error, dict):
+    status = _INTENT_ATTEMPTS.get(intent_status(intent), "pending")
+    if isinstance(error, dict) and intent_status(intent) == "requires_payment_method":
+        status = "failed"
         reason = code(error.get("decline_code")) or code(error.get("code")) or code(error.get("type"))
     elif status == "canceled":
         reason = code(intent.get("cancellation_reason"))
@@ -132,7 +137,7 @@ def charge_facts(charge: Object, *, at: int, account: str | None, payment_id: st
     line = charge.get("balance_transaction")
     line_id = reference(line)
     payments, totals = {}, {}
-    if charge.get("paid") is True and charge.get("captured") is True and charge.get("status") != "failed":
+    if charge.get("paid") is True and charge.get("captured") is True and charge.get("status") == "succeeded":
         payments[payment_id] = captured(charge, "amount_captured", charge_id, at=at, account=account)
     refunded = 0 if charge.get("amount_refunded") is None else amount_of(charge, "amount_refunded", currency)
     if refunded:
