@@ -76,7 +76,7 @@ def service() -> Iterator[Service]:
 def test_shell_sessions_run_as_they_are_written(page: Path, service: Service, tmp_path: Path) -> None:
     assert shutil.which("curl"), "the documentation's sessions need curl"
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script_of(page, "sh").replace(ADDRESS, service.url)],
+        ["sh", "-eu", "-c", script_of(page, "sh").replace(ADDRESS, service.url)],
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -91,6 +91,24 @@ def test_shell_sessions_run_as_they_are_written(page: Path, service: Service, tm
             assert image.size == (768, 512)
         assert '"held_total":"0.00"' in done.stdout
         assert '"status":"succeeded"' in done.stdout
+
+
+def test_the_first_session_shows_a_refusal_and_ends(service: Service, tmp_path: Path) -> None:
+    """A refused step (here: an address that is none) prints the response, and nothing waits for its outcome."""
+    script = script_of(ROOT / "README.md", "sh").replace(ADDRESS, service.url).replace("ada@example.com", "ada")
+    for options in ([], ["-eu"]):
+        done = subprocess.run(
+            ["sh", *options, "-c", script],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode != 0
+        assert '"code":"invalid_' in done.stderr
+        assert not (tmp_path / "lighthouse.png").exists()
 
 
 # The modules that CONTRIBUTING.md adds are installed and used by test_new_endpoint and test_new_provider_kind.

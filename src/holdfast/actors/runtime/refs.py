@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -45,7 +46,7 @@ class StoppedFlag:
         self._is_set = True
 
 
-class TrioActorRef(pykka.ActorRef[pykka.Actor]):
+class TrioActorRef(pykka.ActorRef[pykka.Actor], ABC):
     """The address of a supervised actor. It names a mailbox, not an incarnation, so it is always alive.
 
     ``stop`` and ``proxy`` raise RuntimeError: supervisors stop actors, and a proxy belongs to one incarnation.
@@ -64,13 +65,14 @@ class TrioActorRef(pykka.ActorRef[pykka.Actor]):
         """Send a command; await the returned object for the reply, which is sent once the change is durable.
 
         Raises, of :mod:`holdfast.actors.runtime.faults`, ``Overloaded``, ``Unavailable`` or ``Deadlock`` if the
-        command was not accepted, and ``OutcomeUnknown`` if the deadline passed first.
+        command was not accepted; ``OutcomeUnknown`` if the reply was lost or the deadline passed first; ``Crashed``
+        or ``StaleFence`` if handling it failed, and nothing of it was written.
         """
         raise NotImplementedError(f"{self} sends no replies")
 
+    @abstractmethod
     def tell(self, message: Command[object]) -> None:
-        """Send a command without waiting for a reply. A full mailbox drops and counts it."""
-        raise NotImplementedError
+        """Send a command without waiting for a reply. One that is not accepted is counted as a dead letter."""
 
     def stop(self, *_: object, **__: object) -> NoReturn:
         """Refuse: only the supervisor stops an actor."""

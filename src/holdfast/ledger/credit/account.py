@@ -48,7 +48,11 @@ class AccountTotals(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class AccountState:
-    """An account's totals and open holds at one version. Only :meth:`apply` changes it."""
+    """An account's totals and open holds at one version.
+
+    :meth:`apply` alone changes the credit; ``version`` is that of the account's row, which each unit of work
+    increments.
+    """
 
     account_id: str
     version: int = 0
