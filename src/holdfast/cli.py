@@ -40,9 +40,6 @@ app = typer.Typer(
 CHECK_LATE_S = 60.0
 """How much longer than its job a provider's check may take."""
 
-PIPE_CHARS = 250
-"""The width of a look that is not printed on a terminal."""
-
 RUN, CHECK, WATCH = "Run the service", "Check what is stored and configured", "Watch a running service"
 catalog_app = typer.Typer(no_args_is_help=True, help="Check the catalog of models and prices.")
 app.add_typer(catalog_app, name="catalog", rich_help_panel=CHECK)
@@ -278,27 +275,6 @@ def provider_check_command(
         typer.echo(line)
     if not found.ok:
         raise typer.Exit(GAVE_UP)
-
-
-@app.command("top", rich_help_panel=WATCH)
-def top_command(
-    url: ServiceUrl = None,
-    every_s: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and print it, also without a terminal.")] = False,
-) -> None:
-    """Show the processes, their rates and the supervisor tree as they live; q quits."""
-    from rich.console import Console
-
-    from holdfast.terminal.screen import show_until_quit
-    from holdfast.terminal.top import look, look_again, render
-
-    console = Console()
-    with report_faults(), service_client(url) as service:
-        if once or not (console.is_terminal and sys.stdin.isatty()):
-            # As wide as its lines: another program reads them.
-            Console(width=None if console.is_terminal else PIPE_CHARS).print(render(look(service)))
-        else:
-            show_until_quit(lambda: look_again(service, lines_max=console.height), every_s=every_s, console=console)
 
 
 @app.command("places", rich_help_panel=RUN)

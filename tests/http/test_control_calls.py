@@ -55,7 +55,6 @@ PROCESS = ProcessDescription(
     worker=None,
     version="1",
     started_at="2026-11-20T12:00:00.000Z",
-    uptime_s=1.0,
     state="ready",
     database_open=True,
     tree=CHILD,

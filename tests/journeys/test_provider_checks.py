@@ -112,3 +112,10 @@ def test_what_the_service_refuses_is_one_line(setup: Setup) -> None:
     assert done.stderr == "The provider 'absent' is not in the catalog.\n"
     wrong = check(setup.service, "scripted", HOLDFAST_OPERATOR_TOKEN="x" * 40)
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (1, 1)
+
+
+def test_a_service_that_is_not_there_is_one_line(studio: Service) -> None:
+    done = check(studio, "studio", "--url", "http://127.0.0.1:9")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("The service at http://127.0.0.1:9 cannot be reached: ")
+    assert len(done.stderr.splitlines()) == 1

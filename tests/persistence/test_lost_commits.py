@@ -193,8 +193,8 @@ def test_the_look_up_prevents_a_batch_that_still_runs_on_the_server(
         closing(psycopg.connect(database_url)) as blocker,
     ):
         blocker.execute(
-            "insert into accounts select 'acct_x', 'contested@example.com', role, brand_id, created_at, null, version,"
-            " operation_count, balance_micro, held_micro, chain_head from accounts limit 1"
+            "insert into accounts select 'acct_x', 'contested@example.com', role, brand_id, created_at, null,"
+            " version, operation_count, balance_micro, held_micro, chain_head from accounts limit 1"
         )
         thread = threading.Thread(target=write, args=(breaking, account.credit(extra=(contested,))))
         thread.start()

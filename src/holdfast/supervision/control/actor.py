@@ -105,7 +105,6 @@ class ControlActor(Worker):
     def __init__(self, ref: ControlRef, process: ControlledProcess) -> None:
         super().__init__(ref)
         self._process = process
-        self._since = trio.current_time()
 
     async def _turn(self, envelope: Envelope) -> None:
         self.nursery.start_soon(self._answer, envelope)
@@ -145,7 +144,6 @@ class ControlActor(Worker):
         process, identity = self._process, self._process.identity
         return ProcessDescription(
             **msgspec.structs.asdict(identity),
-            uptime_s=round(trio.current_time() - self._since, 1),
             state=process.member_state(),
             database_open=process.is_database_open(),
             tree=describe_tree(process.tree, identity.started_at),

@@ -77,7 +77,6 @@ class ProcessDescription(ProcessIdentity, frozen=True, kw_only=True):
     since the start, and ``providers`` by name as this process sees them.
     """
 
-    uptime_s: float
     state: str
     database_open: bool
     tree: ChildStatus
