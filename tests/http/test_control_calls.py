@@ -57,6 +57,7 @@ PROCESS = ProcessDescription(
     started_at="2026-11-20T12:00:00.000Z",
     state="ready",
     database_open=True,
+    conditions=[],
     tree=CHILD,
     groups=[],
     dead_letters={"dead": 1},

@@ -25,7 +25,9 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.samples import Sample
 from holdfast.persistence.records import tables
 from holdfast.providers.media.provider_check import CheckStep
-from holdfast.supervision.control.messages import DescribeKey, KeyList, SampleList
+from holdfast.reports.conditions import LastingCondition
+from holdfast.reports.report import Report
+from holdfast.supervision.control.messages import DescribeKey, DescribeProcess, KeyList, SampleList
 
 from .fake_rows import AwayRows
 from .test_control_calls import PROCESS, detail, summary
@@ -295,14 +297,27 @@ async def test_pages_stay_while_the_database_is_away(api: Api) -> None:
         "ReadSamples": SampleList("proc_1", []),
         "ListKeys": KeyList([summary("acct_1")]),
     }[type(command).__name__]
+    answer = controls.answer
     await read_page(api, "/ops", browser)
     api.change(database=AwayRows(), readiness=lambda: Readiness(database=False, tree=True))
+    for key in ("acct_1", "acct_2"):
+        api.reporter.report(Report(kind="crash", at=api.now, path="holdfast/accounts", key=key))
+    condition = LastingCondition(name="database", subject="", text="the database is away", lasts_s=90.0, count=7)
+    controls.answer = lambda command: (
+        msgspec.structs.replace(PROCESS, conditions=[condition])
+        if isinstance(command, DescribeProcess)
+        else answer(command)
+    )
     away = await read_page(api, "/ops", browser)
-    assert "requests wait or are refused" in away.text
-    assert "The database is not available" in away.text
+    for words in ("requests wait or are refused", "the database is away", "1 min", "acct_2", "from its memory"):
+        assert words in away.text
+    found = await read_page(api, "/ops/reports?key=acct_1", browser)
+    assert "from its memory" in found.text
+    assert "holdfast/accounts:acct_1" in found.text
+    assert "holdfast/accounts:acct_2" not in found.text
     assert "acct_1" in (await read_page(api, "/ops/actors", browser)).text
     assert "proc" in (await read_page(api, "/ops/tree", browser)).text
-    for path in ("/ops/reviews", "/ops/reports", "/ops/poison", "/ops/actions"):
+    for path in ("/ops/reviews", "/ops/poison", "/ops/actions"):
         assert "The database is not available" in (await read_page(api, path, browser)).text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -31,7 +32,7 @@ from holdfast.reports.feed import ReportFeed
 from holdfast.reports.report import Report
 from holdfast.wiring.assembly import ReportTable
 
-from .fake_rows import CountingRows
+from .fake_rows import AwayRows, CountingRows
 
 if TYPE_CHECKING:
     from tests.http.api import Api
@@ -79,6 +80,33 @@ async def positions(api: Api) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------------ the list
+
+
+@pytest.mark.parametrize(
+    ("query", "keys"),
+    [
+        ("", ["acct_3", "task_2", "acct_1"]),
+        ("limit=2", ["acct_3", "task_2"]),
+        ("kind=restart", ["task_2"]),
+        ("level=error", ["acct_3", "acct_1"]),
+        ("path=holdfast", ["acct_3", "task_2", "acct_1"]),
+        ("path=holdfast/task", []),
+        ("account_id=acct_1", ["acct_1"]),
+        ("from=2026-11-20T12:02:00Z&to=2026-11-20T12:03:00Z", ["task_2"]),
+    ],
+)
+async def test_in_an_outage_the_list_is_from_memory(stage: Stage, query: str, keys: list[str]) -> None:
+    stage.configure(operator_token=OPERATOR)
+    stage.change(database=AwayRows())
+    emit(stage, "acct_1", at=stage.now + timedelta(minutes=1))
+    emit(stage, "acct_3", at=stage.now + timedelta(minutes=3))
+    emit(stage, "task_2", at=stage.now + timedelta(minutes=2), path="holdfast/tasks", kind="restart")
+    body = await (await stage.call("GET", f"{LIST}?{query}", headers=PROOF)).get_json()
+    assert [each["key"] for each in body["data"]] == keys
+    assert (body["position"], body["from_memory"]) == (None, True)
+    if body["next_cursor"] is not None:
+        rest = await stage.call("GET", f"{LIST}?cursor={body['next_cursor']}", headers=PROOF)
+        assert [each["key"] for each in (await rest.get_json())["data"]] == ["acct_1"]
 
 
 async def test_the_list_is_newest_first_in_pages(api: Api) -> None:

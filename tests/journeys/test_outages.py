@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -110,6 +111,11 @@ async def test_requests_get_503_until_a_stopped_database_is_back(
     await trio.to_thread.run_sync(service.start)
     ada = await new_customer(service, credit=str(CREDIT))
 
+    async def read(path: str) -> Any:
+        answer = await ada.http.get(path, headers={"Authorization": f"Bearer {OPERATOR_TOKEN}"})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
     async def trouble() -> None:
         await trio.to_thread.run_sync(postgres.stop)
         back_at = trio.current_time() + STOPPED_S
@@ -123,6 +129,13 @@ async def test_requests_get_503_until_a_stopped_database_is_back(
             assert (await ada.http.get("/healthz")).status_code == 200
             await trio.sleep(0.2)
         assert 503 in seen
+        process = (await read("/ops/api/tree"))["members"][0]["process"]
+        states = {child["child_id"]: child["state"] for child in process["tree"]["children"]}
+        assert (states["database"], states["journal"], states["accounts"]) == ("waiting", "waiting", "running")
+        assert "database" in {condition["name"] for condition in process["conditions"]}
+        known = await read("/ops/api/reports?path=holdfast/database&kind=outage")
+        assert known["from_memory"]
+        assert known["data"]
         await trio.to_thread.run_sync(postgres.start)
 
         async def ready() -> bool:
@@ -131,8 +144,7 @@ async def test_requests_get_503_until_a_stopped_database_is_back(
         await until(ready)
 
         async def is_stored() -> bool:
-            path = "/ops/api/reports?path=holdfast/database"
-            found = (await ada.http.get(path, headers={"Authorization": f"Bearer {OPERATOR_TOKEN}"})).json()["data"]
+            found = (await read("/ops/api/reports?path=holdfast/database"))["data"]
             kinds = [report["kind"] for report in reversed(found) if report["kind"] in {"outage", "recovery"}]
             return kinds[:1] == ["outage"] and kinds[-1:] == ["recovery"]
 

@@ -14,6 +14,7 @@ from holdfast.reports.conditions import (
     SUBJECTS_MAX,
     WEBHOOKS,
     Conditions,
+    LastingCondition,
 )
 from holdfast.reports.reporter import Reporter
 from holdfast.reports.words import in_words
@@ -70,6 +71,21 @@ def test_an_outage_is_one_report_at_its_beginning_and_one_at_its_end(story: Stor
         "outage: the database is away: connection refused",
         "recovery: the database answers; lasted 30 s, 100 failures",
     ]
+
+
+def test_what_lasts_can_be_read(story: Story) -> None:
+    story.conditions.failed(WEBHOOKS, "shop.example", "refused")
+    assert story.conditions.lasting() == []
+    for _ in range(3):
+        story.pass_time(2)
+        story.conditions.failed(DATABASE, "", "away: password=hunter2")
+    assert story.conditions.lasting() == [
+        LastingCondition(
+            name="database", subject="", text="the database is away: password=***", lasts_s=4.0, count=3
+        )
+    ]
+    story.conditions.ended(DATABASE)
+    assert story.conditions.lasting() == []
 
 
 def test_while_it_lasts_its_count_is_reported_ever_more_rarely(story: Story) -> None:

@@ -167,9 +167,25 @@ def test_following_survives_the_loss_of_its_connection(database_url: str) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         printer(database_url, sleep, out=out).follow(0)
-    warning, report = out.getvalue().splitlines()
-    assert warning.startswith("! The database cannot be reached")
+    begun, ended, report = out.getvalue().splitlines()
+    assert begun.startswith("! The database cannot be reached")
+    assert ended == "! The database answers again."
     assert "acct_1" in report
+
+
+def test_an_outage_is_a_line_where_it_begins() -> None:
+    out = io.StringIO()
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        printer("postgresql://127.0.0.1:1/nowhere", sleep, out=out).follow(0)
+    [line] = out.getvalue().splitlines()
+    assert line.endswith("waiting until it answers.")
 
 
 def test_nothing_is_followed_without_a_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import msgspec
 import trio
 
 from holdfast import metrics
 from holdfast.reports.report import Report, ReportKind
 from holdfast.reports.reporter import Reporter
+from holdfast.scrubbing import scrub
 from holdfast.traces import trace_id
 
 CHECK_S: Final = 1.0
@@ -127,6 +129,19 @@ CRASH_LOOP: Final = Condition(
 """A child that fails again and again, however slowly: its restarts may cost no supervisor its budget."""
 
 
+class LastingCondition(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition that has begun and not ended: its label, its subject ("" without one), and what it is in words.
+
+    ``count`` failures make it up, of which the first was ``lasts_s`` ago.
+    """
+
+    name: str
+    subject: str
+    text: str
+    lasts_s: float
+    count: int
+
+
 @dataclass(slots=True)
 class _Lasting:
     """A condition of one subject: failures in a row, and once it has begun, since when (the clock's seconds)."""
@@ -215,6 +230,22 @@ class Conditions:
     def forget(self, condition: Condition, subject: str) -> None:
         """End the condition of a subject that is gone, without a report."""
         self._lasting.get(condition, {}).pop(subject, None)
+
+    def lasting(self) -> list[LastingCondition]:
+        """Return the conditions that have begun and not ended."""
+        now_s = self._clock()
+        return [
+            LastingCondition(
+                name=condition.name,
+                subject=subject,
+                text=scrub(_beginning(condition, found.reason)),
+                lasts_s=round(now_s - found.since_s, 1),
+                count=found.count,
+            )
+            for condition, subjects in self._lasting.items()
+            for subject, found in subjects.items()
+            if found.has_begun
+        ]
 
     def check(self) -> None:
         """Report the counts that are due, and end conditions without failures for their time."""

@@ -128,6 +128,7 @@ class ReportFeed:
         self.poll_s = poll_s
         self.readers_max = readers_max
         self._rows = rows
+        self._reporter = reporter
         self._readers: dict[ReportReader, str] = {}
         self._position: int | None = None
         self._local: dict[str, int] = {}
@@ -139,6 +140,10 @@ class ReportFeed:
     def position(self) -> int | None:
         """The position up to which the table has been followed; None if it is not."""
         return self._position
+
+    def recent(self) -> tuple[Report, ...]:
+        """Return the newest reports of this process, newest first, which are in memory."""
+        return self._reporter.recent()
 
     @property
     def is_full(self) -> bool:

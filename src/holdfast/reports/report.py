@@ -161,5 +161,14 @@ class ReportFilter(NamedTuple):
     member_id: str | None = None
     trace_id: str | None = None
 
+    def takes(self, report: Report) -> bool:
+        """Whether a report, which the reporter has completed, is wanted."""
+        exact = ("kind", "key", "account_id", "task_id", "provider", "member_id", "trace_id")
+        return (
+            all(getattr(self, name) in (None, getattr(report, name)) for name in exact)
+            and (self.path is None or f"{report.path}/".startswith(f"{self.path}/"))
+            and (self.level is None or LEVELS.index(level_of(report)) >= LEVELS.index(self.level))
+        )
+
 
 EVERY_REPORT = ReportFilter()

@@ -9,8 +9,12 @@ import msgspec
 from holdfast.ledger.public_types import Time
 from holdfast.supervision.spec import Restart
 
-ChildState = Literal["pending", "starting", "running", "stopping", "restarting", "finished", "failed", "stopped"]
-"""pending: not started yet. restarting: down, waiting for its backoff or its turn.
+ChildState = Literal[
+    "pending", "starting", "running", "waiting", "stopping", "restarting", "finished", "failed", "stopped"
+]
+"""pending: not started yet. waiting: it runs, but the database that it needs is away.
+
+restarting: down, waiting for its backoff or its turn.
 
 finished, failed: ended by itself and not restarted. stopped: by an operator, or with the supervisor.
 """

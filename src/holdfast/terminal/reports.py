@@ -72,13 +72,20 @@ class ReportPrinter:
         return position
 
     def follow(self, position: int) -> None:
-        """Print what is written after ``position``, until interrupted. An outage of the database is waited out."""
+        """Print what is written after ``position``, until interrupted.
+
+        An outage of the database is waited out, with a line where it begins and one where it ends.
+        """
+        is_away = False
         while True:
             try:
                 with connected(self.url, statement_timeout_ms=STATEMENT_MS) as rows:
                     rows.execution_options(isolation_level="AUTOCOMMIT")
                     while True:
                         found, position = reports_after(rows, position, limit=PAGE_MAX, wanted=self.wanted)
+                        if is_away:
+                            is_away = False
+                            self.warn("The database answers again.")
                         self._print(report for _, report in found)
                         if len(found) < PAGE_MAX:
                             self.sleep(POLL_S)
@@ -87,7 +94,9 @@ class ReportPrinter:
             except Exception as fault:
                 if not isinstance(fault, DatabaseAway) and trouble_of(fault, writing=False) is None:
                     raise
-                self.warn(f"The database cannot be reached: {reason_of(fault)}; trying again.")
+                if not is_away:
+                    is_away = True
+                    self.warn(f"The database cannot be reached: {reason_of(fault)}; waiting until it answers.")
                 self.sleep(RETRY_S)
 
     def _print(self, found: Iterable[Report]) -> None:

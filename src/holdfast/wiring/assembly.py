@@ -169,6 +169,7 @@ def assemble(
             tree=lambda: tree,
             members=members,
             database=database,
+            conditions=conditions,
             directories=directories,
             dead_letters=dead_letters,
             samples=samples,

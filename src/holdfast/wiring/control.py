@@ -17,6 +17,7 @@ from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.places import place_carried_by, place_of
 from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.server.database import Database
+from holdfast.reports.conditions import Conditions
 from holdfast.settings import Settings
 from holdfast.supervision.control.actor import ControlActor, ControlledProcess, ControlRef
 from holdfast.supervision.control.keys import ControlledGroup
@@ -55,6 +56,7 @@ def control_child(
     tree: Callable[[], Supervisor],
     members: Members,
     database: Database,
+    conditions: Conditions,
     directories: tuple[KeyedDirectory, ...],
     dead_letters: DeadLetters,
     samples: SampleRing,
@@ -83,6 +85,7 @@ def control_child(
             dead_letters=dead_letters,
             member_state=lambda: members.state,
             is_database_open=lambda: database.gate.is_open,
+            conditions=conditions,
             provider_states=provider_states,
             samples=samples,
             drain=partial(signal.raise_signal, signal.SIGTERM),

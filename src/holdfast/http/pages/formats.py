@@ -29,7 +29,7 @@ _WORDS: Final[dict[Tone, str]] = {
     "idle": "",
     "warn": """
         review held restarting silent paused stopping retrying dead_letter refusal lockout pause restart slow
-        kept replaying capture_blocked disabled stuck refused unknown loss draining stopped cancelled
+        waiting kept replaying capture_blocked disabled stuck refused unknown loss draining stopped cancelled
         orphan_reply
     """,
     "bad": """

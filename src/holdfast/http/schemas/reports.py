@@ -27,11 +27,15 @@ class ReportBody(ReportFields[Time], frozen=True, kw_only=True):
 
 
 class ReportList(msgspec.Struct, frozen=True):
-    """A page of reports, newest first. From ``position`` on the stream misses nothing that is not on this page."""
+    """A page of reports, newest first. From ``position`` on the stream misses nothing that is not on this page.
+
+    While the database is away, they are the newest of this process, ``from_memory``, and ``position`` is null.
+    """
 
     data: list[ReportBody]
     next_cursor: str | None
-    position: int
+    position: int | None
+    from_memory: bool
 
 
 def report_body(report: Report) -> ReportBody:

@@ -23,6 +23,7 @@ from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.provider_figures import UNKNOWN, figures_of
 from holdfast.metrics.samples import SampleRing
+from holdfast.reports.conditions import Conditions
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.control.children import act_on_child, describe_tree
 from holdfast.supervision.control.keys import ControlledGroup
@@ -63,6 +64,7 @@ class ControlledProcess:
     dead_letters: DeadLetters
     member_state: Callable[[], str]
     is_database_open: Callable[[], bool]
+    conditions: Conditions
     provider_states: Callable[[], Mapping[str, str]]
     samples: SampleRing
     drain: Callable[[], None]
@@ -146,7 +148,8 @@ class ControlActor(Worker):
             **msgspec.structs.asdict(identity),
             state=process.member_state(),
             database_open=process.is_database_open(),
-            tree=describe_tree(process.tree, identity.started_at),
+            conditions=process.conditions.lasting(),
+            tree=describe_tree(process.tree, identity.started_at, is_database_open=process.is_database_open()),
             groups=[group.describe() for group in process.groups.values()],
             dead_letters=process.dead_letters.counts(),
             providers=_providers(process.provider_states()),

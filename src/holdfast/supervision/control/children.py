@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import ChildAction, StartChild, StopChild
@@ -9,12 +11,20 @@ from holdfast.supervision.faults import NotRunning
 from holdfast.supervision.status import ChildStatus
 from holdfast.supervision.supervisor import Supervisor
 
+NEED_DATABASE = ("database", "journal")
+"""The children of the top that have no work of their own while the database is away."""
 KEPT = ("http", "control")
 """The children of the top that answer operators, whose end would leave no way to start them again."""
 
 
-def describe_tree(top: Supervisor, since: Time) -> ChildStatus:
+def describe_tree(top: Supervisor, since: Time, *, is_database_open: bool) -> ChildStatus:
     """Return the whole tree as the status of its top, which runs since then."""
+    children = [
+        replace(child, state="waiting")
+        if child.child_id in NEED_DATABASE and child.state == "running" and not is_database_open
+        else child
+        for child in top.children()
+    ]
     return ChildStatus(
         child_id=top.path,
         state="stopping" if top.is_stopping else "running" if top.is_ready else "starting",
@@ -22,7 +32,7 @@ def describe_tree(top: Supervisor, since: Time) -> ChildStatus:
         incarnation=1,
         restarts_in_window=0,
         since=since,
-        children=top.children(),
+        children=(*children,),
     )
 
 

@@ -15,6 +15,7 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.public_types import Time
 from holdfast.metrics.provider_figures import ProviderFigures
 from holdfast.metrics.samples import Sample
+from holdfast.reports.conditions import LastingCondition
 from holdfast.supervision.dead_letters import DeadLetter, DeadReason
 from holdfast.supervision.restart_history import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
@@ -74,11 +75,12 @@ class ProcessDescription(ProcessIdentity, frozen=True, kw_only=True):
     """A process: who it is, its tree with the state of each child, and its keyed groups.
 
     ``worker`` is its slot below a parent. ``state`` is that of the member. ``dead_letters`` are counted by reason
-    since the start, and ``providers`` by name as this process sees them.
+    since the start, and ``providers`` by name as this process sees them. ``conditions`` are those that last.
     """
 
     state: str
     database_open: bool
+    conditions: list[LastingCondition]
     tree: ChildStatus
     groups: list[GroupDescription]
     dead_letters: dict[DeadReason, int]

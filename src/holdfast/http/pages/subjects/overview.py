@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.http.endpoints.operators.money.ledger import LedgerHealth, read_ledger_health
 from holdfast.http.endpoints.operators.records.reports import list_reports
 from holdfast.http.endpoints.operators.records.samples import ProcessSamples, list_samples
@@ -12,6 +14,7 @@ from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 from holdfast.http.schemas.reports import ReportList
 from holdfast.ledger.refusals import Refusal
 from holdfast.metrics.samples import Sample
+from holdfast.supervision.control.messages import ProcessDescription
 
 view = ViewTable()
 
@@ -22,10 +25,13 @@ async def overview(visit: Visit) -> ViewResult:
     sampled = await visit.read(list_samples, ProcessSamples)
     processes = [] if isinstance(sampled, Refusal) else [each.samples for each in sampled.processes]
     tree = await visit.read(read_tree, Tree)
+    members = [] if isinstance(tree, Refusal) else tree.members
+    answered = [member.process for member in members if member.process is not None]
     values = {
+        "conditions": [(process, condition) for process in answered for condition in process.conditions],
         "health": visit.call.deps.readiness(),
         "tree": tree,
-        "quarantined": None if isinstance(tree, Refusal) else _quarantined(tree),
+        "quarantined": None if isinstance(tree, Refusal) else _quarantined(answered),
         "now_figures": _figures(latest(processes)),
         "ledger": await visit.read(read_ledger_health, LedgerHealth),
         "reports": await visit.read(list_reports, ReportList, query={"limit": "8", "level": "info"}),
@@ -34,9 +40,8 @@ async def overview(visit: Visit) -> ViewResult:
     return Html("overview.html", values, is_live=True)
 
 
-def _quarantined(tree: Tree) -> int:
+def _quarantined(processes: Sequence[ProcessDescription]) -> int:
     """Return how many actors are quarantined in the processes that answered."""
-    processes = [member.process for member in tree.members if member.process is not None]
     return sum(group.states.get("quarantined", 0) for process in processes for group in process.groups)
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from holdfast.actors.runtime.faults import AskFault
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import OPERATORS, Position, cut_page, read_asked
+from holdfast.http.kit.listing import OPERATORS, Position, Window, cut_page, read_asked
 from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import invalid_parameter
@@ -23,7 +23,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.reports import newest_position, reports_page
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.reports.feed import READERS_PER_OPERATOR_MAX, ReportReader
+from holdfast.reports.feed import READERS_PER_OPERATOR_MAX, ReportFeed, ReportReader
 from holdfast.reports.report import KINDS, LEVELS, Report, ReportFilter
 
 route = RouteTable("Operators")
@@ -61,7 +61,10 @@ _FILTERS: Final = (
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_reports(call: Call) -> Outcome:
-    """One read. The position is read before the page, so that the stream from there misses nothing."""
+    """One read. The position is read before the page, so that the stream from there misses nothing.
+
+    While the database is away, the answer is what this process has in memory.
+    """
     asked = read_asked(call, OPERATORS, kind="reports", filters=_FILTERS)
     if isinstance(asked, Refusal):
         return asked
@@ -75,9 +78,31 @@ async def list_reports(call: Call) -> Outcome:
             rows, wanted, limit=window.read_max, since=window.since, until=window.until, after=after
         )
 
-    position, found = await call.deps.database.read(read)
+    position: int | None = None
+    found: list[Report | UnreadableEntry] = []
+    try:
+        position, found = await call.deps.database.read(read)
+    except DatabaseAway:
+        found.extend(_in_memory(call.deps.reports, wanted, window, after))
     page, next_cursor = cut_page(found, OPERATORS, window, _position_of)
-    return ReportList(data=[report_body(report) for report in page], next_cursor=next_cursor, position=position)
+    return ReportList(
+        data=[report_body(report) for report in page],
+        next_cursor=next_cursor,
+        position=position,
+        from_memory=position is None,
+    )
+
+
+def _in_memory(feed: ReportFeed, wanted: ReportFilter, window: Window, after: Position | None) -> list[Report]:
+    found = [
+        report
+        for report in feed.recent()
+        if wanted.takes(report)
+        and (window.since is None or report.at >= window.since)
+        and (window.until is None or report.at < window.until)
+        and (after is None or _position_of(report) < after)
+    ]
+    return sorted(found, key=_position_of, reverse=True)[: window.read_max]
 
 
 @route(
