@@ -1,43 +1,6 @@
 """The supervision tree of the service.
 
-::
-
-    holdfast            rest_for_one   each part relies on those before it
-    ├── database                       watches the connection, restarts the embedded server
-    ├── journal                        the one write path; needs the database
-    ├── members                        links to the other members; closed once the actors have answered
-    ├── accounts        keyed          need the journal
-    ├── sign-in         keyed          needs the journal
-    ├── tasks           keyed          ask accounts
-    ├── emulators       one_for_one    servers that imitate external systems; independent of each other
-    │   ├── studio
-    │   └── card
-    ├── workers         one_for_one    work for tasks and orders; independent of each other
-    │   ├── report-writer              stores reports
-    │   ├── report-feed                follows the reports of other members
-    │   ├── poison-writer              stores messages that crashed their actor
-    │   ├── turn-watch                 reports turns and passes that take too long
-    │   ├── heartbeat                  renews the process's lease and measures service time
-    │   ├── dispatcher                 assigns provider slots to tasks, wakes due tasks
-    │   ├── provider-calls             calls media providers
-    │   ├── hosting                    downloads and stores outputs
-    │   ├── outbox                     delivers events to customers' servers
-    │   ├── conditions                 counts what lasts: outages, refused callbacks
-    │   ├── reconciler                 reconciles card orders with their provider
-    │   ├── order-sweeper              expires unpaid orders
-    │   ├── provider-watch             probes providers that were not called for a while
-    │   ├── asset-sweeper              expires stored results
-    │   ├── checker                    checks the rows of all accounts
-    │   ├── sweeper                    deletes expired rows
-    │   ├── database-metrics           measures what is unfinished in the database
-    │   └── sampler                    measures the event loop's lag and this process's rates
-    ├── control                        independent: answers operators, also while other parts restart
-    └── http            rest_for_one   independent: it responds 503 while other parts restart
-        ├── application                the lifespans of the applications
-        ├── refused-requests           counts refusals
-        ├── connections                all open connections
-        ├── listener                   accepts them
-        └── operators-listener         accepts connections to the operators' port, if there is one
+It is drawn in ``docs/architecture.md``; a test compares the drawing with a running service.
 
 A crashed journal restarts accounts, sign-ins and tasks with it, because their undurable decisions are in doubt;
 their mailboxes stay. Keyed groups contain crashes of single actors (see :mod:`holdfast.supervision.directory`), so
