@@ -14,10 +14,19 @@ import trio.testing
 from quart import Response
 
 from holdfast.actors.runtime.faults import Overloaded
-from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX, FairShares, FairThreads
+from holdfast.http.kit.credentials import mint_api_key
+from holdfast.http.kit.fair_shares import (
+    READS_PER_CALLER_MAX,
+    WRONG_TRIES_AT_ONCE,
+    WRONG_TRY_S,
+    FairShares,
+    FairThreads,
+    TokenTries,
+)
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 if TYPE_CHECKING:
+    from tests.http.api import Api
     from tests.http.stage import Stage
 
 T = TypeVar("T")
@@ -95,6 +104,7 @@ async def test_reads_of_one_caller_do_not_take_every_connection(stage: Stage) ->
     async def call(as_caller: Callable[[str, str], Awaitable[Response]], path: str) -> None:
         statuses.append((await as_caller("GET", path)).status_code)
 
+    stage.know_key()
     async with trio.open_nursery() as nursery:
         for _ in range(READS_PER_CALLER_MAX + 3):
             nursery.start_soon(call, stage.as_key, "/v2/task/list")
@@ -105,6 +115,74 @@ async def test_reads_of_one_caller_do_not_take_every_connection(stage: Stage) ->
         assert rows.begun == READS_PER_CALLER_MAX + 1
         rows.released.set()
     assert statuses == [503] * (READS_PER_CALLER_MAX + 4)
+
+
+async def test_invented_credentials_of_one_origin_share_its_reads(stage: Stage) -> None:
+    rows = HeldRows()
+    stage.change(database=rows)
+
+    async def call(sent: dict[str, str], path: str) -> None:
+        assert (await stage.call("GET", path, headers=sent)).status_code == 503
+
+    async with trio.open_nursery() as nursery:
+        for number in range(READS_PER_CALLER_MAX):
+            invented = {"Authorization": f"Bearer hst_{number:043}"}
+            nursery.start_soon(call, invented, "/v2/control/account")
+            nursery.start_soon(call, invented, "/ops/api/session")
+            nursery.start_soon(call, {"Cookie": f"holdfast_operator={number:043}"}, "/ops/api/session")
+            key = mint_api_key(stage.account_id, live=False).secret
+            nursery.start_soon(call, {"Authorization": f"Bearer {key}"}, "/v2/task/list")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert rows.begun == READS_PER_CALLER_MAX
+        rows.released.set()
+
+
+async def test_a_verified_session_has_the_share_of_its_account(api: Api) -> None:
+    assert (await api.as_session("GET", "/v2/control/account")).status_code == 200
+    rows = HeldRows()
+    api.change(database=rows)
+    async with trio.open_nursery() as nursery:
+        for number in range(READS_PER_CALLER_MAX + 1):
+            invented = {"Authorization": f"Bearer hst_{number:043}"}
+            nursery.start_soon(partial(api.call, "GET", "/v2/control/account", headers=invented))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert rows.begun == READS_PER_CALLER_MAX
+        nursery.start_soon(api.as_session, "GET", "/v2/control/account")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert rows.begun == READS_PER_CALLER_MAX + 1
+        rows.released.set()
+
+
+async def test_guesses_of_all_callers_together_are_paced(autojump_clock: trio.testing.MockClock) -> None:
+    tries = TokenTries()
+    for number in range(10 * WRONG_TRIES_AT_ONCE):
+        assert not await tries.try_once(f"origin {number}", lambda: False)
+    assert trio.current_time() == pytest.approx((9 * WRONG_TRIES_AT_ONCE - 1) * WRONG_TRY_S)
+    # The right token uses nothing up, and an hour later nothing is held against anybody.
+    await trio.sleep(3600)
+    begun = trio.current_time()
+    for _ in range(10 * WRONG_TRIES_AT_ONCE):
+        assert await tries.try_once("operator", lambda: True)
+    assert trio.current_time() == begun
+
+
+async def test_the_right_token_waits_for_one_guess_of_each_other_caller(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    tries, guessed = TokenTries(), list[str]()
+
+    async def guess(caller: str) -> None:
+        await tries.try_once(caller, lambda: False)
+        guessed.append(caller)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(300):
+            nursery.start_soon(guess, f"origin {number % 3}")
+        await trio.sleep(100 * WRONG_TRY_S)
+        before = len(guessed)
+        assert await tries.try_once("operator", lambda: True)
+        assert len(guessed) - before <= 4
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_job_waits_for_its_turn_only_so_long(autojump_clock: trio.testing.MockClock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,11 +13,19 @@ from sqlalchemy import Connection, select
 
 from holdfast.actors.account.messages import SignOut
 from holdfast.actors.runtime.faults import Unavailable
-from holdfast.actors.sign_in.messages import CodeIssued, OriginAdmitted, SignedIn, TryOperatorToken
+from holdfast.actors.sign_in.messages import CodeIssued, CountWrongToken, OriginAdmitted, SignedIn
 from holdfast.actors.task.messages import TaskReply
 from holdfast.http.app import ROUTES, is_for_operators
 from holdfast.http.kit.calls import Auth
-from holdfast.ledger.sign_in_codes import WRONG_TOKENS_MAX, WRONG_TOKENS_WINDOW, admit_token, new_otp_id
+from holdfast.http.kit.fair_shares import TokenTries
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.sign_in_codes import (
+    INVALID_OTP,
+    WRONG_TOKENS_MAX,
+    WRONG_TOKENS_WINDOW,
+    admit_token,
+    new_otp_id,
+)
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.reports.words import in_words
@@ -222,7 +231,7 @@ async def test_a_cookie_is_stored_as_a_mac_alone(api: Api) -> None:
         assert each not in str(api.reports)
 
 
-async def test_an_origin_that_is_locked_may_use_no_token_to_sign_in(stage: Stage) -> None:
+async def test_a_locked_origin_is_told_so_and_locks_no_operator_out(stage: Stage) -> None:
     right = stage.deps.settings.operator_token
 
     async def try_in(token: str) -> Response:
@@ -234,15 +243,28 @@ async def test_an_origin_that_is_locked_may_use_no_token_to_sign_in(stage: Stage
     await stage.refused(await guess(), 401, "invalid_credentials")
     await stage.refused(await try_in("wrong"), 401, "invalid_credentials")
     assert (await try_in(right)).status_code == 200
-    origin = "origin:unknown"
-    assert stage.sign_ins.asked == [(origin, TryOperatorToken(is_right)) for is_right in (False, False, True)]
+    assert stage.sign_ins.asked == [("origin:unknown", CountWrongToken())] * 2
     stage.sign_ins.answer = admit_token((stage.now,) * WRONG_TOKENS_MAX, stage.now)
-    for refused in (await try_in("wrong"), await try_in(right), await guess()):
+    for refused in (await try_in("wrong"), await guess()):
         await stage.refused(refused, 429, "sign_in_locked")
         assert int(refused.headers["Retry-After"]) == WRONG_TOKENS_WINDOW.total_seconds()
-    # A guess learns nothing more, and the right bearer is not the guesser's.
+    assert (await try_in(right)).status_code == 200
     who = await stage.call("GET", "/ops/api/session", headers=bearer(stage))
     assert who.status_code == 200
+
+
+async def test_guesses_at_either_sign_in_are_paced_together(stage: Stage) -> None:
+    tried: list[str] = []
+
+    class Counted(TokenTries):
+        async def try_once(self, caller: str, is_right: Callable[[], bool]) -> bool:
+            tried.append(caller)
+            return await super().try_once(caller, is_right)
+
+    stage.change(token_tries=Counted())
+    await stage.call(*READ, headers={"Authorization": "Bearer wrong"})
+    await stage.call("POST", "/ops/api/session", json={"token": "wrong"})
+    assert tried == ["unknown"] * 2
 
 
 async def test_the_token_admits_who_must_resume_paused_sign_ins(stage: Stage) -> None:
@@ -281,13 +303,44 @@ async def test_an_operator_signs_in_with_a_code(api: Api) -> None:
 
 
 async def test_strangers_learn_nothing_from_the_operators_sign_in(stage: Stage) -> None:
-    sent = await stage.call("POST", "/ops/api/session/code", json={"email": "eve@example.com"})
-    body = await sent.get_json()
-    assert (sent.status_code, body["delivery"]["status"]) == (200, "sent")
-    assert stage.mailer.sent == []
-    proof = {"email": "eve@example.com", "otp_id": body["otp_id"], "otp": "123456"}
-    await stage.refused(await stage.call("POST", "/ops/api/session/verify", json=proof), 401, "invalid_otp")
-    assert stage.sign_ins.asked == []
+    """Operators and others get the same: from the same actor, with the same refusals, and a mail."""
+    emails = ("eve@example.com", "grace@example.com")
+    stage.configure(operator_readers=emails[1:])
+
+    async def ask(email: str, reply: object) -> tuple[int, str]:
+        stage.sign_ins.answer = reply
+        sent = await stage.call("POST", "/ops/api/session/code", json={"email": email})
+        assert stage.sign_ins.asked.pop()[0] in {f"email:{email}", "origin:unknown"}
+        return sent.status_code, (await sent.get_data(as_text=True)).replace(email, "").split("request_id")[0]
+
+    async def verify(email: str) -> tuple[int, str]:
+        proof = {"email": email, "otp_id": new_otp_id(stage.deps.settings.otp_pepper, email), "otp": "123456"}
+        tried = await stage.call("POST", "/ops/api/session/verify", json=proof)
+        return tried.status_code, (await tried.get_json())["error"]["code"]
+
+    limited = Refusal(code="otp_rate_limited", message="Too many codes.", retry_after_s=30)
+    for reply, status in ((CodeIssued("otp_1", "123456", 600), 200), (limited, 429)):
+        eve, grace = [await ask(email, reply) for email in emails]
+        assert eve == grace
+        assert eve[0] == status
+    assert [email for email, _, _ in stage.mailer.sent] == [*emails]
+    for refusal in (INVALID_OTP, Refusal(code="otp_attempts_exceeded", message="Too many.", final=True)):
+        stage.sign_ins.answer = refusal
+        eve_tried, grace_tried = [await verify(email) for email in emails]
+        assert eve_tried == grace_tried
+        assert eve_tried[1] == refusal.code
+
+
+async def test_who_redeems_a_code_without_being_an_operator_gets_no_session(stage: Stage) -> None:
+    stage.sign_ins.answer = SignedIn("acct_9", "eve@example.com", "User", "ses_9", "hst_" + "Z" * 43, stage.now)
+    tells: list[tuple[str, object]] = []
+    stage.accounts.tell = lambda key, command: tells.append((key, command))  # type: ignore[method-assign]
+    otp_id = new_otp_id(stage.deps.settings.otp_pepper, "eve@example.com")
+    proof = {"email": "eve@example.com", "otp_id": otp_id, "otp": "123456"}
+    refused = await stage.call("POST", "/ops/api/session/verify", json=proof)
+    await stage.refused(refused, 403, "insufficient_role")
+    assert "Set-Cookie" not in refused.headers
+    assert tells == [("acct_9", SignOut("ses_9"))]
 
 
 # --------------------------------------------------------------------------------------------------------- actions

@@ -23,10 +23,10 @@ from holdfast.actors.runtime.turns import Commit, Turn
 from holdfast.actors.sign_in.messages import (
     AdmitOrigin,
     CodeIssued,
+    CountWrongToken,
     OriginAdmitted,
     RequestCode,
     SignedIn,
-    TryOperatorToken,
     VerifyCode,
 )
 from holdfast.ledger.clock import Now
@@ -57,7 +57,7 @@ from holdfast.reports.conditions import LOCKOUTS, Conditions
 
 R = TypeVar("R")
 
-SignInCommand: TypeAlias = AdmitOrigin | TryOperatorToken | RequestCode | VerifyCode
+SignInCommand: TypeAlias = AdmitOrigin | CountWrongToken | RequestCode | VerifyCode
 
 NEW = "addresses without an account"
 _ORIGIN_DIGITS = 16
@@ -142,8 +142,8 @@ class SignInActor(JournaledActor):
         match message:
             case AdmitOrigin():
                 return self._admit_origin()
-            case TryOperatorToken():
-                return self._try_token(message)
+            case CountWrongToken():
+                return self._count_wrong_token()
             case RequestCode():
                 return self._request_code(message)
             case VerifyCode():
@@ -162,7 +162,7 @@ class SignInActor(JournaledActor):
         self._origin = msgspec.structs.replace(self._origin, requests=(*requests, at))
         return self._commit(self._origin, OriginAdmitted(), at)
 
-    def _try_token(self, command: TryOperatorToken) -> Turn[OriginAdmitted]:
+    def _count_wrong_token(self) -> Turn[OriginAdmitted]:
         at = self._now()
         wrong = within(self._origin.wrong_tokens, at - WRONG_TOKENS_WINDOW)
         refusal = admit_token(wrong, at)
@@ -170,8 +170,6 @@ class SignInActor(JournaledActor):
             self._count_lockout(refusal)
             # Without a look at the rows, which a guesser need not cause: more wrong tokens are all they could show.
             return refusal
-        if command.is_right:
-            return self._confirm(OriginAdmitted())
         self._origin = msgspec.structs.replace(self._origin, wrong_tokens=(*wrong, at)[-WRONG_TOKENS_MAX:])
         locked = admit_token(self._origin.wrong_tokens, at)
         if locked is not None:

@@ -13,13 +13,11 @@ class AdmitOrigin(Command["OriginAdmitted"], frozen=True):
     """Count one code request of an origin (key ``origin:…``). Reply: :class:`OriginAdmitted`."""
 
 
-class TryOperatorToken(Command["OriginAdmitted"], frozen=True):
-    """Admit an operators' token that was tried from an origin (key ``origin:…``), and count it if it is wrong.
+class CountWrongToken(Command["OriginAdmitted"], frozen=True):
+    """Count a wrong operators' token of an origin (key ``origin:…``).
 
-    Reply: :class:`OriginAdmitted`. Refused: ``sign_in_locked``.
+    Reply: :class:`OriginAdmitted`. Refused: ``sign_in_locked``, and then not counted.
     """
-
-    is_right: bool
 
 
 class OriginAdmitted(msgspec.Struct, frozen=True):

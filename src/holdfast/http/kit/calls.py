@@ -277,7 +277,10 @@ class Call:
 
         def read(rows: Connection) -> T | Refusal:
             session = valid_session(rows, sha256, now)
-            return session if isinstance(session, Refusal) else query(rows, session)
+            if isinstance(session, Refusal):
+                return session
+            self.deps.key_cache.put(sha256, KnownKey(session.account_id, session.session_id))
+            return query(rows, session)
 
         return await self._read_in_turn(read)
 
@@ -305,10 +308,9 @@ class Call:
         return answer
 
     async def _read_in_turn(self, query: Callable[[Connection], T]) -> T:
-        """Read with the share of the account, or of the credential while its account is not known."""
         assert self.bearer is not None
-        known = self.deps.key_cache.get(self.bearer.sha256)
-        caller = self.bearer.sha256.hex() if known is None else known.account_id
+        # Who has not been verified has no share but the origin's, however many credentials are invented there.
+        caller = self.deps.key_cache.account_of(self.bearer.sha256) or f"origin:{self.origin()}"
         async with self.deps.read_shares.turn(caller):
             return await self.deps.database.read(query)
 

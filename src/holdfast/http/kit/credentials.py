@@ -106,17 +106,15 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 
-def is_operator_token(authorization: Sequence[str], operator_token: str) -> bool | Refusal:
-    """Whether the request's Authorization headers are the operators' token, compared in constant time.
+def read_tried_token(authorization: Sequence[str]) -> str | Refusal:
+    """Read the request's Authorization headers as what may be the operators' token.
 
     Refuses: 1. ``missing_credentials``; 2. ``invalid_credentials`` (several headers, another scheme).
     """
     if not authorization:
         return MISSING_CREDENTIALS
     match = _OPERATOR_AUTHORIZATION.fullmatch(authorization[0]) if len(authorization) == 1 else None
-    if match is None:
-        return NOT_ONE_BEARER
-    return matches_operator_token(match.group(1), operator_token)
+    return NOT_ONE_BEARER if match is None else match.group(1)
 
 
 def matches_operator_token(sent: str, operator_token: str) -> bool:
@@ -143,17 +141,18 @@ def lacking_scope(scope: str) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """The immutable facts of an API key; whether it is revoked is not one of them."""
+    """The immutable facts of an API key or a session; whether it is revoked is not one of them."""
 
     account_id: str
     key_id: str
+    """The key's id or the session's."""
 
 
 USE_RECORDED_EVERY: Final = timedelta(minutes=1)
 
 
 class KeyCache:
-    """The account and key of a hash, for the ``entries_max`` most recently used keys.
+    """The account and key of a hash, for the ``entries_max`` most recently used keys and session tokens.
 
     The facts are immutable, so an entry is never stale; the account's actor checks for revocation.
     """
@@ -179,6 +178,11 @@ class KeyCache:
         if known is not None:
             self._known.move_to_end(sha256)
         return known
+
+    def account_of(self, sha256: bytes) -> str | None:
+        """Return the account of a hash, None if it is not cached."""
+        known = self.get(sha256)
+        return None if known is None else known.account_id
 
     def put(self, sha256: bytes, known: KnownKey) -> None:
         """Cache a key that was read."""

@@ -14,7 +14,7 @@ from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.unfenced import EventCommands, OperatorRecords, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.credentials import KeyCache
-from holdfast.http.kit.fair_shares import FairShares, FairThreads
+from holdfast.http.kit.fair_shares import FairShares, FairThreads, TokenTries
 from holdfast.http.kit.operator_sessions import SeenSessions
 from holdfast.http.kit.refused_requests import RefusedRequests
 from holdfast.ledger.catalog.catalog import Catalog
@@ -116,7 +116,8 @@ class Dependencies:
 
     ``catalog`` returns the current catalog, ``catalog_of`` a catalog by its version. ``callback_secrets`` returns a
     media provider's secrets by its name (None: those without a name). The first of ``sandbox_secrets`` signs, all
-    verify. ``card`` is None if no card provider is configured. ``read_shares`` are those of customers.
+    verify. ``card`` is None if no card provider is configured. ``read_shares`` are those of accounts,
+    and of origins for credentials that have not been verified.
     """
 
     settings: Settings
@@ -147,6 +148,7 @@ class Dependencies:
     key_cache: KeyCache = field(default_factory=KeyCache)
     threads: FairThreads = field(default_factory=FairThreads)
     read_shares: FairShares = field(default_factory=FairShares)
+    token_tries: TokenTries = field(default_factory=TokenTries)
     seen_sessions: SeenSessions = field(default_factory=SeenSessions)
     conditions: Conditions = field(default_factory=lambda: Conditions(Reporter()))
 

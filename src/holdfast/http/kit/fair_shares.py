@@ -1,4 +1,7 @@
-"""A share of something bounded for each caller, so that no caller can block the others: threads, database reads."""
+"""A share of something bounded for each caller, so that no caller can block the others.
+
+Shared are threads, database reads, and tries of a secret token.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,10 @@ READS_PER_CALLER_MAX: Final = 4
 """Half of the connections for reads, by default."""
 READS_WAITING_MAX: Final = 1000
 READ_TURN_TIMEOUT_S: Final = 8.0
+WRONG_TRIES_AT_ONCE: Final = 10
+WRONG_TRY_S: Final = 0.02
+TRIES_WAITING_MAX: Final = 1_000_000
+"""Above the number of connections, which bound what waits."""
 
 
 @dataclass(slots=True)
@@ -71,6 +78,28 @@ class FairShares:
             share.count -= 1
             if not share.count:
                 del self._shares[caller]
+
+
+class TokenTries:
+    """Tries of a secret token, all callers together: after the first few wrong ones, one each ``WRONG_TRY_S``.
+
+    So guessing is bounded from however many origins it comes, and the right token always works: it uses up nothing,
+    and waits for one try of each other caller at most, and for those of its own that came before.
+    """
+
+    def __init__(self) -> None:
+        self._shares = FairShares(at_once_max=1, jobs_max=TRIES_WAITING_MAX, timeout_s=float("inf"))
+        self._next = trio.Lock()
+        self._used_until = 0.0
+
+    async def try_once(self, caller: str, is_right: Callable[[], bool]) -> bool:
+        """Wait for the caller's turn, and return what ``is_right`` does."""
+        async with self._shares.turn(caller), self._next:
+            await trio.sleep_until(self._used_until - WRONG_TRIES_AT_ONCE * WRONG_TRY_S)
+            if is_right():
+                return True
+            self._used_until = max(self._used_until, trio.current_time()) + WRONG_TRY_S
+            return False
 
 
 class FairThreads:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.actors.runtime.faults import AskFault
-from holdfast.actors.sign_in.messages import TryOperatorToken
+from holdfast.actors.runtime.faults import Overloaded
+from holdfast.actors.sign_in.messages import CountWrongToken
 from holdfast.http.kit.authentication import valid_session
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.credentials import (
     INVALID_SESSION,
     SESSION_EXPIRED,
-    is_operator_token,
+    KnownKey,
     matches_operator_token,
     read_bearer,
+    read_tried_token,
 )
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operator_sessions import (
@@ -53,7 +54,7 @@ async def identify(deps: Dependencies, request: HoldfastRequest, origin: str) ->
         return refusal
     if cookie is None or authorization:
         return await _by_bearer(deps, authorization, origin)
-    session = await session_of(deps, cookie)
+    session = await session_of(deps, cookie, origin)
     if isinstance(session, Refusal):
         return session
     if request.method != "GET" and not is_csrf_token(headers.get(CSRF_HEADER), cookie, settings):
@@ -62,48 +63,60 @@ async def identify(deps: Dependencies, request: HoldfastRequest, origin: str) ->
 
 
 async def _by_bearer(deps: Dependencies, authorization: list[str], origin: str) -> Operator | Refusal:
-    is_token = is_operator_token(authorization, deps.settings.operator_token)
-    if isinstance(is_token, Refusal):
-        return is_token
-    if is_token:
-        return operator_of(TOKEN_OPERATOR, "token", deps.settings)
+    tried = read_tried_token(authorization)
+    if isinstance(tried, Refusal):
+        return tried
     bearer = read_bearer(authorization, None)
+    # What has the form of another credential is no guess, and looked up in its origin's share.
+    is_guess = isinstance(bearer, Refusal) and bearer != INVALID_SESSION
+    if await _is_right(deps, tried, origin) if is_guess else _matches(deps, tried):
+        return operator_of(TOKEN_OPERATOR, "token", deps.settings)
     if isinstance(bearer, Refusal):
-        return (
-            bearer
-            if bearer == INVALID_SESSION
-            else await try_token(deps, origin, is_right=False) or NOT_OPERATORS_TOKEN
-        )
+        return bearer if bearer == INVALID_SESSION else await _count_wrong_token(deps, origin)
     if bearer.kind != "session":
         return NEEDS_AN_OPERATOR
-    session = await deps.database.read(lambda rows: valid_session(rows, bearer.sha256, deps.now()))
+    sha256 = bearer.sha256
+    async with deps.read_shares.turn(deps.key_cache.account_of(sha256) or f"origin:{origin}"):
+        session = await deps.database.read(lambda rows: valid_session(rows, sha256, deps.now()))
     if isinstance(session, Refusal):
         return session
+    deps.key_cache.put(sha256, KnownKey(session.account_id, session.session_id))
     return operator_of(session.email, "session", deps.settings)
 
 
-async def try_token(deps: Dependencies, origin: str, *, is_right: bool) -> Refusal | None:
-    """Count a wrong operators' token; refuse any of an origin that has tried too many, in whatever process.
+async def _is_right(deps: Dependencies, tried: str, origin: str) -> bool:
+    return await deps.token_tries.try_once(origin, lambda: _matches(deps, tried))
 
-    Refuses with ``sign_in_locked``. Raises the faults of an ask.
+
+def _matches(deps: Dependencies, tried: str) -> bool:
+    return matches_operator_token(tried, deps.settings.operator_token)
+
+
+async def _count_wrong_token(deps: Dependencies, origin: str) -> Refusal:
+    """Count a wrong token, and return its refusal: ``sign_in_locked`` for an origin that has tried too many.
+
+    Raises the faults of an ask.
     """
-    tried = TryOperatorToken(is_right)
-    reply = await deps.sign_ins.ref(f"origin:{origin}").ask(tried, deadline_s=deps.settings.ask_deadline_s)
-    return reply if isinstance(reply, Refusal) else None
+    counting = deps.sign_ins.ref(f"origin:{origin}")
+    reply = await counting.ask(CountWrongToken(), deadline_s=deps.settings.ask_deadline_s)
+    return reply if isinstance(reply, Refusal) else NOT_OPERATORS_TOKEN
 
 
-async def session_of(deps: Dependencies, cookie: str) -> OperatorSession | Refusal:
+async def session_of(deps: Dependencies, cookie: str, origin: str) -> OperatorSession | Refusal:
     """Return the session of a cookie; while the database is away, one that this process has lately found valid.
 
     Refuses: 1. ``invalid_session``; 2. ``session_expired``; 3. ``account_disabled``.
     """
     mac, now = cookie_mac(cookie, deps.settings), deps.now()
+    seen = deps.seen_sessions.get(mac, now)
+    session: OperatorSession | None
     try:
-        session = await deps.database.read(lambda rows: session_by_mac(rows, mac))
-    except DatabaseAway:
-        session = deps.seen_sessions.get(mac, now)
-        if session is None:
+        async with deps.read_shares.turn(f"origin:{origin}" if seen is None else seen.operator):
+            session = await deps.database.read(lambda rows: session_by_mac(rows, mac))
+    except (DatabaseAway, Overloaded):
+        if seen is None:
             raise
+        session = seen
     else:
         deps.seen_sessions.note(mac, session, now)
     if session is None or session.ended_at is not None:
@@ -126,20 +139,12 @@ async def begin_session(deps: Dependencies, name: str, origin: str) -> tuple[str
 async def sign_in_by_token(deps: Dependencies, token: str, origin: str) -> tuple[str, OperatorSession] | Refusal:
     """Begin a session with the operators' token, as :func:`begin_session` does.
 
-    While wrong tokens cannot be counted, the right one is accepted. Refuses: 1. ``sign_in_locked``, also for the
-    right token; 2. ``invalid_credentials``. Raises the faults of an ask for a wrong one.
+    Refuses a wrong one with ``invalid_credentials``, or ``sign_in_locked`` after too many, and raises the faults of
+    an ask for it. The right one asks no actor: an operator who has paused the sign-ins must be able to resume them.
     """
-    is_right = matches_operator_token(token, deps.settings.operator_token)
-    try:
-        locked = await try_token(deps, origin, is_right=is_right)
-    except AskFault:
-        # The operator who has paused the sign-ins must be able to resume them.
-        if not is_right:
-            raise
-        locked = None
-    if locked is not None:
-        return locked
-    return await begin_session(deps, TOKEN_OPERATOR, origin) if is_right else NOT_OPERATORS_TOKEN
+    if not await _is_right(deps, token, origin):
+        return await _count_wrong_token(deps, origin)
+    return await begin_session(deps, TOKEN_OPERATOR, origin)
 
 
 async def end_session(deps: Dependencies, cookie: str) -> None:

@@ -47,11 +47,8 @@ _CODE = re.compile(r"[0-9]{6}", re.ASCII)
 async def request_code(call: Call) -> Outcome:
     """The caller's origin is limited before the address, so that trying addresses is limited too."""
     email = read_email(call.body(CodeRequest).email)
-    return email if isinstance(email, Refusal) else await send_code(call, email)
-
-
-async def send_code(call: Call, email: str) -> CodeSent | Refusal:
-    """Send a code. Refuses as :func:`request_code` does."""
+    if isinstance(email, Refusal):
+        return email
     deps, origin = call.deps, call.origin()
     admitted = await call.ask(deps.sign_ins.ref(f"origin:{origin}"), AdmitOrigin())
     if isinstance(admitted, Refusal):

@@ -34,8 +34,9 @@ _WAYS: Final[tuple[tuple[str, Handler], ...]] = (
 async def sign_in_page(visit: Visit) -> ViewResult:
     """The forms; an operator who is signed in already goes on."""
     return_to = local_path(visit.parameter("return_to"))
-    cookie = read_cookie(visit.call.request.cookies, visit.call.deps.settings)
-    if cookie is not None and not isinstance(await session_of(visit.call.deps, cookie), Refusal):
+    call = visit.call
+    cookie = read_cookie(call.request.cookies, call.deps.settings)
+    if cookie is not None and not isinstance(await session_of(call.deps, cookie, call.origin()), Refusal):
         return Redirect(return_to)
     return _page(return_to)
 
