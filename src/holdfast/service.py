@@ -110,6 +110,7 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
         except GaveUp as gave_up:
             log.critical("the tree gave up", reason=str(gave_up))
             code = GAVE_UP
+        assembly.samples.leave()
         await store_last_reports(assembly.reports, assembly.database.url)
         if assembly.card is not None:
             with trio.move_on_after(CLOSE_CLIENTS_S):

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 import trio
 from benchmarks.roll_clients import RollClients
@@ -84,10 +86,21 @@ def crashes(service: Service) -> list[Report]:
         return [stored.report for stored in reports_after(rows, 0, limit=100, wanted=wanted).found]
 
 
+def samples_of_each(service: Service) -> list[Any]:
+    """The samples of each worker, the oldest first."""
+    token = (service.data_dir / "secrets" / "operator_token").read_text().strip()
+    response = httpx2.get(
+        f"{service.url}/ops/api/samples", headers={"Authorization": f"Bearer {token}"}, verify=False
+    )
+    return [process["samples"] for process in ok(response)["processes"]]
+
+
 async def test_rolls_refuse_cut_and_lose_nothing(service: Service, new_customer: NewCustomer) -> None:
     assert service.process is not None
     # As many accounts as clients: two workers that decide for one account repeat each other's work.
     customers = [await new_customer(service, credit=str(CREDIT)) for _ in range(10)]
+    await until_holds(lambda: all(samples_of_each(service)))
+    sampled = {found[0]["at"] for found in samples_of_each(service)}
     before = workers(service)
     clients = RollClients(service.url, [customer.key for customer in customers], CREATE)
     async with trio.open_nursery() as nursery:
@@ -110,6 +123,8 @@ async def test_rolls_refuse_cut_and_lose_nothing(service: Service, new_customer:
     after = workers(service)
     assert len(after) == 2
     assert not {*before} & {*after}
+    # What the plots show outlives its worker.
+    await until_holds(lambda: sampled <= {sample["at"] for found in samples_of_each(service) for sample in found})
     assert service.audit() == []
 
 

@@ -6,14 +6,18 @@ from collections import Counter, deque
 from datetime import datetime
 from functools import reduce
 from math import isnan
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import structlog
 from prometheus_client.metrics import MetricWrapperBase
 
 from holdfast import metrics
 from holdfast.metrics.batched_histogram import BatchedHistogram, Distribution
 from holdfast.metrics.process_usage import usage_of
+
+log = structlog.get_logger(__name__)
 
 SAMPLE_S = 5.0
 """The interval of a sample."""
@@ -77,18 +81,38 @@ class Totals(NamedTuple):
 
 
 class SampleRing:
-    """The newest samples of this process."""
+    """The newest samples of this process and of the one that it replaced, which left them in the file ``left``."""
 
-    def __init__(self) -> None:
+    def __init__(self, left: Path) -> None:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        self._left = left
 
     def add(self, sample: Sample) -> None:
         """Add the newest sample."""
         self._samples.append(sample)
 
-    def newest(self) -> Sample | None:
-        """Return the newest sample, if there is one yet."""
-        return self._samples[-1] if self._samples else None
+    def leave(self) -> None:
+        """Leave the samples to the next process: in a roll it serves already."""
+        written = self._left.with_suffix(".new")
+        try:
+            written.write_bytes(msgspec.json.encode([*self._samples]))
+            written.replace(self._left)
+        except OSError as fault:
+            log.info("samples are not left to the next process", reason=str(fault))
+
+    def take_over(self, now: datetime) -> None:
+        """Add what the process before this one has left by now."""
+        try:
+            raw = self._left.read_bytes()
+            self._left.unlink()
+            found = msgspec.json.decode(raw, type=list[Sample])
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.MsgspecError) as fault:
+            log.info("samples of the process before cannot be read", reason=str(fault))
+            return
+        kept = [sample for sample in found if (now - sample.at).total_seconds() < SAMPLE_S * SAMPLES_MAX]
+        self._samples = deque(sorted([*kept, *self._samples], key=lambda sample: sample.at), SAMPLES_MAX)
 
     def since(self, at: datetime | None = None) -> tuple[Sample, ...]:
         """Return the samples after ``at``, or all, the oldest first."""

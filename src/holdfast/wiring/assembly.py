@@ -121,7 +121,7 @@ def assemble(
     members = cluster_members(settings, presence, local_url=local_url)
     refs = WorkerRefs()
     submits: set[SubmitKey] = set()
-    samples = SampleRing()
+    samples = SampleRing(Path(settings.data_dir) / f"samples-{worker or 0}.json")
     dispatcher = dispatcher_of_all(refs.dispatcher, members)
     new_tasks = NewTasks()
     dead_letters = DeadLetters(process.process_id)

@@ -45,6 +45,7 @@ class Sampler:
         before, begun = read_totals(), trio.current_time()
         try:
             while True:
+                self._ring.take_over(self._now())
                 self._processes.measure()
                 for kind, count in self._quarantined().items():
                     metrics.ACTORS_QUARANTINED.labels(kind).set(count)
