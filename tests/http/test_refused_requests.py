@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import structlog.testing
 
 from holdfast import metrics
@@ -32,10 +33,15 @@ def test_a_minute_of_refusals_is_one_line() -> None:
     assert counter.get() == before + 250
 
 
-def test_requests_to_a_quarantined_actor_are_no_outage_of_the_service() -> None:
+@pytest.mark.parametrize("code", ["quarantined", "provider_not_configured"])
+def test_a_quarantined_actor_and_a_provider_without_settings_are_no_outage_of_the_service(code: str) -> None:
     reporter = Reporter()
-    RefusedRequests(Conditions(reporter, lambda: 0.0)).count(refused(503, "quarantined"))
+    requests = RefusedRequests(Conditions(reporter, lambda: 0.0))
+    with structlog.testing.capture_logs() as lines:
+        requests.count(refused(503, code))
+        requests.log_counts()
     assert reporter.recent() == ()
+    assert [(line["event"], line["codes"]) for line in lines] == [("requests refused", f"503 {code} (1)")]
 
 
 def test_requests_answered_503_are_an_outage() -> None:

@@ -16,8 +16,8 @@ log = structlog.get_logger("holdfast.http")
 
 PERIOD_S: Final = 60.0
 CODES_SHOWN_MAX: Final = 8
-QUARANTINED: Final = "quarantined"
-"""The 503 of a single actor, which has a report of its own."""
+NO_OUTAGE: Final = frozenset({"quarantined", "provider_not_configured"})
+"""The 503s of a service that is well: a single actor has a report of its own, a setting is as an operator left it."""
 
 
 class RefusalResponse(Response):
@@ -38,7 +38,7 @@ class RefusedRequests:
         if isinstance(response, RefusalResponse):
             self._counts[response.status_code, response.code] += 1
             metrics.REFUSALS.labels(str(response.status_code), response.code).inc()
-            if response.status_code == 503 and response.code != QUARANTINED:
+            if response.status_code == 503 and response.code not in NO_OUTAGE:
                 self._conditions.failed(UNAVAILABLE, "", response.code)
 
     def log_counts(self) -> None:
