@@ -185,6 +185,7 @@ async def test_a_held_order_is_listed_and_resolved_by_its_account(api: Api) -> N
     first = await get(api, "/ops/api/payments?limit=1")
     rest = await get(api, f"/ops/api/payments?cursor={first['next_cursor']}")
     assert [each["order_id"] for each in (*first["data"], *rest["data"])] == ["ord_1", "ord_3"]
+    assert first["data"][0]["account_id"] == api.account_id
     api.accounts.answer = OrderResult(api.order("ord_1"), "applied")
     path = "/ops/api/payments/ord_1/resolve"
     for given, asked in (

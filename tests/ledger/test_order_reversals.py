@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.ledger.orders.decisions import resolve_held
 from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.transitions import no_operation_id
+from holdfast.ledger.refusals import Refusal
 
 if TYPE_CHECKING:
     from tests.ledger.conftest import CardProvider
@@ -135,12 +138,35 @@ def test_refunding_more_than_was_paid_reverses_at_most_the_credit(provider: Card
     assert four(order) == credited("refunded")
 
 
-def test_refunding_a_held_payment_moves_no_credit(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(), provider.paid(amount_received=900), provider.refund("re_1", "succeeded", 900)
-    )
-    assert four(order) == ("held", "succeeded", "refunded", "mismatch")
-    assert cents(order) == []
+def test_a_held_payment_that_is_returned_ends_without_credit(provider: CardProvider) -> None:
+    held = provider.apply(provider.order(), provider.paid(amount_received=900))
+    partly = provider.apply(held, provider.refund("re_1", "succeeded", 500))
+    assert four(partly) == ("held", "succeeded", "partially_refunded", "mismatch")
+    refunded = provider.apply(partly, provider.refund("re_2", "succeeded", 400))
+    assert four(refunded) == ("canceled", "succeeded", "refunded", "none")
+    answer = resolve_held(refunded, "credit", provider.noon, reason="late", new_operation_id=no_operation_id)
+    assert isinstance(answer, Refusal)
+    assert answer.code == "payment_order_not_payable"
+    failed = provider.apply(refunded, provider.refund("re_2", "failed", 400, event="failed"))
+    assert four(failed) == ("held", "succeeded", "partially_refunded", "mismatch")
+    assert cents(refunded) == cents(failed) == []
+
+
+def test_a_held_payment_in_dispute_waits_for_its_end(provider: CardProvider) -> None:
+    held = provider.apply(provider.order(), provider.paid(amount_received=900))
+    disputed = provider.apply(held, provider.dispute("created", "needs_response", 900))
+    assert four(disputed) == ("held", "succeeded", "disputed", "mismatch")
+    assert four(provider.apply(disputed, provider.dispute("closed", "won", 900)))[0] == "held"
+    lost = provider.apply(disputed, provider.dispute("closed", "lost", 900))
+    assert four(lost) == ("canceled", "succeeded", "chargeback", "disputed")
+
+
+def test_a_second_payment_is_no_mismatch_once_it_is_returned(provider: CardProvider) -> None:
+    second = provider.paid(id="pi_2", latest_charge="ch_2", amount_received=700)
+    both = provider.apply(provider.order(), provider.paid(), second)
+    assert four(both) == credited("none", "mismatch")
+    again = provider.refund_object("re_1", "succeeded", 700, charge="ch_2", payment_intent="pi_2")
+    assert four(provider.apply(both, provider.event("refund.created", again))) == credited("none")
 
 
 def test_a_dispute_reverses_the_credit_at_once(provider: CardProvider) -> None:

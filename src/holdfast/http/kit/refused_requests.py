@@ -17,7 +17,7 @@ log = structlog.get_logger("holdfast.http")
 PERIOD_S: Final = 60.0
 CODES_SHOWN_MAX: Final = 8
 NO_OUTAGE: Final = frozenset({"quarantined", "provider_not_configured"})
-"""The 503s of a service that is well: a single actor has a report of its own, a setting is as an operator left it."""
+"""The 503s of a service that is well: a single actor has a report of its own, and a setting may be left out."""
 
 
 class RefusalResponse(Response):

@@ -62,7 +62,10 @@ def assess(request: OrderRequest, facts: OrderFacts) -> Assessment:
         credit_micro = request.amount_micro
     elif payments and facts.resolution is not None:
         credit_micro = facts.resolution.amount_micro
-    is_unresolved = len(matching) < len(payments) and facts.resolution is None
+    # What does not match the order waits for a decision, unless it was returned.
+    is_unresolved = facts.resolution is None and any(
+        key not in matching and _is_kept(own) for key, own in payments.items()
+    )
     is_overpaid = bool(matching) and worth > credit_micro
     # A refund is full or partial of what matches the order, or else of what was received.
     basis_micro = request.amount_micro
@@ -77,7 +80,7 @@ def assess(request: OrderRequest, facts: OrderFacts) -> Assessment:
     return Assessment(
         facts=facts,
         statuses=Statuses(
-            status=_status(facts, paid=bool(payments), credited=credit_micro > 0),
+            status=_status(facts, paid=bool(payments), credited=credit_micro > 0, held=is_unresolved),
             processing_status="succeeded" if payments else attempted,
             reversal_status=_reversal(facts, refunded_micro, basis_micro),
             risk_status="mismatch" if is_unresolved or is_overpaid else _risk(facts),
@@ -224,11 +227,18 @@ def _was_live(refund: RefundFacts) -> bool:
     return bool(LIVE_REFUND.intersection(refund.seen))
 
 
-def _status(facts: OrderFacts, *, paid: bool, credited: bool) -> OrderStatus:
+def _is_kept(own: OrderFacts) -> bool:
+    """Whether a part of a payment was neither refunded nor lost in a dispute; an open dispute decides nothing."""
+    (payment,) = own.payments.values()
+    lost = (taken_micro(dispute) for dispute in own.disputes.values() if not _is_open(dispute))
+    return _received_micro(payment) > _refunded_micro(own) + sum(lost)
+
+
+def _status(facts: OrderFacts, *, paid: bool, credited: bool, held: bool) -> OrderStatus:
     if credited:
         return "credited"
     if paid:
-        return "held" if facts.resolution is None else "canceled"
+        return "held" if held else "canceled"
     if facts.expired:
         return "expired"
     if facts.attempt is not None and facts.attempt.status in ("failed", "canceled"):

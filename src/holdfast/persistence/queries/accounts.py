@@ -71,6 +71,12 @@ def account_totals(rows: Connection, account_id: str) -> AccountTotals:
     return AccountTotals(*rows.execute(_TOTALS, {"account_id": account_id}).one())
 
 
+def email_of_account(rows: Connection, account_id: str) -> str | None:
+    """Return the e-mail address of an account; None if there is no such account."""
+    found: str | None = rows.scalar(select(accounts.c.email).where(accounts.c.id == account_id))
+    return found
+
+
 def account_of_email(rows: Connection, email: str) -> str | None:
     """Return the account of an e-mail address, if it has one."""
     found: str | None = rows.scalar(select(accounts.c.id).where(accounts.c.email == email))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Final, Literal, NamedTuple, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select, text
 
@@ -12,15 +12,23 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
 from holdfast.persistence.records.orders import ORDER, order_of
-from holdfast.persistence.records.tables import orders, payment_events
+from holdfast.persistence.records.tables import accounts, orders, payment_events
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
 _ORDERING = (orders.c.created_at, orders.c.order_id)
+_WITH_EMAIL = ORDER.add_columns(accounts.c.email).outerjoin(accounts, accounts.c.id == orders.c.account_id)
 _TO_RECONCILE = text(
     "select order_id from orders where provider = 'cardprovider' "
     "and created_at > now() - make_interval(secs => :until_s) "
     "and (:every or (wake_at is not null and reconcile_status <> 'reconciled')) order by created_at, order_id"
 )
+
+
+class TroubledOrder(NamedTuple):
+    """An order of an operators' list, with its account's e-mail address."""
+
+    order: Order
+    email: str | None
 
 
 OrderTrouble = Literal["held", "mismatched", "unreconciled"]
@@ -71,14 +79,20 @@ def orders_of_account(
 
 def troubled_orders(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
-) -> list[Order | UnreadableEntry]:
+) -> list[TroubledOrder | UnreadableEntry]:
     """Return a page of orders of any account, oldest first by (created_at, order_id).
 
     Those with the :data:`OrderTrouble` of the filter ``trouble``, or without it with any but ``held``.
     """
     trouble = filters.get("trouble")
     wanted = _TROUBLES[trouble] if trouble is not None else _TROUBLES["mismatched"] | _TROUBLES["unreconciled"]
-    return _listed(page(rows, ORDER.where(wanted), _ORDERING, oldest_first=True, **options))
+    found = page(rows, _WITH_EMAIL.where(wanted), _ORDERING, oldest_first=True, **options)
+    return read_rows(
+        lambda row: TroubledOrder(order_of(row), row.email),
+        found,
+        "orders",
+        lambda row: (row.created_at, row.order_id),
+    )
 
 
 def pending_order_count(rows: Connection, account_id: str) -> int:

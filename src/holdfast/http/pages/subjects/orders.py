@@ -41,6 +41,6 @@ async def order(visit: Visit) -> ViewResult:
         return found
     return Html(
         "order.html",
-        {"account_id": found.account_id, "order": found.order, "received": found.received},
+        {"account_id": found.account_id, "email": found.email, "order": found.order, "received": found.received},
         is_live=True,
     )

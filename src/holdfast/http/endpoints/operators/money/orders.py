@@ -9,15 +9,16 @@ from sqlalchemy import Connection
 
 from holdfast.http.endpoints.payments.orders import order_not_found, position_of
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import ListOptions, list_of_all_accounts
+from holdfast.http.kit.listing import ListOptions, Position, list_of_all_accounts
 from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.schemas.payment_rendering import in_units, payment_order_body
-from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
+from holdfast.http.schemas.payment_rendering import in_units, payment_order_body, render_order
+from holdfast.http.schemas.payments import PaymentOrderBody
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.orders import OrderTrouble, order_by_id, troubled_orders
+from holdfast.persistence.queries.accounts import email_of_account
+from holdfast.persistence.queries.orders import OrderTrouble, TroubledOrder, order_by_id, troubled_orders
 from holdfast.persistence.records.unreadable import UnreadableEntry
 
 route = RouteTable("Operators")
@@ -42,8 +43,23 @@ class OrderDetails(msgspec.Struct, frozen=True):
     """A payment order and its account. ``received`` has what was paid for it, which may differ from its amount."""
 
     account_id: str
+    email: str | None
     order: PaymentOrderBody
     received: list[ReceivedPayment]
+
+
+class HeldOrder(PaymentOrderBody, frozen=True, kw_only=True):
+    """A held payment order, with the account it belongs to."""
+
+    account_id: str
+    email: str | None
+
+
+class HeldOrderList(msgspec.Struct, frozen=True):
+    """A page of held payment orders, oldest first."""
+
+    data: list[HeldOrder]
+    next_cursor: str | None
 
 
 class OrderDetailsList(msgspec.Struct, frozen=True):
@@ -68,7 +84,7 @@ async def list_troubled_orders(call: Call) -> Outcome:
         OrderDetailsList,
         troubled_orders,
         _details,
-        position_of,
+        _position,
         kind="orders that need attention",
         filters=(_TROUBLE,),
     )
@@ -79,13 +95,13 @@ async def list_troubled_orders(call: Call) -> Outcome:
     "/ops/api/payments",
     summary="List the held payment orders of all accounts, oldest first",
     auth=Auth.OPERATOR_READ,
-    reply=PaymentOrderList,
+    reply=HeldOrderList,
     parameters=PAGE,
 )
 async def list_held_orders(call: Call) -> Outcome:
-    """The same as the orders whose trouble is ``held``, without their accounts."""
+    """The same as the orders whose trouble is ``held``."""
     return await list_of_all_accounts(
-        call, PaymentOrderList, _held_orders, payment_order_body, position_of, kind="held payments"
+        call, HeldOrderList, _held_orders, _held_order, _position, kind="held payments"
     )
 
 
@@ -100,7 +116,10 @@ async def list_held_orders(call: Call) -> Outcome:
 async def read_order_details(call: Call) -> Outcome:
     """With all that was received for it."""
     order = await order_of_path(call)
-    return order if isinstance(order, Refusal) else _details(order)
+    if isinstance(order, Refusal):
+        return order
+    email = await call.deps.database.read(lambda rows: email_of_account(rows, order.account_id))
+    return _details(TroubledOrder(order, email))
 
 
 async def order_of_path(call: Call) -> Order | Refusal:
@@ -115,15 +134,26 @@ async def order_of_path(call: Call) -> Order | Refusal:
     return order
 
 
-def _held_orders(rows: Connection, /, **options: Unpack[ListOptions]) -> list[Order | UnreadableEntry]:
+def _held_orders(rows: Connection, /, **options: Unpack[ListOptions]) -> list[TroubledOrder | UnreadableEntry]:
     options["filters"] = {"trouble": "held"}
     return troubled_orders(rows, **options)
 
 
-def _details(order: Order) -> OrderDetails:
+def _held_order(found: TroubledOrder) -> HeldOrder:
+    return render_order(HeldOrder, found.order, email=found.email)
+
+
+def _position(found: TroubledOrder) -> Position:
+    return position_of(found.order)
+
+
+def _details(found: TroubledOrder) -> OrderDetails:
+    order = found.order
     received = [
         ReceivedPayment(payment_id, in_units(claim.amount_micro, claim.currency), claim.currency)
         for payment_id, payment in order.state.facts.payments.items()
         for claim in payment.claims
     ]
-    return OrderDetails(account_id=order.account_id, order=payment_order_body(order), received=received)
+    return OrderDetails(
+        account_id=order.account_id, email=found.email, order=payment_order_body(order), received=received
+    )
