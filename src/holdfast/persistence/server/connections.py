@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import psycopg
 import sqlalchemy
+import structlog
 from psycopg import errors
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -27,14 +28,23 @@ from holdfast.persistence.server.database_faults import (
     trouble_of,
 )
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
 
 SERVER_VERSION_MIN = 150000
 """PostgreSQL 15, as ``server_version_num`` writes it."""
 
 CONNECT_S = 5
+APPLICATION_NAME = "holdfast"
 PROBE_S = 3
 """The timeout of a probe. It is short, because callers wait until a server that hangs is detected."""
+CLIENT_SILENT_S = 4.0
+"""A write transaction whose client sends nothing for so long is ended by the probes of all processes.
+
+Its process is frozen or cut off, and its locks would stop the others. That is sooner than a silent member's
+accounts move. The server's own limits do not end an open pipeline or a COPY.
+"""
 LOCK_MS = 5_000
 IDLE_IN_TRANSACTION_MS = 15_000
 SILENCE_MARGIN_S = 1.0
@@ -49,6 +59,14 @@ _PLANS_BY_KEY = (
 
 _FEW_ROWS_BY_KEY = "set enable_seqscan = off; set max_parallel_workers_per_gather = 0; set jit = off"
 """For reads of a few accounts' rows: no plan reads a whole table, or runs on several of the server's cores."""
+
+_END_SILENT = (
+    "select count(pg_terminate_backend(pid)) from pg_stat_activity "
+    "where application_name = %s and datname = current_database() and usename = session_user "
+    "and backend_xid is not null and wait_event_type = 'Client' "
+    "and state_change < clock_timestamp() - make_interval(secs => %s)"
+)
+"""Only a transaction that has written or locked rows has an id; those of reads and of the audit have none."""
 
 _LOCK_ALL = "lock table {} in row exclusive mode"
 """The lock that a write takes. It conflicts only with sessions that block readers or writers."""
@@ -85,7 +103,7 @@ def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) 
         connect_timeout=connect_s,
         # Overrides PGCLIENTENCODING, because COPY's input is encoded here.
         client_encoding="utf8",
-        application_name="holdfast",
+        application_name=APPLICATION_NAME,
         keepalives=1,
         keepalives_idle=10,
         keepalives_interval=5,
@@ -154,15 +172,16 @@ def make_engine(
 def probe(url: str) -> None:
     """Check on a new connection that the server can be used. Blocks, for a few seconds at most.
 
-    It must be new enough, take writes, and grant the locks that reading and writing each table takes. Raises
-    :class:`DatabaseAway`, :class:`~holdfast.persistence.server.database_faults.QueryTimedOut` or
-    :class:`DatabaseTooOld`.
+    It must be new enough, take writes, and grant the locks that reading and writing each table takes. Before these
+    are asked for, transactions of silent processes are ended. Raises :class:`DatabaseAway`,
+    :class:`~holdfast.persistence.server.database_faults.QueryTimedOut` or :class:`DatabaseTooOld`.
     """
     try:
         with contextlib.closing(connect(url, statement_timeout_ms=PROBE_S * 1000, connect_s=PROBE_S)) as connection:
             version = connection.info.server_version
             row = connection.execute("show transaction_read_only").fetchone()
             if version >= SERVER_VERSION_MIN and row == ("off",):
+                _end_silent(connection)
                 _lock_all(connection)
     except psycopg.Error as exc:
         if trouble_of(exc, writing=True) is None:
@@ -175,6 +194,12 @@ def probe(url: str) -> None:
         )
     if row != ("off",):
         raise DatabaseAway("The database is a standby or read-only, and takes no writes.")
+
+
+def _end_silent(connection: psycopg.Connection[Any]) -> None:
+    ended = connection.execute(_END_SILENT, (APPLICATION_NAME, CLIENT_SILENT_S)).fetchone()
+    if ended is not None and ended[0]:
+        log.warning("transactions ended whose process is silent", transactions=ended[0], silent_s=CLIENT_SILENT_S)
 
 
 def _lock_all(connection: psycopg.Connection[Any]) -> None:

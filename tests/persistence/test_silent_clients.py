@@ -1,0 +1,150 @@
+"""Write transactions whose process is frozen: a probe of any other process ends them, and no other session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast.ledger.clock import utc_now
+from holdfast.persistence.journal.units import UnitResult
+from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
+from holdfast.persistence.server import connections
+from holdfast.persistence.server.connections import connect, probe
+from holdfast.persistence.server.database import Database
+
+from .written_units import AccountUnits, all_committed, head, kinds, opened
+
+LOCK_ACCOUNTS = "select 1 from accounts for no key update"
+Freeze = Callable[[psycopg.Connection[Any]], object]
+
+
+def idle(connection: psycopg.Connection[Any]) -> None:
+    """Stop between two statements."""
+    connection.execute(LOCK_ACCOUNTS)
+
+
+def pipelined(connection: psycopg.Connection[Any]) -> None:
+    """Stop with a pipeline open, as before its COMMIT is sent."""
+    connection.execute(LOCK_ACCOUNTS)
+    connection.pgconn.enter_pipeline_mode()
+    connection.pgconn.send_query_params(b"select 1", [])
+    connection.pgconn.flush()
+
+
+def copying(connection: psycopg.Connection[Any]) -> None:
+    """Stop in the middle of a COPY."""
+    connection.execute(LOCK_ACCOUNTS)
+    connection.pgconn.exec_(b"copy journal_batches from stdin")
+    connection.pgconn.put_copy_data(b"batch_1\t1\tt")
+    connection.pgconn.flush()
+
+
+def reading(connection: psycopg.Connection[Any]) -> None:
+    """Read without a lock, as the audit does."""
+    connection.execute("select 1 from accounts")
+
+
+@pytest.fixture
+def silent(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection of the service on which a test stops."""
+    with closing(connect(database_url, statement_timeout_ms=15_000)) as connection:
+        yield connection
+
+
+def await_silence(rows: psycopg.Connection[Any], silent: psycopg.Connection[Any]) -> None:
+    limit = time.monotonic() + 60
+    waits = "select wait_event_type = 'Client' from pg_stat_activity where pid = %s"
+    while rows.execute(waits, (silent.info.backend_pid,)).fetchone() != (True,):
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+def has_ended(rows: psycopg.Connection[Any], connection: psycopg.Connection[Any]) -> bool:
+    """Wait for the session's end, for half a minute at most."""
+    limit = time.monotonic() + 30
+    while time.monotonic() < limit:
+        found = rows.execute("select 1 from pg_stat_activity where pid = %s", (connection.info.backend_pid,))
+        if found.fetchone() is None:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+@pytest.mark.parametrize("freeze", [idle, pipelined, copying])
+def test_a_write_transaction_of_a_silent_process_is_ended(
+    *,
+    database_url: str,
+    writer: BatchWriter,
+    rows: psycopg.Connection[Any],
+    silent: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    freeze: Freeze,
+) -> None:
+    [account] = opened(writer)
+    monkeypatch.setattr(connections, "CLIENT_SILENT_S", 3600.0)
+    freeze(silent)
+    await_silence(rows, silent)
+    probe(database_url)
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        rows.execute(f"{LOCK_ACCOUNTS} nowait")
+    monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.0)
+    probe(database_url)
+    assert has_ended(rows, silent)
+    assert all_committed(writer.write([account.credit()]))
+
+
+def test_reads_and_sessions_of_others_are_never_ended(
+    database_url: str,
+    writer: BatchWriter,
+    rows: psycopg.Connection[Any],
+    silent: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened(writer)
+    monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.0)
+    reading(silent)
+    with closing(psycopg.connect(database_url, application_name="psql")) as other:
+        idle(other)
+        await_silence(rows, silent)
+        await_silence(rows, other)
+        probe(database_url)
+        # An ended session answers no more.
+        silent.execute("select 1")
+        other.execute("select 1")
+
+
+def test_a_process_that_continues_finds_its_commit_void_and_the_others_durable(
+    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process decides on the account while the first is frozen between its statements and its COMMIT."""
+    [account] = opened(writer)
+    theirs = AccountUnits(account.account_id)
+    monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.0)
+
+    class FrozenInCommit(connections.BoundedConnection):
+        def commit(self) -> None:
+            if self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE and in_batch:
+                in_batch.pop()
+                await_silence(rows, self)
+                probe(database_url)
+                assert has_ended(rows, self)
+                results.extend(writer.write([theirs.credit(700)]))
+            super().commit()
+
+    results: list[UnitResult] = []
+    in_batch: list[bool] = []
+    monkeypatch.setattr(connections, "BoundedConnection", FrozenInCommit)
+    with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as frozen:
+        assert all_committed(frozen.write([AccountUnits().opening()]))
+        in_batch.append(True)
+        with pytest.raises(CommitUnanswered) as caught:
+            frozen.write([account.credit(100)])
+        assert frozen.look_up(caught.value.batch_id) is False
+    assert kinds(caught.value.if_void) == ["NotWritten"]
+    assert all_committed(results)
+    assert head(rows, account.account_id) == (1, 700, 1)
