@@ -132,7 +132,7 @@ def process(
                     output.seek(0)
                     raise RuntimeError(output.read().decode())
                 try:
-                    if httpx2.get(url, timeout=2).status_code < 500:
+                    if httpx2.get(url, timeout=2, trust_env=False).status_code < 500:
                         break
                 except httpx2.HTTPError:
                     pass
@@ -147,7 +147,7 @@ def process(
 def api_keys(base: str, count: int) -> list[str]:
     """Create the API keys of ``count`` accounts with enough credit."""
     keys = []
-    with httpx2.Client(base_url=base, timeout=30) as client:
+    with httpx2.Client(base_url=base, timeout=30, trust_env=False) as client:
 
         def post(path: str, body: dict[str, Any], token: str | None = None) -> Any:
             headers = {} if token is None else {"Authorization": f"Bearer {token}"}

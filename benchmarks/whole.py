@@ -161,7 +161,7 @@ def counts(port: int) -> dict[tuple[str, str], float]:
     from benchmarks.counting import METRIC
 
     found = {}
-    text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+    text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=10, trust_env=False).text
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == f"{METRIC}_total":

@@ -47,7 +47,7 @@ class CardStandIn:
             addresses = self.addresses()
             return addresses[0] + WEBHOOK_PATH if addresses else ""
 
-        http = httpx2.AsyncClient(verify=False, timeout=10)
+        http = httpx2.AsyncClient(verify=False, timeout=10, trust_env=False)
         async with http as self._http, trio.open_nursery() as nursery:
             port = await nursery.start(
                 lambda task_status: serve_faulty_card_emulator(

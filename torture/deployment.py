@@ -208,7 +208,7 @@ async def deploy(
         if kind == "disk":
             stack.enter_context(_small_disk(folder / "var"))
         limits = httpx2.Limits(max_connections=200, max_keepalive_connections=50)
-        async with httpx2.AsyncClient(verify=False, timeout=30, limits=limits) as http:
+        async with httpx2.AsyncClient(verify=False, timeout=30, limits=limits, trust_env=False) as http:
             media = MediaStandIn(random.Random(rng.getrandbits(64)))
             deployment = Deployment(kind, folder, witness, media, CardStandIn(folder / "card"), http)
             media.addresses = deployment.addresses

@@ -137,7 +137,7 @@ class MediaStandIn:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve on loopback until cancelled."""
         limits = httpx2.Limits(max_connections=64, max_keepalive_connections=16)
-        http = httpx2.AsyncClient(verify=False, timeout=10, limits=limits)
+        http = httpx2.AsyncClient(verify=False, timeout=10, limits=limits, trust_env=False)
         async with http as self._http, trio.open_nursery() as self._nursery:
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             self.url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"

@@ -64,7 +64,7 @@ def _walk(console: Console, service: DemoService) -> None:
     with step("start the service"):
         url = service.start()
         step.detail(f"it listens on {url}, its data is in {service.data_dir}")
-    with httpx2.Client(base_url=url, timeout=20.0) as http:
+    with httpx2.Client(base_url=url, timeout=20.0, trust_env=False) as http:
         journey = _Journey(http, step)
         journey.sign_in()
         journey.prepare_account()

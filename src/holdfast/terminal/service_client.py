@@ -35,7 +35,10 @@ class ServiceClient:
             raise ServiceFault(
                 f"The operators' token is neither in HOLDFAST_OPERATOR_TOKEN nor in {location.token_file}."
             )
-        self._client = httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"})
+        # A proxy of the environment would be sent the token.
+        self._client = httpx2.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {token}"}, trust_env=False
+        )
 
     def __enter__(self) -> ServiceClient:
         return self

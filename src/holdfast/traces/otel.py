@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -115,7 +116,10 @@ def recorder_to(processor: SpanProcessor, variables: Mapping[str, str]) -> tuple
 
 def start_exporting(variables: Mapping[str, str]) -> None:
     """Record spans, and export them over OTLP/HTTP until the process ends."""
-    recorder, provider = recorder_to(BatchSpanProcessor(OTLPSpanExporter()), variables)
+    # The headers may have a token, which a proxy of the environment would be sent.
+    session = requests.Session()
+    session.trust_env = False
+    recorder, provider = recorder_to(BatchSpanProcessor(OTLPSpanExporter(session=session)), variables)
     record_spans(recorder)
 
     def close() -> None:

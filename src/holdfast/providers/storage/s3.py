@@ -17,6 +17,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import urlsplit
 
 import obstore
 import trio
@@ -78,6 +79,9 @@ class S3Store:
             credential_provider=self._credential,
             client_options={
                 "allow_http": endpoint.startswith("http:"),
+                # A proxy named here, and excluded for the bucket's host, replaces those of the environment.
+                "proxy_url": endpoint,
+                "proxy_excludes": urlsplit(endpoint).hostname or "",
                 "timeout": timedelta(seconds=request_timeout_s),
                 "connect_timeout": timedelta(seconds=min(5.0, request_timeout_s)),
             },
