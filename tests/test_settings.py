@@ -38,6 +38,7 @@ def production(tmp_path: Path) -> dict[str, str]:
         "HOLDFAST_ENV": "production",
         "HOLDFAST_DATA_DIR": str(tmp_path / "var"),
         "HOLDFAST_CATALOG": str(catalog),
+        "HOLDFAST_DATABASE_URL": "postgresql://db/holdfast",
         **STRONG,
     }
 
@@ -60,22 +61,34 @@ def test_development_needs_nothing(development: dict[str, str]) -> None:
     assert list(find_warnings(settings)) == []
 
 
-EVERYONE = ["0.0.0.0/0", "::/0", "10.0.0.1, 0.0.0.0/0", "0.0.0.0/1,128.0.0.0/1"]
+EVERYONE = [
+    "0.0.0.0/0",
+    "::/0",
+    "10.0.0.1, 0.0.0.0/0",
+    "0.0.0.0/1,128.0.0.0/1",
+    "::/1,8000::/1",
+    "128.0.0.0/2",
+    "2000::/4,3000::/4",
+    "2600::/8,2a00::/8,2400::/7",
+    ",".join(f"{first}.0.0.0/8" for first in range(1, 33, 2)),
+]
 
 
 @pytest.mark.parametrize("networks", EVERYONE)
-def test_proxies_at_every_address_are_refused_in_production(
+def test_proxies_at_public_addresses_are_refused_in_production(
     production: dict[str, str], development: dict[str, str], networks: str
 ) -> None:
     (line,) = faults({**production, "HOLDFAST_TRUSTED_PROXIES": networks})
-    assert line.startswith("HOLDFAST_TRUSTED_PROXIES trusts every address: ")
+    assert line.startswith("HOLDFAST_TRUSTED_PROXIES trusts public addresses: ")
     settings = load_settings({**development, "HOLDFAST_TRUSTED_PROXIES": networks})
-    assert list(find_warnings(settings)) == ["HOLDFAST_TRUSTED_PROXIES trusts every address: production refuses it"]
+    assert list(find_warnings(settings)) == [
+        "HOLDFAST_TRUSTED_PROXIES trusts public addresses: production refuses it"
+    ]
 
 
-def test_proxies_in_private_networks_are_accepted(production: dict[str, str]) -> None:
-    given = {**production, "HOLDFAST_TRUSTED_PROXIES": "0.0.0.0/1, 10.0.0.0/8, ::1"}
-    assert len(load_settings(given).trusted_proxies) == 3
+def test_proxies_in_networks_of_their_own_are_accepted(production: dict[str, str]) -> None:
+    given = {**production, "HOLDFAST_TRUSTED_PROXIES": "104.16.0.0/12, 10.0.0.0/8, fc00::/7, 2606:4700::/32, ::1"}
+    assert len(load_settings(given).trusted_proxies) == 5
 
 
 def test_development_generates_missing_secrets_once(development: dict[str, str]) -> None:
@@ -126,6 +139,36 @@ def test_production_starts_with_strong_secrets_and_writes_nothing(production: di
     assert not settings.data_dir.exists()
 
 
+def test_production_keeps_an_embedded_ledger_only_if_it_is_named(production: dict[str, str]) -> None:
+    del production["HOLDFAST_DATABASE_URL"]
+    for load in (load_settings, load_locations):
+        with pytest.raises(SettingsFault) as caught:
+            load(production)
+        (line,) = caught.value.lines
+        assert line.startswith("HOLDFAST_DATABASE_URL is missing; production needs it, or the value embedded")
+        assert load({**production, "HOLDFAST_DATABASE_URL": "embedded"}).database_url is None
+
+
+@pytest.mark.parametrize("address", ["http://pay.example", "HTTP://pay.example", "http://127.0.0.1:8000"])
+def test_production_refuses_a_public_address_without_tls(production: dict[str, str], address: str) -> None:
+    (line,) = faults({**production, "HOLDFAST_PUBLIC_URL": address})
+    assert line.startswith("HOLDFAST_PUBLIC_URL must begin with https://")
+
+
+def test_production_sends_the_card_key_only_over_tls(production: dict[str, str]) -> None:
+    base = {**production, "HOLDFAST_CARD_API_BASE": "Http://127.0.0.1:12111"}
+    for key in (CARD_KEY, CARD_KEY.replace("sk_", "rk_"), "a-gateway-key-9f8a7b6c5d4e3f2a"):
+        (line,) = faults({**base, "HOLDFAST_CARD_API_KEY": key})
+        assert line.startswith("HOLDFAST_CARD_API_BASE must begin with https://")
+    load_settings({**base, "HOLDFAST_CARD_API_KEY": CARD_KEY.replace("live", "test")})
+
+
+@pytest.mark.parametrize("name", ["OPERATORS", "OPERATOR_READERS"])
+def test_operators_are_named_by_whole_addresses(development: dict[str, str], name: str) -> None:
+    (line,) = faults({**development, f"HOLDFAST_{name}": "ada@example.com, *@example.com"})
+    assert line.startswith(f"HOLDFAST_{name} must be whole e-mail addresses")
+
+
 def test_production_lists_each_missing_secret(production: dict[str, str]) -> None:
     environ = {name: value for name, value in production.items() if name not in STRONG}
     assert faults(environ) == (
@@ -148,6 +191,13 @@ def test_production_lists_each_missing_secret(production: dict[str, str]) -> Non
         "holdfast-production-secret-000001",
         "password000000000000000000000000000000",
         "whsec_" + "changeme-" * 5,
+        "correct-horse-battery-staple-operator-token",
+        "the-operators-token-of-our-production-service-2026",
+        "zahnradbahn-fernsehturm-butterbrot-kaffeemaschine",
+        "Sunflower42Meadow17Hedgehog93Blanket28",
+        "TheQuickBrownFoxJumpsOverTheLazyDogAgainAndAgain",
+        "opensesameopentreasurecaveforfortythieves",
+        "0ur-53rv1c3-0p3r4t0r5-t0k3n-f0r-pr0duct10n-u53",
         bytes(range(32)).hex(),
         base64.b64encode(bytes(range(255, 223, -1))).decode(),
     ],
@@ -295,14 +345,14 @@ def test_all_faults_are_listed_at_once(development: dict[str, str], tmp_path: Pa
         }
     )
     assert lines == (
-        "HOLDFAST_DATABASE_URL must be a URL beginning postgresql://, postgres:// or postgresql+psycopg://",
+        "HOLDFAST_DATABASE_URL must be embedded, or begin postgresql://, postgres:// or postgresql+psycopg://",
         "HOLDFAST_CATALOG must be the name of a file that exists",
         "HOLDFAST_PORT must be less than or equal to 65535, not '65536'",
         "HOLDFAST_ENV must be 'development' or 'production', not 'staging'",
         "HOLDFAST_PUBLIC_URL must be a URL beginning https:// or http://",
         "HOLDFAST_SMTP_URL must be a URL beginning smtp:// or smtps://",
         "HOLDFAST_LOG_FORMAT must be 'console' or 'json', not 'xml'",
-        "HOLDFAST_OPERATORS must be e-mail addresses separated by commas",
+        "HOLDFAST_OPERATORS must be whole e-mail addresses separated by commas, without patterns",
         "HOLDFAST_SANDBOX_ENABLED must be a valid boolean, not 'maybe'",
         'HOLDFAST_ORDER_MAX must be an amount of credits above zero, such as "10000.00"',
         "HOLDFAST_ASK_DEADLINE_S must be greater than 0, not '0'",
@@ -349,7 +399,7 @@ def test_values_are_parsed_by_type(development: dict[str, str], tmp_path: Path) 
         {
             **development,
             "HOLDFAST_PORT": "0",
-            "HOLDFAST_PUBLIC_URL": "https://pay.example/",
+            "HOLDFAST_PUBLIC_URL": "HTTPS://pay.example/",
             "HOLDFAST_CATALOG": str(tmp_path / "catalog.toml"),
             "HOLDFAST_OPERATORS": " Ada@Example.com ,, bob@example.com",
             "HOLDFAST_SANDBOX_ENABLED": "no",
@@ -406,7 +456,6 @@ def test_doubtful_settings_are_warnings(production: dict[str, str]) -> None:
         **production,
         "HOLDFAST_SANDBOX_ENABLED": "true",
         "HOLDFAST_WEBHOOK_LOCAL_ALLOWED": "true",
-        "HOLDFAST_PUBLIC_URL": "http://pay.example",
         "HOLDFAST_CARD_API_KEY": CARD_KEY,
     }
     settings = load_settings(environ)

@@ -27,7 +27,16 @@ EXAMPLES: Final = frozenset(
 )
 """The secrets printed in the documentation."""
 
+WORD_CHARS_MIN: Final = 4
+WORDS_SHARE_MAX: Final = 1 / 3
+"""Words of so many letters are rarely a quarter of a random secret, and about half of a phrase."""
+
 _PREFIX = re.compile(r"(?:whsec_|[a-z0-9]{1,4}_(?:live_|test_)?)", re.ASCII)
+_WORD = r"(?:[A-Z]?[a-z]+|[A-Z]+|[0-9]{1,4})"
+_PHRASE = re.compile(
+    rf"(?:{_WORD}[^A-Za-z0-9]+){{2,}}{_WORD}?|(?:{_WORD})?(?:[A-Z][a-z]{{2,}}[0-9]{{0,4}}){{3,}}", re.ASCII
+)
+"""Words in any language, between other characters or each with a capital."""
 
 
 def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
@@ -42,7 +51,8 @@ def weakness(secret: str, *, chars_min: int = CHARS_MIN) -> str | None:
     if (
         len(random_part) < chars_min
         or _is_sequence(random_part)
-        or _guesses_log10(random_part) < GUESSES_LOG10_MIN * min(1.0, chars_min / CHARS_MIN)
+        or _PHRASE.fullmatch(random_part)
+        or _is_guessable(random_part, GUESSES_LOG10_MIN * min(1.0, chars_min / CHARS_MIN))
     ):
         return f"is too weak; give at least {chars_min} random characters"
     return None
@@ -63,8 +73,12 @@ def _is_sequence(text: str) -> bool:
     return False
 
 
-def _guesses_log10(text: str) -> float:
+def _is_guessable(text: str, guesses_log10_min: float) -> bool:
     # Imported here: its word lists take a second and several megabytes to load, and only production uses them.
     from zxcvbn import zxcvbn  # type: ignore[import-untyped]
 
-    return float(zxcvbn(text[:CHARS_ESTIMATED_MAX])["guesses_log10"])
+    estimated = text[:CHARS_ESTIMATED_MAX]
+    found = zxcvbn(estimated)
+    words = (part["token"] for part in found["sequence"] if part["pattern"] == "dictionary")
+    word_chars = sum(len(word) for word in words if len(word) >= WORD_CHARS_MIN)
+    return found["guesses_log10"] < guesses_log10_min or word_chars > WORDS_SHARE_MAX * len(estimated)

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from holdfast.secret_files import read_or_create_secret
-from holdfast.settings_checks import OWN_SECRETS, Fault, find_faults
+from holdfast.settings_checks import OWN_SECRETS, Fault, find_faults, find_location_faults
 from holdfast.settings_values import (
     AbsolutePath,
     BaseUrl,
@@ -81,7 +81,7 @@ class Locations(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=str.upper)
 
     data_dir: AbsolutePath = Field(Path("var"), validate_default=True)
-    database_url: DatabaseUrl | None = Field(None, repr=False)
+    database_url: DatabaseUrl = Field(None, repr=False)
     catalog: ExistingFile | None = None
 
 
@@ -299,7 +299,8 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
 
 def load_locations(environ: Mapping[str, str]) -> Locations:
     """Read only the locations. Raises :class:`SettingsFault`; writes nothing."""
-    return _validate(Locations, _given(environ))
+    given = _given(environ)
+    return _validate(Locations, given, find_location_faults(given))
 
 
 def load_service_location(environ: Mapping[str, str]) -> ServiceLocation:

@@ -48,6 +48,12 @@ def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
         yield from _production_faults(given)
 
 
+def find_location_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield the fault of an embedded database in production that nobody asked for."""
+    if given.get("ENV") == "production" and "DATABASE_URL" not in given:
+        yield "DATABASE_URL", "is missing; production needs it, or the value embedded for a ledger in DATA_DIR"
+
+
 def _member_faults(given: Mapping[str, str]) -> Iterator[Fault]:
     """Yield what links between machines lack: TLS needs three files, and production needs TLS."""
     missing = [name for name in MEMBER_TLS if name not in given]
@@ -79,6 +85,9 @@ def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:
         elif name in REQUIRED_SECRETS:
             yield name, "is missing; production needs it"
     yield from _card_faults(given)
+    if _is_without_tls(given.get("PUBLIC_URL")):
+        yield "PUBLIC_URL", "must begin with https://: tokens and operators' cookies would be sent unencrypted"
+    yield from find_location_faults(given)
     if "CATALOG" not in given:
         yield "CATALOG", "is missing; production needs one, or it would sell the placeholder pictures of the studio"
     for (name, value), (other, same) in combinations(_named_secrets(given), 2):
@@ -90,6 +99,8 @@ def _card_faults(given: Mapping[str, str]) -> Iterator[Fault]:
     """Yield keys that cannot belong to the card provider; if ``CARD_API_BASE`` is set only lengths are checked."""
     key, public = given.get("CARD_API_KEY"), given.get("CARD_PUBLISHABLE_KEY")
     has_base = "CARD_API_BASE" in given
+    if key is not None and "_test_" not in key and _is_without_tls(given.get("CARD_API_BASE")):
+        yield "CARD_API_BASE", "must begin with https://: the card provider's key would be sent unencrypted"
     if key is not None and not (len(key) >= CARD_KEY_CHARS_MIN if has_base else _CARD_KEY.fullmatch(key)):
         yield "CARD_API_KEY", "is not a key of the card provider (sk_live_… or rk_live_…)"
     if public is not None and not has_base and not _CARD_PUBLIC_KEY.fullmatch(public):
@@ -97,6 +108,10 @@ def _card_faults(given: Mapping[str, str]) -> Iterator[Fault]:
     for secret in split_list(given.get("CARD_WEBHOOK_SECRET", "")):
         if (reason := weakness(secret, chars_min=CARD_WEBHOOK_SECRET_CHARS_MIN)) is not None:
             yield "CARD_WEBHOOK_SECRET", reason
+
+
+def _is_without_tls(url: str | None) -> bool:
+    return url is not None and url.lower().startswith("http:")
 
 
 def _named_secrets(given: Mapping[str, str]) -> list[Fault]:

@@ -16,6 +16,10 @@ from holdfast.settings_checks import split_list
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 ProxyHeader = Literal["X-Forwarded-For", "Forwarded"]
+EMBEDDED = "embedded"
+"""The name of the embedded database, where a URL names another."""
+
+_PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
 
 
 def _secret(text: str) -> str:
@@ -37,14 +41,16 @@ def _absolute(path: Path) -> Path:
         raise ValueError("names the home folder of a user who does not exist") from None
 
 
-def _database_url(text: str) -> str:
+def _database_url(text: str) -> str | None:
+    if text == EMBEDDED:
+        return None
     try:
         parts = urlsplit(text)
     except ValueError:
         parts = urlsplit("")
     # libpq's URLs may name several hosts, or none.
     if parts.scheme not in {"postgresql", "postgres", "postgresql+psycopg"} or not parts.netloc + parts.path:
-        raise ValueError("must be a URL beginning postgresql://, postgres:// or postgresql+psycopg://")
+        raise ValueError(f"must be {EMBEDDED}, or begin postgresql://, postgres:// or postgresql+psycopg://")
     return text.replace("postgresql+psycopg:", "postgresql:", 1)
 
 
@@ -70,7 +76,7 @@ def _base_url(text: str) -> str:
     parts = urlsplit(_url(text, ("https", "http")))
     if parts.query or parts.fragment:
         raise ValueError("must be a base address, without a query")
-    return text.rstrip("/")
+    return parts.geturl().rstrip("/")
 
 
 def _micro(text: str) -> int:
@@ -82,8 +88,8 @@ def _micro(text: str) -> int:
 
 def _emails(text: str) -> tuple[str, ...]:
     found = split_list(text.lower())
-    if not all(re.fullmatch(r"[^@\s,]+@[^@\s,]+", email, re.ASCII) for email in found):
-        raise ValueError("must be e-mail addresses separated by commas")
+    if not all(re.fullmatch(r"[^@\s,*]+@[^@\s,*]+", email, re.ASCII) for email in found):
+        raise ValueError("must be whole e-mail addresses separated by commas, without patterns")
     return found
 
 
@@ -95,16 +101,25 @@ def _networks(text: str) -> tuple[IPNetwork, ...]:
         raise ValueError(message) from None
 
 
-def trusts_everyone(networks: tuple[IPNetwork, ...]) -> bool:
-    """Whether the networks together are all of IPv4 or of IPv6, so that any client may choose its own address."""
+def trusts_the_public(networks: tuple[IPNetwork, ...]) -> bool:
+    """Whether the networks together are a sixteenth of IPv4 or of public IPv6, so that clients may choose their own
+    address.
+    """
     four = ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv4Network))
-    six = ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv6Network))
-    return any(each.prefixlen == 0 for each in four) or any(each.prefixlen == 0 for each in six)
+    six = ipaddress.collapse_addresses(
+        each for each in networks if isinstance(each, ipaddress.IPv6Network) and each.overlaps(_PUBLIC_V6)
+    )
+    return (
+        sum(each.num_addresses for each in four) >= 2**32 // 16
+        or sum(each.num_addresses for each in six) >= _PUBLIC_V6.num_addresses // 16
+    )
 
 
 def _proxies(networks: tuple[IPNetwork, ...], fields: ValidationInfo) -> tuple[IPNetwork, ...]:
-    if fields.data.get("env") == "production" and trusts_everyone(networks):
-        raise ValueError("trusts every address: clients could choose their origin and avoid the limits of sign-in")
+    if fields.data.get("env") == "production" and trusts_the_public(networks):
+        raise ValueError(
+            "trusts public addresses: clients could choose their origin and avoid the limits of sign-in"
+        )
     return networks
 
 
@@ -116,7 +131,7 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 Secret = Annotated[str, AfterValidator(_secret)]
 ExistingFile = Annotated[AbsolutePath, AfterValidator(_file)]
-DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+DatabaseUrl = Annotated[str | None, AfterValidator(_database_url)]
 SmtpUrl = Annotated[str, AfterValidator(partial(_url, schemes=("smtp", "smtps")))]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
 TextList = Annotated[tuple[str, ...], BeforeValidator(split_list)]

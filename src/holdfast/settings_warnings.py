@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from holdfast.secret_strength import is_plainly_weak
 from holdfast.settings import PREFIX, Settings
-from holdfast.settings_values import trusts_everyone
+from holdfast.settings_values import trusts_the_public
 
 
 def find_warnings(settings: Settings) -> Iterator[str]:
@@ -29,8 +29,6 @@ def _production_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
         yield "OPS_PORT", "is not set: /ops and /metrics are served on the public port"
     if settings.public_url is None:
         yield "PUBLIC_URL", "is not set: links contain the address that the service listens on"
-    elif settings.public_url.startswith("http:"):
-        yield "PUBLIC_URL", "is not https: tokens are sent unencrypted"
 
 
 def _development_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -43,8 +41,8 @@ def _development_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
     for name, secret in secrets.items():
         if is_plainly_weak(secret):
             yield name, "is weak: production refuses it"
-    if trusts_everyone(settings.trusted_proxies):
-        yield "TRUSTED_PROXIES", "trusts every address: production refuses it"
+    if trusts_the_public(settings.trusted_proxies):
+        yield "TRUSTED_PROXIES", "trusts public addresses: production refuses it"
 
 
 def _card_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
