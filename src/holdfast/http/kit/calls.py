@@ -272,17 +272,16 @@ class Call:
         Refuses as :func:`~holdfast.http.kit.authentication.valid_session` does.
         """
         assert self.bearer is not None
-        sha256 = self.bearer.sha256
-        now = self.deps.now()
+        sha256, now, verified = self.bearer.sha256, self.deps.now(), list[KnownKey]()
 
         def read(rows: Connection) -> T | Refusal:
             session = valid_session(rows, sha256, now)
             if isinstance(session, Refusal):
                 return session
-            self.deps.key_cache.put(sha256, KnownKey(session.account_id, session.session_id))
+            verified.append(KnownKey(session.account_id, session.session_id))
             return query(rows, session)
 
-        return await self._read_in_turn(read)
+        return await self._read_in_turn(read, verified)
 
     async def read_as_key(self, query: Callable[[Connection, ApiKeyRecord], T]) -> T | Refusal:
         """Authenticate the API key, check its scope and run ``query`` in one read.
@@ -290,29 +289,29 @@ class Call:
         Refuses as :func:`~holdfast.http.kit.authentication.valid_key` does.
         """
         assert self.bearer is not None
-        sha256, scope = self.bearer.sha256, self.route.scope
-
-        used: list[KnownKey] = []
+        sha256, scope, verified = self.bearer.sha256, self.route.scope, list[KnownKey]()
 
         def read(rows: Connection) -> T | Refusal:
             key = valid_key(rows, sha256, scope)
             if isinstance(key, Refusal):
                 return key
-            used.append(KnownKey(key.account_id, key.key_id))
+            verified.append(KnownKey(key.account_id, key.key_id))
             return query(rows, key)
 
-        answer = await self._read_in_turn(read)
-        if used:
-            self.deps.key_cache.put(sha256, used[-1])
-            self._record_use(used[-1])
+        answer = await self._read_in_turn(read, verified)
+        if verified:
+            self._record_use(verified[-1])
         return answer
 
-    async def _read_in_turn(self, query: Callable[[Connection], T]) -> T:
+    async def _read_in_turn(self, query: Callable[[Connection], T], verified: list[KnownKey]) -> T:
+        """Read in the share of the account; credentials not ``verified`` yet have one, their origin's."""
         assert self.bearer is not None
-        # Who has not been verified has no share but the origin's, however many credentials are invented there.
-        caller = self.deps.key_cache.account_of(self.bearer.sha256) or f"origin:{self.origin()}"
-        async with self.deps.read_shares.turn(caller):
-            return await self.deps.database.read(query)
+        sha256, keys = self.bearer.sha256, self.deps.key_cache
+        async with self.deps.read_shares.turn(keys.account_of(sha256) or f"origin:{self.origin()}"):
+            answer = await self.deps.database.read(query)
+        if verified:
+            keys.put(sha256, verified[-1])
+        return answer
 
     async def read_as_caller(self, query: Callable[[Connection, str], T]) -> T | Refusal:
         """Authenticate the caller as the route requires and run ``query`` on the account's id, in one read.
@@ -384,7 +383,6 @@ class Call:
         An accepted request is replayed even if it would be refused now (its model was removed).
         The same read authenticates the caller, because a cached key has not been checked yet.
         """
-
         now, ttl_s = self.deps.now(), self.deps.settings.idempotency_ttl_s
 
         def recall(rows: Connection, account_id: str) -> Refusal | Replayed[T]:
@@ -397,6 +395,5 @@ class Call:
 
 
 def _too_large(bytes_max: int, when: str = "") -> Refusal:
-    return Refusal(
-        code="request_too_large", message=f"The body is too large; the maximum is {bytes_max} bytes{when}."
-    )
+    message = f"The body is too large; the maximum is {bytes_max} bytes{when}."
+    return Refusal(code="request_too_large", message=message)

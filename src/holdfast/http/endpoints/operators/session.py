@@ -67,7 +67,7 @@ async def sign_in_with_token(call: Call) -> Outcome:
     ),
 )  # fmt: skip
 async def request_operator_code(call: Call) -> Outcome:
-    """Whoever asks gets what an operator gets, also the mail, so that nothing tells who is one."""
+    """Every caller gets what an operator gets, also the mail, so that nothing tells who is one."""
     return _refuse_cross_origin(call) or await request_code(call)
 
 
