@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -20,11 +21,11 @@ from holdfast import metrics
 from holdfast.actors.runtime.faults import Crashed, Unavailable
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
-from holdfast.actors.workers.dispatcher import FOLLOW_UP_TICKS, FOLLOW_UPS_MAX, WAKES_AT_ONCE_MAX, Dispatcher, Tick
+from holdfast.actors.workers.dispatcher import FOLLOW_UP_TICKS, FOLLOW_UPS_MAX, WAKES_AT_ONCE_MAX, Dispatcher
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import format_time, utc_now
-from holdfast.persistence.claims.processes import LEASE_S, Process, end_lease, renew_lease, this_process
+from holdfast.persistence.claims.processes import LEASE_S, Process, end_lease, renew_lease, take_over, this_process
 from holdfast.persistence.claims.tasks import claim_waiting
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -163,10 +164,10 @@ async def test_the_gauges_have_the_slots_that_are_assigned_here(setup: Setup) ->
     is_ours = True
     dispatcher = setup.dispatcher(assigns_slots=lambda _: is_ours)
     for _ in range(FOLLOW_UP_TICKS):
-        await dispatcher.on_receive(Tick())
+        await dispatcher.check_due()
     assert slots() == (2, 1)
     is_ours = False
-    await dispatcher.on_receive(Tick())
+    await dispatcher.check_due()
     assert slots() == (0, 0)
 
 
@@ -174,24 +175,123 @@ async def test_slots_that_are_freed_together_are_assigned_together(setup: Setup)
     for number in range(4):
         await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=number - 10)
     dispatcher = setup.dispatcher()
-    await dispatcher.on_receive(Tick())
+    await dispatcher.check_due()
     for number in range(2):
-        setup.ref.tell(SlotFreed("studio", f"task_{number}"))
-    await dispatcher.on_receive(setup.ref.actor_inbox.get().message)
+        dispatcher.on_receive(SlotFreed("studio", f"task_{number}"))
     assert [key for key, _ in setup.tasks.woken] == ["task_0", "task_1"]
-    await dispatcher.on_receive(setup.ref.actor_inbox.get().message)
+    await dispatcher.assign_freed()
     assert [key for key, _ in setup.tasks.woken] == ["task_0", "task_1", "task_2", "task_3"]
 
 
 async def test_a_new_task_starts_at_once_only_without_a_backlog(setup: Setup) -> None:
     dispatcher = setup.dispatcher()
 
-    await dispatcher.on_receive(TaskQueued("studio", "task_unsure"))
+    dispatcher.on_receive(TaskQueued("studio", "task_unsure"))
     assert setup.tasks.woken == []
 
-    await dispatcher.on_receive(Tick())
-    await dispatcher.on_receive(TaskQueued("studio", "task_new"))
+    await dispatcher.check_due()
+    dispatcher.on_receive(TaskQueued("studio", "task_new"))
     assert setup.tasks.woken == [("task_new", False)]
+
+
+class SlowDatabase:
+    """The database; an answer arrives once ``on_answer`` was called with the work, and ``may_answer`` is set."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.on_answer: Callable[[object], object] = lambda _: None
+        self.may_answer = trio.Event()
+        self.may_answer.set()
+
+    async def work(self, work: Callable[..., Any], *args: object, **options: object) -> Any:
+        """Do the work; its result is returned later."""
+        answer = await self._database.work(work, *args, **options)
+        self.on_answer(work)
+        await self.may_answer.wait()
+        return answer
+
+    read = work
+
+
+@pytest.fixture
+def slow(setup: Setup) -> SlowDatabase:
+    slow = SlowDatabase(setup.database)
+    setup.database = cast("Database", slow)
+    return slow
+
+
+async def test_no_message_waits_for_a_slow_database_and_none_is_lost(
+    setup: Setup, slow: SlowDatabase, database: Database
+) -> None:
+    dropped: list[object] = []
+    setup.ref.on_full = dropped.append
+    setup.ref.actor_inbox.capacity = 2
+    dispatcher = setup.dispatcher()
+    setup.database = database
+    is_asked, slow.may_answer = trio.Event(), trio.Event()
+    slow.on_answer = lambda work: is_asked.set() if work is take_over else None
+    await setup.nursery.start(lambda *, task_status: dispatcher.run(task_status=task_status))
+    with trio.fail_after(60):
+        await is_asked.wait()
+
+    for number in range(10):
+        await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=number - 60)
+        setup.ref.tell(TaskQueued("studio", f"task_{number}"))
+        setup.ref.tell(SlotFreed("studio", f"task_before_{number}"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert setup.ref.actor_inbox.empty()
+
+    assert dropped == []
+    slow.may_answer.set()
+    for number in range(10):
+        assert (await setup.tasks.count(number + 1))[number] == (f"task_{number}", False)
+        setup.ref.tell(SlotFreed("studio", f"task_{number}"))
+
+
+async def test_tasks_that_arrive_during_a_claim_get_the_slots_that_it_leaves(
+    setup: Setup, slow: SlowDatabase
+) -> None:
+    dispatcher = setup.dispatcher()
+    await dispatcher.check_due()
+    dispatcher.on_receive(TaskQueued("studio", "task_held"))
+    slow.on_answer = lambda _: dispatcher.on_receive(TaskQueued("studio", "task_new"))
+    for _ in range(FOLLOW_UP_TICKS):
+        await dispatcher.check_due()
+    assert setup.tasks.woken == [("task_held", False), ("task_new", False)]
+
+
+async def test_more_tasks_than_slots_that_arrive_during_a_claim_wait_in_their_rows(
+    setup: Setup, slow: SlowDatabase
+) -> None:
+    dispatcher = setup.dispatcher()
+
+    def arrive(work: object) -> None:
+        if work is claim_waiting:
+            for number in range(3):
+                dispatcher.on_receive(TaskQueued("studio", f"task_{number}"))
+
+    await dispatcher.check_due()
+    for number in range(4):
+        await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=number - 60)
+    # The claim has found the oldest two, which are announced as it returns.
+    slow.on_answer = arrive
+    for _ in range(FOLLOW_UP_TICKS):
+        await dispatcher.check_due()
+    assert setup.tasks.woken == [("task_0", False), ("task_1", False)]
+    dispatcher.on_receive(SlotFreed("studio", "task_0"))
+    dispatcher.on_receive(TaskQueued("studio", "task_3"))
+    await dispatcher.assign_freed()
+    assert setup.tasks.woken[2:] == [("task_2", False)]
+
+
+async def test_a_task_that_ends_while_the_rows_are_read_holds_no_slot(setup: Setup, slow: SlowDatabase) -> None:
+    for name in ("task_ends", "task_runs"):
+        await setup.insert_task(name, dispatched=True, due_in_s=3600, owner=setup.process.process_id)
+    await setup.insert_task("task_waits", dispatched=False, due_in_s=-1)
+    dispatcher = setup.dispatcher()
+    slow.on_answer = lambda _: dispatcher.on_receive(SlotFreed("studio", "task_ends"))
+    await dispatcher.check_due()
+    assert setup.tasks.woken == [("task_waits", False)]
 
 
 async def test_follow_ups_of_an_earlier_process_are_due_at_once(setup: Setup) -> None:
@@ -210,10 +310,11 @@ async def test_jobs_of_an_earlier_process_occupy_slots_until_they_end(setup: Set
         await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=-10 * number)
     dispatcher = setup.dispatcher()
 
-    await dispatcher.on_receive(Tick())
+    await dispatcher.check_due()
     assert setup.tasks.woken == [("task_2", False)]
 
-    await dispatcher.on_receive(SlotFreed("studio", "task_running"))
+    dispatcher.on_receive(SlotFreed("studio", "task_running"))
+    await dispatcher.assign_freed()
     assert setup.tasks.woken == [("task_2", False), ("task_1", False)]
 
 
@@ -247,7 +348,7 @@ async def test_waiting_tasks_are_woken_at_their_deadline(setup: Setup) -> None:
     await setup.insert_task("task_gone", dispatched=False, due_in_s=-90, provider="gone", ends_in_s=-60)
     await setup.insert_task("task_full", dispatched=False, due_in_s=-80, ends_in_s=-60)
     await setup.insert_task("task_hopes", dispatched=False, due_in_s=-70, provider="gone")
-    await dispatcher.on_receive(Tick())
+    await dispatcher.check_due()
     assert sorted(key for key, _ in setup.tasks.woken) == ["task_1", "task_2"]
     await dispatcher.wake_overdue()
     assert sorted(key for key, _ in setup.tasks.woken) == ["task_1", "task_2", "task_full", "task_gone"]
@@ -262,9 +363,10 @@ async def test_slots_go_to_accounts_in_turn_and_by_age_within_one(setup: Setup) 
     await setup.insert_task("task_late", account_id="acct_d", dispatched=False, due_in_s=60)
     dispatcher = setup.dispatcher()
 
-    await dispatcher.on_receive(Tick())
+    await dispatcher.check_due()
     for freed in ("task_a0", "task_b0", "task_c1", "task_a1", "task_c0", "task_a2"):
-        await dispatcher.on_receive(SlotFreed("studio", freed))
+        dispatcher.on_receive(SlotFreed("studio", freed))
+        await dispatcher.assign_freed()
 
     order = [key for key, _ in setup.tasks.woken]
     assert order[:5] == ["task_a0", "task_b0", "task_c1", "task_a1", "task_c0"]
@@ -321,12 +423,12 @@ async def test_tasks_of_a_running_process_are_left_to_it(setup: Setup) -> None:
     dispatcher = setup.dispatcher()
 
     for _ in range(2 * FOLLOW_UP_TICKS):
-        await dispatcher.on_receive(Tick())
+        await dispatcher.check_due()
     assert setup.tasks.woken == [("task_ours", False)]
 
     await setup.database.work(lambda rows: end_lease(rows, other))
     for _ in range(FOLLOW_UP_TICKS):
-        await dispatcher.on_receive(Tick())
+        await dispatcher.check_due()
     assert setup.tasks.woken == [("task_ours", False), ("task_theirs", True)]
 
 
@@ -338,11 +440,11 @@ async def test_a_lapsed_lease_counts_only_after_time_to_renew(setup: Setup) -> N
     dispatcher = setup.dispatcher()
     setup.leases_are_reliable = False
     for _ in range(2 * FOLLOW_UP_TICKS):
-        await dispatcher.on_receive(Tick())
+        await dispatcher.check_due()
     assert setup.tasks.woken == []
     setup.leases_are_reliable = True
     for _ in range(FOLLOW_UP_TICKS):
-        await dispatcher.on_receive(Tick())
+        await dispatcher.check_due()
     assert setup.tasks.woken == [("task_theirs", True)]
 
 
@@ -357,7 +459,7 @@ async def test_a_killed_process_on_this_machine_is_detected_at_once(setup: Setup
     dispatcher = setup.dispatcher()
     setup.leases_are_reliable = False
 
-    await dispatcher.on_receive(Tick())
+    await dispatcher.check_due()
 
     assert setup.tasks.woken == [("task_left", True)]
 
@@ -369,7 +471,7 @@ async def test_a_restarted_dispatcher_keeps_the_slots_of_running_tasks(setup: Se
     dispatcher = setup.dispatcher()
 
     for _ in range(2 * FOLLOW_UP_TICKS):
-        await dispatcher.on_receive(Tick())
+        await dispatcher.check_due()
 
     assert setup.tasks.woken == [("task_2", False)]
 

@@ -9,12 +9,16 @@ A dispatched task belongs to the process that dispatched it, while that process 
 are taken over (:mod:`holdfast.persistence.claims.processes`). Tasks of a provider that has left the catalog are
 woken when its grace period ends, and fail.
 
+Messages are handled in memory, without a wait; one loop reads and claims rows. So no message waits for the
+database, however slow it is, and none is dropped because others wait.
+
 A busy event loop delays no dispatch: what was sold is finished before more is taken, and slots limit how many tasks
 compete with requests at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -25,12 +29,11 @@ import trio
 
 from holdfast import metrics
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
-from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
-from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.actors.workers.loops import repeat
+from holdfast.actors.workers.passes import one_pass
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.silence import Silence
@@ -63,10 +66,6 @@ WAKES_AT_ONCE_MAX = 8
 SLOT_CHECK_AFTER_S = 30.0
 CLAIMS_APART_S = 0.05
 """Slots of waiting tasks that are freed within this time of a claim are assigned by one."""
-
-
-class Tick(Command[None], frozen=True):
-    """Check for due tasks."""
 
 
 class Dispatcher(Worker):
@@ -113,6 +112,11 @@ class Dispatcher(Worker):
         # Providers with waiting tasks whose slots were freed since the last claim, which was at this time.
         self._freed: set[str] = set()
         self._claimed_at = 0.0
+        self._slot_freed = trio.Event()
+        # By provider whose waiting tasks are being claimed: its new tasks meanwhile, no more than it has slots.
+        self._arrived: dict[str, list[str]] = {}
+        # Tasks that have freed their slots since the read of rows that may still show them there.
+        self._ended: set[str] = set()
         self._ticks = 0
         # A dispatched task without an owner, last updated before this time, belongs to no running process.
         self._started_at: datetime = now()
@@ -120,52 +124,64 @@ class Dispatcher(Worker):
         self._assigned: frozenset[str] = frozenset()
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        """Check for due tasks several times a second."""
-        return (self._tick_loop, self._overdue_loop)
+        """Check for due tasks several times a second, and assign freed slots."""
+        return (self._assign_loop, self._overdue_loop)
 
-    async def _tick_loop(self) -> None:
+    def on_receive(self, message: object) -> None:
+        """Dispatch a new task, or note that a slot was freed."""
+        if isinstance(message, TaskQueued):
+            if message.provider in self._assigned:
+                self._dispatch_new(message.provider, message.request_id)
+        elif isinstance(message, SlotFreed):
+            self._ended.add(message.request_id)
+            if message.provider in self._assigned:
+                self._held.get(message.provider, {}).pop(message.request_id, None)
+                if self._backlog.get(message.provider, True):
+                    self._freed.add(message.provider)
+                    self._slot_freed.set()
+
+    def _dispatch_new(self, provider: str, request_id: str) -> None:
+        slots = self._slots().get(provider, 0)
+        if provider in self._arrived:
+            if len(self._arrived[provider]) < slots:
+                self._arrived[provider].append(request_id)
+        elif self._backlog.get(provider, True) or not self._free(provider):
+            self._backlog[provider] = True
+        else:
+            self._take(provider, request_id)
+
+    async def _assign_loop(self) -> None:
+        check_at = trio.current_time()
         while True:
-            with suppress(MailboxFull):
-                self.actor_inbox.put(Envelope(Tick(), sent_at=trio.current_time()))
-            await trio.sleep(TICK_S)
+            try:
+                if trio.current_time() >= check_at:
+                    check_at = math.inf
+                    with one_pass("check for due tasks"):
+                        await self.check_due()
+                elif self._freed:
+                    # They are assigned together: a claim costs much more than a slot that is free for a moment.
+                    await trio.sleep_until(self._claimed_at + CLAIMS_APART_S)
+                    with one_pass("freed slots"):
+                        await self.assign_freed()
+            except DatabaseAway as away:
+                # What is due stays due; a later check finds it.
+                log.debug("dispatch postponed", reason=str(away))
+            check_at = min(check_at, trio.current_time() + TICK_S)
+            with trio.CancelScope(deadline=check_at):
+                await self._slot_freed.wait()
+            self._slot_freed = trio.Event()
 
     async def _overdue_loop(self) -> None:
         await repeat(self.wake_overdue, every_s=OVERDUE_CHECKS_APART_S, name="overdue tasks")
 
-    async def on_receive(self, message: object) -> None:
-        """Dispatch a new task, reassign a freed slot, or check for due tasks."""
-        try:
-            if isinstance(message, Tick):
-                await self._poll_due()
-            elif isinstance(message, TaskQueued) and message.provider in self._assigned:
-                self._dispatch_new(message)
-            elif isinstance(message, SlotFreed) and message.provider in self._assigned:
-                self._held.get(message.provider, {}).pop(message.request_id, None)
-                if self._backlog.get(message.provider, True):
-                    self._freed.add(message.provider)
-            if self._freed and self.actor_inbox.empty():
-                await self._reassign_freed()
-        except DatabaseAway as away:
-            # What is due stays due; a later tick finds it.
-            log.debug("dispatch postponed", reason=str(away))
-
-    async def _reassign_freed(self) -> None:
-        """Assign freed slots together: a claim costs much more than a slot that is free for a moment."""
-        await trio.sleep_until(self._claimed_at + CLAIMS_APART_S)
-        if not self.actor_inbox.empty():
-            # They may free further slots; the last of them assigns all.
-            return
+    async def assign_freed(self) -> None:
+        """Assign the slots that were freed since the last claim."""
         freed, self._freed = self._freed, set()
         for provider in freed:
             await self._start_waiting(provider)
 
-    def _dispatch_new(self, created: TaskQueued) -> None:
-        if self._backlog.get(created.provider, True) or not self._free(created.provider):
-            self._backlog[created.provider] = True
-        else:
-            self._take(created.provider, created.request_id)
-
-    async def _poll_due(self) -> None:
+    async def check_due(self) -> None:
+        """Assign free slots to waiting tasks; now and then take over, follow up and look for lost slots."""
         self._ticks += 1
         check_all = self._ticks % FOLLOW_UP_TICKS == 0
         if check_all or self._ticks == 1:
@@ -174,7 +190,7 @@ class Dispatcher(Worker):
             await self._return_lost_slots()
         await self._find_assigned()
         for provider in self._assigned:
-            # Known backlogs are checked at every tick; a new task of which no message came, less often.
+            # Known backlogs are checked each time; a new task of which no message came, less often.
             if check_all or self._backlog.get(provider, True):
                 await self._start_waiting(provider)
         if check_all:
@@ -199,6 +215,7 @@ class Dispatcher(Worker):
         self._assigned &= assigned
         if assigned != self._assigned:
             now, started_at = self._now(), self._started_at
+            self._ended.clear()
             held = await self._database.work(dispatched_tasks, before=started_at, now=now)
             new, self._assigned = assigned - self._assigned, assigned
             self._hold(row for row in held if row.provider in new)
@@ -206,6 +223,7 @@ class Dispatcher(Worker):
     async def _take_over(self) -> None:
         """Take over the dispatched tasks of ended processes; they occupy slots until they end."""
         now, process, leases_are_reliable = self._now(), self._process, self._leases_are_reliable()
+        self._ended.clear()
         taken = await self._database.work(take_over, process, now, leases_are_reliable=leases_are_reliable)
         self._hold(taken)
         if taken:
@@ -258,30 +276,41 @@ class Dispatcher(Worker):
             self._backlog[provider] = True
             return
         self._claimed_at = trio.current_time()
+        self._freed.discard(provider)
         now, after = self._now(), self._served.get(provider, FIRST)
-        waiting, self._served[provider] = await self._database.work(
-            claim_waiting, provider, slots=free, after=after, now=now
-        )
-        self._backlog[provider] = len(waiting) == free
+        # Unknown until the claim has succeeded.
+        self._backlog[provider] = True
+        self._arrived[provider] = []
+        try:
+            waiting, self._served[provider] = await self._database.work(
+                claim_waiting, provider, slots=free, after=after, now=now
+            )
+        finally:
+            arrived = self._arrived.pop(provider)
+        # As many as there are slots may not be all that arrived.
+        self._backlog[provider] = len(waiting) == free or len(arrived) >= self._slots().get(provider, 0)
         for request_id in waiting:
             self._take(provider, request_id)
+        for request_id in arrived:
+            if request_id not in self._held.get(provider, ()):
+                self._dispatch_new(provider, request_id)
 
     async def _return_lost_slots(self) -> None:
         """Free the slots of tasks whose end was not reported here, for example by another process."""
         held_before = trio.current_time() - SLOT_CHECK_AFTER_S
-        held = [r for tasks in self._held.values() for r, since in tasks.items() if since < held_before]
+        held = {r: since for tasks in self._held.values() for r, since in tasks.items() if since < held_before}
         if not held:
             return
-        still = await self._database.read(still_occupying, held)
+        still = await self._database.read(still_occupying, list(held))
         for tasks in self._held.values():
-            for request_id in held:
-                if request_id not in still:
-                    tasks.pop(request_id, None)
+            for request_id in held.keys() - still:
+                if tasks.get(request_id) == held[request_id]:
+                    del tasks[request_id]
 
     def _hold(self, rows: Iterable[DispatchedTask]) -> None:
         now = trio.current_time()
         for row in rows:
-            if row.occupies and row.provider in self._assigned:
+            if row.occupies and row.provider in self._assigned and row.request_id not in self._ended:
                 self._held.setdefault(row.provider, {})[row.request_id] = now
 
     def _free(self, provider: str) -> int:
