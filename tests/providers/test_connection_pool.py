@@ -292,6 +292,31 @@ async def test_an_idle_connection_is_closed_in_time(
     assert len(servers.dialed) == 4
 
 
+async def test_idle_connections_are_closed_without_a_further_exchange(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def serve(_number: int, stream: trio.SocketStream) -> None:
+        await head_of(stream)
+        await stream.send_all(OK)
+        assert await stream.receive_some(1) == b""
+        ended_at.append(trio.current_time())
+
+    ended_at: list[float] = []
+    servers = Servers(nursery, serve)
+    pool = servers.pool()
+    kept_at = []
+    for port in (81, 82):
+        assert await ask(pool, HERE._replace(port=port)) == b"ok"
+        kept_at.append(trio.current_time())
+        await trio.sleep(1)
+    await trio.sleep(2 * KEEP_ALIVE_S)
+    assert ended_at == [pytest.approx(at + KEEP_ALIVE_S) for at in kept_at]
+    # Later ones too.
+    assert await ask(pool) == b"ok"
+    await trio.sleep(KEEP_ALIVE_S + 1)
+    assert len(ended_at) == 3
+
+
 async def test_each_stage_has_its_timeout(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     async def serve(number: int, stream: trio.SocketStream) -> None:
         if number > 1:

@@ -204,6 +204,7 @@ class ConnectionPool:
         self._start_tls = start_tls
         self._idle: list[ClientConnection] = []
         """Idle connections; the one that was used last is the last."""
+        self._closes_idle = False
 
     @asynccontextmanager
     async def exchange(
@@ -279,8 +280,6 @@ class ConnectionPool:
         return ClientConnection(endpoint, stream, connected, self._idle_timeout_s)
 
     def _take_idle(self, endpoint: Endpoint) -> ClientConnection | None:
-        while self._idle and self._idle[0].idle_since < trio.current_time() - KEEP_ALIVE_S:
-            self._idle.pop(0).close()
         for index in range(len(self._idle) - 1, -1, -1):
             if self._idle[index].endpoint == endpoint:
                 connection = self._idle.pop(index)
@@ -297,6 +296,21 @@ class ConnectionPool:
         self._idle.append(connection)
         if len(self._idle) > self._idle_max_count:
             self._idle.pop(0).close()
+        if not self._closes_idle:
+            self._closes_idle = True
+            trio.lowlevel.spawn_system_task(self._close_idle, name="idle connections")
+
+    async def _close_idle(self) -> None:
+        """Close connections that were idle for :data:`KEEP_ALIVE_S`, until none is left."""
+        try:
+            while self._idle:
+                close_at = self._idle[0].idle_since + KEEP_ALIVE_S
+                if close_at <= trio.current_time():
+                    self._idle.pop(0).close()
+                else:
+                    await trio.sleep_until(close_at)
+        finally:
+            self._closes_idle = False
 
 
 async def _started(connection: ClientConnection, request: bytes) -> ClientConnection:
