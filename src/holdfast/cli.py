@@ -6,9 +6,10 @@ Commands import what they need: the parent of worker processes is started here, 
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 import typer
@@ -25,10 +26,6 @@ from holdfast.settings import (
     prefer,
 )
 from holdfast.terminal.commands import database, fail, quiet_ends, refuse_old_tables, report_faults, service_client
-
-if TYPE_CHECKING:
-    from holdfast.persistence.audit.checks import Check
-
 
 app = typer.Typer(
     name="holdfast",
@@ -118,33 +115,34 @@ def audit_command(
         bool, typer.Option("--recent", help="Read history only from each account's checkpoint.")
     ] = False,
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Write checkpoints if every check passes.")
+        bool, typer.Option("--checkpoint", help="Write a checkpoint of each account without a difference.")
     ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Check account by account, again and again until interrupted.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Check again and again until interrupted.")] = False,
 ) -> None:
-    """Check the invariants of credit against the rows, one line per check.
+    """Check the invariants of credit against the rows, account by account.
 
-    Exits with 1 if a check fails.
+    Prints a line for each difference and each rule, and exits with 1 if there is a difference.
     """
-    if watch:
-        if recent or checkpoint:
-            fail("--watch checks all history, without --recent and --checkpoint.", BAD_CONFIGURATION)
-        _watch_audit()
-        return
-    from holdfast.persistence.audit.audit import run_audit
-    from holdfast.persistence.server.connections import connected
+    from holdfast.persistence.audit.audit import RULE_NAMES
+    from holdfast.terminal.audit_watch import AuditWatch
+    from holdfast.terminal.progress_line import ProgressLine
 
-    with report_faults(), database(load_locations(environment()), create=False) as url:
+    ends = quiet_ends() if watch else nullcontext()
+    with ends, report_faults(), database(load_locations(environment()), create=False) as url:
         refuse_old_tables(url)
-        with connected(url) as connection:
-            checks = run_audit(connection, recent=recent, checkpoint=checkpoint)
-    for check in checks:
-        typer.echo(_line(check))
-    failed = sum(not check.ok for check in checks)
-    if failed:
-        fail(f"{failed} of {len(checks)} checks failed.", GAVE_UP)
+        audit = AuditWatch(url, ProgressLine(sys.stdout), recent=recent, checkpoint=checkpoint)
+        if watch:
+            try:
+                audit.run()
+            except KeyboardInterrupt:
+                typer.echo()
+        else:
+            audit.run_pass()
+            broken = {each.rule for each in audit.found}
+            for name in RULE_NAMES:
+                typer.echo(f"{'FAILED' if name in broken else 'ok    '} {name}")
+    if audit.has_found:
+        raise typer.Exit(GAVE_UP)
 
 
 @app.command("reconcile", rich_help_panel=CHECK)
@@ -326,20 +324,6 @@ def main() -> None:
     app()
 
 
-def _watch_audit() -> None:
-    from holdfast.terminal.audit_watch import AuditWatch
-    from holdfast.terminal.progress_line import ProgressLine
-
-    with quiet_ends(), report_faults(), database(load_locations(environment()), create=False) as url:
-        refuse_old_tables(url)
-        watch = AuditWatch(url, ProgressLine(sys.stdout))
-        try:
-            watch.run()
-        except KeyboardInterrupt:
-            typer.echo()
-    raise typer.Exit(GAVE_UP if watch.has_found else 0)
-
-
 def _print_reports(
     wanted: ReportFilter, since: str | None, *, limit: int, follow: bool, form: Literal["console", "json"]
 ) -> None:
@@ -359,8 +343,3 @@ def _print_reports(
         position = printer.print_newest(limit=limit, since=begin)
         if follow:
             printer.follow(position)
-
-
-def _line(check: Check) -> str:
-    verdict = "ok    " if check.ok else "FAILED"
-    return f"{verdict} {check.counted:>10}  {check.name}" + (f": {check.detail}" if check.detail else "")

@@ -189,7 +189,7 @@ async def test_another_checker_continues_where_the_last_one_was(checking: Checki
 async def test_the_history_of_a_large_account_is_read_in_pages(
     checking: Checking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.persistence.audit.slices.OPERATIONS_MAX", 3)
+    monkeypatch.setattr("holdfast.persistence.audit.audit.OPERATIONS_MAX", 3)
     checking.accounts_max = 1
     checking.checker = checking.new()
     tamper(
@@ -208,7 +208,7 @@ async def test_a_check_that_takes_too_long_is_skipped_and_verifies_nothing(
         breaking="select account_id, pg_sleep(1)::text as sum_micro from accounts a,"
         " lateral (select id as account_id) l"
     )
-    monkeypatch.setattr("holdfast.persistence.audit.slices.QUERY_RULES", (slow, *QUERY_RULES[1:]))
+    monkeypatch.setattr("holdfast.persistence.audit.audit.QUERY_RULES", (slow, *QUERY_RULES[1:]))
     monkeypatch.setattr("holdfast.persistence.server.database.SCAN_MS", 50)
     database = Database(checking.database.url)
     await database.open()
@@ -224,7 +224,7 @@ async def test_a_check_that_fails_is_skipped_and_the_others_are_made(
     checking: Checking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = QUERY_RULES[0]._replace(breaking="select * from no_such_table")
-    monkeypatch.setattr("holdfast.persistence.audit.slices.QUERY_RULES", (wrong, *QUERY_RULES[1:]))
+    monkeypatch.setattr("holdfast.persistence.audit.audit.QUERY_RULES", (wrong, *QUERY_RULES[1:]))
     tamper(checking.database.url, "update accounts set balance_micro = balance_micro + 1 where id = 'acct_bob'")
     await checking.passes()
     assert await checking.broken() == {BALANCES, NEWEST}

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import sqlalchemy
 import trio
 from sqlalchemy import Connection, text
 from tests.content_claims import claim_content
@@ -45,6 +44,7 @@ from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUp
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.audit.differences import BrokenRule
 from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.claims.outbox import FIRST, Capacity, claim_due
 from holdfast.persistence.journal.drafts import Prepared
@@ -53,6 +53,7 @@ from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
 from holdfast.persistence.queries.loading import load_task, load_task_and_events
 from holdfast.persistence.records.outbox import OutboxOutcomeRow
 from holdfast.persistence.records.row_types import OutboxAttemptRow
+from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent
 from holdfast.supervision.dead_letters import DeadLetters
@@ -267,13 +268,9 @@ class Chaos:
                 await tasks.ref(request_id).ask(Wake())
 
 
-def audited(url: str) -> list[Any]:
-    engine = sqlalchemy.create_engine(sqlalchemy.make_url(url).set(drivername="postgresql+psycopg"))
-    try:
-        with engine.connect() as rows:
-            return [check for check in run_audit(rows) if not check.ok]
-    finally:
-        engine.dispose()
+def audited(url: str) -> dict[BrokenRule, str]:
+    with connected(url) as rows:
+        return run_audit(rows)
 
 
 def events_in(rows: Connection) -> tuple[dict[str, list[str]], dict[str, tuple[int, set[datetime]]]]:
@@ -304,7 +301,7 @@ async def test_two_processes_and_lost_replies_leave_one_history(
         for writer in writers:
             writer.is_losing = False
         await chaos.ends()
-        assert await trio.to_thread.run_sync(audited, database.url) == []
+        assert await trio.to_thread.run_sync(audited, database.url) == {}
         kinds, stored = await database.read(events_in)
         for request_id in chaos.tasks:
             task = await chaos.row(request_id)

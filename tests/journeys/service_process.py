@@ -149,9 +149,9 @@ class Service:
         return [str(line) for line in self.log_lines() if line.get("level") in {"error", "critical"}]
 
     def audit(self) -> list[str]:
-        """Return the failed audit checks of its database."""
+        """Return the differences that an audit of its database finds."""
         with connected(self.database_url) as connection:
-            return [f"{check.name}: {check.detail}" for check in run_audit(connection) if not check.ok]
+            return [f"{broken}: {what}" for broken, what in run_audit(connection).items()]
 
     def metric(self, name: str) -> float:
         """Return the sum of a counter over its labels."""

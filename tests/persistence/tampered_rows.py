@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import psycopg
 
-from holdfast.persistence.audit.events import EVENT_RULES
 from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES
 from holdfast.persistence.audit.orders import STATUSES as ORDER_STATUSES
 
@@ -39,7 +38,8 @@ def in_state(order_id: str, path: str, value: object) -> str:
     return f"update orders set state = jsonb_set(state::jsonb, '{path}', '{encoded}') where order_id = '{order_id}'"
 
 
-ANNOUNCED, RECORDED = (rule.name for rule in EVENT_RULES)
+ANNOUNCED = "each task that ended has one event for it, if its webhook subscribed to it"
+RECORDED = "each task records the outcome of its assets_ready event"
 LISTED, RESERVED, CASH, STORED = (rule.name for rule in ORDER_RULES)
 
 ADA = "account_id = 'acct_ada'"

@@ -19,7 +19,8 @@ from holdfast.actors.workers.loops import always, repeat
 from holdfast.actors.workers.pace import Pace
 from holdfast.actors.workers.passes import one_pass
 from holdfast.ledger.clock import utc_now
-from holdfast.persistence.audit.audit import QUERY_RULES
+from holdfast.persistence.audit.audit import ACCOUNTS_MAX, OPERATIONS_MAX, QUERY_RULES, AccountsCheck, Slice
+from holdfast.persistence.audit.differences import BrokenRule
 from holdfast.persistence.audit.progress import (
     count_accounts,
     count_differences,
@@ -28,7 +29,6 @@ from holdfast.persistence.audit.progress import (
     store,
 )
 from holdfast.persistence.audit.scope import next_accounts
-from holdfast.persistence.audit.slices import ACCOUNTS_MAX, OPERATIONS_MAX, AccountsCheck, BrokenRule, Slice
 from holdfast.persistence.records.shared_tables import AuditProgress
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
@@ -182,7 +182,7 @@ class Checker:
         found = check.found
         gone = {broken for broken in self._known if broken.account_id in check.accounts} - found.keys()
         self._report_new(found)
-        newest = check.newest
+        newest = max(check.last.values(), key=lambda operation: operation.at, default=None)
         is_newer = newest is not None and (
             progress.newest_operation_at is None or newest.at >= progress.newest_operation_at
         )

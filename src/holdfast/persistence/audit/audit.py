@@ -1,9 +1,10 @@
-"""The audit: every rule about credit, checked against the rows of one snapshot.
+"""The audit: every rule about credit, checked against the rows, a few accounts at a time.
 
 It trusts nothing that the service computed: balances are summed again from postings, chains are hashed again from
-the rows, tasks, holds and usage are compared with each other, and orders with operations and events. Most checks
-are one query that finds the rows that break a rule; the history itself and the orders are read once through a
-server-side cursor, so memory does not grow with them. Auditing a database in use is safe: writers are not blocked.
+the rows, tasks, holds and usage are compared with each other, and orders with operations and events. A decision is
+committed as a whole and operations never change, so the rows that one statement sees agree with each other,
+whatever is written between two statements: each rule is one statement, and no snapshot lasts longer. The command,
+its ``--watch`` and the checker of a running service use the same slices.
 
 A checkpoint records how far an account's history was audited. An audit of recent history begins there, which saves
 most of the time. A history that was rewritten before a checkpoint no longer matches it.
@@ -11,39 +12,157 @@ most of the time. A history that was rewritten before a checkpoint no longer mat
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
-from holdfast.persistence.audit.checks import Check, tally
-from holdfast.persistence.audit.events import EVENT_RULES
-from holdfast.persistence.audit.history import HISTORY_RULES, walk_history
-from holdfast.persistence.audit.orders import ORDER_RULES, WALKED_RULES, walk_orders
-from holdfast.persistence.audit.rules import RULES, check_rule
+from sqlalchemy import Connection, func
+from sqlalchemy.dialects.postgresql import insert
 
-QUERY_RULES = (*RULES, *ORDER_RULES, *EVENT_RULES)
+from holdfast.ledger.credit.operations import Operation
+from holdfast.persistence.audit.differences import EXAMPLES_MAX, BrokenRule, Difference, summary
+from holdfast.persistence.audit.history import HISTORY_RULES, check_history, proven_numbers
+from holdfast.persistence.audit.orders import ORDER_RULES, READ_RULES, Position, check_orders
+from holdfast.persistence.audit.rules import RULES, Rule, find_differences
+from holdfast.persistence.audit.scope import next_accounts
+from holdfast.persistence.records.tables import checkpoints
+
+ACCOUNTS_MAX = 100
+"""How many accounts are checked together."""
+OPERATIONS_MAX = 1_000
+"""How many operations the accounts checked together have, and how many of one account a slice reads."""
+ORDERS_MAX = 200
+
+QUERY_RULES = (*RULES, *ORDER_RULES)
 """Every rule that is one query."""
+RULE_NAMES = (*HISTORY_RULES, *READ_RULES, *(rule.name for rule in QUERY_RULES))
 
-_WRITE_CHECKPOINTS = text(
+Slice = Callable[[Connection], None]
+
+
+class AccountsCheck:
+    """Checks every rule on ``accounts``, which gives each account's number of operations.
+
+    With ``recent``, history begins at each account's newest checkpoint. ``operations`` counts those that were
+    checked; ``last`` has the last operation of each account.
     """
-    insert into checkpoints (account_id, number, balance_micro, held_micro, chain_head, at)
-    select id, operation_count, balance_micro, held_micro, chain_head, now() from accounts a
-    where operation_count > coalesce((select max(number) from checkpoints c where c.account_id = a.id), 0)
-    on conflict do nothing
+
+    def __init__(self, accounts: Mapping[str, int], *, recent: bool = False) -> None:
+        self.accounts = accounts
+        self.operations = 0
+        self.last: dict[str, Operation] = {}
+        self.is_done = False
+        self._recent = recent
+        self._scope = list(accounts)
+        self._examples: dict[BrokenRule, list[str]] = {}
+        self._totals: Counter[BrokenRule] = Counter()
+
+    def slices(self) -> Iterator[tuple[str, Slice]]:
+        """Yield the name of each slice, and the slice; call each before the next one is requested."""
+        yield from self._histories()
+        yield from self._orders()
+        yield from self.rules()
+        self.is_done = True
+
+    def rules(self) -> Iterator[tuple[str, Slice]]:
+        """Yield the slices of the rules that are one query, without the history and the orders."""
+        for rule in QUERY_RULES:
+            yield rule.name, self._rule(rule)
+
+    @property
+    def found(self) -> dict[BrokenRule, str]:
+        """The rules that are broken so far, and how."""
+        return {broken: summary(found, self._totals[broken]) for broken, found in self._examples.items()}
+
+    def write_checkpoints(self, rows: Connection) -> None:
+        """Write a checkpoint at the last operation of each account that breaks no rule."""
+        broken = {each.account_id for each in self._examples}
+        values = [
+            {
+                "account_id": account_id,
+                "number": last.number,
+                "balance_micro": last.balance_after_micro,
+                "held_micro": last.held_after_micro,
+                "chain_head": last.chain_hash,
+                "at": func.now(),
+            }
+            for account_id, last in self.last.items()
+            if account_id not in broken
+        ]
+        if values:
+            rows.execute(insert(checkpoints).values(values).on_conflict_do_nothing())
+
+    def _histories(self) -> Iterator[tuple[str, Slice]]:
+        proven: dict[str, int] | None = None
+        counted = OPERATIONS_MAX
+
+        def read(rows: Connection) -> None:
+            nonlocal proven, counted
+            if proven is None:
+                proven = proven_numbers(rows, self._scope) if self._recent else {}
+            page = check_history(rows, self._scope, proven, most=OPERATIONS_MAX)
+            self._add(page.differences)
+            self.operations += page.counted
+            self.last |= page.last
+            proven |= {account_id: last.number for account_id, last in page.last.items()}
+            counted = page.counted
+
+        # Several accounts together have no more operations than one slice reads.
+        while counted >= OPERATIONS_MAX:
+            yield "the history", read
+
+    def _orders(self) -> Iterator[tuple[str, Slice]]:
+        after: Position | None = ("", "")
+
+        def read(rows: Connection) -> None:
+            nonlocal after
+            assert after is not None
+            differences, after = check_orders(rows, self._scope, after, most=ORDERS_MAX)
+            self._add(differences)
+
+        while after is not None:
+            yield "the orders", read
+
+    def _rule(self, rule: Rule) -> Slice:
+        def read(rows: Connection) -> None:
+            for difference, total in find_differences(rows, rule, self._scope):
+                self._add([difference])
+                self._totals[difference.broken] = total
+
+        return read
+
+    def _add(self, differences: list[Difference]) -> None:
+        for each in differences:
+            self._totals[each.broken] += 1
+            examples = self._examples.setdefault(each.broken, [])
+            if len(examples) < EXAMPLES_MAX:
+                examples.append(each.what)
+
+
+def check_accounts(
+    connection: Connection,
+    *,
+    recent: bool = False,
+    accounts_max: int = ACCOUNTS_MAX,
+    operations_max: int = OPERATIONS_MAX,
+) -> Iterator[AccountsCheck]:
+    """Check all accounts, a few at a time; yield their check after each slice. Blocks.
+
+    The connection must be in autocommit mode, so that no snapshot lasts longer than a slice.
     """
-)
+    after = ""
+    while accounts := next_accounts(connection, after, accounts_max=accounts_max, operations_max=operations_max):
+        check = AccountsCheck(accounts, recent=recent)
+        for _, slice_ in check.slices():
+            slice_(connection)
+            yield check
+        yield check
+        after = [*accounts][-1]
 
 
-def run_audit(connection: Connection, *, recent: bool = False, checkpoint: bool = False) -> list[Check]:
-    """Run every check on one snapshot. Blocks for as long as reading the whole history takes.
-
-    With ``recent``, the chain before each account's newest checkpoint is not read again. With ``checkpoint``, each
-    account gets a checkpoint at its newest operation of the snapshot if every check passes. The connection must
-    have no transaction open; none is left open.
-    """
-    connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=not checkpoint)
-    with connection.begin():
-        checks = tally(HISTORY_RULES, walk_history(connection, recent=recent))
-        checks += tally(WALKED_RULES, walk_orders(connection))
-        checks += [check_rule(connection, rule) for rule in QUERY_RULES]
-        if checkpoint and all(check.ok for check in checks):
-            connection.execute(_WRITE_CHECKPOINTS)
-    return checks
+def run_audit(connection: Connection) -> dict[BrokenRule, str]:
+    """Check all accounts, and return the rules that are broken, and how. Blocks. No transaction may be open."""
+    connection.execution_options(isolation_level="AUTOCOMMIT")
+    found: dict[BrokenRule, str] = {}
+    for check in check_accounts(connection):
+        found |= check.found
+    return found

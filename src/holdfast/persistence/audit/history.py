@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
@@ -17,11 +17,8 @@ from holdfast.ledger.credit.operations import (
     OperationKind,
 )
 from holdfast.ledger.money import format_amount
-from holdfast.persistence.audit.checks import Difference
-from holdfast.persistence.audit.scope import of_accounts, of_all
+from holdfast.persistence.audit.differences import BrokenRule, Difference
 from holdfast.persistence.records.ledger import operation_of
-
-ROWS_PER_FETCH = 2000
 
 SUMS = "the postings of each operation sum to zero"
 SHAPES = "each operation's postings match its kind and amount"
@@ -31,96 +28,55 @@ CHAINS = "each operation's chain hash covers it and the previous one"
 FLOORS = "available credit goes below zero only by reversals"
 HISTORY_RULES = (SUMS, SHAPES, NUMBERS, TOTALS, CHAINS, FLOORS)
 
-_POSTINGS = """
-    select account_id, number,
-           array_agg(ledger_account order by line) as ledger_accounts,
-           array_agg(amount_micro order by line) as amounts_micro
-    from postings {which} group by account_id, number
-"""
-_WHOLE = f"""
-    select o.*, false as is_proven, p.ledger_accounts, p.amounts_micro
-    from operations o left join ({_POSTINGS.format(which="")}) p using (account_id, number)
-    order by o.account_id, o.number
-"""
-_OF_ONE = f"left join lateral ({_POSTINGS.format(which='where account_id = o.account_id and number = o.number')}) p"
-_RECENT = text(
-    f"""
-    select o.*, o.number is not distinct from c.number as is_proven, p.ledger_accounts, p.amounts_micro
-    from accounts a
-    left join lateral (
-        select number from checkpoints where account_id = a.id order by number desc limit 1
-    ) c on true
+_OPERATIONS = text(
+    """
+    select o.*, p.ledger_accounts, p.amounts_micro
+    from unnest(cast(:scope as text[]), cast(:proven as bigint[])) as s (account_id, proven)
     cross join lateral (
-        select * from operations where account_id = a.id and number >= coalesce(c.number, 0)
+        select * from operations where account_id = s.account_id and number >= s.proven order by number limit :most
     ) o
-    {_OF_ONE} on true
+    left join lateral (
+        select array_agg(ledger_account order by line) as ledger_accounts,
+               array_agg(amount_micro order by line) as amounts_micro
+        from postings where account_id = o.account_id and number = o.number
+    ) p on true
     order by o.account_id, o.number
     """
 )
-_PAGE = text(
-    f"""
-    select o.*, false as is_proven, p.ledger_accounts, p.amounts_micro
-    from (
-        select * from operations where account_id = :account_id and number > :after order by number limit :most
-    ) o
-    {_OF_ONE} on true
-    order by o.number
-    """
+_PROVEN = text(
+    "select account_id, max(number) as number from checkpoints where account_id = any(:scope) group by account_id"
 )
+_FROM_THE_FIRST = -(2**63)
 
 
 class HistoryPage(NamedTuple):
-    """Some operations in order: the differences among them, how many there are, and the last of them."""
+    """Some operations of a few accounts: the differences, how many there are, and the last of each account."""
 
     differences: list[Difference]
     counted: int
-    last: Operation | None
+    last: dict[str, Operation]
 
 
-def walk_history(connection: Connection, *, recent: bool) -> Iterator[Iterator[Difference]]:
-    """Read operations in order, and check each against the previous one; that of a checkpoint is proven already."""
-    rows = connection.execute(
-        _RECENT if recent else of_all(_WHOLE),
-        execution_options={"stream_results": True, "yield_per": ROWS_PER_FETCH},
-    )
-    for _, differences in _walk(rows):
-        yield differences
+def proven_numbers(rows: Connection, scope: Sequence[str]) -> dict[str, int]:
+    """Return the number of each account's newest checkpoint, up to which its history was audited."""
+    return {row.account_id: row.number for row in rows.execute(_PROVEN, {"scope": list(scope)})}
 
 
-def check_histories(rows: Connection, scope: Sequence[str]) -> HistoryPage:
-    """Check all operations of a few accounts."""
-    return _page(_walk(rows.execute(of_accounts(_WHOLE), {"scope": list(scope)})))
-
-
-def check_history(rows: Connection, account_id: str, previous: Operation | None, *, most: int) -> HistoryPage:
-    """Check up to ``most`` operations of an account that follow ``previous``, or its first ones."""
-    after = -1 if previous is None else previous.number
-    found = rows.execute(_PAGE, {"account_id": account_id, "after": after, "most": most})
-    return _page(_walk(found, previous))
-
-
-def _page(walk: Iterable[tuple[Operation, Iterator[Difference]]]) -> HistoryPage:
+def check_history(rows: Connection, scope: Sequence[str], proven: Mapping[str, int], *, most: int) -> HistoryPage:
+    """Check up to ``most`` operations of each account: those after the number in ``proven``, or its first ones."""
+    starts = [proven.get(account_id, _FROM_THE_FIRST) for account_id in scope]
+    # The operation before the first one is read as well.
+    found = rows.execute(_OPERATIONS, {"scope": list(scope), "proven": starts, "most": most + 1})
     differences: list[Difference] = []
-    last: Operation | None = None
+    last: dict[str, Operation] = {}
     counted = 0
-    for operation, found in walk:
-        differences += found
-        counted += 1
-        last = operation
+    for row in found:
+        operation = operation_of(row, zip(row.ledger_accounts or (), row.amounts_micro or (), strict=True))
+        if operation.number != proven.get(operation.account_id):
+            differences += _differences(operation, last.get(operation.account_id))
+            counted += 1
+        last[operation.account_id] = operation
     return HistoryPage(differences, counted, last)
-
-
-def _walk(
-    rows: Iterable[Any], previous: Operation | None = None
-) -> Iterator[tuple[Operation, Iterator[Difference]]]:
-    """Yield each operation that is not proven already, with what differs in it and from the previous one."""
-    for row in rows:
-        postings = zip(row.ledger_accounts or (), row.amounts_micro or (), strict=True)
-        operation = operation_of(row, postings)
-        if not row.is_proven:
-            is_first = previous is None or previous.account_id != operation.account_id
-            yield operation, _differences(operation, None if is_first else previous)
-        previous = operation
 
 
 def _differences(operation: Operation, previous: Operation | None) -> Iterator[Difference]:
@@ -130,7 +86,7 @@ def _differences(operation: Operation, previous: Operation | None) -> Iterator[D
         balance_micro, held_micro = previous.balance_after_micro, previous.held_after_micro
 
     def difference(rule: str, what: str) -> Difference:
-        return Difference(rule, operation.account_id, f"operation {operation.number}{what}")
+        return Difference(BrokenRule(operation.account_id, rule), f"operation {operation.number}{what}")
 
     total_micro = sum(posting.amount_micro for posting in operation.postings)
     if total_micro != 0:

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection, delete, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 
-from holdfast.persistence.audit.slices import BrokenRule
+from holdfast.persistence.audit.differences import BrokenRule
 from holdfast.persistence.records.shared_tables import (
     AuditProgress,
     KnownDifference,

@@ -2,8 +2,10 @@
 
 A rule's ``breaking`` query returns a row for each difference, with ``account_id`` and the columns that ``words``
 names, and no row if there is none. It may use ``:terminal`` (the task statuses that settle a hold) and
-``:chain_start`` (the hash before a first operation). The same query serves for all accounts and for a few
+``:chain_start`` (the hash before a first operation), and is run on a few accounts at a time
 (:mod:`holdfast.persistence.audit.scope`).
+
+Events are retained for thirty days after they are done, so tasks that ended earlier are not checked for one.
 """
 
 from __future__ import annotations
@@ -17,50 +19,39 @@ from sqlalchemy.exc import DataError
 from holdfast.ledger.credit.operations import CHAIN_START
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.tasks.task import TERMINAL
-from holdfast.persistence.audit.checks import EXAMPLES_MAX, Check, Difference, make_check
-from holdfast.persistence.audit.scope import of_accounts, of_all
+from holdfast.persistence.audit.differences import EXAMPLES_MAX, BrokenRule, Difference
+from holdfast.persistence.audit.scope import of_accounts
 
 
 class Rule(NamedTuple):
-    """A rule (``name``), how many rows it covers (``counted``), which of them break it (``breaking``), and how.
+    """A rule (``name``), which rows break it (``breaking``), and how.
 
     In ``words``, columns that end in ``_micro`` are shown as amounts.
     """
 
     name: str
-    counted: str
     breaking: str
     words: str
 
 
-def check_rule(connection: Connection, rule: Rule) -> Check:
-    """Check a rule on all accounts. A value that it cannot read breaks it too."""
-    counted = connection.execute(of_all(rule.counted)).scalar_one()
-    query = f"select found.*, count(*) over () as total from ({rule.breaking}) found limit {EXAMPLES_MAX}"
-    try:
-        with connection.begin_nested():
-            rows = connection.execute(of_all(query), _parameters(query)).all()
-    except DataError as fault:
-        return make_check(rule.name, int(counted), [unreadable(fault)], 1)
-    differences = [_difference(rule, row) for row in rows]
-    total = int(rows[0].total) if rows else 0
-    return make_check(rule.name, int(counted), [each.words for each in differences], total)
-
-
 def find_differences(connection: Connection, rule: Rule, scope: Sequence[str]) -> list[tuple[Difference, int]]:
-    """Return what breaks a rule in the rows of a few accounts: the first few of each, with the account's total."""
+    """Return what breaks a rule in the rows of a few accounts: the first few of each, with the account's total.
+
+    A value that the rule cannot read breaks it too, in the account that has it.
+    """
     query = (
         "select * from (select found.*, count(*) over of_account as total, row_number() over of_account as place "
         f"from ({rule.breaking}) found window of_account as (partition by account_id)) numbered "
         f"where place <= {EXAMPLES_MAX}"
     )
-    rows = connection.execute(of_accounts(query), {**_parameters(query), "scope": list(scope)})
+    try:
+        rows = connection.execute(of_accounts(query), {**_parameters(query), "scope": list(scope)})
+    except DataError as fault:
+        if len(scope) > 1:
+            return [each for account_id in scope for each in find_differences(connection, rule, [account_id])]
+        what = f"a value cannot be read: {str(fault.orig).splitlines()[0]}"
+        return [(Difference(BrokenRule(scope[0], rule.name), what), 1)]
     return [(_difference(rule, row), int(row.total)) for row in rows]
-
-
-def unreadable(fault: DataError) -> str:
-    """Say in words that a rule found a value that is not of its type."""
-    return f"a value cannot be read: {str(fault.orig).splitlines()[0]}"
 
 
 def _parameters(query: str) -> dict[str, Any]:
@@ -71,7 +62,7 @@ def _parameters(query: str) -> dict[str, Any]:
 def _difference(rule: Rule, row: Any) -> Difference:
     columns: Mapping[str, Any] = row._mapping
     shown = {name: _shown(name, value) for name, value in columns.items()}
-    return Difference(rule.name, columns["account_id"] or "", rule.words.format_map(shown))
+    return Difference(BrokenRule(columns["account_id"] or "", rule.name), rule.words.format_map(shown))
 
 
 def _shown(name: str, value: Any) -> str:
@@ -113,14 +104,12 @@ _ORPHANS = """
 RULES: tuple[Rule, ...] = (
     Rule(
         "all postings of each account sum to zero",
-        "select count(*) from postings",
         "select account_id, sum(amount_micro) as sum_micro from postings group by account_id"
         " having sum(amount_micro) <> 0",
         "its postings, with those of the platform, sum to {sum_micro}, not to zero",
     ),
     Rule(
         "each account's balance and held total are the sums of its postings",
-        "select count(*) from accounts",
         """
         select a.id as account_id, a.balance_micro, a.held_micro,
                coalesce(p.balance_micro, 0) as posted_micro, coalesce(p.held_micro, 0) as posted_held_micro
@@ -136,7 +125,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each account's totals, operation count and chain head match its newest operation",
-        "select count(*) from accounts",
         """
         select a.id as account_id, a.operation_count, a.balance_micro, a.held_micro,
                coalesce(n.number, 0) as number, coalesce(n.balance_after_micro, 0) as newest_micro,
@@ -156,7 +144,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each account's operation count is the number of its operations",
-        "select count(*) from accounts",
         """
         select a.id as account_id, a.operation_count, coalesce(n.many, 0) as many
         from accounts a
@@ -168,7 +155,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each checkpoint matches the operation it names",
-        "select count(*) from checkpoints",
         """
         select c.account_id, c.number
         from checkpoints c left join operations o using (account_id, number)
@@ -179,7 +165,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each hold was opened by exactly one operation of its amount",
-        "select count(*) from holds",
         """
         select coalesce(h.account_id, o.account_id) as account_id, coalesce(h.hold_id, o.hold_id) as hold_id,
                h.amount_micro, h.opened_number, h.reference, o.number, o.amount_micro as opening_micro,
@@ -194,7 +179,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each hold has at most one outcome, and its settled number is that outcome's",
-        "select count(*) from holds",
         """
         select coalesce(h.account_id, o.account_id) as account_id, coalesce(h.hold_id, o.hold_id) as hold_id,
                coalesce(o.many, 0) as many, o.numbers, h.settled_number
@@ -211,7 +195,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "no capture exceeds its hold, and each release returns the whole hold",
-        "select count(*) from operations where kind in ('capture', 'release')",
         """
         select o.account_id, o.number, o.kind, o.amount_micro, h.hold_id, h.amount_micro as hold_micro
         from operations o join holds h on (h.account_id, h.hold_id) = (o.account_id, o.hold_id)
@@ -222,7 +205,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each account's held total is the sum of its open holds",
-        "select count(*) from holds where settled_number is null",
         """
         select a.id as account_id, a.held_micro, coalesce(h.open_micro, 0) as open_micro
         from accounts a left join (
@@ -235,7 +217,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each adjustment was made by one action of an operator, on its account",
-        "select count(*) from operations where kind = 'adjustment'",
         """
         select o.account_id, o.number, o.reference, coalesce(a.account_id, 'no account') as acted_on, o.many
         from (
@@ -248,7 +229,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each account's usage cost is the amount captured",
-        "select count(*) from usage_entries",
         """
         select coalesce(u.account_id, c.account_id) as account_id, coalesce(u.cost_micro, 0) as cost_micro,
                coalesce(c.captured_micro, 0) as captured_micro
@@ -261,7 +241,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each usage entry names the operation that settled its request, and costs what it captured",
-        "select count(*) from usage_entries",
         """
         select coalesce(u.account_id, o.account_id) as account_id,
                coalesce(u.request_id, o.reference) as request_id, u.operation_id as named, u.cost_micro,
@@ -279,7 +258,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each task has exactly one hold, and each hold belongs to a task",
-        "select count(*) from tasks",
         """
         select coalesce(t.account_id, h.account_id) as account_id, t.request_id,
                t.request ->> 'hold_id' as named, h.hold_id, h.reference
@@ -291,7 +269,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "a task has ended if and only if its hold is settled, and succeeded if and only if it was captured",
-        "select count(*) from tasks",
         """
         select t.account_id, t.request_id, t.status, h.hold_id,
                coalesce('was settled by operation ' || h.settled_number, 'is open')
@@ -307,7 +284,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each task has one usage entry with its status and model",
-        "select count(*) from tasks",
         """
         select t.account_id, t.request_id, t.status, t.model, u.status as usage_status, u.model as usage_model
         from tasks t left join usage_entries u on (u.account_id, u.request_id) = (t.account_id, t.request_id)
@@ -317,7 +293,6 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "each stored result's content is known and not marked for deletion",
-        "select count(*) from assets",
         """
         select f.account_id, f.asset_id,
                case when c.sha256 is null then 'unknown' else 'marked for deletion' end as state
@@ -327,8 +302,40 @@ RULES: tuple[Rule, ...] = (
         "the content of asset {asset_id} is {state}",
     ),
     Rule(
+        "each task that ended has one event for it, if its webhook subscribed to it",
+        """
+        select t.account_id, t.request_id, t.status, e.kinds
+        from tasks t left join (
+            select account_id, request_id, count(*) as many, string_agg(kind, ' ') as kinds from outbox
+            where kind in (select 'task.' || s from unnest(cast(:terminal as text[])) s)
+            group by account_id, request_id
+        ) e on (e.account_id, e.request_id) = (t.account_id, t.request_id)
+        where e.many > 1 or e.kinds <> 'task.' || t.status
+           or (e.many > 0 and t.request ->> 'webhook_url' is null)
+           or (e.many is null and t.status = any(:terminal)
+               and cast(t.request -> 'webhook_events' as jsonb) @> to_jsonb('task.' || t.status)
+               and cast(coalesce(t.state ->> 'completed_at', t.state ->> 'canceled_at') as timestamptz)
+                   > now() - interval '29 days')
+        """,
+        "task {request_id} is {status}, its owner was announced: {kinds}",
+    ),
+    Rule(
+        "each task records the outcome of its assets_ready event",
+        """
+        select o.account_id, o.event_id, o.request_id, o.status, o.recorded from (
+            select o.account_id, o.event_id, o.request_id, o.status,
+                   coalesce(t.state -> 'hosting' ->> 'assets_ready_event', 'pending') as recorded
+            from outbox o join tasks t on (t.account_id, t.request_id) = (o.account_id, o.request_id)
+            where o.kind = 'task.assets_ready'
+        ) o
+        where o.recorded <> all(case o.status when 'delivered' then array['sent']
+                                              when 'given_up' then array['sent', 'failed']
+                                              else array['pending', 'sent', 'failed'] end)
+        """,
+        "event {event_id} is {status}, its task {request_id} says {recorded}",
+    ),
+    Rule(
         "every row belongs to a row that exists",
-        "select count(*) from accounts",
         _ORPHANS,
         "{what} belongs to a row that does not exist",
     ),

@@ -1,8 +1,7 @@
-"""Which rows a query of the audit sees: those of all accounts, or those of a few.
+"""Which rows a query of the audit sees: those of a few accounts.
 
-The queries name tables as if they read all of them. For a few accounts, each table is replaced by a common table
-expression of its name with these accounts' rows alone, which PostgreSQL merges into the query, so that its plan
-goes by the keys. A query that must see the other accounts too names ``every_…`` instead: ``every_operations``.
+The queries name tables as if they read all of them. Each table is replaced by a common table expression of its name
+with these accounts' rows alone, which PostgreSQL merges into the query, so that its plan goes by the keys.
 """
 
 from __future__ import annotations
@@ -39,12 +38,6 @@ OWNERS: Mapping[str, str] = {
 
 
 @cache
-def of_all(query: str) -> TextClause:
-    """Return a query over all accounts."""
-    return text(_with(_every(query), query))
-
-
-@cache
 def of_accounts(query: str) -> TextClause:
     """Return a query over the accounts in the parameter ``scope``, a list of ids."""
     scoped = [
@@ -52,20 +45,7 @@ def of_accounts(query: str) -> TextClause:
         for table, owner in OWNERS.items()
         if re.search(rf"\b{table}\b", query)
     ]
-    # The tables' own names mean the tables in all that precedes their replacements.
-    return text(_with([*_every(query), *scoped], query))
-
-
-def _every(query: str) -> list[str]:
-    return [
-        f"every_{table} as not materialized (select * from {table})"
-        for table in OWNERS
-        if re.search(rf"\bevery_{table}\b", query)
-    ]
-
-
-def _with(expressions: list[str], query: str) -> str:
-    return f"with {', '.join(expressions)} {query}" if expressions else query
+    return text(f"with {', '.join(scoped)} {query}")
 
 
 _FOLLOWING = (
