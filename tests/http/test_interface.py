@@ -124,6 +124,16 @@ async def test_the_docs_page_loads_from_this_origin_only(stage: Stage) -> None:
     assert "https:" not in page
 
 
+async def test_a_browser_without_a_path_is_sent_to_the_docs(stage: Stage) -> None:
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8", "Sec-Fetch-Site": "cross-site"}
+    browser |= {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    response = await stage.call("GET", "/", headers=browser)
+    # Relative, so that it holds behind a proxy that adds a path.
+    assert (response.status_code, response.headers["Location"]) == (303, "docs")
+    await stage.refused(await stage.call("GET", "/", headers={"Accept": "*/*"}), 404, "route_not_found")
+    await stage.refused(await stage.call("GET", "/"), 404, "route_not_found")
+
+
 async def test_the_docs_script_is_cached_by_its_version(stage: Stage) -> None:
     first = await stage.call("GET", f"/docs/{RAPIDOC}")
     assert first.headers["Content-Type"].startswith("text/javascript")

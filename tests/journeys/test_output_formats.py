@@ -16,7 +16,7 @@ import httpx2
 import pytest
 import trio
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from .service_process import IMAGE, Customer, Service, loopback_client, ok
 
@@ -227,7 +227,8 @@ def test_the_api_page_fits_desktop_and_phone(shared_service: Service, browser: B
     for width in (1280, 390):
         page = browser.new_page(viewport={"width": width, "height": 844})
         page.on("console", lambda message: troubles.append(message.text))
-        page.goto(f"{shared_service.url}/docs")
+        page.goto(shared_service.url)
+        assert page.url == f"{shared_service.url}/docs"
         page.wait_for_function(
             "paths => { const text = document.querySelector('rapi-doc').shadowRoot.textContent;"
             " return paths.every(path => text.includes(path)); }",
@@ -235,5 +236,15 @@ def test_the_api_page_fits_desktop_and_phone(shared_service: Service, browser: B
             timeout=WAIT_MS,
         )
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        entry = page.locator(".nav-bar-path").filter(has_text="/v2/quote")
+        if width == 390:
+            expect(entry).to_be_hidden()
+            page.get_by_text("Contents", exact=True).click()
+        expect(entry).to_be_visible(timeout=WAIT_MS)
+        entry.click()
+        expect(page.get_by_role("heading", name="Create a quote")).to_be_in_viewport(timeout=WAIT_MS)
+        if width == 390:
+            page.get_by_text("Contents", exact=True).click()
+            expect(entry).to_be_hidden(timeout=WAIT_MS)
         page.close()
     assert troubles == []
