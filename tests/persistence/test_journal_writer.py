@@ -153,6 +153,19 @@ def test_a_key_used_twice_within_a_batch_is_written_once(
     assert head(rows, account.account_id) == (1, 100, 1)
 
 
+def test_a_refusal_leaves_its_key_to_a_later_unit_of_its_batch(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    """It stores no reply, so its sender may repeat the call under the same key and have it accepted."""
+    [account] = opened(writer)
+    refusal = account.refusal(key="k")
+    assert kinds(writer.write([refusal, account.credit(key="k"), account.credit()])) == ["Committed"] * 3
+    assert head(rows, account.account_id) == (2, 200, 2)
+    # Once the key is used, before it or in the same batch, a refusal decided without that is void.
+    assert kinds(writer.write([account.refusal(key="k")])) == ["AlreadyReplied"]
+    assert kinds(writer.write([account.credit(key="l"), account.refusal(key="l")])) == ["Committed", "NotWritten"]
+
+
 def test_two_accounts_may_use_the_same_key(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
     one, two = opened(writer, 2)
     assert all_committed(writer.write([one.credit(key="k"), two.credit(key="k")]))

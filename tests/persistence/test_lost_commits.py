@@ -12,8 +12,10 @@ from typing import Any
 
 import psycopg
 import pytest
+import trio
 
 from holdfast.ledger.clock import utc_now
+from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import (
     Fence,
     Unit,
@@ -23,7 +25,9 @@ from holdfast.persistence.records.accounts import (
     AccountHead,
     AccountRow,
 )
+from holdfast.persistence.server.database_gate import DatabaseGate
 
+from .journal_bench import Author
 from .written_units import AT, POISONS, all_committed, count, head, kinds, opened
 
 
@@ -157,6 +161,31 @@ def test_a_commit_lost_among_single_units_keeps_the_other_results(
         assert kinds(lost.if_durable) == ["Committed", "Committed", "NotWritten"]
         assert kinds(lost.if_void) == ["Committed", "NotWritten", "NotWritten"]
         assert breaking.look_up(lost.batch_id) is False
+    assert head(rows, first.account_id) == (1, 100, 1)
+    assert head(rows, last.account_id) == (0, 0, 0)
+
+
+async def test_a_connection_lost_among_single_units_closes_the_gate(
+    database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    first, broken, last = opened(writer, 3)
+    breaker = Breaker(database_url, rows)
+    # The pipelines of the whole batch are 1 and 2, those of the first unit alone 3 and 4.
+    breaker.traps["before_pipeline"] = lambda connection, n: breaker.terminate(connection) if n == 5 else None
+    batch = [first.credit(), last.credit(), broken.unit(extra=(POISONS["NUL"],))]
+    gate = DatabaseGate()
+    gate.open()
+    journal = Journal(BatchWriter(breaker.connect, now=utc_now), gate)
+    author = Author()
+    for unit in batch:
+        journal.submit(unit, author)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(journal.run)
+            await author.has_settled(3)
+            assert kinds(author.results) == ["Committed", "NotWritten", "NotWritten"]
+            assert not gate.is_open
+            await journal.stop()
     assert head(rows, first.account_id) == (1, 100, 1)
     assert head(rows, last.account_id) == (0, 0, 0)
 

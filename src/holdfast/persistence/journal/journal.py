@@ -219,7 +219,8 @@ class Journal:
         except ConnectionLost as lost:
             log.debug("database connection lost before a commit", units=len(units), reason=str(lost))
             self._gate.close(str(lost))
-            return [NotWritten("the database connection was lost before the commit")] * len(units)
+            not_written = NotWritten("the database connection was lost before the commit")
+            return [*lost.settled, *[not_written] * (len(units) - len(lost.settled))]
         except CommitUnanswered as lost:
             log.warning("database connection lost during a commit", units=len(units), reason=str(lost))
             return await self._look_up(lost)

@@ -76,10 +76,11 @@ _VOID = -1
 
 
 class ConnectionLost(Exception):
-    """The connection broke before anything was sent to be written; nothing of the batch is durable."""
+    """The connection broke; nothing of the batch is durable but what the first units' results, ``settled``, say."""
 
-    def __init__(self, cause: BaseException) -> None:
+    def __init__(self, cause: BaseException, *, settled: Sequence[UnitResult] = ()) -> None:
         super().__init__(reason_of(cause))
+        self.settled = settled
 
 
 class CommitUnanswered(Exception):
@@ -157,8 +158,8 @@ class BatchWriter:
                     if_durable=[*results, *lost.if_durable, *rest],
                     if_void=[*results, *lost.if_void, *rest],
                 ) from lost
-            except ConnectionLost:
-                return results + [NotWritten("the connection was lost")] * (len(units) - len(results))
+            except ConnectionLost as lost:
+                raise ConnectionLost(lost, settled=results) from lost
         return results
 
     def look_up(self, batch_id: str) -> bool:
@@ -321,9 +322,9 @@ def _results_of(
         elif unit.probe in probed:
             results.append(NotWritten("its idempotency key is used earlier in this batch"))
         else:
-            if unit.probe is not None:
-                probed.add(unit.probe)
             if unit.moves:
+                if unit.probe is not None:
+                    probed.add(unit.probe)
                 for fence in unit.fences:
                     versions[fence.kind, fence.key] = fence.expected + 1
             results.append(Committed())
