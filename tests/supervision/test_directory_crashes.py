@@ -10,9 +10,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.runtime.faults import Crashed, Quarantined, Unavailable
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.persistence.journal.units import Committed, NotWritten
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
+from holdfast.supervision.control.keys import ControlledGroup
+from holdfast.supervision.control.messages import QuarantineKey
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
 
@@ -201,6 +204,65 @@ async def test_an_unreadable_row_quarantines_its_key_at_once(
         assert sorted(directory.quarantined()) == sick
         assert directory.is_ready
         assert await harness.ask("healthy") == "hello"
+
+
+async def test_a_crash_while_the_gate_is_closed_is_reported_and_costs_no_budget(
+    autojump_clock: MockClock,
+) -> None:
+    """The database may be its cause: so the key keeps its budget, but the message and the report are kept."""
+    kept: list[PoisonedMessage] = []
+    harness = Harness(limits=KeyedLimits(child_restarts=1, group_crashes=100), poison=kept.append)
+    async with harness.running() as directory:
+        for _ in range(4):
+            asks: list[tuple[str, Command[str]]] = [("a", Rest(1)), ("a", Break())]
+            replies: dict[int, Any] = {}
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(collect, harness, asks, replies)
+                await trio.sleep(0.5)
+                harness.gate.close("the database is away")
+                await trio.sleep(5)
+                assert isinstance(replies[1], Crashed)
+                harness.gate.open()
+        assert directory.quarantined() == []
+        assert await harness.ask("a") == "hello"
+    assert [type(message.envelope.message) for message in kept] == [Break] * 4
+    assert [report.reason_type for report in harness.reports("crash")] == ["ValueError"] * 4
+
+
+async def test_many_crashes_while_the_gate_is_closed_pause_the_group(autojump_clock: MockClock) -> None:
+    harness = Harness(limits=KeyedLimits(group_crashes=4))
+    keys = [f"k{n}" for n in range(20)]
+    async with harness.running() as directory:
+        async with trio.open_nursery() as nursery:
+            for key in keys:
+                nursery.start_soon(collect, harness, [(key, Rest(1)), (key, Break())], {})
+            await trio.sleep(0.5)
+            harness.gate.close("the database is away")
+            await trio.sleep(5)
+            harness.gate.open()
+        assert directory.quarantined() == []
+        await trio.sleep(60)
+        assert await harness.ask("k0") == "hello"
+    assert len(harness.reports("crash")) <= 5
+    assert len(harness.reports("pause")) == 1
+
+
+async def test_a_crash_that_meets_an_operators_quarantine_keeps_its_message(autojump_clock: MockClock) -> None:
+    class Late(WritingActor):
+        async def on_receive(self, message: Any) -> Any:
+            if isinstance(message, Break):
+                await trio.sleep(0.5)
+            return await super().on_receive(message)
+
+    kept: list[PoisonedMessage] = []
+    harness = Harness(actor=Late, poison=kept.append)
+    group = ControlledGroup(harness.directory, "proc_1", str)
+    async with harness.running() as directory, trio.open_nursery() as nursery:
+        nursery.start_soon(collect, harness, [("a", Break())], {})
+        await trio.sleep(0.1)
+        await group.act(QuarantineKey("actors", "a", "by hand", 60))
+        assert directory.quarantined() == ["a"]
+        assert [type(message.envelope.message) for message in kept] == [Break]
 
 
 # ------------------------------------------------------------------------------------------- quarantine and its end

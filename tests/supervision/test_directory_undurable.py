@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.actors.runtime.faults import Crashed, Unavailable
+from holdfast.actors.runtime.faults import Crashed, Quarantined, Unavailable
+from holdfast.actors.runtime.journaled import RELOADS_IN_ROW_MAX, Reload
 from holdfast.actors.runtime.messages import Command
+from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.persistence.journal.units import Committed, Fence, NotWritten, Stale
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.intensity import Backoff
@@ -172,6 +175,80 @@ async def test_too_many_void_decisions_in_a_row_count_as_a_crash(autojump_clock:
         await trio.sleep(5)
         assert [report.reason_type for report in harness.reports("crash")] == ["RuntimeError"]
         harness.settle(Committed())
+
+
+class Newer(Command[str], frozen=True):
+    """Its handler finds the rows newer than its state, so many times."""
+
+    times: int
+
+
+class Rereader(WritingActor):
+    """Asks for a reload, as often as its messages say."""
+
+    async def on_receive(self, message: Any) -> Any:
+        if isinstance(message, Newer):
+            self.harness.handled[self.key].append("read again")
+            if len(self.harness.handled[self.key]) <= message.times:
+                raise Reload("the rows are newer")
+            return "done"
+        return await super().on_receive(message)
+
+
+async def test_a_few_reloads_in_a_row_are_no_crash(autojump_clock: MockClock) -> None:
+    harness = Harness(actor=Rereader)
+    async with harness.running():
+        assert await harness.ask("a", Newer(RELOADS_IN_ROW_MAX)) == "done"
+    assert harness.reporter.recent() == ()
+
+
+async def test_more_reloads_in_a_row_are_a_crash_with_its_budget(autojump_clock: MockClock) -> None:
+    """The rows say the same each time: the message is kept as one that crashed, and its key is quarantined."""
+    kept: list[PoisonedMessage] = []
+    limits = KeyedLimits(child_restarts=2, group_crashes=100, backoff=Backoff(1, 8, jitter=0))
+    harness = Harness(actor=Rereader, limits=limits, poison=kept.append)
+    replies: dict[int, Any] = {}
+    async with harness.running() as directory:
+        await collect(harness, [("a", Newer(1000))] * 4, replies)
+        assert directory.quarantined() == ["a"]
+    assert [type(replies[n]) for n in range(4)] == [Crashed, Crashed, Crashed, Quarantined]
+    [first, second] = harness.reports("crash")
+    assert (first.reason_type, first.reason, first.last_message_type) == ("Reload", "the rows are newer", "Newer")
+    assert (first.delay_s, second.delay_s) == (1, 2)
+    assert [message.envelope.message for message in kept] == [Newer(1000)] * 3
+    # Nothing was written in between: each later message is tried once.
+    assert len(harness.handled["a"]) == RELOADS_IN_ROW_MAX + 3
+
+
+async def test_a_commit_between_reloads_starts_their_count_over(autojump_clock: MockClock) -> None:
+    harness = Harness(actor=Rereader)
+    async with harness.running() as directory:
+        for _ in range(3 * RELOADS_IN_ROW_MAX):
+            harness.handled["a"].clear()
+            assert await harness.ask("a", Newer(1)) == "done"
+            directory.ref("a").tell(Write("1"))
+            await wait_all_tasks_blocked()
+            harness.settle(Committed())
+    assert harness.reporter.recent() == ()
+
+
+async def test_units_that_the_database_never_writes_back_off(autojump_clock: MockClock) -> None:
+    """Also while reads succeed, so that each incarnation loads its rows."""
+    harness = Harness(actor=WritingActor, limits=KeyedLimits(backoff=Backoff(1, 8, jitter=0)))
+    began: list[float] = []
+    async with harness.running() as directory:
+        directory.ref("a").tell(Write("1"))
+        while len(began) < 6:
+            await wait_all_tasks_blocked()
+            if harness.queue:
+                began.append(trio.current_time())
+                harness.settle(NotWritten("the batch was rolled back"))
+            else:
+                await trio.sleep(0.5)
+        await trio.sleep(10)
+        harness.settle(Committed())
+    assert [round(later - earlier) for earlier, later in pairwise(began)] == [0, 1, 2, 4, 8]
+    assert harness.reporter.recent() == ()
 
 
 # ---------------------------------------------------------------------------------------------------- any schedule

@@ -11,9 +11,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.runtime.faults import Quarantined
 from holdfast.actors.runtime.mailbox import SystemMessage
-from holdfast.persistence.journal.units import Committed, NotWritten
+from holdfast.persistence.journal.units import Committed, Fence, NotWritten, Stale
 from holdfast.supervision.control.keys import ControlledGroup
-from holdfast.supervision.control.messages import CrashKey, DescribeKey, QuarantineKey, RestartKey
+from holdfast.supervision.control.messages import CrashKey, DescribeKey, QuarantineKey, ReleaseKey, RestartKey
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
 
@@ -159,3 +159,128 @@ async def test_a_restart_in_a_pause_takes_effect_when_it_ends(autojump_clock: Mo
         directory.resume("done")
         assert await harness.ask("a") == "hello"
         assert harness.started["a"] == 2
+
+
+class Slow(PlainActor):
+    """Takes a second to load."""
+
+    async def on_start(self) -> None:  # type: ignore[override]  # may await
+        await trio.sleep(1)
+        await super().on_start()
+
+
+@pytest.mark.parametrize("ended_by", ["release", "expiry"])
+@pytest.mark.parametrize("held_up_by", ["pause", "gate", "place"])
+async def test_a_quarantine_while_the_actor_waits_to_start_leaves_one_task(
+    autojump_clock: MockClock, held_up_by: str, ended_by: str
+) -> None:
+    harness = Harness(actor=Slow, limits=KeyedLimits(loading_max=1))
+    group = group_of(harness)
+    replies: dict[int, Any] = {}
+    async with harness.running() as directory, trio.open_nursery() as nursery:
+        await harness.ask("a")
+        if held_up_by == "pause":
+            directory.pause("maintenance")
+        elif held_up_by == "gate":
+            harness.gate.close("away")
+        else:
+            directory.ref("other").tell(Say())
+            await wait_all_tasks_blocked()
+        await group.act(RestartKey("actors", "a", "to see it"))
+        directory.ref("a").tell(Say("refused"))
+        await wait_all_tasks_blocked()
+        await group.act(QuarantineKey("actors", "a", "by hand", 0.5))
+        await wait_all_tasks_blocked()
+        # What waited has ended.
+        assert directory.active_count == (1 if held_up_by == "place" else 0)
+        if ended_by == "release":
+            await group.act(ReleaseKey("actors", "a", "mended"))
+        else:
+            await trio.sleep(0.6)
+        directory.ref("a").tell(Say("kept"))
+        await trio.sleep(0.1)
+        assert directory.active_count == (2 if held_up_by == "place" else 1)
+        directory.resume("done")
+        harness.gate.open()
+        nursery.start_soon(collect, harness, [("a", Say("asked"))], replies)
+        await trio.sleep(10)
+        assert replies == {0: "asked"}
+        assert harness.handled["a"] == ["hello", "kept", "asked"]
+        assert harness.most_live == {"a": 1} | ({"other": 1} if held_up_by == "place" else {})
+        assert directory.quarantined() == []
+        begun = trio.current_time()
+    assert trio.current_time() - begun < 1
+
+
+async def test_a_quarantine_and_a_release_at_once_leave_one_task(autojump_clock: MockClock) -> None:
+    """The key is released before the task that waits for the end of the pause has noticed its quarantine."""
+    harness = Harness()
+    async with harness.running() as directory:
+        directory.pause("maintenance")
+        directory.ref("a").tell(Say("refused"))
+        await wait_all_tasks_blocked()
+        lives = directory.lives
+        child = lives.children["a"]
+        lives.quarantine_waiting(child, OSError("by hand"), 60)
+        lives.release(child, "mended")
+        directory.ref("a").tell(Say("kept"))
+        assert lives.children["a"] is child
+        assert directory.active_count == 1
+        directory.resume("done")
+        assert await harness.ask("a") == "hello"
+        assert harness.handled["a"] == ["kept", "hello"]
+        assert (harness.started["a"], harness.most_live["a"]) == (1, 1)
+    assert harness.directory.active_count == 0
+
+
+async def test_a_quarantine_between_two_void_incarnations_holds(autojump_clock: MockClock) -> None:
+    harness = Harness(actor=WritingActor)
+    group = group_of(harness)
+    async with harness.running() as directory:
+        directory.ref("a").tell(Write("1"))
+        await wait_all_tasks_blocked()
+        for _ in range(4):
+            harness.settle(Stale((Fence("account", "a", 0),)))
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
+            while not harness.queue and directory.lives.children["a"].voids_in_row < 4:
+                await trio.lowlevel.checkpoint()
+        # It waits for a moment before the next incarnation, as two processes that serve one key do.
+        assert (await group.act(QuarantineKey("actors", "a", "by hand", 60))) is not None
+        await trio.sleep(5)
+        assert directory.quarantined() == ["a"]
+        assert directory.active_count == 0
+
+
+async def test_a_gate_that_opens_in_a_pause_starts_nothing(autojump_clock: MockClock) -> None:
+    harness = Harness()
+    async with harness.running() as directory:
+        harness.gate.close("away")
+        directory.ref("a").tell(Say("kept"))
+        await wait_all_tasks_blocked()
+        directory.pause("maintenance")
+        harness.gate.open()
+        await trio.sleep(10)
+        assert harness.started["a"] == 0
+        directory.resume("done")
+        await wait_all_tasks_blocked()
+        assert harness.handled["a"] == ["kept"]
+
+
+async def test_an_order_that_waited_for_another_finds_the_key_as_it_is_then(autojump_clock: MockClock) -> None:
+    class SlowStop(PlainActor):
+        async def on_stop(self) -> None:  # type: ignore[override]  # may await
+            await trio.sleep(0.5)
+
+    harness = Harness(actor=SlowStop)
+    group = group_of(harness)
+    async with harness.running() as directory, trio.open_nursery() as nursery:
+        await harness.ask("a")
+        directory.lives.children["a"].mailbox.put_system(SystemMessage.PASSIVATE)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(group.act, RestartKey("actors", "a", "to see it"))
+        await wait_all_tasks_blocked()
+        # It waits for the restart, of which nothing is left once the actor is passivated and forgotten.
+        await group.act(QuarantineKey("actors", "a", "by hand", 60))
+        assert directory.quarantined() == ["a"]
+        assert isinstance(await outcome(lambda: harness.ask("a")), Quarantined)

@@ -86,6 +86,7 @@ class KeyedChild:
         "quarantine_reason",
         "quarantined_until",
         "quarantines",
+        "reloads_in_row",
         "scope",
         "state",
         "task",
@@ -103,7 +104,7 @@ class KeyedChild:
         self.task: trio.lowlevel.Task | None = None
         """The task of its incarnations, while it is active or backs off."""
         self.scope: trio.CancelScope | None = None
-        """The scope of its present incarnation."""
+        """The scope of its present incarnation, and of the wait for it; None if the child has no task."""
         self.backoff: trio.CancelScope | None = None
         self.end_request: EndRequest | None = None
         self.incarnation = 0
@@ -115,7 +116,9 @@ class KeyedChild:
         """Whether the last incarnation crashed, or an operator ended it."""
         self.voids_in_row = 0
         self.postponed = 0
-        """How many incarnations in a row ended because the database was away."""
+        """How many incarnations in a row the database ended although the gate was open."""
+        self.reloads_in_row = 0
+        """See :class:`~holdfast.actors.runtime.journaled.JournaledActor`."""
         self.quarantines = 0
         self.quarantined_until = 0.0
         self.quarantine_reason: str | None = None

@@ -76,15 +76,18 @@ class KeyedLives:
         return child
 
     def forget(self, child: KeyedChild) -> None:
-        """Remove a child that nothing need be remembered of."""
-        if self.children.get(child.key) is child:
+        """Remove a child that nothing need be remembered of, unless it has a task: one of its key could start."""
+        if child.scope is None and self.children.get(child.key) is child:
             del self.children[child.key]
 
     def activate(self, child: KeyedChild) -> None:
-        """Start the child's next incarnation. The state is tested and set without an await in between."""
-        if self.nursery is None:
+        """Start the child's task. One that has a task is left to it: it handles its messages, or starts the next.
+
+        The scope, which tells whether there is a task, is tested and set without an await in between.
+        """
+        if self.nursery is None or child.scope is not None:
             return
-        child.state = "active"
+        child.state, child.scope = "active", trio.CancelScope()
         self.active_count += 1
         self._reports.active(self.active_count)
         # In a context of its own: the ids and the trace of its first message are not those of all that follow.
@@ -92,6 +95,13 @@ class KeyedLives:
         Context().run(partial(self.nursery.start_soon, self._live, child, name=name))
         if self.active_count > self.limits.active_max:
             self._crowded.set()
+
+    def quarantine_waiting(self, child: KeyedChild, exc: Exception, for_s: float) -> None:
+        """Quarantine a child that has no actor, for an operator, and end its wait to start one."""
+        assert child.actor is None
+        self.quarantine.put(child, exc, for_s=for_s)
+        if child.scope is not None:
+            child.scope.cancel(reason="its key was quarantined")
 
     def release(self, child: KeyedChild, reason: str) -> None:
         """End a child's quarantine, for an operator."""
@@ -149,13 +159,17 @@ class KeyedLives:
     # ------------------------------------------------------------------------------------------- incarnations
 
     async def _live(self, child: KeyedChild) -> None:
-        """Run incarnation after incarnation until the child is passivated. Raises nothing but a cancellation."""
+        """Run incarnation after incarnation until none follows. Raises nothing but a cancellation."""
         asking_from.set(child)
         child.task = trio.lowlevel.current_task()
         was_cancelled = True
         try:
-            while await self._incarnate(child):
+            delay_s: float | None = 0.0
+            while delay_s is not None:
+                assert child.scope is not None
+                delay_s = await self._incarnate(child, child.scope, delay_s)
                 child.finish_end_request()
+                child.scope = trio.CancelScope()
             was_cancelled = False
         except Exception as exc:
             # A bug in this module: quarantine this key rather than cancel all others.
@@ -166,7 +180,7 @@ class KeyedLives:
             if was_cancelled and isinstance(child.actor, JournaledActor):
                 # The journal may still return messages, perhaps during another run of the directory.
                 child.actor.on_requeued = partial(self._on_requeued, child)
-            child.actor = child.task = None
+            child.actor = child.task = child.scope = None
             child.finish_end_request()
             if child.state != "quarantined":
                 child.state = "passivated"
@@ -189,52 +203,90 @@ class KeyedLives:
         elif current.state == "passivated" and not current.mailbox.empty():
             self.activate(current)
 
-    async def _incarnate(self, child: KeyedChild) -> bool:
-        """Run one incarnation. Returns True if the next one is to follow at once."""
-        child.actor = None
-        await self.pause.wait_over()
-        if not self.gate.is_open:
-            await self.gate.wait_open()
-        if child.state == "quarantined":  # by an operator, meanwhile
-            return False
-        child.mailbox.drop_orders()
-        child.incarnation += 1
-        child.scope = scope = trio.CancelScope()
-        actor: TrioActor | None = None
+    async def _incarnate(self, child: KeyedChild, scope: trio.CancelScope, delay_s: float) -> float | None:
+        """Run one incarnation, after a backoff of ``delay_s`` if that is above 0.
+
+        All waiting is done in ``scope``: what ends it while there is no actor is a quarantine. Returns the next
+        incarnation's backoff, or None if none follows.
+        """
+        child.actor = actor = None
         ending = Ending.ENDED
         try:
             with scope:
+                if not await self._may_start(child, delay_s):
+                    return None
                 async with self._loading:
-                    child.began_at = trio.current_time()
-                    actor = child.actor = self._factory(child.key, child.mailbox)
-                    actor.records, actor.child = self._reports, child
-                    if isinstance(actor, JournaledActor) and child.learned:
-                        actor.learn(child.learned)
-                        child.learned = None
+                    # The place may have come in the same instant as a quarantine.
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                    actor = self._new_actor(child)
                     await actor.on_start()
-                child.postponed = 0
                 self._reports.activated(child)
                 ending = await actor.serve()
+            if actor is None:
+                return None
             if scope.cancelled_caught and isinstance(actor, JournaledActor):
                 await actor.wind_down()
             request = child.end_request
             if request is not None and (ending in {Ending.ENDED, Ending.VOIDED} or request.kind == "quarantine"):
-                return await self._end_as_requested(child, actor)
+                return self._end_as_requested(child, actor)
         except Exception as exc:
             if isinstance(actor, JournaledActor):
                 await actor.wind_down()
+                child.reloads_in_row = actor.reloads_in_row
             request = child.end_request
             if request is not None and (isinstance(exc, EndedByOperator) or request.kind == "quarantine"):
-                return await self._end_as_requested(child, actor)
-            return await self._on_crash(child, exc)
+                if not isinstance(exc, EndedByOperator | DatabaseAway):
+                    self._reports.crashed(child, exc)
+                return self._end_as_requested(child, actor)
+            return self._on_crash(child, exc)
         if ending is Ending.VOIDED:
-            assert actor is not None
-            return await self._on_void(child, actor)
+            assert isinstance(actor, JournaledActor)
+            return self._on_void(child, actor)
+        child.postponed = child.reloads_in_row = 0
         self.quarantine.recovered(child)
         self._reports.count(ending.value)
-        return False
+        return None
 
-    async def _end_as_requested(self, child: KeyedChild, actor: TrioActor | None) -> bool:
+    async def _may_start(self, child: KeyedChild, delay_s: float) -> bool:
+        """Wait for all that holds up the next incarnation. Returns False if a backoff ends without a message."""
+        if delay_s:
+            await self._back_off(child, delay_s)
+            if child.mailbox.empty():
+                return False
+        elif child.voids_in_row > 3:
+            # Two processes that serve one key: a random wait lets one of them commit.
+            await trio.sleep(self._rng.uniform(0, 0.002 * min(child.voids_in_row, 20)))
+        while self.pause.is_on or not self.gate.is_open:
+            await self.pause.wait_over()
+            if not self.gate.is_open:
+                await self.gate.wait_open()
+        return True
+
+    async def _back_off(self, child: KeyedChild, delay_s: float) -> None:
+        child.state = "backing_off"
+        try:
+            with trio.move_on_after(delay_s) as child.backoff:
+                await self.stopping.wait()
+            child.state = "active"
+        finally:
+            child.backoff = None
+
+    def _new_actor(self, child: KeyedChild) -> TrioActor:
+        child.mailbox.drop_orders()
+        child.incarnation += 1
+        child.began_at = trio.current_time()
+        actor = child.actor = self._factory(child.key, child.mailbox)
+        actor.records, actor.child = self._reports, child
+        if isinstance(actor, JournaledActor):
+            actor.reloads_in_row = child.reloads_in_row
+            if child.learned:
+                actor.learn(child.learned)
+                child.learned = None
+        return actor
+
+    # ------------------------------------------------------------------------------ the end of an incarnation
+
+    def _end_as_requested(self, child: KeyedChild, actor: TrioActor | None) -> float | None:
         """Do what an operator has ended the incarnation for."""
         request = child.end_request
         assert request is not None
@@ -243,45 +295,43 @@ class KeyedLives:
             child.learned = actor.learned
         cause = EndedByOperator(request.reason)
         if request.kind == "crash":
-            return await self._on_crash(child, cause)
+            return self._on_crash(child, cause)
         if request.kind == "quarantine":
             self.quarantine.put(child, cause, for_s=request.for_s)
-            return False
+            return None
         self._reports.ended(child, cause)
-        return True
+        return 0.0
 
-    async def _on_void(self, child: KeyedChild, actor: TrioActor) -> bool:
+    def _on_void(self, child: KeyedChild, actor: JournaledActor) -> float | None:
         self._reports.count("voided")
-        assert isinstance(actor, JournaledActor)
-        child.learned = actor.learned
+        child.learned, child.reloads_in_row = actor.learned, actor.reloads_in_row
         # A reply found in rows is progress too: its message will be answered next.
         if actor.committed_any or actor.learned:
-            child.voids_in_row = 0
+            child.voids_in_row = child.postponed = 0
             self.quarantine.recovered(child)
-        elif actor.was_stale:
+        elif actor.void_cause == "database":
+            return self._postpone(child)
+        elif actor.void_cause == "stale":
             child.voids_in_row += 1
-        else:
-            return await self._postpone(child)
         if child.voids_in_row > self.limits.voids_in_row_max:
             child.voids_in_row = 0
-            return await self._on_crash(child, RuntimeError("its decisions were void too many times in a row"))
-        if child.voids_in_row > 3:
-            # Two processes that serve one key: a random wait lets one of them commit.
-            await trio.sleep(self._rng.uniform(0, 0.002 * min(child.voids_in_row, 20)))
-        return True
+            return self._on_crash(child, RuntimeError("its decisions were void too many times in a row"))
+        return 0.0
 
-    async def _on_crash(self, child: KeyedChild, exc: Exception) -> bool:
-        if isinstance(exc, DatabaseAway) or not self.gate.is_open:
-            return await self._postpone(child)
+    def _on_crash(self, child: KeyedChild, exc: Exception) -> float | None:
+        if isinstance(exc, DatabaseAway):
+            return self._postpone(child)
         self._reports.crashed(child, exc)
         now = trio.current_time()
-        if isinstance(exc, UnreadableRow) or self.quarantine.is_on_trial(child):
+        # While the gate is closed, the database may be the cause, which costs no key its budget.
+        is_own_fault = self.gate.is_open
+        if isinstance(exc, UnreadableRow) or (is_own_fault and self.quarantine.is_on_trial(child)):
             # An early retry would fail in the same way, and the cause is not the group's.
             self.quarantine.put(child, exc)
-            return False
+            return None
         if child.window is None:
             child.window = RestartWindow(self.limits.child_restarts, self.limits.child_period_s)
-        within_budget = child.window.record(now)
+        within_budget = child.window.record(now) if is_own_fault else True
         if not self.pause.note_crash():
             if self.pause.is_on:
                 # Of many at once, neither the crash nor the restart is reported for each.
@@ -291,30 +341,26 @@ class KeyedLives:
                 if self.nursery is not None:
                     self.pause.begin(self.nursery, exc)
                 self._reports.crash(child, exc, "pause")
-            return not child.mailbox.empty()
+            return _at_once(child)
         if not within_budget:
             self.quarantine.put(child, exc)
-            return False
+            return None
         delay_s = self.limits.backoff.delay(child.window.count(now), self._rng)
         self._reports.crash(child, exc, "backoff", delay_s)
-        await self._back_off(child, delay_s)
-        return not child.mailbox.empty()
+        return delay_s
 
-    async def _postpone(self, child: KeyedChild) -> bool:
+    def _postpone(self, child: KeyedChild) -> float | None:
         """Start the next incarnation later, for the database ended this one. Its messages wait, or expire."""
         self._reports.count("postponed")
         if self.stopping.is_set():
-            return False
-        child.postponed += 1
-        if self.gate.is_open and child.postponed > 1:
-            await self._back_off(child, self.limits.backoff.delay(child.postponed - 1, self._rng))
-        return not child.mailbox.empty()
+            return None
+        if self.gate.is_open:
+            child.postponed += 1
+            if child.postponed > 1:
+                return self.limits.backoff.delay(child.postponed - 1, self._rng)
+        return _at_once(child)
 
-    async def _back_off(self, child: KeyedChild, delay_s: float) -> None:
-        child.state, child.actor = "backing_off", None
-        child.finish_end_request()
-        with trio.move_on_after(delay_s) as child.backoff:
-            await self.stopping.wait()
-        child.backoff = None
-        if child.state == "backing_off":
-            child.state = "active"
+
+def _at_once(child: KeyedChild) -> float | None:
+    """The next incarnation follows without a backoff, if there is a message for it."""
+    return None if child.mailbox.empty() else 0.0

@@ -9,7 +9,7 @@ incarnation reloads the rows and decides them again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Final, Literal
 
 import structlog
 
@@ -39,8 +39,15 @@ from holdfast.traces.spans import Span, start_span
 log = structlog.get_logger(__name__)
 
 
+RELOADS_IN_ROW_MAX: Final = 5
+"""Rows read again so often without a commit say the same the next time too."""
+
+
 class Reload(Exception):
-    """Raised by a handler that found its state older than the rows: reload and decide the message again."""
+    """Raised by a handler that found its state older than the rows: reload and decide the message again.
+
+    After :data:`RELOADS_IN_ROW_MAX` of them it is a crash.
+    """
 
 
 class JournaledActor(TrioActor):
@@ -58,8 +65,10 @@ class JournaledActor(TrioActor):
         self._void: list[Envelope] = []
         self._broken: Exception | None = None
         self.committed_any = False
-        self.was_stale = False
-        """Whether it is void because a row had a newer version, not because of the database."""
+        self.void_cause: Literal["stale", "database"] | None = None
+        """Why it became void: by a newer version of a row, or by the database. None: by a fault its sender got."""
+        self.reloads_in_row = 0
+        """How many times in a row, in this incarnation and those before it, a handler raised :class:`Reload`."""
         self.on_requeued: Callable[[], None] | None = None
         """Called when messages return to the mailbox after this incarnation has ended, to start the next one."""
         self._awaits_units = False
@@ -113,9 +122,14 @@ class JournaledActor(TrioActor):
         return ending
 
     def _on_exception(self, envelope: Envelope, exc: Exception) -> None:
-        if isinstance(exc, Reload | DatabaseAway):
+        if isinstance(exc, DatabaseAway):
             # A read that failed because the database is away is not a crash.
-            self.is_void = True
+            self._become_void("database")
+            self._decide_again(envelope)
+        elif isinstance(exc, Reload) and (self.is_void or self.reloads_in_row < RELOADS_IN_ROW_MAX):
+            if not self.is_void:
+                self.reloads_in_row += 1
+            self._become_void("stale")
             self._decide_again(envelope)
         elif isinstance(exc, UnreadableRow):
             # The actor reads several rows, and its state may already depend on others of them, so it is reloaded.
@@ -128,6 +142,10 @@ class JournaledActor(TrioActor):
             self.is_void = self.is_void or isinstance(exc, OutcomeUnknown)
         else:
             super()._on_exception(envelope, exc)
+
+    def _become_void(self, cause: Literal["stale", "database"]) -> None:
+        if not self.is_void:
+            self.is_void, self.void_cause = True, cause
 
     def _decide_again(self, envelope: Envelope) -> None:
         """Leave a message to the next incarnation, after those decided before it."""
@@ -160,7 +178,7 @@ class JournaledActor(TrioActor):
         if span is not None:
             span.end(failed=not isinstance(result, Committed))
         if isinstance(result, Committed):
-            self.committed_any = True
+            self.committed_any, self.reloads_in_row = True, 0
             self.send_reply(envelope, commit.reply)
             if commit.tells or commit.log_event is not None:
                 self._follow_up(commit, envelope)
@@ -194,7 +212,6 @@ class JournaledActor(TrioActor):
                 self.send_reply(envelope, reply)
 
     def _on_not_committed(self, envelope: Envelope, unit: Unit, result: UnitResult) -> None:
-        self.is_void = True
         if isinstance(result, Unknown):
             self.send_fault(envelope, OutcomeUnknown(result.reason))
         elif isinstance(result, Broken):
@@ -207,8 +224,9 @@ class JournaledActor(TrioActor):
             stale = ", ".join(f"{fence.kind} {fence.key}" for fence in result.fences)
             self.send_fault(envelope, StaleFence(stale))
         else:
-            self.was_stale = self.was_stale or not isinstance(result, NotWritten)
+            self._become_void("database" if isinstance(result, NotWritten) else "stale")
             if isinstance(result, AlreadyReplied) and unit.probe is not None:
                 self.learned.append((unit.probe, result.stored))
             self._void.append(envelope)
+        self.is_void = True
         self._flush_replies()

@@ -132,10 +132,9 @@ class ControlledGroup:
 
     async def act(self, action: KeyAction) -> KeyDescription | Refusal:
         """Do what an operator asks of one key, and describe it afterwards."""
-        child = self._find(action.key)
-        if child is not None and child.end_request is not None:
-            # One request at a time: an incarnation ends once.
-            with trio.move_on_after(2 * END_TURN_S):
+        with trio.move_on_after(2 * END_TURN_S):
+            # One request at a time: an incarnation ends once. A child that was forgotten meanwhile is replaced.
+            while (child := self._find(action.key)) is not None and child.end_request is not None:
                 await child.end_request.done.wait()
         if isinstance(action, QuarantineKey) and (child is not None or self.mask(action.key) == action.key):
             # Also of a key that is not active: its next message would start an actor.
@@ -147,7 +146,7 @@ class ControlledGroup:
             if child.state != "quarantined":
                 return Refusal(code="actor_not_quarantined", message="The actor is not quarantined.")
             self.directory.lives.release(child, action.reason)
-        elif isinstance(action, RestartKey) and child.actor is None and child.task is not None:
+        elif isinstance(action, RestartKey) and child.actor is None and child.state in {"active", "backing_off"}:
             # It is about to start: at once, if it is backing off.
             if child.backoff is not None:
                 child.backoff.cancel()
@@ -168,13 +167,10 @@ class ControlledGroup:
         return self.describe()
 
     async def _quarantine(self, child: KeyedChild, action: QuarantineKey) -> None:
-        request = EndRequest("quarantine", action.reason, action.for_s)
-        if child.state == "quarantined" or child.actor is None:
-            self.directory.lives.quarantine.put(child, EndedByOperator(action.reason), for_s=action.for_s)
-            if child.backoff is not None:
-                child.backoff.cancel()
+        if child.actor is None:
+            self.directory.lives.quarantine_waiting(child, EndedByOperator(action.reason), action.for_s)
         else:
-            await self._end(child, request, SystemMessage.END)
+            await self._end(child, EndRequest("quarantine", action.reason, action.for_s), SystemMessage.END)
 
     @staticmethod
     async def _end(child: KeyedChild, request: EndRequest, message: SystemMessage) -> None:
