@@ -196,6 +196,29 @@ async def test_a_locked_table_gets_503_and_costs_no_account_credit(
         await ready_again(trouble)
 
 
+async def test_commits_that_wait_for_a_standby_make_the_service_unready(
+    new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
+) -> None:
+    """Reads and the watcher's probes succeed meanwhile: only the journal knows that nothing is written."""
+    service = new_service(DATABASE_URL=postgres.url)
+    await trio.to_thread.run_sync(service.start)
+    trouble = Trouble()
+    async with load(service, new_customer, trouble):
+        with psycopg.connect(postgres.url, autocommit=True) as operator:
+            try:
+                operator.execute("alter system set synchronous_standby_names = 'absent'")
+                operator.execute("select pg_reload_conf()")
+                trouble.began_at = trio.current_time()
+                await not_ready(trouble)
+                # It is not the gate that refuses: that closes only when a commit's time limit is reached.
+                assert service.metric("holdfast_database_outages_total") == 0
+            finally:
+                operator.execute("alter system reset synchronous_standby_names")
+                operator.execute("select pg_reload_conf()")
+        trouble.ended_at = trio.current_time()
+        await ready_again(trouble)
+
+
 async def test_a_frozen_database_gets_503_and_is_used_again_later(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:

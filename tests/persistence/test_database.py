@@ -175,7 +175,7 @@ async def test_the_writers_connection_has_timeouts_and_no_autocommit(database: D
             values = [connection.execute(f"show {name}").fetchone() for name in names]
             return connection.autocommit, [str(value[0]) for value in values if value is not None]
 
-    assert await trio.to_thread.run_sync(look) == (False, ["15s", "5s", "15s", "UTC"])
+    assert await trio.to_thread.run_sync(look) == (False, ["15s", "1s", "15s", "UTC"])
 
 
 async def test_an_outage_is_counted_only_after_a_first_connection() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.runtime.faults import Unavailable
 from holdfast.actors.runtime.journaled import JournaledActor
@@ -14,6 +14,7 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.turns import Commit
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal import journal as journal_module
+from holdfast.persistence.journal.journal import BLOCKED_S
 from holdfast.persistence.journal.units import Committed, NotWritten, Stale, Unit, UnitResult, Unknown
 from holdfast.persistence.journal.write_path import WritePath
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
@@ -129,6 +130,51 @@ async def test_a_batch_that_timed_out_starts_a_probe(bench: JournalBench) -> Non
     await author.has_settled(1)
     assert bench.gate.is_doubted
     assert bench.gate.is_open
+
+
+async def submitted(bench: JournalBench) -> trio.Event:
+    """Submit a unit, wait until it is written, and return the event of its result."""
+    author, settled = Author(), trio.Event()
+    author.also = lambda _: settled.set()
+    bench.submit(author)
+    await bench.writer.has_begun()
+    return settled
+
+
+def is_blocked(bench: JournalBench) -> bool:
+    return bench.journal.is_blocked
+
+
+async def test_writes_are_blocked_while_they_take_or_time_out_for_seconds(
+    mock_clock: MockClock, bench: JournalBench
+) -> None:
+    settled = await submitted(bench)
+    assert not is_blocked(bench)
+    mock_clock.jump(BLOCKED_S)
+    assert is_blocked(bench)
+    bench.writer.finish([NotWritten("LockNotAvailable", timed_out=True)])
+    await settled.wait()
+    assert is_blocked(bench)
+    settled = await submitted(bench)
+    assert is_blocked(bench)
+    bench.writer.finish()
+    await settled.wait()
+    assert not is_blocked(bench)
+
+
+async def test_writes_are_not_blocked_by_a_timeout_that_nothing_followed(
+    mock_clock: MockClock, bench: JournalBench
+) -> None:
+    settled = await submitted(bench)
+    mock_clock.jump(BLOCKED_S)
+    bench.writer.finish([NotWritten("LockNotAvailable", timed_out=True)])
+    await settled.wait()
+    mock_clock.jump(BLOCKED_S)
+    assert not is_blocked(bench)
+    settled = await submitted(bench)
+    assert not is_blocked(bench)
+    bench.writer.finish()
+    await settled.wait()
 
 
 async def test_after_a_crash_units_are_refused_before_submit_returns() -> None:

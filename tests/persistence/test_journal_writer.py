@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -237,25 +239,79 @@ def test_two_writers_over_the_same_accounts_never_deadlock(
     assert moved[0] + 12 == outcomes.count("Committed")
 
 
-def test_a_batch_that_waits_too_long_for_a_lock_can_be_repeated(
-    database_url: str, rows: psycopg.Connection[Any]
-) -> None:
-    def impatient() -> psycopg.Connection[Any]:
-        connection = psycopg.connect(database_url)
+@pytest.fixture
+def impatient(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection for a writer that soon gives up waiting for a lock."""
+    with closing(psycopg.connect(database_url)) as connection:
         connection.execute("set lock_timeout = 50")
         connection.commit()
-        return connection
+        yield connection
 
-    with closing(BatchWriter(impatient, now=utc_now)) as writer:
-        [account] = opened(writer)
-        unit = account.credit()
-        with rows.transaction():
-            rows.execute("select 1 from accounts for update")
-            [refused] = writer.write([unit])
-        assert isinstance(refused, NotWritten)
-        assert refused.timed_out
-        assert "LockNotAvailable" in refused.reason
-        assert all_committed(writer.write([unit]))
+
+def test_a_batch_is_written_without_the_units_of_a_locked_row(
+    rows: psycopg.Connection[Any], impatient: psycopg.Connection[Any]
+) -> None:
+    writer = BatchWriter(lambda: impatient, now=utc_now)
+    held, free = opened(writer, 2)
+    first, follower = held.credit(), held.credit()
+    with rows.transaction():
+        rows.execute("select 1 from accounts where id = %s for update", (held.account_id,))
+        results = writer.write([first, free.credit(), follower, free.credit()])
+        # The follower was decided on top of what was not written; its actor must not count it as a conflict.
+        assert kinds(results) == ["NotWritten", "Committed", "NotWritten", "Committed"]
+        assert not any(isinstance(result, NotWritten) and result.timed_out for result in results)
+        # From now on nothing waits for that row: a wait would last until the statement is cancelled, and void all.
+        impatient.execute("set lock_timeout = 0; set statement_timeout = '30s'")
+        impatient.commit()
+        missing = Unit(fences=(Fence("task", "task_missing", 1),))
+        results = writer.write([first, follower, free.credit(), missing])
+        assert kinds(results) == ["NotWritten", "NotWritten", "Committed", "Stale"]
+    assert all_committed(writer.write([first, follower, free.credit()]))
+    assert head(rows, held.account_id) == (2, 200, 2)
+    assert head(rows, free.account_id) == (4, 400, 4)
+
+
+def test_a_lock_is_waited_for_again_once_its_row_was_free(
+    database_url: str, rows: psycopg.Connection[Any], impatient: psycopg.Connection[Any]
+) -> None:
+    writer = BatchWriter(lambda: impatient, now=utc_now)
+    [account] = opened(writer)
+    unit = account.credit()
+    with rows.transaction():
+        rows.execute("select 1 from accounts for update")
+        assert kinds(writer.write([unit])) == ["NotWritten"]
+    assert all_committed(writer.write([unit]))
+    impatient.execute("set lock_timeout = '60s'")
+    impatient.commit()
+    results: list[UnitResult] = []
+    with closing(psycopg.connect(database_url)) as holder:
+        holder.execute("select 1 from accounts for update")
+        thread = threading.Thread(target=lambda: results.extend(writer.write([account.credit()])))
+        thread.start()
+        waiting = "select 1 from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+        limit = time.monotonic() + 60
+        while rows.execute(waiting, (impatient.info.backend_pid,)).fetchone() is None:
+            assert time.monotonic() < limit
+            time.sleep(0.005)
+        holder.rollback()
+        thread.join(60)
+    assert all_committed(results)
+    assert len(results) == 1
+
+
+def test_a_batch_that_waits_too_long_for_a_table_can_be_repeated(
+    rows: psycopg.Connection[Any], impatient: psycopg.Connection[Any]
+) -> None:
+    writer = BatchWriter(lambda: impatient, now=utc_now)
+    [account] = opened(writer)
+    unit = account.credit()
+    with rows.transaction():
+        rows.execute("lock table accounts in access exclusive mode")
+        [refused] = writer.write([unit])
+    assert isinstance(refused, NotWritten)
+    assert refused.timed_out
+    assert "LockNotAvailable" in refused.reason
+    assert all_committed(writer.write([unit]))
 
 
 # ---------------------------------------------------------------------------------------------- the immutable past

@@ -226,7 +226,9 @@ def assemble(
             operators=OperatorRecords(database),
             order_checks=order_checks,
             report=reporter.report,
-            readiness=lambda: Readiness(database.gate.is_open, tree.is_ready, registry.provider_states()),
+            readiness=lambda: Readiness(
+                database.gate.is_open and not journal.is_blocked, tree.is_ready, registry.provider_states()
+            ),
             controls=controls,
             poison=poison_replays(settings, database, {ACCOUNTS: accounts, TASKS: tasks}, now),
             provider_checks=JobChecks(

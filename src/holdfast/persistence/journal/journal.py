@@ -12,6 +12,7 @@ While the database is away or slow, and after the journal has ended, units get `
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -40,6 +41,8 @@ log = structlog.get_logger(__name__)
 BATCH_UNITS_SHARED = 32
 """With more units than this, queued or just settled, a batch leaves half of them to the next one."""
 
+BLOCKED_S = 3.0
+"""If no batch could be written for so long, though there were some, writes count as blocked."""
 LOOK_UP_FIRST_S = 0.1
 LOOK_UP_LAST_S = 1.0
 MARKER_RETENTION_S = 7 * 24 * 3600
@@ -95,6 +98,8 @@ class Journal:
         self._stopping = False
         self._accepting = trio.Event()
         self._has_ended = False
+        self._blocked_since: float | None = None
+        self._tried_at = -BLOCKED_S
         self.commit_s = 0.0
         """How long the newest commit took."""
 
@@ -107,6 +112,13 @@ class Journal:
     def is_accepting(self) -> bool:
         """Whether the journal runs, so that a unit submitted now can be written."""
         return self._accepting.is_set()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether writing has taken, or timed out again and again, for :data:`BLOCKED_S` until now."""
+        now = trio.current_time()
+        is_recent = now - self._tried_at < BLOCKED_S
+        return is_recent and self._blocked_since is not None and now - self._blocked_since >= BLOCKED_S
 
     async def wait_accepting(self) -> None:
         """Return once it runs."""
@@ -199,12 +211,18 @@ class Journal:
 
     async def _commit(self, batch: list[tuple[Unit, Author]]) -> None:
         begun = trio.current_time()
+        if self._blocked_since is None or begun - self._tried_at >= BLOCKED_S:
+            self._blocked_since = begun
+        self._tried_at = math.inf
         units = [unit for unit, _ in batch]
         results: list[UnitResult] = [Unknown("the journal was interrupted during a commit")] * len(units)
         try:
             results = await self._write(units)
         finally:
-            self.commit_s = trio.current_time() - begun
+            self._tried_at = trio.current_time()
+            self.commit_s = self._tried_at - begun
+            if not _timed_out(results):
+                self._blocked_since = None
             metrics.JOURNAL_COMMIT_S.observe(self.commit_s)
             metrics.JOURNAL_BATCH_UNITS.observe(len(units))
             for (unit, author), result in zip(batch, results, strict=True):
@@ -234,9 +252,9 @@ class Journal:
 
     def _note(self, results: list[UnitResult]) -> None:
         """Report a batch's success or timeout to the gate; a timeout concerns the whole batch."""
-        last = results[-1]
-        if type(last) is NotWritten and last.timed_out:
-            self._gate.note_timeout(last.reason)
+        timeout = _timed_out(results)
+        if timeout is not None:
+            self._gate.note_timeout(timeout.reason)
         else:
             self._gate.note_success()
 
@@ -304,6 +322,12 @@ _LABELS: dict[type[UnitResult], str] = {
     Broken: "broken",
     Unknown: "unknown",
 }
+
+
+def _timed_out(results: Sequence[UnitResult]) -> NotWritten | None:
+    """Return the result of a batch that timed out; None for any other batch."""
+    last = results[-1]
+    return last if type(last) is NotWritten and last.timed_out else None
 
 
 def _settle(author: Author, unit: Unit, result: UnitResult) -> None:

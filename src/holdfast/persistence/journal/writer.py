@@ -4,15 +4,19 @@ A batch takes two round trips. The first locks every fenced row in one global or
 each by key) and then, in a separate statement, whose snapshot is newer than the locks, looks up the
 idempotency keys. The second writes the units that pass and a marker with the batch's id, and commits. Kinds with
 many new rows are copied in between: COPY saves the server more than the extra round trip costs.
+
+A batch that has waited for a lock until its time limit is tried again without the units whose rows are locked.
+Those rows are remembered, and later batches with one of them wait for no lock, until it is found free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
 import psycopg
+from psycopg import errors
 
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
@@ -38,19 +42,18 @@ from holdfast.persistence.server.database_faults import (
 )
 
 
-def _lock(table: str, key: str) -> str:
+def _find(table: str, key: str) -> str:
     # A join and not "= any": a plan made while the table was small would compare every row with every key.
-    return (
-        f"select t.{key}, t.version from unnest(%s::text[]) k join {table} t on t.{key} = k "
-        f"order by t.{key} for no key update of t"
-    )
+    return f"select t.{key}, t.version from unnest(%s::text[]) k join {table} t on t.{key} = k"
 
 
-_LOCK: dict[FenceKind, str] = {
-    "account": _lock("accounts", "id"),
-    "task": _lock("tasks", "request_id"),
-    "sign_in": _lock("sign_ins", "key"),
+_FIND: dict[FenceKind, str] = {
+    "account": _find("accounts", "id"),
+    "task": _find("tasks", "request_id"),
+    "sign_in": _find("sign_ins", "key"),
 }
+_LOCK: dict[FenceKind, str] = {kind: f"{find} order by 1 for no key update of t" for kind, find in _FIND.items()}
+_LOCK_FREE: dict[FenceKind, str] = {kind: f"{lock} skip locked" for kind, lock in _LOCK.items()}
 _FIRST_SIGN_IN = (
     "insert into sign_ins (key, version, updated_at, state) "
     "select k, 0, now(), '{}'::json from unnest(%s::text[]) k order by k on conflict do nothing"
@@ -73,6 +76,8 @@ _RowKey: TypeAlias = tuple[FenceKind, str]
 
 _VOID = -1
 """The version of a row whose newest decision is void; no unit expects it."""
+_HELD = -2
+"""The version of a row that another session has locked, or whose newest decision waits for such a row."""
 
 
 class ConnectionLost(Exception):
@@ -108,6 +113,8 @@ class BatchWriter:
         self._now = now
         self._idempotency_ttl = timedelta(seconds=idempotency_ttl_s)
         self._connection: psycopg.Connection[Any] | None = None
+        self._held: set[_RowKey] = set()
+        """Rows that were found locked by another session when they were last tried."""
         self._units = 0
         self._replan_units = REPLAN_UNITS
 
@@ -121,13 +128,21 @@ class BatchWriter:
         return self._write(units, prepared, void=set())
 
     def _write(
-        self, units: Sequence[Unit], prepared: Prepared | None = None, *, void: set[_RowKey]
+        self,
+        units: Sequence[Unit],
+        prepared: Prepared | None = None,
+        *,
+        void: set[_RowKey],
+        waits_for_locks: bool = True,
     ) -> list[UnitResult]:
+        waits_for_locks = waits_for_locks and self._held.isdisjoint(_rows_of(units))
         try:
-            return self._transaction(units, prepared, void)
+            return self._transaction(units, prepared, void, waits_for_locks)
         except (ConnectionLost, CommitUnanswered):
             raise
         except Exception as exc:
+            if waits_for_locks and isinstance(exc, errors.LockNotAvailable):
+                return self._write(units, prepared, void=void, waits_for_locks=False)
             if is_worth_retrying(exc):
                 reason = f"{type(exc).__name__}: {reason_of(exc)}"
                 return [NotWritten(reason, timed_out=trouble_of(exc) == "slow")] * len(units)
@@ -191,12 +206,15 @@ class BatchWriter:
     # ------------------------------------------------------------------------------------------ one transaction
 
     def _transaction(
-        self, units: Sequence[Unit], prepared: Prepared | None, void: set[_RowKey]
+        self, units: Sequence[Unit], prepared: Prepared | None, void: set[_RowKey], waits_for_locks: bool
     ) -> list[UnitResult]:
         connection = self._connected()
         try:
             preconditions, draft = prepared or (preconditions_of(units), None)
-            versions, replies = self._check_preconditions(connection, preconditions)
+            versions, replies = self._check_preconditions(connection, preconditions, waits_for_locks)
+            if not waits_for_locks:
+                held = {row for row, version in versions.items() if version == _HELD}
+                self._held = self._held.difference(_rows_of(units)) | held
             versions.update(dict.fromkeys(void, _VOID))
             results = _results_of(units, versions, replies)
             passed = [unit for unit, result in zip(units, results, strict=True) if type(result) is Committed]
@@ -232,23 +250,32 @@ class BatchWriter:
         return results
 
     def _check_preconditions(
-        self, connection: psycopg.Connection[Any], preconditions: Preconditions
+        self, connection: psycopg.Connection[Any], preconditions: Preconditions, waits_for_locks: bool
     ) -> tuple[dict[_RowKey, int], dict[IdempotencyProbe, StoredReply]]:
-        """Lock the fenced rows and look up the idempotency keys; return the versions, and the replies found."""
+        """Lock the fenced rows and look up the idempotency keys; return the versions, and the replies found.
+
+        Unless it ``waits_for_locks``, rows that another session has locked get the version :data:`_HELD`.
+        """
         if preconditions.is_empty:
             return {}, {}
         found = None
+        existing: dict[FenceKind, psycopg.Cursor[Any]] = {}
         with connection.pipeline():
             if preconditions.first_sign_ins is not None:
                 connection.execute(_FIRST_SIGN_IN, (preconditions.first_sign_ins,))
             locks = {
                 kind: connection.execute(sql, (preconditions.locks[kind],))
-                for kind, sql in _LOCK.items()
+                for kind, sql in (_LOCK if waits_for_locks else _LOCK_FREE).items()
                 if kind in preconditions.locks
             }
+            if not waits_for_locks:
+                existing = {kind: connection.execute(_FIND[kind], (preconditions.locks[kind],)) for kind in locks}
             if preconditions.probes:
                 found = connection.execute(_PROBE, (*preconditions.probes, self._now() - self._idempotency_ttl))
-        versions = {(kind, key): version for kind, cursor in locks.items() for key, version in cursor.fetchall()}
+        versions: dict[_RowKey, int] = {
+            (kind, key): _HELD for kind, cursor in existing.items() for key, _ in cursor.fetchall()
+        }
+        versions |= {(kind, key): version for kind, cursor in locks.items() for key, version in cursor.fetchall()}
         replies = {}
         if found is not None:
             for account_id, route, key, fingerprint, reply in found.fetchall():
@@ -299,6 +326,11 @@ class BatchWriter:
             self._connection = None
 
 
+def _rows_of(units: Iterable[Unit]) -> Iterator[_RowKey]:
+    """Return the keys of the rows that ``units`` are fenced by."""
+    return ((fence.kind, fence.key) for unit in units for fence in unit.fences)
+
+
 def _results_of(
     units: Iterable[Unit],
     versions: dict[_RowKey, int],
@@ -309,14 +341,19 @@ def _results_of(
     A void unit voids all later ones of the batch that share a row with it: they were decided on top of it.
     Comparing versions alone would not find them. When another process has moved a row from 5 to 6, our unit that
     expects 5 is void, and our next one, decided on our own 6, would match theirs. A missing row has no version.
+    A unit whose row another session has locked is not written, nor are the later ones that share a row with it.
     """
     results: list[UnitResult] = []
     probed: set[IdempotencyProbe] = set()
     for unit in units:
+        left = _VOID
         moved = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key)) != fence.expected)
         if unit.probe is not None and unit.probe in replies:
             # Also of a unit void for another reason, so that all replays of a batch are known by its one reload.
             results.append(AlreadyReplied(replies[unit.probe]))
+        elif any(versions.get((fence.kind, fence.key)) == _HELD for fence in moved):
+            left = _HELD
+            results.append(NotWritten("another session has locked its row"))
         elif moved:
             results.append(Stale(moved))
         elif unit.probe in probed:
@@ -330,5 +367,5 @@ def _results_of(
             results.append(Committed())
             continue
         for fence in unit.fences:
-            versions[fence.kind, fence.key] = _VOID
+            versions[fence.kind, fence.key] = left
     return results

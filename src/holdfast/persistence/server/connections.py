@@ -46,6 +46,8 @@ Its process is frozen or cut off, and its locks would stop the others. That is s
 accounts move. The server's own limits do not end an open pipeline or a COPY.
 """
 LOCK_MS = 5_000
+WRITER_LOCK_MS = 1_000
+"""The writer waits less: a batch that waits for one row's lock delays the units of all others."""
 IDLE_IN_TRANSACTION_MS = 15_000
 SILENCE_MARGIN_S = 1.0
 """How much longer than the server's own time limit the client waits for a response."""
@@ -130,7 +132,7 @@ def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
     try:
         connection = connect(url, statement_timeout_ms=statement_timeout_ms)
         try:
-            connection.execute(_PLANS_BY_KEY)
+            connection.execute(f"{_PLANS_BY_KEY}; set lock_timeout = {WRITER_LOCK_MS}")
             connection.commit()
         except BaseException:
             connection.close()
