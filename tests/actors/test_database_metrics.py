@@ -74,8 +74,17 @@ async def test_the_gauges_follow_the_rows(database: Database, rows: psycopg.Conn
     add_tasks(rows, "studio", "succeeded", 9, dispatched=True, is_due=False)
     rows.execute(ADD_EVENT, ("evt_1", NOW, NOW, "pending", NOW))
     rows.execute(ADD_EVENT, ("evt_2", NOW, None, "delivered", NOW))
+    rows.execute(
+        "update tasks set state = json_build_object('status_history', json_build_array("
+        "json_build_object('status', 'queued', 'ts', %(now)s - interval '9 hours'),"
+        "json_build_object('status', 'review', 'ts', %(now)s - case when n = 1 then 50 else 70 end * '1 min'::interval)"
+        ")) from (select request_id, row_number() over () as n from tasks where status = 'review') r "
+        "where tasks.request_id = r.request_id",
+        {"now": NOW},
+    )
     meter = DatabaseMetrics(database=database, now=lambda: NOW)
     await meter.measure_backlog()
+    assert metrics.REVIEWS_AGE_S._value.get() == 70 * 60
     assert (unfinished("studio", "queued"), unfinished("box", "queued")) == (5, 1)
     assert (unfinished("studio", "processing"), unfinished("studio", "review")) == (3, 2)
     assert (queued_age_s("studio"), queued_age_s("box")) == (64, 7)
@@ -83,11 +92,12 @@ async def test_the_gauges_follow_the_rows(database: Database, rows: psycopg.Conn
     assert metrics.EVENTS_PENDING._value.get() == 1
     assert metrics.EVENTS_PENDING_AGE_S._value.get() == 90
 
-    rows.execute("update tasks set wake_at = null")
+    rows.execute("update tasks set wake_at = null, status = 'succeeded'")
     rows.execute("update outbox set due_at = null")
     await meter.measure_backlog()
     assert [unfinished("studio", status) for status in ("queued", "processing", "review")] == [0, 0, 0]
     assert (queued_age_s("studio"), queued_age_s("box"), metrics.EVENTS_PENDING_AGE_S._value.get()) == (0, 0, 0)
+    assert (metrics.REVIEWS_OPEN._value.get(), metrics.REVIEWS_AGE_S._value.get()) == (0, 0)
 
 
 async def test_a_long_queue_is_counted_in_part_and_hides_no_other(

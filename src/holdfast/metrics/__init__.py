@@ -176,6 +176,11 @@ REVIEWS_OPEN = Gauge(
     "Tasks whose review waits for an operator, in the database.",
     multiprocess_mode="livemostrecent",
 )
+REVIEWS_AGE_S = Gauge(
+    "holdfast_reviews_age_seconds",
+    "For how long the oldest review has waited for an operator, in the database; 0 if none waits.",
+    multiprocess_mode="livemostrecent",
+)
 
 # Providers
 

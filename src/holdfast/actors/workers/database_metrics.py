@@ -55,6 +55,7 @@ class DatabaseMetrics:
         metrics.ORDERS_HELD.set(found.operators.held)
         metrics.ORDERS_MISMATCHED.set(found.operators.mismatched)
         metrics.REVIEWS_OPEN.set(found.operators.in_review)
+        metrics.REVIEWS_AGE_S.set(found.review_age_s)
 
     async def measure_syncs(self) -> None:
         """Measure the flushes since the last call, by any process. Raises :class:`DatabaseAway`."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, text
 
 COUNTED_MAX = 10_000
+REVIEWS_READ_MAX = 1_000
 
 _QUEUED = text(
     # By the index of waiting tasks, provider by provider, so that a long queue at one hides no other.
@@ -33,6 +34,12 @@ _EVENTS = text(
     "  select created_at from outbox where due_at is not null limit :most) e"
 )
 
+_OLDEST_REVIEW = text(
+    # A task in review entered it with its last change of status.
+    "select min((state #>> '{status_history,-1,ts}')::timestamptz) from ("
+    "  select state from tasks where status = 'review' order by created_at, request_id limit :most) r"
+)
+
 _FOR_OPERATORS = text(
     "select count(*) filter (where status = 'held') as held, "
     "count(*) filter (where reconcile_status = 'mismatch') as mismatched, "
@@ -53,13 +60,15 @@ class OperatorBacklog(NamedTuple):
 class Backlog(NamedTuple):
     """Unfinished tasks by provider and status, and what else waits. Ages are in seconds.
 
-    ``queued_age_s`` is the age of the oldest task that waits for a slot, by provider.
+    ``queued_age_s`` is the age of the oldest task that waits for a slot, by provider; ``review_age_s`` is how long
+    a review has waited that was opened first, of the :data:`REVIEWS_READ_MAX` oldest tasks in review.
     """
 
     tasks: Mapping[tuple[str, str], int]
     queued_age_s: Mapping[str, float]
     events: int
     events_age_s: float
+    review_age_s: float
     operators: OperatorBacklog
 
 
@@ -75,7 +84,8 @@ def measure_backlog(rows: Connection, now: datetime) -> Backlog:
         tasks,
         {row.provider: _age_s(row.oldest_at, now) for row in queued},
         events.number,
-        0.0 if events.oldest_at is None else _age_s(events.oldest_at, now),
+        _age_s(events.oldest_at, now),
+        _age_s(rows.execute(_OLDEST_REVIEW, {"most": REVIEWS_READ_MAX}).scalar(), now),
         operator_backlog(rows),
     )
 
@@ -85,5 +95,5 @@ def operator_backlog(rows: Connection) -> OperatorBacklog:
     return OperatorBacklog._make(rows.execute(_FOR_OPERATORS, {"most": COUNTED_MAX}).one())
 
 
-def _age_s(at: datetime, now: datetime) -> float:
-    return max(0.0, (now - at).total_seconds())
+def _age_s(at: datetime | None, now: datetime) -> float:
+    return 0.0 if at is None else max(0.0, (now - at).total_seconds())
