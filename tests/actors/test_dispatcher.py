@@ -492,7 +492,7 @@ async def test_tasks_of_a_removed_provider_are_woken_unless_reachable(setup: Set
 
 async def test_overdue_tasks_that_do_not_reply_stop_no_other(setup: Setup) -> None:
     setup.tasks.faults = {
-        "task_0": UnreadableRow("tasks", "task_0", ValueError("no such status")),
+        "task_0": UnreadableRow("tasks task_0: no such status"),
         "task_1": Crashed("a bug"),
         "task_2": Unavailable("it restarts"),
     }

@@ -35,6 +35,7 @@ EXPECTED = {
     "temporarily_unavailable": (503, "api_error"),
     "overloaded": (503, "api_error"),
     "quarantined": (503, "api_error"),
+    "record_unreadable": (503, "api_error"),
     "actor_not_found": (404, "not_found_error"),
     "actor_not_active": (409, "conflict_error"),
     "actor_not_quarantined": (409, "conflict_error"),

@@ -321,6 +321,52 @@ async def test_pages_stay_while_the_database_is_away(api: Api) -> None:
         assert "The database is not available" in (await read_page(api, path, browser)).text
 
 
+async def test_a_task_that_cannot_be_read_is_shown_as_it_is_stored(api: Api) -> None:
+    browser = await sign_in(api)
+    task = api.task(TASK)
+    await api.add_task(task)
+    await api.write(
+        tables.holds.insert().values(
+            account_id=api.account_id,
+            hold_id=task.request.hold_id,
+            amount_micro=12_000,
+            reference=TASK,
+            opened_number=1,
+        )
+    )
+    await api.write(tables.tasks.update().values(state={"unknown": "whsec_MfKQ9r8GKYqrTwjU"}))
+    page = await read_page(api, f"/ops/tasks/{TASK}", browser)
+    for words in ("Stored row", "missing required field", "0.012 credits, still held", "studio/image-1", "unknown"):
+        assert words in page.text, words
+    assert "Overview" in page.text
+    assert "MfKQ9r8" not in page.text
+    row = await (await api.call("GET", f"/ops/api/tasks/{TASK}/row", headers=browser)).get_json()
+    assert row["hold"] == {"hold_id": task.request.hold_id, "credits": "0.012", "is_open": True}
+    assert row["columns"]["status"] == task.status
+    refused = await api.refused(
+        await api.call("GET", f"/ops/api/tasks/{TASK}", headers=browser), 503, "record_unreadable"
+    )
+    assert "missing required field" in refused["message"]
+    listed = await read_page(api, "/ops/tasks", browser)
+    assert f"Stored rows that cannot be read: {TASK}" in listed.text
+    of_customer = await api.as_key("GET", f"/v2/task/{TASK}")
+    assert of_customer.headers["Retry-After"] == "60"
+    assert "missing" not in (await api.refused(of_customer, 503, "record_unreadable"))["message"]
+    other = await api.add_key(api.other_account_id, "key_other")
+    heads = {"Authorization": f"Bearer {other.secret}"}
+    await api.refused(await api.call("GET", f"/v2/task/{TASK}", headers=heads), 404, "task_not_found")
+
+
+async def test_a_fault_is_shown_with_the_navigation(api: Api) -> None:
+    browser = await sign_in(api)
+    for path, status in (("/ops/tasks/task_none", 404), ("/ops/payments/ord_1", 503)):
+        if status == 503:
+            await api.add_order(api.order("ord_1"))
+            await api.write(tables.orders.update().values(request={"unknown": 1}))
+        page = await read_page(api, path, browser, status=status)
+        assert "Unfinished tasks" in page.text
+
+
 async def test_every_list_without_entries_is_a_valid_page(api: Api) -> None:
     browser = await sign_in(api)
     controls: Any = api.deps.controls

@@ -47,7 +47,7 @@ async def test_pages_have_every_entry_once_while_others_are_added(api: Api, path
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
 @pytest.mark.parametrize("damaged", [{4}, {0}, {6, 5}, {1, 2, 3}])
-async def test_an_unreadable_row_is_left_out_of_its_page(api: Api, path: str, damaged: set[int]) -> None:
+async def test_an_unreadable_row_is_named_by_its_page(api: Api, path: str, damaged: set[int]) -> None:
     """Anywhere on a page, also as its last row, from which the cursor is created."""
     for number in range(7):
         await api.add_task(api.task(f"task_{number}", at=api.now + timedelta(seconds=number)))
@@ -62,6 +62,11 @@ async def test_an_unreadable_row_is_left_out_of_its_page(api: Api, path: str, da
         )
     expected = [f"task_{number}" for number in (6, 5, 4, 3, 2, 1, 0) if number not in damaged]
     assert await pages(api, path, "limit=2") == expected
+    call = api.as_key if path == "/v2/task/list" else api.as_session
+    whole = await (await call("GET", path)).get_json()
+    assert whole["unreadable"] == [f"task_{number}" for number in sorted(damaged, reverse=True)]
+    after = await (await call("GET", f"{path}?to={api.now.isoformat().replace('+00:00', 'Z')}")).get_json()
+    assert after == {"data": [], "next_cursor": None}
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])

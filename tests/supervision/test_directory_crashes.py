@@ -194,7 +194,7 @@ async def test_an_unreadable_row_quarantines_its_key_at_once(
     autojump_clock: MockClock,
 ) -> None:
     harness = Harness(limits=KeyedLimits(group_crashes=2))
-    harness.start_fault = UnreadableRow("tasks", "t", ValueError("an unknown word"))
+    harness.start_fault = UnreadableRow("tasks t: an unknown word")
     sick = [f"sick{n}" for n in range(6)]
     harness.failing_starts.update(dict.fromkeys(sick, 100))
     async with harness.running() as directory:
@@ -263,6 +263,30 @@ async def test_a_crash_that_meets_an_operators_quarantine_keeps_its_message(auto
         await group.act(QuarantineKey("actors", "a", "by hand", 60))
         assert directory.quarantined() == ["a"]
         assert [type(message.envelope.message) for message in kept] == [Break]
+
+
+async def test_a_quarantine_reports_what_it_refuses_once_for_each_type(autojump_clock: MockClock) -> None:
+    harness = Harness(limits=KeyedLimits(group_crashes=2))
+    harness.start_fault = UnreadableRow("tasks t: an unknown word")
+    harness.failing_starts["sick"] = 100
+
+    def refused() -> list[str | None]:
+        return [report.reason for report in harness.reporter.recent() if report.kind == "dead_letter"]
+
+    async with harness.running() as directory:
+        with pytest.raises(Unavailable, match="quarantined"):
+            await harness.ask("sick")
+        for _ in range(5):
+            directory.tell("sick", Write("1"))
+        assert refused() == ["Write, its actor is quarantined"]
+        directory.tell("sick", Say("1"))
+        assert len(refused()) == 2
+        await trio.sleep(directory.lives.child("sick").quarantined_until - trio.current_time())
+        with pytest.raises(Unavailable, match="quarantined"):
+            await harness.ask("sick")
+        directory.tell("sick", Write("1"))
+        assert len(refused()) == 3
+        assert harness.dead_letters.counts()["dead"] == 7
 
 
 # ------------------------------------------------------------------------------------------- quarantine and its end

@@ -16,6 +16,7 @@ from holdfast.actors.runtime.faults import (
     Unavailable,
 )
 from holdfast.cluster.frames import Fault
+from holdfast.persistence.records.unreadable import UnreadableRow
 
 
 class NotAccepted(Exception):
@@ -29,7 +30,9 @@ class LinkLost(Exception):
 _ASK_FAULTS: Final[Mapping[str, type[AskFault]]] = {
     each.__name__: each for each in (Overloaded, Unavailable, Quarantined, OutcomeUnknown, Deadlock)
 }
-_OTHERS: Final[Mapping[str, type[Exception]]] = {each.__name__: each for each in (Crashed, StaleFence, NotAccepted)}
+_OTHERS: Final[Mapping[str, type[Exception]]] = {
+    each.__name__: each for each in (Crashed, StaleFence, UnreadableRow, NotAccepted)
+}
 
 
 def fault_frame(number: int, fault: BaseException) -> Fault:

@@ -120,7 +120,7 @@ class KeyedDirectory:
         child = self.lives.child(key)
         envelope = Envelope(message, sent_at=trio.current_time(), traceparent=traceparent.get())
         if child.state == "quarantined" and not self.lives.quarantine.begin_trial(child):
-            self._reports.dead_letter(child, "dead", envelope)
+            self.lives.quarantine.dead_letter(child, envelope)
             return
         try:
             self._put(child, envelope)

@@ -87,6 +87,7 @@ class KeyedChild:
         "quarantined_until",
         "quarantines",
         "reloads_in_row",
+        "refused_types",
         "scope",
         "state",
         "task",
@@ -122,6 +123,8 @@ class KeyedChild:
         self.quarantines = 0
         self.quarantined_until = 0.0
         self.quarantine_reason: str | None = None
+        self.refused_types: frozenset[str] = frozenset()
+        """The types of messages that its quarantine has refused."""
         self.trial_at: float | None = None
         self.waiting_on: KeyedChild | None = None
         self.learned: list[tuple[IdempotencyProbe, StoredReply]] | None = None

@@ -53,7 +53,9 @@ class KeyedReports:
         """Set the gauge of active actors."""
         metrics.ACTORS_ACTIVE.labels(self._name).set(count)
 
-    def dead_letter(self, child: RecordedChild, reason: DeadReason, envelope: Envelope) -> None:
+    def dead_letter(
+        self, child: RecordedChild, reason: DeadReason, envelope: Envelope, *, is_reported: bool = True
+    ) -> None:
         """Record a message that no actor will handle, or whose sender no longer waits."""
         metrics.DEAD_LETTERS.labels(reason).inc()
         self._dead_letters.record(
@@ -63,7 +65,7 @@ class KeyedReports:
             message_type=type(envelope.message).__name__,
             trace_id=envelope.trace_id,
         )
-        if reason == "orphan_reply":
+        if reason == "orphan_reply" or not is_reported:
             # The message was handled: a client that hangs up is counted, but is nothing to look into.
             return
         self._reporter.report(

@@ -11,6 +11,7 @@ import random
 import trio
 
 from holdfast.actors.runtime.faults import Quarantined
+from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.reports.causes import describe
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
 from holdfast.supervision.keyed_reports import KeyedReports
@@ -32,6 +33,7 @@ class Quarantine:
         delay_s = self._limits.quarantine.delay(child.quarantines, self._rng) if for_s is None else for_s
         child.quarantined_until = trio.current_time() + delay_s
         child.quarantine_reason = describe(exc).reason
+        child.refused_types = frozenset()
         self._reports.count("quarantined")
         self._reports.crash(child, exc, "quarantine", delay_s)
         self.clear_mailbox(child)
@@ -40,7 +42,13 @@ class Quarantine:
         """Refuse all waiting messages."""
         for envelope in child.mailbox.take_all():
             if not envelope.fail(self.refusal(child)):
-                self._reports.dead_letter(child, "dead", envelope)
+                self.dead_letter(child, envelope)
+
+    def dead_letter(self, child: KeyedChild, envelope: Envelope) -> None:
+        """Record a message that nobody waits for; a report tells of the first of its type in this quarantine."""
+        name = type(envelope.message).__name__
+        self._reports.dead_letter(child, "dead", envelope, is_reported=name not in child.refused_types)
+        child.refused_types |= {name}
 
     def refusal(self, child: KeyedChild) -> Quarantined:
         """Return the fault for an ask; a retry may succeed when the key's time is over."""

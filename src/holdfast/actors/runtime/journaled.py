@@ -133,7 +133,6 @@ class JournaledActor(TrioActor):
             self._decide_again(envelope)
         elif isinstance(exc, UnreadableRow):
             # The actor reads several rows, and its state may already depend on others of them, so it is reloaded.
-            log.error("row is unreadable", table=exc.table, key=exc.key, reason=str(exc))
             self.send_fault(envelope, exc)
             self.is_void = True
         elif isinstance(exc, AskFault):

@@ -65,11 +65,9 @@ class OrderWorker:
         async with limiter:
             try:
                 await self._order_checks.check(order_id)
-            except (AskFault, Crashed, DatabaseAway) as fault:
+            except (AskFault, Crashed, DatabaseAway, UnreadableRow) as fault:
                 # Its claim lapses, and the order is checked again.
                 log.debug("order check postponed", order_id=order_id, reason=str(fault))
-            except UnreadableRow as fault:
-                log.error("order row is not readable", order_id=order_id, reason=str(fault))
 
 
 class Reconciler(OrderWorker):

@@ -19,6 +19,7 @@ from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded,
 from holdfast.http.kit.shown import shown
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 INVALID = "invalid_request_error"
@@ -76,6 +77,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "temporarily_unavailable": ErrorRow(503, API, retry_after_s=1),
     "overloaded": ErrorRow(503, API, retry_after_s=1),
     "quarantined": ErrorRow(503, API, retry_after_s=60),
+    "record_unreadable": ErrorRow(503, API, retry_after_s=60),
     "internal_error": ErrorRow(500, API),
     "not_implemented": ErrorRow(501, INVALID),
     "http_version_not_supported": ErrorRow(505, INVALID),
@@ -264,7 +266,16 @@ _OF_FAULTS: Final[tuple[tuple[type[DatabaseAway | AskFault], str, str], ...]] = 
 """The code and message of each expected fault; the first type that fits counts."""
 
 
+UNREADABLE: Final = Refusal(
+    code="record_unreadable",
+    message="What is stored of this cannot be read now. Nothing was changed, and no credit is lost. "
+    "Try again later; if it lasts, report the request's id.",
+)
+
+
 def _refusal_of_leaf(fault: BaseException) -> Refusal | None:
+    if isinstance(fault, UnreadableRow):
+        return UNREADABLE
     for kind, code, message in _OF_FAULTS:
         if isinstance(fault, kind):
             return Refusal(code=code, message=message, retry_after_s=math.ceil(fault.retry_after_s))

@@ -93,10 +93,14 @@ class ListOptions(TypedDict):
 
 
 class Page(NamedTuple, Generic[E]):
-    """A page of a list, and the cursor of the next page; None on the last page."""
+    """A page of a list, and the cursor of the next page; None on the last page.
+
+    ``unreadable`` are the ids of the entries that it should have, too, and whose rows cannot be decoded.
+    """
 
     entries: list[E]
     next_cursor: str | None
+    unreadable: list[str]
 
 
 class Entries(Protocol[E_co]):
@@ -167,7 +171,8 @@ async def list_of_all_accounts(
 
 
 def _list_body(shape: type[msgspec.Struct], page: Page[E], body: Callable[[E], msgspec.Struct]) -> msgspec.Struct:
-    return shape(data=[body(entry) for entry in page.entries], next_cursor=page.next_cursor)
+    unreadable = {"unreadable": page.unreadable} if page.unreadable else {}
+    return shape(data=[body(entry) for entry in page.entries], next_cursor=page.next_cursor, **unreadable)
 
 
 def read_asked(
@@ -256,15 +261,16 @@ def cut_page(
 ) -> Page[E]:
     """Return a page of up to ``window.read_max`` entries. ``position`` returns an entry's position.
 
-    A row that cannot be decoded counts towards the page and is left out.
+    A row that cannot be decoded counts towards the page, which names it.
     """
     page = found[: window.limit]
     entries = [entry for entry in page if not isinstance(entry, UnreadableEntry)]
+    unreadable = [entry.id for entry in page if isinstance(entry, UnreadableEntry)]
     if len(found) <= window.limit:
-        return Page(entries, None)
+        return Page(entries, None, unreadable)
     last = page[-1]
     at = Position(last.at, last.id) if isinstance(last, UnreadableEntry) else position(last)
-    return Page(entries, write_cursor(at, owner, window))
+    return Page(entries, write_cursor(at, owner, window), unreadable)
 
 
 def write_cursor(position: Position, owner: str, window: Window) -> str:

@@ -16,8 +16,8 @@ log = structlog.get_logger("holdfast.http")
 
 PERIOD_S: Final = 60.0
 CODES_SHOWN_MAX: Final = 8
-NO_OUTAGE: Final = frozenset({"quarantined", "provider_not_configured"})
-"""The 503s of a service that is well: a single actor has a report of its own, and a setting may be left out."""
+NO_OUTAGE: Final = frozenset({"quarantined", "record_unreadable", "provider_not_configured"})
+"""The 503s of a service that is well: of a single actor or row, and of a setting that may be left out."""
 
 
 class RefusalResponse(Response):

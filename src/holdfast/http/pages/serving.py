@@ -51,21 +51,20 @@ class PageServer:
     async def serve(
         self, deps: Dependencies, view: View, request: HoldfastRequest, path: dict[str, str]
     ) -> Response:
-        """Serve one request. Faults are shown as pages too."""
+        """Serve one request. Faults are shown as pages too, to an operator with the navigation."""
         try:
             call = Call(deps, view, request, path)
             visit = await _admit(call)
             await record_refused(call, visit)
             if isinstance(visit, Refusal):
                 return _refused(view, request, visit)
-            return await self._respond(visit, await view.handler(visit))
-        except HTTPException as error:
-            return _error(refusal_of_http(error, request.method, request.path)[0])
+            try:
+                result = await view.handler(visit)
+            except Exception as fault:
+                result = _refusal_of(fault, request)
+            return await self._respond(visit, result)
         except Exception as fault:
-            expected = refusal_of_fault(fault)
-            if expected is None:
-                log.error("unexpected fault", exc_info=fault)
-            return _error(expected or INTERNAL_ERROR)
+            return _alone(_refusal_of(fault, request))
 
     async def _respond(self, visit: Visit, result: ViewResult) -> Response:
         match result:
@@ -79,7 +78,7 @@ class PageServer:
                     response.headers.add("Set-Cookie", message_cookie(message))
                 return response
             case Refusal():
-                return _error(result)
+                return await self._page(visit, _error(result))
             case Html():
                 return await self._page(visit, result)
 
@@ -132,19 +131,32 @@ async def _admit(call: Call) -> Visit | Refusal:
 def _refused(view: View, request: HoldfastRequest, refusal: Refusal) -> Response:
     """Send who has no session to sign in, and back to the page afterwards."""
     if row_of(refusal.code).status != 401 or view.method != "GET" or "X-Refresh" in request.headers:
-        return _error(refusal)
+        return _alone(refusal)
     wanted = request.full_path.rstrip("?")
     return _redirect(f"{SIGN_IN}?{urlencode({'return_to': wanted})}")
 
 
-def _error(refusal: Refusal) -> Response:
+def _refusal_of(fault: Exception, request: HoldfastRequest) -> Refusal:
+    if isinstance(fault, HTTPException):
+        return refusal_of_http(fault, request.method, request.path)[0]
+    expected = refusal_of_fault(fault)
+    if expected is None:
+        log.error("unexpected fault", exc_info=fault)
+    return expected or INTERNAL_ERROR
+
+
+def _alone(refusal: Refusal) -> Response:
+    return render_html(_error(refusal), now=utc_now())
+
+
+def _error(refusal: Refusal) -> Html:
     row = row_of(refusal.code)
     values = {
         "heading": HEADINGS.get(row.status, "This did not work"),
         "text": refusal.message,
         "request_id": current_request_id(),
     }
-    return render_html(Html("error.html", values, status=row.status), now=utc_now())
+    return Html("error.html", values, status=row.status)
 
 
 def _redirect(path: str) -> Response:

@@ -231,8 +231,9 @@ class EventIgnored(msgspec.Struct, frozen=True):
     ignored: bool = True
 
 
-class PaymentOrderList(msgspec.Struct, frozen=True):
-    """A page of payment orders, newest first."""
+class PaymentOrderList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of payment orders, newest first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[PaymentOrderBody]
     next_cursor: str | None
+    unreadable: list[str] = []

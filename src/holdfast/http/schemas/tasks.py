@@ -58,11 +58,12 @@ class TaskBody(PublicTask, frozen=True):
     provider_progress: list[ProgressBody]
 
 
-class TaskList(msgspec.Struct, frozen=True):
-    """A page of tasks, newest first."""
+class TaskList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of tasks, newest first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[TaskBody]
     next_cursor: str | None
+    unreadable: list[str] = []
 
 
 class UsageStatus(msgspec.Struct, frozen=True):
@@ -93,11 +94,12 @@ class UsageBody(msgspec.Struct, frozen=True):
     status_history: list[UsageStatus]
 
 
-class UsageList(msgspec.Struct, frozen=True):
-    """A page of the usage log, newest first."""
+class UsageList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of the usage log, newest first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[UsageBody]
     next_cursor: str | None
+    unreadable: list[str] = []
 
 
 def task_created(deps: Dependencies, accepted: TaskAccepted) -> TaskCreated:

@@ -7,15 +7,15 @@ not ended, so ended tasks cost nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
-from sqlalchemy import Connection, Row, bindparam, func, literal_column, not_
+from sqlalchemy import Connection, Row, Text, bindparam, cast, func, literal_column, not_, select
 
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import task_of_review_case
 from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
 from holdfast.persistence.records.row_types import AssetRow, UsageEntry
-from holdfast.persistence.records.tables import assets, tasks
+from holdfast.persistence.records.tables import assets, holds, tasks
 from holdfast.persistence.records.tables import usage_entries as usage
 from holdfast.persistence.records.tasks import ASSET, TASK, USAGE_ENTRY, task_of, usage_entry_of
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
@@ -26,7 +26,23 @@ _IN_REVIEW = TASK.where(tasks.c.status == literal_column("'review'"))
 # Named like this, the two partial indexes of tasks that have not ended are read, and no ended task.
 _UNFINISHED = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched | not_(tasks.c.dispatched))
 _FAILED = TASK.where(tasks.c.status == literal_column("'failed'"), tasks.c.wake_at.is_(None))
+_STORED = select(
+    *(cast(column, Text).label(column.name) for column in tasks.c),
+    func.json_extract_path_text(tasks.c.request, "hold_id").label("hold_id"),
+).where(tasks.c.request_id == bindparam("request_id"))
+_HOLD = select(holds.c.amount_micro, holds.c.settled_number).where(
+    holds.c.account_id == bindparam("account_id"), holds.c.hold_id == bindparam("hold_id")
+)
 _ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))
+
+
+class StoredTask(NamedTuple):
+    """The columns of a task's row as text, and its hold: amount, and number of the operation that settled it."""
+
+    account_id: str
+    columns: dict[str, str | None]
+    hold_id: str | None
+    hold: Row[tuple[int, int | None]] | None
 
 
 def task_by_id(rows: Connection, request_id: str) -> Task | None:
@@ -43,8 +59,20 @@ def task_of_account(rows: Connection, account_id: str, request_id: str) -> Task 
 
     Queried by the id alone: with the account, the plan might read all of its tasks.
     """
-    found = task_by_id(rows, request_id)
-    return found if found is not None and found.account_id == account_id else None
+    found = rows.execute(_BY_ID, {"request_id": request_id}).one_or_none()
+    return (
+        None if found is None or found.account_id != account_id else read_row(task_of, found, "tasks", request_id)
+    )
+
+
+def stored_task(rows: Connection, request_id: str) -> StoredTask | None:
+    """Return what is stored of the task with this id, whether or not it can be read."""
+    row = rows.execute(_STORED, {"request_id": request_id}).one_or_none()
+    if row is None:
+        return None
+    *columns, hold_id = row
+    hold = rows.execute(_HOLD, {"account_id": row.account_id, "hold_id": hold_id}).one_or_none()
+    return StoredTask(row.account_id, dict(zip(row._fields, columns, strict=False)), hold_id, hold)
 
 
 def tasks_of_account(

@@ -7,6 +7,7 @@ merge keeps the newest of them all. Operations, of which there are the most, are
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, Unpack
 
@@ -16,8 +17,9 @@ from sqlalchemy import Connection, bindparam, select, text
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.operation_numbers import numbers_between, numbers_of_newest
 from holdfast.persistence.queries.paging import AccountPageOptions
-from holdfast.persistence.queries.tasks import task_by_id
+from holdfast.persistence.queries.tasks import stored_task, task_by_id
 from holdfast.persistence.records.tables import accounts
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.reports.report import Report
 from holdfast.reports.words import in_words
 
@@ -139,12 +141,15 @@ def time_line_of_task(rows: Connection, task_id: str) -> list[TimeLineEntry] | N
 
     A task has a few hundred at most: its progress, its callbacks and the attempts of its events are limited.
     """
-    task = task_by_id(rows, task_id)
-    if task is None:
+    stored = stored_task(rows, task_id)
+    if stored is None:
         return None
-    parameters = {"account_id": task.account_id, "task_id": task_id, "hold_id": task.request.hold_id}
+    parameters = {"account_id": stored.account_id, "task_id": task_id, "hold_id": stored.hold_id}
     found = [_entry(TimeLineEntry._make(row)) for row in rows.execute(_TASK, parameters)]
-    return sorted([*found, *_own_entries(task)], key=lambda entry: (entry.at, entry.id), reverse=True)
+    with suppress(UnreadableRow):
+        task = task_by_id(rows, task_id)
+        found += [] if task is None else _own_entries(task)
+    return sorted(found, key=lambda entry: (entry.at, entry.id), reverse=True)
 
 
 def _own_entries(task: Task) -> Iterable[TimeLineEntry]:

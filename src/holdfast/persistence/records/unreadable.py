@@ -1,7 +1,7 @@
 """Rows that this release cannot decode: damaged, or written by a release with other values.
 
-Such a row affects its own key only. A list leaves it out, the actor of that key is quarantined, a worker postpones
-it; each logs its key.
+Such a row affects its own key only. A list names it, the actor of that key is quarantined, a worker postpones it,
+and a request that needs it is refused. Whoever meets it, the log has a line with its key.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 class UnreadableRow(Exception):
-    """A row cannot be decoded. ``table`` and ``key`` name it."""
-
-    def __init__(self, table: str, key: str, cause: Exception) -> None:
-        super().__init__(f"{table} {key}: {cause}")
-        self.table = table
-        self.key = key
+    """A row cannot be decoded. The text names its table and key, and says why."""
 
 
 class UnreadableEntry(msgspec.Struct, frozen=True):
@@ -40,7 +35,8 @@ def read_row(read: Callable[[Any], T], row: Any, table: str, key: str) -> T:
     try:
         return read(row)
     except (msgspec.MsgspecError, TypeError, ValueError) as exc:
-        raise UnreadableRow(table, key, exc) from exc
+        log.error("row is unreadable", table=table, key=key, reason=str(exc))
+        raise UnreadableRow(f"{table} {key}: {exc}") from exc
 
 
 def read_rows(

@@ -8,12 +8,15 @@ from holdfast.http.endpoints.operators.accounts.tasks import (
     UNFINISHED,
     TaskDetails,
     TaskDetailsList,
+    TaskRow,
     list_failed_tasks,
     list_unfinished_tasks,
     read_task_details,
+    read_task_row,
 )
 from holdfast.http.endpoints.operators.accounts.time_lines import SOURCES, TimeLine, read_task_time_line
 from holdfast.http.endpoints.operators.supervision.actors import read_actor
+from holdfast.http.kit.errors import UNREADABLE
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal
@@ -52,8 +55,12 @@ async def task(visit: Visit) -> ViewResult:
     found = await visit.read(read_task_details, TaskDetails, path=visit.path)
     if isinstance(found, Refusal) and found.code == "task_not_found":
         return found
+    row = None
+    if isinstance(found, Refusal) and found.code == UNREADABLE.code:
+        row = await visit.read(read_task_row, TaskRow, path=visit.path)
     values = {
         "details": found,
+        "row": row,
         "task_id": task_id,
         "actor": await visit.read(read_actor, KeyDescription, path={"group": "tasks", "key": task_id}),
         "sources": SOURCES,

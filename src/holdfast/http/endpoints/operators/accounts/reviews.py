@@ -63,11 +63,12 @@ class ReviewBody(msgspec.Struct, frozen=True):
     task: TaskBody
 
 
-class ReviewList(msgspec.Struct, frozen=True):
-    """A page of open reviews, oldest task first."""
+class ReviewList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of open reviews, oldest task first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[ReviewBody]
     next_cursor: str | None
+    unreadable: list[str] = []
 
 
 @route(

@@ -6,10 +6,12 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from sqlalchemy import Connection
 
 from holdfast.http.endpoints.tasks.media_tasks import task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.errors import UNREADABLE
 from holdfast.http.kit.listing import Position, list_of_all_accounts
 from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Outcome, RouteTable
@@ -17,8 +19,11 @@ from holdfast.http.schemas.rendering import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.queries.tasks import failed_tasks, task_by_id, unfinished_tasks
+from holdfast.persistence.queries.tasks import StoredTask, failed_tasks, stored_task, task_by_id, unfinished_tasks
+from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.scrubbing import scrub
 
 route = RouteTable("Operators")
 
@@ -46,11 +51,12 @@ class TaskDetails(msgspec.Struct, frozen=True):
     task: TaskBody
 
 
-class TaskDetailsList(msgspec.Struct, frozen=True):
-    """A page of tasks."""
+class TaskDetailsList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of tasks. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[TaskDetails]
     next_cursor: str | None
+    unreadable: list[str] = []
 
 
 @route(
@@ -101,15 +107,66 @@ async def list_failed_tasks(call: Call) -> Outcome:
     summary="Retrieve a task of any account",
     auth=Auth.OPERATOR_READ,
     reply=TaskDetails,
-    errors=("task_not_found",),
+    errors=("task_not_found", "record_unreadable"),
 )
 async def read_task_details(call: Call) -> Outcome:
     """Ended or not; its results can be fetched before it has succeeded."""
     task_id = call.path["request_id"]
-    found = await call.deps.database.read(lambda rows: task_by_id(rows, task_id))
+    try:
+        found = await call.deps.database.read(lambda rows: task_by_id(rows, task_id))
+    except UnreadableRow as fault:
+        return Refusal(code=UNREADABLE.code, message=f"The row cannot be read: {scrub(str(fault))}")
     if found is None:
         return task_not_found(task_id)
     return _details(call.deps, found)
+
+
+class HoldState(msgspec.Struct, frozen=True):
+    """The credit that a task held at first, and whether it is held still."""
+
+    hold_id: str
+    credits: Amount
+    is_open: bool
+
+
+class TaskRow(msgspec.Struct, frozen=True):
+    """What is stored of a task: its columns as text, and its hold. ``fault`` says why it cannot be read, if so."""
+
+    request_id: str
+    account_id: str
+    fault: str | None
+    columns: dict[str, str | None]
+    hold: HoldState | None
+
+
+@route(
+    "GET",
+    "/ops/api/tasks/{request_id}/row",
+    summary="Retrieve what is stored of a task, also if it cannot be read as a task",
+    auth=Auth.OPERATOR_READ,
+    reply=TaskRow,
+    errors=("task_not_found",),
+)
+async def read_task_row(call: Call) -> Outcome:
+    """For an operator who must repair the row."""
+    task_id = call.path["request_id"]
+
+    def read(rows: Connection) -> tuple[StoredTask | None, str | None]:
+        try:
+            task_by_id(rows, task_id)
+        except UnreadableRow as fault:
+            return stored_task(rows, task_id), scrub(str(fault))
+        return stored_task(rows, task_id), None
+
+    stored, fault = await call.deps.database.read(read)
+    if stored is None:
+        return task_not_found(task_id)
+    hold = None
+    if stored.hold is not None and stored.hold_id is not None:
+        amount_micro, settled_number = stored.hold
+        hold = HoldState(stored.hold_id, format_amount(amount_micro), settled_number is None)
+    columns = {name: None if text is None else scrub(text) for name, text in stored.columns.items()}
+    return TaskRow(task_id, stored.account_id, fault, columns, hold)
 
 
 def _details(deps: Dependencies, task: Task) -> TaskDetails:

@@ -55,18 +55,20 @@ class HeldOrder(PaymentOrderBody, frozen=True, kw_only=True):
     email: str | None
 
 
-class HeldOrderList(msgspec.Struct, frozen=True):
-    """A page of held payment orders, oldest first."""
+class HeldOrderList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of held payment orders, oldest first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[HeldOrder]
     next_cursor: str | None
+    unreadable: list[str] = []
 
 
-class OrderDetailsList(msgspec.Struct, frozen=True):
-    """A page of payment orders, oldest first."""
+class OrderDetailsList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A page of payment orders, oldest first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[OrderDetails]
     next_cursor: str | None
+    unreadable: list[str] = []
 
 
 @route(

@@ -84,10 +84,10 @@ async def list_reports(call: Call) -> Outcome:
         position, found = await call.deps.database.read(read)
     except DatabaseAway:
         found.extend(_in_memory(call.deps.reports, wanted, window, after))
-    page, next_cursor = cut_page(found, OPERATORS, window, _position_of)
+    page = cut_page(found, OPERATORS, window, _position_of)
     return ReportList(
-        data=[report_body(report) for report in page],
-        next_cursor=next_cursor,
+        data=[report_body(report) for report in page.entries],
+        next_cursor=page.next_cursor,
         position=position,
         from_memory=position is None,
     )
