@@ -36,13 +36,20 @@ _HOLD = select(holds.c.amount_micro, holds.c.settled_number).where(
 _ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))
 
 
+class StoredHold(NamedTuple):
+    """The credit that a task held at first, and the number of the operation that settled it."""
+
+    amount_micro: int
+    settled_number: int | None
+
+
 class StoredTask(NamedTuple):
-    """The columns of a task's row as text, and its hold: amount, and number of the operation that settled it."""
+    """The columns of a task's row as text, and its hold, as far as it is found."""
 
     account_id: str
     columns: dict[str, str | None]
     hold_id: str | None
-    hold: Row[tuple[int, int | None]] | None
+    hold: StoredHold | None
 
 
 def task_by_id(rows: Connection, request_id: str) -> Task | None:
@@ -72,7 +79,8 @@ def stored_task(rows: Connection, request_id: str) -> StoredTask | None:
         return None
     *columns, hold_id = row
     hold = rows.execute(_HOLD, {"account_id": row.account_id, "hold_id": hold_id}).one_or_none()
-    return StoredTask(row.account_id, dict(zip(row._fields, columns, strict=False)), hold_id, hold)
+    columns_by_name = dict(zip(row._fields, columns, strict=False))
+    return StoredTask(row.account_id, columns_by_name, hold_id, None if hold is None else StoredHold._make(hold))
 
 
 def tasks_of_account(

@@ -163,8 +163,8 @@ async def read_task_row(call: Call) -> Outcome:
         return task_not_found(task_id)
     hold = None
     if stored.hold is not None and stored.hold_id is not None:
-        amount_micro, settled_number = stored.hold
-        hold = HoldState(stored.hold_id, format_amount(amount_micro), settled_number is None)
+        held = format_amount(stored.hold.amount_micro)
+        hold = HoldState(stored.hold_id, held, stored.hold.settled_number is None)
     columns = {name: None if text is None else scrub(text) for name, text in stored.columns.items()}
     return TaskRow(task_id, stored.account_id, fault, columns, hold)
 
