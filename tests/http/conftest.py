@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.actors.sign_in.messages import OriginAdmitted
 from holdfast.actors.unfenced import OperatorRecords
-from holdfast.http.app import create_app
+from holdfast.http.app import SERVED, HoldfastApp
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.ledger.catalog.catalog import load_catalog
@@ -86,7 +86,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         now=lambda: NOW,
     )
     key = mint_api_key("acct_1", live=False)
-    return Stage(create_app(deps), accounts, sign_ins, tasks, mailer, store, key, reports, reporter)
+    return Stage(HoldfastApp(deps, SERVED), accounts, sign_ins, tasks, mailer, store, key, reports, reporter)
 
 
 @pytest.fixture

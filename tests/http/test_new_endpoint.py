@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from holdfast.http import endpoints
-from holdfast.http.app import create_app
+from holdfast.http.app import HoldfastApp
 from holdfast.http.endpoints import control
 from holdfast.http.kit.openapi import describe
 from holdfast.http.kit.routes import Route
@@ -38,7 +38,7 @@ def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Route, ...]
 
 
 async def test_the_example_is_served_over_http(api: Api, routes: tuple[Route, ...]) -> None:
-    api.app = create_app(api.deps, routes)
+    api.app = HoldfastApp(api.deps, routes)
     with trio.fail_after(60):
         async with api.serving() as base:
             request = urllib.request.Request(base + PATH, headers={"Authorization": f"Bearer {api.token}"})

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 import trio
-from quart import Quart, Response
-from quart.globals import request_ctx
+from quart import Response
 
-from holdfast.http.app import ROUTES, create_app
+from holdfast.http.app import ROUTES, Served
 from holdfast.http.kit import bodies
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Auth
@@ -27,25 +26,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class Recorder:
-    """A Quart extension that answers every request itself and records what it was sent."""
+    """Answers every request in place of the application's handlers, and records what it was sent."""
 
     sent: list[tuple[str | None, dict[str, str], bytes]] = field(default_factory=list)
 
-    def init_app(self, app: Quart) -> None:
-        app.before_request(self.record)
-
-    async def record(self) -> Response:
-        current = request_ctx.request
-        assert isinstance(current, HoldfastRequest)
-        body = await current.read_body(1_000_000)
-        self.sent.append((current.endpoint, dict(current.headers), body))
+    async def serve(self, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Response:
+        body = await request.read_body(1_000_000)
+        self.sent.append((route.name, dict(request.headers), body))
         return Response("recorded")
 
 
 @pytest.mark.parametrize("tag", sorted({route.tag for route in ROUTES}))
-async def test_the_examples_of_each_section_are_run(stage: Stage, tag: str) -> None:
+async def test_the_examples_of_each_section_are_run(
+    stage: Stage, tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder = Recorder()
-    stage.app = create_app(stage.deps, extensions=[recorder.init_app])
+    monkeypatch.setattr(stage.app, "_serve", recorder.serve)
     routes = [route for route in ROUTES if route.tag == tag]
     with trio.fail_after(120):
         async with stage.serving() as base:

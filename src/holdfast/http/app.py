@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
-from quart import Quart, Request, Response
-from quart.globals import request_ctx
+from quart import Request, Response
 from quart.routing import QuartRule
 from quart.typing import ResponseTypes
-from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio import QuartTrio
 from werkzeug.exceptions import NotFound
 from werkzeug.routing import MapAdapter
@@ -37,8 +35,6 @@ ROUTES: Final = all_routes()
 SERVED: Final[tuple[Served, ...]] = (*ROUTES, *all_views())
 """All endpoints and pages."""
 
-Extension: TypeAlias = Callable[[Quart], object]
-"""A Quart extension's ``init_app``."""
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
 
@@ -54,14 +50,14 @@ OPERATORS_ROUTES: Final = tuple(route for route in SERVED if is_for_operators(ro
 class HoldfastApp(QuartTrio):
     """The Quart application of one listener. Routing depends on path and method alone, never on the Host header.
 
-    Without extensions a request is matched by its path, or by Quart's URL map if that has parameters, and its view
-    is called directly. With extensions Quart dispatches it, with request context, hooks, signals and error handlers
-    (docs/decisions.md has the figures).
+    A request is matched by its path, or by the URL map if that has parameters, and its handler is called directly.
+    Overridden of Quart: the class of a connection, and ``handle_request``, whose request context, hooks and signals
+    add 11 to 17 % to a create's CPU (docs/decisions.md).
     """
 
     asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task per request instead of three
 
-    def __init__(self, deps: Dependencies, routes: Sequence[Served], extensions: Sequence[Extension]) -> None:
+    def __init__(self, deps: Dependencies, routes: Sequence[Served]) -> None:
         super().__init__(__name__, static_folder=None)
         self.deps = deps
         self.config["PROPAGATE_EXCEPTIONS"] = False
@@ -70,7 +66,7 @@ class HoldfastApp(QuartTrio):
         self._pages = PageServer()
         self._routes = {route.name: route for route in routes}
         for route in routes:
-            self.add_url_rule(route.rule, route.name, self._view(route), methods=[route.method])
+            self.add_url_rule(route.rule, route.name, methods=[route.method])
         self._adapter = self.url_map.bind("holdfast")
         self._fixed = {
             (rule.rule, method): rule
@@ -78,17 +74,9 @@ class HoldfastApp(QuartTrio):
             if not rule.arguments
             for method in rule.methods or ()
         }
-        self._has_extensions = bool(extensions)
-        self.before_request(self._begin_in_context)
-        self.after_request(self._finish_in_context)
-        self.register_error_handler(Exception, self._render_in_context)
-        for install in extensions:
-            install(self)
 
     async def handle_request(self, request: Request) -> ResponseTypes:
         """Answer one request. Every response has a request id, and every failure the one error format."""
-        if self._has_extensions:
-            return await super().handle_request(request)
         assert isinstance(request, HoldfastRequest)
         try:
             _begin(request)
@@ -108,51 +96,10 @@ class HoldfastApp(QuartTrio):
             raise
         return _finish(self.deps, request, response)
 
-    def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
-        """Bind the URL map to a request's path and method."""
-        if request is None:
-            return None
-        return self.url_map.bind("holdfast", path_info=request.path, default_method=request.method)
-
-    async def make_default_options_response(self) -> Response:
-        """Answer OPTIONS within Quart's dispatch."""
-        return _options(self._adapter, _current())
-
     def _serve(self, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Awaitable[Response]:
         if isinstance(route, View):
             return self._pages.serve(self.deps, route, request, path)
         return serve_call(self.deps, route, request, path)
-
-    def _view(self, route: Served) -> Callable[..., Awaitable[Response]]:
-        async def view(**path: str) -> Response:
-            return await self._serve(route, _current(), path)
-
-        return view
-
-    async def _begin_in_context(self) -> None:
-        _begin(_current())
-
-    async def _render_in_context(self, error: Exception) -> Response:
-        return render_error(error, _current())
-
-    async def _finish_in_context(self, response: Response) -> Response:
-        return _finish(self.deps, _current(), response)
-
-
-def create_app(
-    deps: Dependencies, routes: Sequence[Served] = SERVED, extensions: Sequence[Extension] = ()
-) -> HoldfastApp:
-    """Return the application that serves ``routes``; ``extensions`` are Quart extensions' ``init_app`` functions.
-
-    It owns no task and no nursery: handlers only ask and read.
-    """
-    return HoldfastApp(deps, routes, extensions)
-
-
-def _current() -> HoldfastRequest:
-    current = request_ctx.request
-    assert isinstance(current, HoldfastRequest)
-    return current
 
 
 def _begin(request: HoldfastRequest) -> None:

@@ -12,7 +12,7 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.trio.lifespan import Lifespan
 
-from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, SERVED, create_app
+from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, SERVED, HoldfastApp
 from holdfast.http.kit.client_address import is_trusted, parse_address
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.server.connection import AsgiApp
@@ -74,11 +74,11 @@ class HttpServer:
     def start(self) -> Supervisor:
         """Return an incarnation. When the tree stops, the listeners close their sockets."""
         limits, own = self._limits, self._own
-        public = create_app(self._deps, SERVED if own.operators is None else PUBLIC_ROUTES)
+        public = HoldfastApp(self._deps, SERVED if own.operators is None else PUBLIC_ROUTES)
         apps: list[object] = [public]
         listeners = [self._listener("listener", own.public, public)]
         if own.operators is not None:
-            operators = create_app(self._deps, OPERATORS_ROUTES)
+            operators = HoldfastApp(self._deps, OPERATORS_ROUTES)
             apps.append(operators)
             listeners.append(self._listener("operators-listener", own.operators, operators))
         if self._siblings:
