@@ -7,7 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -165,8 +165,11 @@ async def test_members_of_different_machines_are_linked_by_tls(database_url: str
         stranger = mutual_tls(certificate=unsigned, key=unsigned, authority=authority.path).dial
         stream = await trio.open_tcp_stream("127.0.0.1", int(address.rpartition(":")[2]))
         async with trio.SSLStream(stream, stranger, server_hostname="127.0.0.1") as secured:
-            with trio.fail_after(60), pytest.raises(trio.BrokenResourceError):
-                await secured.receive_some()
+            received = b""
+            # Whether the client sees the alert or the end of the connection differs between releases of Python.
+            with trio.fail_after(60), suppress(trio.BrokenResourceError):
+                received = await secured.receive_some()
+            assert received == b""
     assert tls.accept.verify_mode is ssl.CERT_REQUIRED
 
 

@@ -11,10 +11,8 @@ from typing import Any
 import httpx2
 from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
-from .page_browser import new_context, sign_in
+from .page_browser import WAIT_MS, new_context, sign_in
 from .service_process import Service
-
-WAIT_MS = 60_000
 
 
 @dataclass

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from holdfast.http.kit.calls import Auth
 from holdfast.http.pages.subjects import all_views
@@ -27,6 +27,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+WAIT_MS = 60_000
 Scheme = Literal["light", "dark"]
 SCREENS = {"phone": (390, 844), "desktop": (1280, 900)}
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
@@ -40,6 +41,7 @@ PAGES = tuple(
 @contextmanager
 def running_browser() -> Iterator[Browser]:
     """Run chromium with a profile of its own, which is deleted afterwards."""
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         yield browser

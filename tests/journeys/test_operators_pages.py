@@ -12,7 +12,7 @@ from sqlalchemy import select
 from holdfast.persistence.records.tables import accounts
 from holdfast.persistence.server.connections import connected
 
-from .operators_pages import WAIT_MS, Pages, act, open_pages
+from .operators_pages import Pages, act, open_pages
 from .page_browser import PAGES, Scheme
 from .quiet_provider import MODEL, QuietProvider, signed
 from .service_process import Service
@@ -151,7 +151,7 @@ def test_reports_go_on_after_answers_that_are_no_stream(pages: Pages) -> None:
     page.route("**/ops/api/reports/stream**", answer)
     page.goto(f"/ops/reports?key={account.account_id}")
     missed = page.locator("#reports .line").filter(has_text="nobody looks")
-    expect(missed.first).to_be_visible(timeout=WAIT_MS)
+    expect(missed.first).to_be_visible()
     expect(page.locator("#stream-status")).to_have_text("live")
     refused = ("503", "401", "502")
     assert [next(code for code in refused if code in line) for line in pages.complaints] == [*refused]

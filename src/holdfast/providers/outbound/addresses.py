@@ -9,15 +9,21 @@ from __future__ import annotations
 import ipaddress
 import re
 
+# All of them, and not Python's ``is_global``: its releases differ.
 _REFUSED = tuple(
     ipaddress.ip_network(network)
     for network in (
         "0.0.0.0/8",
+        "10.0.0.0/8",
         "100.64.0.0/10",
+        "127.0.0.0/8",
         "168.63.129.16/32",  # a cloud's own services at a global address
+        "169.254.0.0/16",
+        "172.16.0.0/12",
         "192.0.0.0/24",
         "192.0.2.0/24",
         "192.88.99.0/24",
+        "192.168.0.0/16",
         "198.18.0.0/15",
         "198.51.100.0/24",
         "203.0.113.0/24",
@@ -41,24 +47,20 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     if isinstance(ip, ipaddress.IPv4Address):
-        return _is_public_v4(ip)
+        return not _is_refused(ip)
     if ip.scope_id is not None:
         return False
     packed = int(ip)
     if ip.ipv4_mapped is not None:
-        return _is_public_v4(ip.ipv4_mapped)
+        return not _is_refused(ip.ipv4_mapped)
     if ip in _NAT64:
-        return _is_public_v4(ipaddress.IPv4Address(packed & 0xFFFFFFFF))
-    if (
-        ip not in _UNICAST_V6
-        or not ip.is_global
-        or any(ip in network for network in _REFUSED if network.version == 6)
-    ):
+        return not _is_refused(ipaddress.IPv4Address(packed & 0xFFFFFFFF))
+    if ip not in _UNICAST_V6 or _is_refused(ip):
         return False
-    if ip in _SIX_TO_FOUR and not _is_public_v4(ipaddress.IPv4Address(packed >> 80 & 0xFFFFFFFF)):
+    if ip in _SIX_TO_FOUR and _is_refused(ipaddress.IPv4Address(packed >> 80 & 0xFFFFFFFF)):
         return False
     isatap = _ISATAP.match(f"{packed:032x}") is not None
-    return not isatap or _is_public_v4(ipaddress.IPv4Address(packed & 0xFFFFFFFF))
+    return not isatap or not _is_refused(ipaddress.IPv4Address(packed & 0xFFFFFFFF))
 
 
 def is_plain_host(host: str) -> bool:
@@ -80,9 +82,5 @@ def names_address(host: str) -> bool:
     return True
 
 
-def _is_public_v4(ip: ipaddress.IPv4Address) -> bool:
-    return (
-        ip.is_global
-        and not ip.is_multicast
-        and not any(ip in network for network in _REFUSED if network.version == 4)
-    )
+def _is_refused(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return any(ip in network for network in _REFUSED)
