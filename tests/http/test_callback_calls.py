@@ -118,16 +118,27 @@ async def test_a_refusal_by_the_task_reaches_the_sender(api: Api) -> None:
     await api.refused(await send(api, update()), 404, "task_not_found")
 
 
-async def test_refused_callbacks_are_reported_by_provider_and_reason(stage: Stage) -> None:
+async def test_refused_callbacks_are_reported_by_provider_reason_and_origin(stage: Stage) -> None:
     reporter = Reporter(now=lambda: stage.now)
     stage.change(conditions=Conditions(reporter, lambda: 0.0))
+    origins = iter(range(1, 100))
+
+    async def send_from(raw: bytes, *, path: str = "/v2/callback", signature: str = "t=1,v1=00") -> None:
+        headers = {"Content-Type": "application/json", "X-Callback-Signature": signature}
+        scope = {"client": (f"192.0.2.{next(origins)}", 50_000)}
+        await stage.call("POST", path, data=raw, headers=headers, scope_base=scope)
+
     for _ in range(3):
-        await send(stage, update(), signature="k=studio,t=1,v1=00")
-    await send(stage, update(), signature="k=neighbour,t=1,v1=00")
-    await send(stage, update(), age_s=4000)
-    found = [(report.kind, report.provider, in_words(report)) for report in reversed(reporter.recent())]
+        await send_from(update(), signature="k=studio,t=1,v1=00")
+    await send_from(update(), signature="k=neighbour,t=1,v1=00")
+    await send_from(update(provider="studio"), signature="")
+    await send_from(update(provider="neighbour"), signature="")
+    await send_from(b"not json", signature="k=neighbour,t=1,v1=00")
+    found = [(report.provider, in_words(report)) for report in reversed(reporter.recent())]
+    refused, by_key = "callbacks are refused", "the provider as its signature's key claims"
     assert found == [
-        ("refusal", "studio", "callbacks are refused: invalid_signature"),
-        ("refusal", "unknown", "callbacks are refused: invalid_signature"),
-        ("refusal", "studio", "callbacks are refused: signature_expired"),
+        ("studio", f"{refused}: invalid_signature, from 192.0.2.1, {by_key}"),
+        ("unknown", f"{refused}: invalid_signature, from 192.0.2.4"),
+        ("studio", f"{refused}: missing_signature, from 192.0.2.5, the provider as its body claims"),
+        ("unknown", f"{refused}: missing_signature, from 192.0.2.6"),
     ]

@@ -66,8 +66,12 @@ class _Sender(msgspec.Struct):
 )
 async def receive_callback(call: Call) -> Outcome:
     """Respond with the task to applied, duplicate, stale and late updates, so that retries stop."""
-    provider = known_media_provider(call, key_name(",".join(call.request.headers.getlist(SIGNATURE_HEADER))))
-    return await record_refused(call, count_refused(call, provider, await receive_signed(call)))
+    outcome = await receive_signed(call)
+    if isinstance(outcome, Refusal):
+        key = key_name(",".join(call.request.headers.getlist(SIGNATURE_HEADER)))
+        provider = known_media_provider(call, _named_in_body(call.raw) if key is None else key)
+        outcome = count_refused(call, provider, outcome, claimed_by="body" if key is None else "signature's key")
+    return await record_refused(call, outcome)
 
 
 async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
