@@ -69,7 +69,13 @@ async def run(language: str, sources: list[str]) -> None:
 
 def assert_fits(route: Route, endpoint: str | None, headers: dict[str, str], body: bytes) -> None:
     assert endpoint == route.name
-    needs_bearer = route.auth in {Auth.SESSION, Auth.API_KEY, Auth.OPERATOR_READ, Auth.OPERATOR_ACT}
+    needs_bearer = route.auth in {
+        Auth.SESSION,
+        Auth.API_KEY,
+        Auth.SESSION_OR_KEY,
+        Auth.OPERATOR_READ,
+        Auth.OPERATOR_ACT,
+    }
     assert headers.get("Authorization", "").startswith("Bearer value-of-") or not needs_bearer
     for parameter in route.parameters:
         assert parameter.name.title() in headers or not (parameter.required and parameter.place == "header")

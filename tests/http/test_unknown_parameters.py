@@ -21,7 +21,7 @@ SELECTING = [
 
 
 def headers_for(api: Api, route: Route) -> dict[str, str]:
-    tokens = {Auth.SESSION: api.token, Auth.API_KEY: api.key.secret}
+    tokens = {Auth.SESSION: api.token, Auth.SESSION_OR_KEY: api.token, Auth.API_KEY: api.key.secret}
     token = tokens.get(route.auth) or api.deps.settings.operator_token
     return {"Authorization": f"Bearer {token}"}
 

@@ -26,7 +26,7 @@ from holdfast.http.kit import bodies
 from holdfast.http.kit.authentication import valid_key, valid_session
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.client_address import client_address, origin_of
-from holdfast.http.kit.credentials import Bearer, CredentialKind, KnownKey, read_bearer
+from holdfast.http.kit.credentials import NEEDS_SESSION, Bearer, CredentialKind, KnownKey, read_bearer
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.headers import NO_IDEMPOTENCY_KEY, read_idempotency_key, read_prefer
 from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
@@ -51,6 +51,8 @@ class Auth(Enum):
     OPTIONAL = "optional"
     SESSION = "session"
     API_KEY = "api_key"
+    SESSION_OR_KEY = "session_or_key"
+    """A session, or an API key with the route's scope."""
     CALLBACK_SIGNATURE = "callback_signature"
     PROVIDER_WEBHOOK = "provider_webhook"
     SANDBOX_SIGNATURE = "sandbox_signature"
@@ -222,7 +224,7 @@ class Call:
     # ----------------------------------------------------------------------------------------- the caller
 
     def _read_credential(self) -> Refusal | None:
-        if self.route.auth not in {Auth.SESSION, Auth.API_KEY, Auth.OPTIONAL}:
+        if self.route.auth not in {Auth.SESSION, Auth.API_KEY, Auth.SESSION_OR_KEY, Auth.OPTIONAL}:
             return None
         found = read_bearer(self.request.headers.getlist("Authorization"), _WANTED.get(self.route.auth))
         if isinstance(found, Refusal):
@@ -286,7 +288,8 @@ class Call:
     async def read_as_key(self, query: Callable[[Connection, ApiKeyRecord], T]) -> T | Refusal:
         """Authenticate the API key, check its scope and run ``query`` in one read.
 
-        Refuses as :func:`~holdfast.http.kit.authentication.valid_key` does.
+        Refuses as :func:`~holdfast.http.kit.authentication.valid_key` does; where a session would do too, a key
+        without the scope is of the wrong type.
         """
         assert self.bearer is not None
         sha256, scope, verified = self.bearer.sha256, self.route.scope, list[KnownKey]()
@@ -294,7 +297,8 @@ class Call:
         def read(rows: Connection) -> T | Refusal:
             key = valid_key(rows, sha256, scope)
             if isinstance(key, Refusal):
-                return key
+                lacks_scope = key.code == "insufficient_scope"
+                return NEEDS_SESSION if lacks_scope and self.route.auth is Auth.SESSION_OR_KEY else key
             verified.append(KnownKey(key.account_id, key.key_id))
             return query(rows, key)
 
@@ -318,7 +322,8 @@ class Call:
 
         Refuses as :meth:`read_as_key` or :meth:`read_as_session` does.
         """
-        if self.route.auth is Auth.API_KEY:
+        assert self.bearer is not None
+        if self.bearer.kind == "api_key":
             return await self.read_as_key(lambda rows, key: query(rows, key.account_id))
         return await self.read_as_session(lambda rows, session: query(rows, session.account_id))
 
@@ -332,12 +337,8 @@ class Call:
         """Return the account of an optional credential; an invalid one counts as none."""
         if self.bearer is None:
             return None
-        authenticated: SessionRecord | ApiKeyRecord | Refusal
-        if self.bearer.kind == "session":
-            authenticated = await self.read_as_session(lambda _rows, session: session)
-        else:
-            authenticated = await self.read_as_key(lambda _rows, key: key)
-        return None if isinstance(authenticated, Refusal) else authenticated.account_id
+        found = await self.read_as_caller(lambda _rows, account_id: account_id)
+        return None if isinstance(found, Refusal) else found
 
     def origin(self) -> str:
         """Return the origin of the request, by which limits count."""

@@ -31,6 +31,10 @@ CredentialKind = Literal["session", "api_key"]
 TASKS_READ: Final = "tasks:read"
 TASKS_WRITE: Final = "tasks:write"
 SCOPES: Final = (TASKS_READ, TASKS_WRITE)
+"""What an API key may do if its creator names no scopes."""
+ACCOUNT_READ: Final = "account:read"
+USAGE_READ: Final = "usage:read"
+ALL_SCOPES: Final = (*SCOPES, ACCOUNT_READ, USAGE_READ)
 
 KEY_PREFIX_CHARS: Final = 12
 """How much of an API key is stored as text, so that its owner can distinguish keys."""
@@ -97,8 +101,7 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     token = match.group(1)
     kind = _kind_of(token) or wanted
     if wanted is not None and kind != wanted:
-        needed = "a session token" if wanted == "session" else "an API key"
-        return Refusal(code="wrong_credential_type", message=f"This endpoint requires {needed}.")
+        return NEEDS_SESSION if wanted == "session" else NEEDS_API_KEY
     if kind == "session" and _SESSION_TOKEN.fullmatch(token):
         return Bearer("session", digest(token))
     if kind == "api_key" and is_api_key(token):
@@ -129,6 +132,8 @@ MISSING_CREDENTIALS: Final = Refusal(
 NOT_ONE_BEARER: Final = Refusal(
     code="invalid_credentials", message="The Authorization header must be sent once, as Bearer <token>."
 )
+NEEDS_SESSION: Final = Refusal(code="wrong_credential_type", message="This endpoint requires a session token.")
+NEEDS_API_KEY: Final = Refusal(code="wrong_credential_type", message="This endpoint requires an API key.")
 INVALID_SESSION: Final = Refusal(code="invalid_session", message="The session does not exist or has ended.")
 SESSION_EXPIRED: Final = Refusal(code="session_expired", message="The session has expired; sign in again.")
 INVALID_API_KEY: Final = Refusal(code="invalid_api_key", message="The API key does not exist or was revoked.")

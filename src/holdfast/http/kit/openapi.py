@@ -42,6 +42,13 @@ _OPERATOR_CODES: Final = (
 _AUTH_CODES: Final[dict[Auth, tuple[str, ...]]] = {
     Auth.SESSION: (*_BEARER_CODES, "invalid_session", "session_expired", "account_disabled"),
     Auth.API_KEY: (*_BEARER_CODES, "invalid_api_key", "account_disabled", "insufficient_scope"),
+    Auth.SESSION_OR_KEY: (
+        *_BEARER_CODES,
+        "invalid_session",
+        "session_expired",
+        "invalid_api_key",
+        "account_disabled",
+    ),
     Auth.OPERATOR_READ: _OPERATOR_CODES,
     Auth.OPERATOR_ACT: (*_OPERATOR_CODES, "invalid_csrf_token"),
 }
@@ -55,6 +62,7 @@ _SECURITY: Final[dict[Auth, list[dict[str, list[str]]]]] = {
     Auth.OPTIONAL: [{}, {"session": []}, {"api_key": []}],
     Auth.SESSION: [{"session": []}],
     Auth.API_KEY: [{"api_key": []}],
+    Auth.SESSION_OR_KEY: [{"session": []}, {"api_key": []}],
     Auth.CALLBACK_SIGNATURE: [{"callback_signature": []}],
     Auth.PROVIDER_WEBHOOK: [{"webhook_signature": []}, {"webhook_token": []}, {"callback_signature": []}],
     Auth.SANDBOX_SIGNATURE: [{"sandbox_signature": []}],

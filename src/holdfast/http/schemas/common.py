@@ -57,7 +57,7 @@ class VerifyRequest(msgspec.Struct, frozen=True):
 
 
 class ApiKeyRequest(msgspec.Struct, frozen=True):
-    """The API key to create. Without ``scopes`` it gets all of them."""
+    """The API key to create. Without ``scopes`` it may read and write tasks."""
 
     name: Annotated[Annotated[str, msgspec.Meta(max_length=100)] | None, msgspec.Meta(examples=["server"])] = None
     scopes: list[str] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.actors.account.messages import CreateApiKey, CreditChanged, Recharge, RevokeApiKey
 from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import SCOPES, mint_api_key
+from holdfast.http.kit.credentials import ACCOUNT_READ, ALL_SCOPES, SCOPES, mint_api_key
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.shown import shown
@@ -30,10 +30,17 @@ from holdfast.persistence.queries.credentials import api_keys_of_account
 route = RouteTable("Account")
 
 
-@route("GET", "/v2/control/account", summary="Retrieve the account's totals", auth=Auth.SESSION, reply=AccountBody)
+@route(
+    "GET",
+    "/v2/control/account",
+    summary="Retrieve the account's totals",
+    auth=Auth.SESSION_OR_KEY,
+    scope=ACCOUNT_READ,
+    reply=AccountBody,
+)
 async def read_account(call: Call) -> Outcome:
-    """One read: the session and the account's row."""
-    totals = await call.read_as_session(lambda rows, session: account_totals(rows, session.account_id))
+    """One read: the caller and the account's row."""
+    totals = await call.read_as_caller(account_totals)
     return totals if isinstance(totals, Refusal) else account_body(totals)
 
 
@@ -51,10 +58,10 @@ async def create_api_key(call: Call) -> Outcome:
     assert call.session is not None
     wanted = call.body(ApiKeyRequest)
     scopes = SCOPES if wanted.scopes is None else tuple(dict.fromkeys(wanted.scopes))
-    unknown = [scope for scope in scopes if scope not in SCOPES]
+    unknown = [scope for scope in scopes if scope not in ALL_SCOPES]
     if unknown or not scopes:
         found = f"The scope {shown(unknown[0])} does not exist" if unknown else "The list of scopes is empty"
-        message = f"{found}; the scopes are {', '.join(SCOPES)}."
+        message = f"{found}; the scopes are {', '.join(ALL_SCOPES)}."
         return Refusal(code="invalid_parameter", message=message, param="scopes")
     name = (wanted.name or "").strip()
     if not name.isprintable():

@@ -8,6 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.csv_files import FILE, FORMAT, Columns, list_or_file
 from holdfast.http.kit.listing import INVALID_CURSOR, Position
 from holdfast.http.kit.parameters import PAGE, filter_by
@@ -44,13 +45,14 @@ COLUMNS: Final[Columns[Operation]] = {
     "GET",
     "/v2/control/ledger",
     summary="List the account's operations with their postings and the totals after each, or export them as CSV",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=ACCOUNT_READ,
     reply=Statement,
     media=(FILE,),
     parameters=(_KIND, *PAGE, FORMAT),
 )
 async def read_statement(call: Call) -> Outcome:
-    """One read: the session and a page. Operations are numbered without gaps, and a cursor holds a number."""
+    """One read: the caller and a page. Operations are numbered without gaps, and a cursor holds a number."""
     return await list_or_file(
         call,
         Statement,

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from holdfast.actors.account.order_messages import CreateOrder
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.listing import Position, list_of_account
 from holdfast.http.kit.parameters import PAGE, filter_by
 from holdfast.http.kit.routes import Outcome, RouteTable
@@ -24,7 +25,6 @@ from holdfast.ledger.ids import is_id, new_id, new_id_of_account
 from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderResult, OrderStatus, Provider, identity_fx
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.queries.orders import order_of_account, orders_of_account
 
 route = RouteTable("Payments")
@@ -39,12 +39,13 @@ _PROVIDER: Final = filter_by("provider", "Only orders of this payment provider."
     "GET",
     "/v2/control/payments",
     summary="List the account's payment orders, newest first",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=ACCOUNT_READ,
     reply=PaymentOrderList,
     parameters=(_STATUS, _PROVIDER, *PAGE),
 )
 async def list_payment_orders(call: Call) -> Outcome:
-    """One read: the session and a page."""
+    """One read: the caller and a page."""
     return await list_of_account(
         call,
         PaymentOrderList,
@@ -65,18 +66,19 @@ def position_of(order: Order) -> Position:
     "GET",
     "/v2/control/payments/{order_id}",
     summary="Retrieve a payment order",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=ACCOUNT_READ,
     reply=PaymentOrderBody,
     errors=("payment_order_not_found",),
 )
 async def read_payment_order(call: Call) -> Outcome:
-    """One read: the session and the order. Another account's order does not exist."""
+    """One read: the caller and the order. Another account's order does not exist."""
     order_id = call.path["order_id"]
 
-    def read(rows: Connection, session: SessionRecord) -> Order | None:
-        return order_of_account(rows, session.account_id, order_id) if is_id(order_id) else None
+    def read(rows: Connection, account_id: str) -> Order | None:
+        return order_of_account(rows, account_id, order_id) if is_id(order_id) else None
 
-    found = await call.read_as_session(read)
+    found = await call.read_as_caller(read)
     if isinstance(found, Refusal):
         return found
     return order_not_found(order_id) if found is None else payment_order_body(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, get_args
 
 from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import USAGE_READ
 from holdfast.http.kit.csv_files import FILE, FORMAT, Columns, list_or_file
 from holdfast.http.kit.listing import Position
 from holdfast.http.kit.parameters import MODEL, PAGE, STATUS, filter_by
@@ -43,13 +44,14 @@ COLUMNS: Final[Columns[UsageEntry]] = {
     "GET",
     "/v2/usage/logs",
     summary="List the account's usage, newest first, or export it as CSV",
-    auth=Auth.SESSION,
+    auth=Auth.SESSION_OR_KEY,
+    scope=USAGE_READ,
     reply=UsageList,
     media=(FILE,),
     parameters=(*PAGE, *_FILTERS, FORMAT),
 )
 async def list_usage(call: Call) -> Outcome:
-    """One read: the session and a page."""
+    """One read: the caller and a page."""
     return await list_or_file(
         call,
         UsageList,
