@@ -77,7 +77,7 @@ async def test_the_gauges_follow_the_rows(database: Database, rows: psycopg.Conn
     rows.execute(
         "update tasks set state = json_build_object('status_history', json_build_array("
         "json_build_object('status', 'queued', 'ts', %(now)s - interval '9 hours'),"
-        "json_build_object('status', 'review', 'ts', %(now)s - case when n = 1 then 50 else 70 end * '1 min'::interval)"
+        "json_build_object('status', 'review', 'ts', %(now)s - n * '35 min'::interval)"
         ")) from (select request_id, row_number() over () as n from tasks where status = 'review') r "
         "where tasks.request_id = r.request_id",
         {"now": NOW},

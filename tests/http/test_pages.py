@@ -22,6 +22,7 @@ from holdfast.http.pages.messages import MESSAGE_COOKIE, Message, message_cookie
 from holdfast.http.pages.static_files import static_files, static_path
 from holdfast.http.pages.subjects import all_views
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import Progress
 from holdfast.metrics.samples import Sample
 from holdfast.persistence.records import tables
 from holdfast.providers.media.provider_check import CheckStep
@@ -250,7 +251,8 @@ def test_an_invalid_message_is_none(cookie: str | None) -> None:
         ("task_1/../x?y", "/ops/tasks/task_1%2F..%2Fx%3Fy"),
         ("rev_1", "/ops/reviews/rev_1"),
         ("proc_1", "/ops/tree#proc_1"),
-        ("req_1", "/ops/reports?trace_id=req_1&level="),
+        ("req_" + "4" * 32, "/ops/reports?trace_id=" + "4" * 32 + "&level="),
+        ("4" * 32, "/ops/reports?trace_id=" + "4" * 32 + "&level="),
     ],
 )
 async def test_an_id_leads_to_its_page(api: Api, sought: str, found: str) -> None:
@@ -267,7 +269,79 @@ async def test_an_address_leads_to_its_account(api: Api) -> None:
     unknown = await api.call("GET", "/ops/find?q=unknown%40example.com", headers=browser)
     assert unknown.status_code == 404
     nonsense = await api.call("GET", "/ops/find?q=%3Cscript%3E", headers=browser)
-    assert nonsense.status_code == 400
+    assert nonsense.status_code == 404
+
+
+async def test_a_part_of_an_address_lists_the_accounts_that_begin_so(api: Api) -> None:
+    for name in ("anna_lee", "anna%lee", "annabel", "bert"):
+        await api.add_account(name)
+    browser = await sign_in(api)
+
+    async def find(sought: str) -> Response:
+        return await api.call("GET", "/ops/find?" + urlencode({"q": sought}), headers=browser)
+
+    several = await read_page(api, "/ops/find?q=Anna", browser)
+    assert [name in several.text for name in ("anna_lee@", "anna%lee@", "annabel@", "bert@")] == [True] * 3 + [
+        False
+    ]
+    assert (await find("ber")).headers["Location"] == "/ops/accounts/bert"
+    # What LIKE takes for a pattern is text.
+    assert (await find("anna%")).headers["Location"] == "/ops/accounts/anna%lee"
+    assert (await find("nnabel")).status_code == 404
+
+
+async def test_the_prefix_of_a_key_leads_to_its_account(api: Api) -> None:
+    browser = await sign_in(api)
+    for sought in (api.key.prefix, api.key.secret):
+        response = await api.call("GET", "/ops/find?" + urlencode({"q": sought}), headers=browser)
+        assert response.headers["Location"] == f"/ops/accounts/{api.account_id}"
+    assert (await api.call("GET", "/ops/find?q=hk_test_none", headers=browser)).status_code == 404
+
+
+async def test_an_operation_leads_to_what_it_is_about(api: Api) -> None:
+    browser = await sign_in(api)
+    for number, reference in enumerate(("task_1", "ord_1", "a gift"), 1):
+        await api.write(
+            tables.operations.insert().values(
+                account_id=api.account_id,
+                number=number,
+                operation_id=f"op_{number}",
+                kind="credit",
+                amount_micro=1,
+                balance_after_micro=1,
+                held_after_micro=0,
+                reference=reference,
+                reason="why",
+                at=api.now,
+                chain_hash=b"",
+            )
+        )
+    found = [
+        (await api.call("GET", f"/ops/find?q=op_{number}", headers=browser)).headers["Location"]
+        for number in (1, 2, 3)
+    ]
+    assert found == ["/ops/tasks/task_1", "/ops/payments/ord_1", f"/ops/accounts/{api.account_id}"]
+    assert (await api.call("GET", "/ops/find?q=op_9", headers=browser)).status_code == 404
+
+
+async def test_a_task_and_a_review_show_what_was_asked_of_whom(api: Api) -> None:
+    task = frozen(api, 1)
+    said = Progress(ts=api.now, status="succeeded", source_ref="callback:evt_1", message="nudity, 0.97")
+    task = msgspec.structs.replace(
+        task,
+        request=msgspec.structs.replace(task.request, webhook_url="https://ada.example/hook"),
+        state=msgspec.structs.replace(task.state, provider_ref="job-77", progress=(said,)),
+    )
+    await api.add_task(task)
+    browser = await sign_in(api)
+    page = (await read_page(api, f"/ops/tasks/{task.request_id}", browser)).text
+    assert [each in page for each in ("a lighthouse at dusk", "job-77", "https://ada.example/hook")] == [True] * 3
+    page = (await read_page(api, "/ops/reviews/rev_1", browser)).text
+    assert [each in page for each in ("a lighthouse at dusk", "job-77", "nudity, 0.97")] == [True] * 3
+    await api.write(tables.tasks.update().values(request=msgspec.to_builtins(
+        msgspec.structs.replace(task.request, input={}, input_dropped=True)
+    )))  # fmt: skip
+    assert "Deleted." in (await read_page(api, f"/ops/tasks/{task.request_id}", browser)).text
 
 
 async def test_an_adjustment_sent_twice_is_one_command(api: Api) -> None:

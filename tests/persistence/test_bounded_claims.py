@@ -18,6 +18,7 @@ from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.claims.processes import renew_lease, take_over, this_process
 from holdfast.persistence.claims.tasks import claim_follow_ups, claim_of_silent, claim_overdue
 from holdfast.persistence.queries.backlog import operator_backlog
+from holdfast.persistence.queries.search import accounts_of_address, accounts_of_key
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 
@@ -195,3 +196,31 @@ async def test_a_sweep_of_a_million_rows_is_made_of_short_statements() -> None:
     removed = await sweeper.sweep()
     assert max(rows.statements) <= 1_000
     assert removed["idempotency_records"] == removed["outbox"] == 100_000
+
+
+def test_a_search_reads_none_but_what_it_finds(rows: Connection) -> None:
+    rows.execute(
+        text(
+            "insert into accounts (id, email, role, brand_id, created_at, version, operation_count, balance_micro, "
+            "held_micro, chain_head) select 'acct_' || n, 'user' || n || '@example.com', 'User', 'b', now(), 1, "
+            "0, 0, 0, '' from generate_series(1, :number) n"
+        ),
+        {"number": WAITING},
+    )
+    rows.execute(
+        text(
+            "insert into api_keys (account_id, key_id, secret_sha256, prefix, name, scopes, created_at) "
+            "select 'acct_' || n, 'key_1', sha256(n::text::bytea), 'hk_live_' || n, 'a key', '{}', now() "
+            "from generate_series(1, :number) n"
+        ),
+        {"number": WAITING},
+    )
+    rows.execute(text("analyze accounts, api_keys"))
+    assert accounts_of_address(rows, "user77@", 50) == [("acct_77", "user77@example.com")]
+    assert accounts_of_key(rows, "hk_live_77", 50) == [("acct_77", "user77@example.com")]
+    for search in (
+        lambda rows: accounts_of_address(rows, "user", 50),
+        lambda rows: accounts_of_address(rows, "user77@", 50),
+        lambda rows: accounts_of_key(rows, "hk_live_77", 50),
+    ):
+        assert cost_of(rows, search) <= BUFFERS_MAX

@@ -37,6 +37,7 @@ USAGE_READ: Final = "usage:read"
 ALL_SCOPES: Final = (*SCOPES, ACCOUNT_READ, USAGE_READ)
 
 KEY_PREFIX_CHARS: Final = 12
+API_KEY_START: Final = "hk_"
 """How much of an API key is stored as text, so that its owner can distinguish keys."""
 
 _BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase

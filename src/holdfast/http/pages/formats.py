@@ -10,6 +10,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final, Literal
 
+import msgspec
 from markupsafe import Markup
 
 Tone = Literal["ok", "live", "idle", "warn", "bad"]
@@ -127,6 +128,11 @@ def outside_text(text: object) -> Markup:
         '<div class="inner break"><bdi>{}</bdi></div></details>'
     ).format(f"{len(full):,}", note, rest)
     return shown + more
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON in lines."""
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
 
 
 def short_id(identifier: str) -> str:

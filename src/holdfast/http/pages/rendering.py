@@ -70,6 +70,7 @@ def environment() -> Environment:
         "duration": formats.duration_text,
         "number": formats.number_text,
         "outside": formats.outside_text,
+        "json": formats.json_text,
         "exact": formats.exact_text,
     }
     made.globals |= {"static": static_path, "identifier": formats.identifier, "new_key": _new_key}

@@ -79,7 +79,8 @@ accounts = Table(
     Column("balance_micro", BigInteger, nullable=False),
     Column("held_micro", BigInteger, nullable=False),
     Column("chain_head", LargeBinary, nullable=False),
-    Index("uq_accounts_email", "email", unique=True),
+    # In the order of bytes, so that operators find an address by its beginning.
+    Index("uq_accounts_email", "email", unique=True, postgresql_ops={"email": "text_pattern_ops"}),
     postgresql_with={"fillfactor": "60"},
 )
 
@@ -223,6 +224,7 @@ api_keys = Table(
     Column("revoked_at", Time),
     PrimaryKeyConstraint("account_id", "key_id"),
     Index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
+    Index("ix_api_keys_prefix", "prefix"),
 )
 
 sessions = Table(

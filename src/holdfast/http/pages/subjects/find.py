@@ -1,14 +1,16 @@
-"""The search field: from an id or an e-mail address to the page on it."""
+"""The search field: from an id, or the beginning of an e-mail address or API key, to the page on it."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from holdfast.http.endpoints.operators.accounts.account import AccountDetails, find_account
+from holdfast.http.endpoints.operators.accounts.search import Found, FoundList
+from holdfast.http.endpoints.operators.accounts.search import find as find_accounts
 from holdfast.http.kit.shown import shown
-from holdfast.http.pages.rendering import Redirect
-from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.http.pages.rendering import Html, Redirect
+from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal
 
 view = ViewTable()
@@ -22,23 +24,39 @@ PLACES: Final = {
 }
 
 
+_TRACE_ID = re.compile(r"(?:req_)?([0-9a-f]{32})", re.ASCII)
+
+
 @view("/ops/find")
 async def find(visit: Visit) -> ViewResult:
-    """Go to the page; the id of a request shows its reports."""
+    """Go to the page; the id of a request or trace shows its reports. Several accounts are listed."""
     sought = visit.parameter("q")
     if not sought:
         return Redirect("/ops")
-    if "@" in sought:
-        found = await visit.read(find_account, AccountDetails, query={"email": sought})
-        return found if isinstance(found, Refusal) else Redirect(f"/ops/accounts/{found.account_id}")
     for prefix, place in PLACES.items():
-        if sought.startswith(prefix):
+        if sought.startswith(prefix) and "@" not in sought:
             return Redirect(place + quote(sought, safe=""))
-    if sought.startswith("req_"):
-        return Redirect("/ops/reports?" + urlencode({"trace_id": sought, "level": ""}))
+    if trace := _TRACE_ID.fullmatch(sought):
+        return Redirect("/ops/reports?" + urlencode({"trace_id": trace[1], "level": ""}))
+    found = await visit.read(find_accounts, FoundList, query={"q": sought, "limit": ROWS_SHOWN})
+    if isinstance(found, Refusal):
+        return found
+    if len(found.data) == 1:
+        return Redirect(_page_of(found.data[0]))
+    if found.data:
+        return Html("find.html", {"found": found.data, "sought": sought, "most": int(ROWS_SHOWN)})
     return Refusal(
-        code="invalid_parameter",
-        message=f"{shown(sought)} is neither an id of an account, task, order, review, process or request, "
-        "nor an e-mail address.",
+        code="account_not_found",
+        message=f"Nothing is found by {shown(sought)}. Give the whole id of an account, task, order, review, "
+        "process, operation, request or trace, or the beginning of an e-mail address or of an API key.",
         param="q",
     )
+
+
+def _page_of(found: Found) -> str:
+    """Return the page on what was found: of an operation, on its task or order."""
+    subject = found.reference or ""
+    for prefix, place in PLACES.items():
+        if subject.startswith(prefix):
+            return place + quote(subject, safe="")
+    return f"/ops/accounts/{found.account_id}"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.operators.accounts.reviews import ReviewBody, ReviewList, list_reviews, read_review
+from holdfast.http.endpoints.operators.accounts.reviews import (
+    ReviewList,
+    ReviewRecord,
+    list_reviews,
+    read_review,
+)
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal
@@ -19,5 +24,5 @@ async def reviews(visit: Visit) -> ViewResult:
 @view("/ops/reviews/{review_case_id}")
 async def review(visit: Visit) -> ViewResult:
     """One review."""
-    found = await visit.read(read_review, ReviewBody, path=visit.path)
+    found = await visit.read(read_review, ReviewRecord, path=visit.path)
     return found if isinstance(found, Refusal) else Html("review.html", {"review": found}, is_live=True)

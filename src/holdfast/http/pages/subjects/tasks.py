@@ -6,8 +6,8 @@ from typing import Final
 
 from holdfast.http.endpoints.operators.accounts.tasks import (
     UNFINISHED,
-    TaskDetails,
     TaskDetailsList,
+    TaskRecord,
     TaskRow,
     list_failed_tasks,
     list_unfinished_tasks,
@@ -52,7 +52,7 @@ async def failed(visit: Visit) -> ViewResult:
 async def task(visit: Visit) -> ViewResult:
     """One task."""
     task_id = visit.path["request_id"]
-    found = await visit.read(read_task_details, TaskDetails, path=visit.path)
+    found = await visit.read(read_task_details, TaskRecord, path=visit.path)
     if isinstance(found, Refusal) and found.code == "task_not_found":
         return found
     row = None

@@ -12,6 +12,7 @@ from typing import Final, get_args
 import msgspec
 
 from holdfast.actors.task.messages import DecideReview
+from holdfast.http.endpoints.operators.accounts.tasks import input_of
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import Position, list_of_all_accounts
@@ -24,7 +25,7 @@ from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.public_types import Amount, FreeForm, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import ReviewReason, Task
 from holdfast.persistence.queries.tasks import open_reviews, task_under_review
@@ -63,6 +64,13 @@ class ReviewBody(msgspec.Struct, frozen=True):
     task: TaskBody
 
 
+class ReviewRecord(ReviewBody, frozen=True):
+    """A review with the input of its task, null once that was deleted, and the provider's name of the job."""
+
+    input: FreeForm | None
+    provider_job_id: str | None
+
+
 class ReviewList(msgspec.Struct, frozen=True, omit_defaults=True):
     """A page of open reviews, oldest task first. ``unreadable``: ids of those that cannot be read now."""
 
@@ -97,13 +105,16 @@ async def list_reviews(call: Call) -> Outcome:
     "/ops/api/reviews/{review_case_id}",
     summary="Retrieve a review, open or decided",
     auth=Auth.OPERATOR_READ,
-    reply=ReviewBody,
+    reply=ReviewRecord,
     errors=("review_not_found",),
 )
 async def read_review(call: Call) -> Outcome:
     """With the provider's own outputs, to be looked at before a decision."""
     task = await _task_of(call)
-    return task if isinstance(task, Refusal) else review_body(call.deps, task)
+    if isinstance(task, Refusal):
+        return task
+    body = review_body(call.deps, task)
+    return render(ReviewRecord, body, input=input_of(task), provider_job_id=task.state.provider_ref)
 
 
 @route(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from sqlalchemy import Connection
@@ -18,7 +18,7 @@ from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.rendering import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.public_types import Amount, FreeForm, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import StoredTask, failed_tasks, stored_task, task_by_id, unfinished_tasks
@@ -26,6 +26,8 @@ from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.scrubbing import scrub
 
 route = RouteTable("Operators")
+
+D = TypeVar("D", bound="TaskDetails")
 
 UNFINISHED: Final = ("queued", "processing", "review")
 _AT_PROVIDER: Final = filter_by("provider", "Only tasks at this provider.")
@@ -51,6 +53,18 @@ class TaskDetails(msgspec.Struct, frozen=True):
     task: TaskBody
 
 
+class TaskRecord(TaskDetails, frozen=True):
+    """A task with what was asked of whom.
+
+    ``input`` is null once it was deleted. ``provider_job_id`` is the provider's name of the job, null until it has
+    accepted it. ``webhook_url`` gets the task's events.
+    """
+
+    input: FreeForm | None
+    provider_job_id: str | None
+    webhook_url: str | None
+
+
 class TaskDetailsList(msgspec.Struct, frozen=True, omit_defaults=True):
     """A page of tasks. ``unreadable``: ids of those that cannot be read now."""
 
@@ -73,7 +87,7 @@ async def list_unfinished_tasks(call: Call) -> Outcome:
         call,
         TaskDetailsList,
         unfinished_tasks,
-        partial(_details, call.deps),
+        partial(_details, call.deps, shape=TaskDetails),
         lambda task: Position(task.created_at, task.request_id),
         kind="unfinished tasks",
         filters=_FILTERS,
@@ -94,7 +108,7 @@ async def list_failed_tasks(call: Call) -> Outcome:
         call,
         TaskDetailsList,
         failed_tasks,
-        partial(_details, call.deps),
+        partial(_details, call.deps, shape=TaskDetails),
         lambda task: Position(task.created_at, task.request_id),
         kind="failed tasks",
         filters=(_AT_PROVIDER,),
@@ -106,7 +120,7 @@ async def list_failed_tasks(call: Call) -> Outcome:
     "/ops/api/tasks/{request_id}",
     summary="Retrieve a task of any account",
     auth=Auth.OPERATOR_READ,
-    reply=TaskDetails,
+    reply=TaskRecord,
     errors=("task_not_found", "record_unreadable"),
 )
 async def read_task_details(call: Call) -> Outcome:
@@ -118,7 +132,13 @@ async def read_task_details(call: Call) -> Outcome:
         return Refusal(code=UNREADABLE.code, message=f"The row cannot be read: {scrub(str(fault))}")
     if found is None:
         return task_not_found(task_id)
-    return _details(call.deps, found)
+    return _details(
+        call.deps,
+        found,
+        TaskRecord,
+        input=input_of(found),
+        provider_job_id=found.state.provider_ref,
+    )
 
 
 class HoldState(msgspec.Struct, frozen=True):
@@ -169,12 +189,18 @@ async def read_task_row(call: Call) -> Outcome:
     return TaskRow(task_id, stored.account_id, fault, columns, hold)
 
 
-def _details(deps: Dependencies, task: Task) -> TaskDetails:
+def input_of(task: Task) -> FreeForm | None:
+    """Return a task's input; None once it was deleted."""
+    return None if task.request.input_dropped else task.request.input
+
+
+def _details(deps: Dependencies, task: Task, shape: type[D], **fields: object) -> D:
     return render(
-        TaskDetails,
+        shape,
         task,
         task.request,
         attempts=task.state.attempt,
         hold_credits=format_amount(task.request.hold_micro),
         task=task_body(deps, task, for_operators=True),
+        **fields,
     )

@@ -15,7 +15,7 @@ create table accounts (
     chain_head bytea not null,
     constraint pk_accounts primary key (id)
 ) with (fillfactor = 60);
-create unique index uq_accounts_email on accounts (email);
+create unique index uq_accounts_email on accounts (email text_pattern_ops);
 
 create table api_keys (
     account_id text not null,
@@ -30,6 +30,7 @@ create table api_keys (
     constraint pk_api_keys primary key (account_id, key_id)
 );
 create unique index uq_api_keys_secret_sha256 on api_keys (secret_sha256);
+create index ix_api_keys_prefix on api_keys (prefix);
 
 create table assets (
     account_id text not null,
