@@ -11,9 +11,11 @@ import msgspec
 import sqlalchemy
 
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, MintedKey, mint_api_key
+from holdfast.ledger.orders.decisions import create_order
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.orders import payment_rows
 from holdfast.persistence.records.row_types import UsageEntry
 from holdfast.persistence.records.tasks import USAGE_ENTRIES
 from holdfast.persistence.server.database import Database
@@ -109,8 +111,6 @@ class Api(Stage):
                 provider=request.provider,
                 status=order.status,
                 reconcile_status=order.statuses.reconcile_status,
-                provider_payment_id=state.payment_id,
-                provider_charge_id=state.charge_id,
                 created_at=request.created_at,
                 updated_at=order.updated_at,
                 expires_at=request.expires_at,
@@ -119,6 +119,10 @@ class Api(Stage):
                 state=msgspec.to_builtins(state),
             )
         )
+        owned = tables.order_payments
+        await self.write(owned.delete().where(owned.c.order_id == order.order_id))
+        for row in payment_rows(create_order(request), order):
+            await self.write(owned.insert().values(row._asdict()))
 
     def usage_of(self, task: Task) -> UsageEntry:
         """Return the usage entry that is written with a task."""

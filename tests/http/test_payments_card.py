@@ -373,7 +373,7 @@ async def test_a_live_order_is_not_paid_by_a_test_payment(api: Api, rules: Order
     assert (body["status"], body["risk_status"]) == ("held", "mismatch")
 
 
-async def test_an_intent_that_is_not_paid_credits_nothing_whatever_its_event_says(
+async def test_an_unpaid_intent_credits_nothing_whatever_its_event_says(
     api: Api, rules: OrderRules, fakes: object
 ) -> None:
     order = await (await create(api)).get_json()

@@ -34,7 +34,7 @@ def test_a_minute_of_refusals_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("code", ["quarantined", "provider_not_configured"])
-def test_a_quarantined_actor_and_a_provider_without_settings_are_no_outage_of_the_service(code: str) -> None:
+def test_a_503_of_one_actor_or_of_a_missing_setting_is_no_outage(code: str) -> None:
     reporter = Reporter()
     requests = RefusedRequests(Conditions(reporter, lambda: 0.0))
     with structlog.testing.capture_logs() as lines:

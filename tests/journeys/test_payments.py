@@ -167,6 +167,35 @@ async def test_a_webhook_before_the_create_call_returns_is_credited(payer: Payer
         assert (found["status"], found["ledger_operation_refs"]) == ("credited", [answers[0]["operation_id"]])
 
 
+async def test_contradicting_events_credit_a_charge_once(payer: Payer, card_service: Service) -> None:
+    with trio.fail_after(60):
+        one, other = await payer.order("10.00"), await payer.order("10.00")
+        charge_id = f"ch_{one['order_id']}"
+
+        async def send(name: str, order: dict[str, Any], **fields: object) -> httpx2.Response:
+            found = {
+                "object": "charge", "id": charge_id, "status": "succeeded", "paid": True, "captured": True,
+                "amount": 1000, "currency": "usd", "metadata": {"order_id": order["order_id"]}, **fields,
+            }  # fmt: skip
+            event = {"id": f"evt_{name}_{charge_id}", "type": "charge.succeeded", "created": 1_795_608_000}
+            body = written({**event, "data": {"object": found}})
+            return await payer.customer.http.post(WEBHOOK, content=body, headers=signed(body))
+
+        unpaid = await send("failed", one, status="failed")
+        assert (unpaid.status_code, unpaid.json()["status"]) == (200, "pending")
+        paid = await send("bare", one)
+        assert (paid.status_code, paid.json()["status"]) == (200, "credited")
+        refused = await send("linked", other, payment_intent=other["provider_payment_id"])
+        assert (refused.status_code, code_of(refused)) == (400, "provider_event_mismatch")
+        assert (await payer.customer.totals()).balance == 10
+        with psycopg.connect(card_service.database_url) as connection:
+            stored = connection.execute(
+                "select verdict from payment_events where order_id = %s", (other["order_id"],)
+            ).fetchall()
+        assert stored == [("refused",)]
+    assert card_service.audit() == []
+
+
 async def test_a_reused_event_id_is_stored_and_credits_nothing(payer: Payer, card_service: Service) -> None:
     with trio.fail_after(60):
         paid = await payer.paid_order("10.00")

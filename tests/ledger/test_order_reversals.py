@@ -284,7 +284,7 @@ def test_reinstated_funds_do_not_turn_a_lost_case_into_a_won_one(provider: CardP
     assert cents(order) == [1000, -1000, 1000]
 
 
-def test_the_name_of_an_event_moves_no_money_that_its_dispute_does_not_list(provider: CardProvider) -> None:
+def test_an_event_moves_no_money_that_its_dispute_does_not_list(provider: CardProvider) -> None:
     paid = provider.apply(provider.order(), provider.paid())
     inquiry = provider.dispute("funds_withdrawn", "warning_needs_response")
     assert cents(provider.apply(paid, inquiry)) == [1000]

@@ -22,6 +22,7 @@ from holdfast.ledger.orders.facts import Claim, OrderFacts, PaymentEvent, Paymen
 from holdfast.ledger.orders.order import OrderRequest, identity_fx
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.orders import payment_rows
 
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -320,8 +321,6 @@ class AccountHistory:
                 provider=request.provider,
                 status=order.status,
                 reconcile_status=order.statuses.reconcile_status,
-                provider_payment_id=order.state.payment_id,
-                provider_charge_id=order.state.charge_id,
                 created_at=request.created_at,
                 updated_at=order.updated_at,
                 expires_at=request.expires_at,
@@ -330,6 +329,8 @@ class AccountHistory:
                 state=msgspec.to_builtins(order.state),
             )
         )
+        for row in payment_rows(create_order(request), order):
+            self.connection.execute(insert(tables.order_payments).values(row._asdict()))
 
 
 def payment(name: str) -> PaymentEvent:

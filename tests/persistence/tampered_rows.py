@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import psycopg
 
-from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES
+from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES, PAYMENTS
 from holdfast.persistence.audit.orders import STATUSES as ORDER_STATUSES
 
 SUMS = "the postings of each operation sum to zero"
@@ -40,7 +40,7 @@ def in_state(order_id: str, path: str, value: object) -> str:
 
 ANNOUNCED = "each task that ended has one event for it, if its webhook subscribed to it"
 RECORDED = "each task records the outcome of its assets_ready event"
-LISTED, RESERVED, CASH, STORED = (rule.name for rule in ORDER_RULES)
+LISTED, RESERVED, CASH, OWNED, STORED = (rule.name for rule in ORDER_RULES)
 
 ADA = "account_id = 'acct_ada'"
 
@@ -122,7 +122,10 @@ CASES: list[tuple[list[str], set[str]]] = [
     (["delete from accounts where id = 'acct_bob'"], {ORPHANS}),
     (["insert into sessions values ('acct_x', 'ses_1', '', now(), now(), null)"], {ORPHANS}),
     (["update orders set status = 'failed' where order_id = 'ord_paid'"], {COLUMNS}),
-    (["update orders set provider_payment_id = 'pi_x' where order_id = 'ord_paid'"], {COLUMNS}),
+    (["update order_payments set order_id = 'ord_new' where order_id = 'ord_paid'"], {OWNED}),
+    (["delete from order_payments where order_id = 'ord_paid'"], {OWNED}),
+    ([in_state("ord_paid", "{provider_object_ids}", [])], {OWNED, PAYMENTS}),
+    ([in_state("ord_back", "{provider_object_ids,0}", "ch_paid")], {OWNED, PAYMENTS}),
     (["update orders set expires_at = expires_at + interval '1 day' where order_id = 'ord_new'"], {COLUMNS}),
     (["update orders set state = '{\"moves\": 1}' where order_id = 'ord_new'"], {COLUMNS}),
     ([in_state("ord_paid", "{statuses,processing_status}", "failed")], {ORDER_STATUSES, HISTORY}),
@@ -145,7 +148,7 @@ CASES: list[tuple[list[str], set[str]]] = [
     (["update payment_events set verdict = 'refused' where event_id = 'evt_paid_1'"], {STORED}),
     (["update payment_events set order_id = 'ord_new' where event_id = 'evt_paid_1'"], {STORED}),
     (["update payment_events set order_id = 'ord_x' where event_id = 'evt_paid_1'"], {STORED, ORPHANS}),
-    (["delete from orders where order_id = 'ord_paid'"], {LISTED, STORED, ORPHANS}),
+    (["delete from orders where order_id = 'ord_paid'"], {LISTED, OWNED, STORED, ORPHANS}),
     (
         ["update operations set amount_micro = 1 where operation_id = 'op_reserved_paid'"],
         {LISTED, SHAPES, CHAINS},

@@ -45,6 +45,7 @@ from holdfast.ledger.orders.decisions import (
     on_create_refused,
     on_event,
     on_expiry,
+    on_foreign_snapshot,
     on_reconciled,
     on_sandbox_callback,
     resolve_held,
@@ -54,12 +55,17 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.progress import clean_message
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.queries.orders import (
+    are_of_another_order,
     event_of_another_order,
     order_of_account,
-    payment_of_another_order,
     pending_order_count,
 )
-from holdfast.persistence.records.orders import OrderChangedRow, UnappliedPaymentEventRow, synthetic_event_rows
+from holdfast.persistence.records.orders import (
+    OrderChangedRow,
+    UnappliedPaymentEventRow,
+    payment_rows,
+    synthetic_event_rows,
+)
 from holdfast.persistence.records.row_types import PaymentEventRow
 from holdfast.persistence.records.rows import Row
 from holdfast.persistence.server.database import Database
@@ -177,6 +183,14 @@ class AccountOrders:
 
     async def _reconcile(self, command: ReconcileOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         result = on_reconciled(order, command.snapshot, now, new_operation_id=NEW_OPERATION_ID)
+        if await self._names_another_orders(order, result.order):
+            log.warning(
+                "the provider's record of an order names another order's payment",
+                order_id=order.order_id,
+                account_id=order.account_id,
+                provider=order.request.provider,
+            )
+            return await self._apply(order, on_foreign_snapshot(order, now))
         events = () if command.snapshot is None else command.snapshot.events
         return await self._apply(order, result, more=synthetic_event_rows(order, result.order, events, now))
 
@@ -204,8 +218,9 @@ class AccountOrders:
     ) -> Turn[OrderResult]:
         """Commit what a decision changed.
 
-        Refuses: 1. the decision if it is a refusal; 2. ``provider_event_mismatch`` (another order's payment);
-        3. ``amount_too_large`` (the balance would exceed the limit). The event is then stored as refused.
+        Refuses: 1. the decision if it is a refusal; 2. ``provider_event_mismatch`` (a payment or charge of
+        another order); 3. ``amount_too_large`` (the balance would exceed the limit). The event is then stored as
+        refused.
         """
         moves: tuple[LedgerMove, ...] = ()
         if isinstance(result, Refusal):
@@ -231,7 +246,7 @@ class AccountOrders:
                 provider=after.request.provider,
                 status=after.status,
             )
-        rows: list[Row] = [OrderChangedRow(after), *more]
+        rows: list[Row] = [OrderChangedRow(after), *payment_rows(order, after), *more]
         if event is not None:
             rows.append(event)
         log_event = _log_event_of(order, after, moves)
@@ -254,19 +269,24 @@ class AccountOrders:
         return commit
 
     async def _refusal_of(self, order: Order, after: Order, moves: Sequence[LedgerMove]) -> Refusal | None:
-        payment_id, order_id = after.state.payment_id, order.order_id
-        if payment_id is not None and payment_id != order.state.payment_id:
-            is_of_another_order = any(
-                each.state.payment_id == payment_id and each.order_id != order_id for each in self._cache.values()
-            ) or await self._database.read(payment_of_another_order, order.request.provider, payment_id, order_id)
-            if is_of_another_order:
-                return Refusal(
-                    code="provider_event_mismatch", message="The payment belongs to another payment order."
-                )
+        if await self._names_another_orders(order, after):
+            return Refusal(code="provider_event_mismatch", message="The payment belongs to another payment order.")
         credit_micro = sum(move.amount_micro for move in moves if move.kind == "credit")
         if credit_micro and self._units.state.balance_micro + credit_micro > AMOUNT_MICRO_MAX:
             return Refusal(code="amount_too_large", message="The balance would exceed the largest one allowed.")
         return None
+
+    async def _names_another_orders(self, order: Order, after: Order) -> bool:
+        """Whether a decision names a payment or charge that another order was the first to name, durable or not."""
+        provider, order_id = order.request.provider, order.order_id
+        new = set(after.state.provider_object_ids).difference(order.state.provider_object_ids)
+        return bool(new) and (
+            any(
+                not new.isdisjoint(each.state.provider_object_ids) and each.order_id != order_id
+                for each in self._cache.values()
+            )
+            or await self._database.read(are_of_another_order, provider, new, order_id)
+        )
 
     async def _event_of_another_order(self, order: Order, event_id: str) -> bool:
         """Whether an event with this id was applied to another order, durable or not."""

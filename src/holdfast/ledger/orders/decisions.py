@@ -20,6 +20,7 @@ from holdfast.ledger.orders.facts import (
     PaymentEvent,
     PaymentFacts,
     join,
+    provider_objects_of,
 )
 from holdfast.ledger.orders.order import (
     BalanceReading,
@@ -116,6 +117,7 @@ def on_event(
         new_operation_id=new_operation_id,
         event_id=event.event_id,
         verdict="stale" if is_stale else "applied",
+        named=provider_objects_of(event.facts),
         **recorded,
     )
 
@@ -228,7 +230,21 @@ def on_reconciled(
         event_id=None if cause is None else cause.event_id,
         reconcile_status=status,
         reconcile_tries=state.reconcile_tries + 1 if is_unchanged else 0,
+        named=set[str]().union(*(provider_objects_of(event.facts) for event in new)),
         **recorded,
+    )
+
+
+def on_foreign_snapshot(order: Order, now: datetime) -> OrderResult:
+    """Record that a snapshot names a payment or charge of another order: nothing of it is applied."""
+    return moved(
+        order,
+        assess(order.request, order.state.facts),
+        now,
+        source="reconcile",
+        reason="payment_of_another_order",
+        reconcile_status="mismatch",
+        reconcile_tries=order.state.reconcile_tries + 1,
     )
 
 

@@ -186,6 +186,19 @@ def join(*facts: OrderFacts) -> OrderFacts:
     return reduce(_join, facts)
 
 
+def provider_objects_of(facts: OrderFacts) -> set[str]:
+    """Return the ids of all payments and charges that the facts name."""
+    reversals: list[RefundFacts | RefundedTotal | DisputeFacts] = [
+        *facts.refunds.values(),
+        *facts.totals.values(),
+        *facts.disputes.values(),
+    ]
+    named = (name for each in reversals for name in (each.charge_id, each.payment_id))
+    paid_by = (charge_id for payment in facts.payments.values() for charge_id in payment.charge_ids)
+    ids = {*facts.payments, *facts.charges, *facts.charges.values(), *paid_by, *named}
+    return {each for each in ids if each is not None}
+
+
 def join_payments(one: PaymentFacts, other: PaymentFacts) -> PaymentFacts:
     """Return what two reports state about one payment."""
     return PaymentFacts(

@@ -119,8 +119,9 @@ class OrderState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The current state of an order. Outcome times are set once and never cleared.
 
     ``moves`` are all ledger operations so far. ``event_ids`` are all events ever applied, synthetic ones too, in
-    order of arrival. ``reconcile_due_at`` is when to reconcile with the provider next; ``reconcile_tries`` counts
-    the reconciles since the last change.
+    order of arrival. ``provider_object_ids`` are all payments and charges that the provider ever named for the
+    order; each belongs to this order alone. ``reconcile_due_at`` is when to reconcile with the provider next;
+    ``reconcile_tries`` counts the reconciles since the last change.
     """
 
     statuses: Statuses = Statuses()
@@ -128,6 +129,7 @@ class OrderState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     moves: tuple[LedgerMove, ...] = ()
     history: tuple[StateEntry, ...] = ()
     event_ids: tuple[str, ...] = ()
+    provider_object_ids: tuple[str, ...] = ()
     reversal_refs: tuple[str, ...] = ()
     balance_readings: dict[str, BalanceReading] = {}
     intent_id: str | None = None

@@ -139,10 +139,20 @@ def received_micro(request: OrderRequest, facts: OrderFacts) -> int | None:
 
 
 def _by_payment(facts: OrderFacts) -> dict[str, OrderFacts]:
-    """Return the facts of each payment, the earliest first; facts that name no payment are the first one's."""
+    """Return the facts of each payment, the earliest first; facts that name no payment are the first one's.
+
+    Payments that name the same charge are one, also where one of them is the charge itself.
+    """
+
+    def key_of(name: str) -> str:
+        charges = facts.payments[name].charge_ids if name in facts.payments else ()
+        same = {name, *(facts.charges.get(charge_id, name) for charge_id in (name, *charges))}
+        key = max(same, key=lambda each: (each not in facts.charges, each))
+        return key if key == name else key_of(key)
+
     found: dict[str, PaymentFacts] = {}
     for payment_id, payment in facts.payments.items():
-        key = facts.charges.get(payment_id, payment_id)
+        key = key_of(payment_id)
         found[key] = join_payments(found[key], payment) if key in found else payment
     ordered = sorted(found, key=lambda key: (found[key].at, key))
 
@@ -150,9 +160,7 @@ def _by_payment(facts: OrderFacts) -> dict[str, OrderFacts]:
         return {part_id: part for part_id, part in parts.items() if owner(part) == key}
 
     def owner(part: RefundFacts | DisputeFacts | RefundedTotal) -> str:
-        if part.payment_id is not None:
-            return facts.charges.get(part.payment_id, part.payment_id)
-        return facts.charges.get(part.charge_id or "", ordered[0])
+        return key_of(facts.charges.get(part.charge_id or "", part.payment_id or ordered[0]))
 
     return {
         key: OrderFacts(

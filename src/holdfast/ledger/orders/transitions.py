@@ -6,12 +6,13 @@ is posted. So a payment reported twice, or by two types of event, is posted once
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from holdfast.ledger.orders.facts import provider_objects_of
 from holdfast.ledger.orders.order import (
     LedgerMove,
     Order,
@@ -60,10 +61,12 @@ def moved(
     reconcile_status: ReconcileStatus | None = None,
     reconcile_tries: int = 0,
     verdict: StepVerdict = "applied",
+    named: Iterable[str] = (),
     **state: Any,
 ) -> OrderResult:
     """Return the order with the assessed facts: post the difference, set the statuses, extend the history.
 
+    ``named`` are payments and charges that the cause names: of two payments of one charge, the facts retain one.
     ``state`` names further fields of :class:`OrderState`. The reserved operation id is used for the first credit
     only. A new history entry, an intent or a reconcile schedules the next reconcile.
     """
@@ -102,7 +105,10 @@ def moved(
     }
     fields: dict[str, Any] = {name: now for name, did in happened.items() if did and getattr(before, name) is None}
     if request.provider == "cardprovider":
-        fields |= _provider_ids(implied, state.get("intent_id", before.intent_id))
+        intent_id = state.get("intent_id", before.intent_id)
+        fields |= _provider_ids(implied, intent_id)
+        objects = {*before.provider_object_ids, *provider_objects_of(facts), *named}
+        fields["provider_object_ids"] = tuple(sorted(objects if intent_id is None else {*objects, intent_id}))
     after = msgspec.structs.replace(
         before,
         statuses=statuses,

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Text, any_, literal, tuple_
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from holdfast.ledger.money import format_amount
+from holdfast.ledger.orders.facts import provider_objects_of
 from holdfast.ledger.orders.targets import assess
 from holdfast.persistence.audit.differences import BrokenRule, Difference
 from holdfast.persistence.audit.rules import Rule
@@ -23,8 +24,9 @@ from holdfast.persistence.records.unreadable import UnreadableRow, read_row
 NET = "the net amount posted for each order follows from its facts"
 STATUSES = "each order's statuses follow from its facts"
 HISTORY = "each order's history ends in its statuses and names its operations in order"
+PAYMENTS = "each order lists every payment and charge that its facts name"
 COLUMNS = "each order's columns match its state"
-READ_RULES = (NET, STATUSES, HISTORY, COLUMNS)
+READ_RULES = (NET, STATUSES, HISTORY, PAYMENTS, COLUMNS)
 
 _IN_ORDER = ORDER.order_by(orders.c.account_id, orders.c.order_id)
 
@@ -43,6 +45,10 @@ _MOVES = (
 _EVENT_IDS = (
     "select o.provider, o.account_id, o.order_id, e.event_id from orders o "
     f"cross join lateral json_array_elements_text({_listed('event_ids')}) as e (event_id)"
+)
+_PAYMENTS = (
+    "select o.provider, o.account_id, o.order_id, p.object_id from orders o "
+    f"cross join lateral json_array_elements_text({_listed('provider_object_ids')}) as p (object_id)"
 )
 
 ORDER_RULES: tuple[Rule, ...] = (
@@ -79,6 +85,17 @@ ORDER_RULES: tuple[Rule, ...] = (
         where l.ledger_account not in ('available', 'cash:' || o.provider)
         """,
         "operation {number} moves {ledger_account} for order {order_id} of {provider}",
+    ),
+    Rule(
+        "each payment and charge belongs to the one order that lists it",
+        f"""
+        select coalesce(l.account_id, p.account_id) as account_id,
+               coalesce(l.object_id, p.provider_object_id) as object_id, l.order_id, p.order_id as stored_for
+        from ({_PAYMENTS}) l
+        full join order_payments p on (p.provider, p.provider_object_id) = (l.provider, l.object_id)
+        where (l.account_id, l.order_id) is distinct from (p.account_id, p.order_id)
+        """,
+        "{object_id} is listed by order {order_id}, and stored for order {stored_for}",
     ),
     Rule(
         "the events listed by each order are the stored events applied to it",
@@ -140,8 +157,11 @@ def _broken(row: Any) -> Iterator[tuple[str, str]]:
     named = [entry.operation_id for entry in state.history if entry.operation_id is not None]
     if not state.history or state.history[-1].statuses != statuses or named != [*order.ledger_operation_refs]:
         yield HISTORY, "has a history that does not match its state"
+    listed = {*state.provider_object_ids}
+    if request.provider == "cardprovider" and not listed >= provider_objects_of(state.facts):
+        yield PAYMENTS, "does not list all payments and charges that its facts name"
     columns = (row.account_id, row.order_id, row.provider, row.status, row.reconcile_status)
     values = (order.account_id, order.order_id, request.provider, statuses.status, statuses.reconcile_status)
-    ids = (row.provider_payment_id, row.provider_charge_id, row.created_at, row.expires_at)
-    if columns != values or ids != (state.payment_id, state.charge_id, request.created_at, request.expires_at):
+    times = (row.created_at, row.expires_at)
+    if columns != values or times != (request.created_at, request.expires_at):
         yield COLUMNS, "has columns that differ from its state"

@@ -21,6 +21,7 @@ OWNERS: Mapping[str, str] = {
             "checkpoints",
             "holds",
             "operations",
+            "order_payments",
             "orders",
             "outbox",
             "outbox_attempts",

@@ -110,6 +110,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     _insert(tasks.TASK_EVENTS, on_conflict="on conflict do nothing"),
     _insert(orders.ORDERS),
     _update(orders.CHANGED_ORDERS, keyed=["account_id", "order_id"]),
+    _insert(orders.ORDER_PAYMENTS),
     _insert(
         orders.PAYMENT_EVENTS,
         on_conflict="on conflict (provider, event_id) do update set account_id = excluded.account_id, "

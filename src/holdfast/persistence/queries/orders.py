@@ -13,6 +13,7 @@ from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
 from holdfast.persistence.records.orders import ORDER, order_of
 from holdfast.persistence.records.tables import accounts, orders, payment_events
+from holdfast.persistence.records.tables import order_payments as named
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
 _ORDERING = (orders.c.created_at, orders.c.order_id)
@@ -60,11 +61,11 @@ def order_of_account(rows: Connection, account_id: str, order_id: str) -> Order 
 
 def order_of_event(rows: Connection, provider: str, event: PaymentEvent) -> Order | None:
     """Return the order that an event names by our own id, or else by the provider's payment or its charge."""
-    names = [(orders.c.order_id, event.order_id)]
-    if event.order_id is None:
-        names = [(orders.c.provider_payment_id, event.payment_id), (orders.c.provider_charge_id, event.charge_id)]
-    for column, name in names:
-        order = None if name is None else _one(rows, orders.c.provider == provider, column == name)
+    if event.order_id is not None:
+        return _one(rows, orders.c.provider == provider, orders.c.order_id == event.order_id)
+    for name in (event.payment_id, event.charge_id):
+        owner = select(named.c.order_id).where(named.c.provider == provider, named.c.provider_object_id == name)
+        order = None if name is None else _one(rows, orders.c.order_id == owner.scalar_subquery())
         if order is not None:
             return order
     return None
@@ -101,10 +102,10 @@ def pending_order_count(rows: Connection, account_id: str) -> int:
     return rows.execute(query).scalar_one()
 
 
-def payment_of_another_order(rows: Connection, provider: str, payment_id: str, order_id: str) -> bool:
-    """Whether a provider's payment already belongs to an order other than ``order_id``, of any account."""
-    query = select(orders.c.order_id).where(
-        orders.c.provider == provider, orders.c.provider_payment_id == payment_id, orders.c.order_id != order_id
+def are_of_another_order(rows: Connection, provider: str, object_ids: Iterable[str], order_id: str) -> bool:
+    """Whether any of a provider's payments and charges belongs to an order other than ``order_id``."""
+    query = select(named.c.order_id).where(
+        named.c.provider == provider, named.c.provider_object_id.in_(object_ids), named.c.order_id != order_id
     )
     return rows.execute(query).first() is not None
 

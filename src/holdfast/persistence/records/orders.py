@@ -12,7 +12,7 @@ from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderState
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import attributes_of, fields_of, selected
-from holdfast.persistence.records.row_types import PaymentEventRow
+from holdfast.persistence.records.row_types import OrderPaymentRow, PaymentEventRow
 
 
 class OrderChangedRow(NamedTuple):
@@ -35,20 +35,18 @@ _CHANGES = (
     "wake_at",
     "state",
 )
-_IDS = {"provider_payment_id": "state.payment_id", "provider_charge_id": "state.charge_id"}
 
 ORDERS = attributes_of(
     tables.orders,
     Order,
     (*_CHANGES, "request.provider", "request.created_at", "request.expires_at", "request"),
-    **_IDS,
 )
 CHANGED_ORDERS = attributes_of(
     tables.orders,
     OrderChangedRow,
     (f"order.{path}" for path in _CHANGES),
-    **{name: f"order.{path}" for name, path in _IDS.items()},
 )
+ORDER_PAYMENTS = fields_of(tables.order_payments, OrderPaymentRow)
 PAYMENT_EVENTS = fields_of(tables.payment_events, PaymentEventRow)
 UNAPPLIED_PAYMENT_EVENTS = fields_of(tables.payment_events, UnappliedPaymentEventRow)
 
@@ -66,6 +64,14 @@ def order_of(row: Any) -> Order:
         wake_at=row.wake_at,
         request=_REQUEST.decode(row.request),
         state=_STATE.decode(row.state),
+    )
+
+
+def payment_rows(before: Order, after: Order) -> tuple[OrderPaymentRow, ...]:
+    """Return the rows of the payments and charges that a decision was the first to name for its order."""
+    new = set(after.state.provider_object_ids).difference(before.state.provider_object_ids)
+    return tuple(
+        OrderPaymentRow(after.request.provider, each, after.account_id, after.order_id) for each in sorted(new)
     )
 
 

@@ -83,6 +83,15 @@ class PaymentEventRow(NamedTuple):
     body: bytes
 
 
+class OrderPaymentRow(NamedTuple):
+    """A provider's payment or charge, and the one order it belongs to."""
+
+    provider: str
+    provider_object_id: str
+    account_id: str
+    order_id: str
+
+
 class OutboxAttemptRow(msgspec.Struct, frozen=True, tag=True):
     """One delivery and its outcome: the receiver's status, or in ``error`` why there was none."""
 

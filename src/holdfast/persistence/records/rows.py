@@ -22,6 +22,7 @@ from holdfast.persistence.records.orders import OrderChangedRow
 from holdfast.persistence.records.outbox import OutboxOutcomeRow, OutboxResendRow, OutboxRow
 from holdfast.persistence.records.row_types import (
     AssetRow,
+    OrderPaymentRow,
     OutboxAttemptRow,
     PaymentEventRow,
     SessionRow,
@@ -63,6 +64,7 @@ Row: TypeAlias = (
     | Order
     | OrderChangedRow
     | OutboxResendRow
+    | OrderPaymentRow
     | PaymentEventRow
     | SessionRevokedRow
     | SessionRow

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSON
 
-from holdfast.persistence.records.row_types import PaymentEventRow
+from holdfast.persistence.records.row_types import OrderPaymentRow, PaymentEventRow
 from holdfast.persistence.records.table_base import Time, columns_of, metadata
 
 
@@ -58,6 +58,15 @@ class KnownDifference(NamedTuple):
     found_at: datetime
     seen_at: datetime
 
+
+# Every payment and charge that the provider named for an order. Each belongs to one order, so that its money is
+# credited once, whichever orders later events name.
+order_payments = Table(
+    "order_payments",
+    metadata,
+    *columns_of(OrderPaymentRow, key=["provider", "provider_object_id"]),
+    Index("ix_order_payments_account_id", "account_id"),
+)
 
 payment_events = Table(
     "payment_events",

@@ -48,6 +48,7 @@ from holdfast.persistence.records.shared_tables import (
     audit_progress,
     contents,
     journal_batches,
+    order_payments,
     payment_events,
     sign_ins,
 )
@@ -56,10 +57,10 @@ from holdfast.persistence.records.table_base import Time, columns_of, metadata
 __all__ = [
     "accounts", "api_keys", "assets", "audit_differences",
     "audit_progress", "check_callbacks", "checkpoints", "contents", "holds", "idempotency_records",
-    "journal_batches", "metadata", "operations", "operator_actions", "operator_sessions", "orders", "outbox",
-    "outbox_attempts", "payment_events", "poison_messages", "postings", "processes", "reports", "service_clock",
-    "sessions", "sign_ins", "silent_receivers", "singletons", "task_events", "tasks", "usage_entries",
-    "webhook_secrets",
+    "journal_batches", "metadata", "operations", "operator_actions", "operator_sessions", "order_payments",
+    "orders", "outbox", "outbox_attempts", "payment_events", "poison_messages", "postings", "processes", "reports",
+    "service_clock", "sessions", "sign_ins", "silent_receivers", "singletons", "task_events", "tasks",
+    "usage_entries", "webhook_secrets",
 ]  # fmt: skip
 
 accounts = Table(
@@ -261,9 +262,6 @@ orders = Table(
     Column("provider", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("reconcile_status", Text, nullable=False),
-    # Events that do not name their order are matched by these. A payment has one order.
-    Column("provider_payment_id", Text),
-    Column("provider_charge_id", Text),
     Column("created_at", Time, nullable=False),
     Column("updated_at", Time, nullable=False),
     Column("expires_at", Time, nullable=False),
@@ -273,19 +271,6 @@ orders = Table(
     Column("state", JSON, nullable=False),
     PrimaryKeyConstraint("account_id", "order_id"),
     Index("uq_orders_order_id", "order_id", unique=True),
-    Index(
-        "uq_orders_provider_payment_id",
-        "provider",
-        "provider_payment_id",
-        unique=True,
-        postgresql_where=text("provider_payment_id is not null"),
-    ),
-    Index(
-        "ix_orders_provider_charge_id",
-        "provider",
-        "provider_charge_id",
-        postgresql_where=text("provider_charge_id is not null"),
-    ),
     Index("ix_orders_listing", "account_id", "created_at", "order_id"),
     Index("ix_orders_due", "wake_at", postgresql_where=text("wake_at is not null")),
     Index("ix_orders_odd", "status", postgresql_where=text("status = 'held' or reconcile_status = 'mismatch'")),

@@ -187,6 +187,15 @@ create table operator_sessions (
 );
 create index ix_operator_sessions_expires_at on operator_sessions (expires_at);
 
+create table order_payments (
+    provider text not null,
+    provider_object_id text not null,
+    account_id text not null,
+    order_id text not null,
+    constraint pk_order_payments primary key (provider, provider_object_id)
+);
+create index ix_order_payments_account_id on order_payments (account_id);
+
 create table orders (
     account_id text not null,
     order_id text not null,
@@ -194,8 +203,6 @@ create table orders (
     provider text not null,
     status text not null,
     reconcile_status text not null,
-    provider_payment_id text,
-    provider_charge_id text,
     created_at timestamptz not null,
     updated_at timestamptz not null,
     expires_at timestamptz not null,
@@ -207,11 +214,7 @@ create table orders (
 create index ix_orders_due on orders (wake_at) where wake_at is not null;
 create index ix_orders_listing on orders (account_id, created_at, order_id);
 create index ix_orders_odd on orders (status) where status = 'held' or reconcile_status = 'mismatch';
-create index ix_orders_provider_charge_id on orders (provider, provider_charge_id)
-    where provider_charge_id is not null;
 create unique index uq_orders_order_id on orders (order_id);
-create unique index uq_orders_provider_payment_id on orders (provider, provider_payment_id)
-    where provider_payment_id is not null;
 
 create table outbox (
     account_id text not null,
