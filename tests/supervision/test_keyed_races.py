@@ -221,7 +221,7 @@ async def test_a_quarantine_and_a_release_at_once_leave_one_task(autojump_clock:
         await wait_all_tasks_blocked()
         lives = directory.lives
         child = lives.children["a"]
-        lives.quarantine_waiting(child, OSError("by hand"), 60)
+        lives.quarantine.put(child, OSError("by hand"), for_s=60)
         lives.release(child, "mended")
         directory.ref("a").tell(Say("kept"))
         assert lives.children["a"] is child

@@ -96,13 +96,6 @@ class KeyedLives:
         if self.active_count > self.limits.active_max:
             self._crowded.set()
 
-    def quarantine_waiting(self, child: KeyedChild, exc: Exception, for_s: float) -> None:
-        """Quarantine a child that has no actor, for an operator, and end its wait to start one."""
-        assert child.actor is None
-        self.quarantine.put(child, exc, for_s=for_s)
-        if child.scope is not None:
-            child.scope.cancel(reason="its key was quarantined")
-
     def release(self, child: KeyedChild, reason: str) -> None:
         """End a child's quarantine, for an operator."""
         self.quarantine.release(child, reason)

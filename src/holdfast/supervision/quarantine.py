@@ -27,7 +27,10 @@ class Quarantine:
         self._rng = rng
 
     def put(self, child: KeyedChild, exc: Exception, *, for_s: float | None = None) -> None:
-        """Quarantine a key: waiting messages and new ones are refused until its time is over."""
+        """Quarantine a key: waiting messages and new ones are refused until its time is over.
+
+        A child whose actor has not begun begins none.
+        """
         child.state = "quarantined"
         child.quarantines += 1
         delay_s = self._limits.quarantine.delay(child.quarantines, self._rng) if for_s is None else for_s
@@ -37,6 +40,8 @@ class Quarantine:
         self._reports.count("quarantined")
         self._reports.crash(child, exc, "quarantine", delay_s)
         self.clear_mailbox(child)
+        if child.actor is None and child.scope is not None:
+            child.scope.cancel(reason="its key was quarantined")
 
     def clear_mailbox(self, child: KeyedChild) -> None:
         """Refuse all waiting messages."""

@@ -168,7 +168,7 @@ class ControlledGroup:
 
     async def _quarantine(self, child: KeyedChild, action: QuarantineKey) -> None:
         if child.actor is None:
-            self.directory.lives.quarantine_waiting(child, EndedByOperator(action.reason), action.for_s)
+            self.directory.lives.quarantine.put(child, EndedByOperator(action.reason), for_s=action.for_s)
         else:
             await self._end(child, EndRequest("quarantine", action.reason, action.for_s), SystemMessage.END)
 
