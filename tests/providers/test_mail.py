@@ -209,3 +209,11 @@ async def test_a_mail_server_that_never_answers_is_given_up_in_time() -> None:
         with trio.fail_after(60), pytest.raises(MailFault, match="in time"):
             await mailer.send_code("ada@example.com", "123456", 600)
         nursery.cancel_scope.cancel()
+
+
+def test_messages_share_the_classes_of_their_headers() -> None:
+    def classes() -> list[type]:
+        message = write_code("Holdfast <codes@holdfast.test>", "ada@example.com", "123456", 600)
+        return [type(header) for header in message.values()]
+
+    assert classes() == classes()

@@ -9,6 +9,7 @@ import ssl
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime, make_msgid, parseaddr
@@ -27,6 +28,27 @@ DEVELOPMENT_SENDER = "holdfast@localhost"
 
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,64}@[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,253}\Z")
 _log = structlog.get_logger(__name__)
+
+
+class _HeaderClasses(HeaderRegistry):
+    """Makes the class of each kind of header once.
+
+    The standard one makes a class for each header, and only a full collection of garbage frees classes. These are
+    rare: until then each message would cost 40 KB.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[str, type] = {}
+
+    def __getitem__(self, name: str) -> type:
+        made = self._made.get(name.lower())
+        if made is None:
+            made = self._made[name.lower()] = super().__getitem__(name)
+        return made
+
+
+_POLICY = SMTP.clone(header_factory=_HeaderClasses())
 
 
 class MailFault(Exception):
@@ -156,7 +178,7 @@ def write_code(mail_from: str, email: str, code: str, expires_in_s: int) -> Emai
         raise MailFault("the recipient is not one plain address")
     if not code.isascii() or not code.isalnum():
         raise MailFault("the code is malformed")
-    message = EmailMessage(policy=SMTP.clone(utf8=not email.isascii()))
+    message = EmailMessage(policy=_POLICY.clone(utf8=not email.isascii()))
     try:
         message["From"] = mail_from
         message["To"] = email
