@@ -19,8 +19,9 @@ PARTS = {
     "rolls": "rolls and kills of workers under load",
     "checker": "creates with the checker and without, and its speed",
     "growth": "costs with large books beside small ones",
+    "soak": "memory and markers over an hour of constant load",
 }
-LONG = {"checker", "growth", "rolls"}
+LONG = {"checker", "growth", "rolls", "soak"}
 
 
 def main(arguments: list[str]) -> int:

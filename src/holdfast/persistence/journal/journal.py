@@ -45,7 +45,7 @@ BLOCKED_S = 3.0
 """If no batch could be written for so long, though there were some, writes count as blocked."""
 LOOK_UP_FIRST_S = 0.1
 LOOK_UP_LAST_S = 1.0
-MARKER_RETENTION_S = 7 * 24 * 3600
+MARKER_RETENTION_S = 24 * 3600
 """How long a batch's marker is retained, for a look-up to find."""
 LOOK_UP_MAX_S = MARKER_RETENTION_S / 2
 """A look-up that succeeds later than this proves nothing: the marker may have been deleted since."""
