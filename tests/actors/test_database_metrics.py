@@ -91,6 +91,17 @@ async def test_the_gauges_follow_the_rows(database: Database, rows: psycopg.Conn
     assert metrics.REVIEWS_OPEN._value.get() == 2
     assert metrics.EVENTS_PENDING._value.get() == 1
     assert metrics.EVENTS_PENDING_AGE_S._value.get() == 90
+    assert (metrics.EVENTS_FAILING._value.get(), metrics.EVENTS_GIVEN_UP._value.get()) == (0, 0)
+
+    rows.execute(
+        "update outbox set attempts = 1, status = case event_id when 'evt_2' then 'given_up' else status end"
+    )
+    rows.execute(
+        "insert into outbox_attempts (account_id, event_id, number, at, duration_ms) "
+        "select account_id, event_id, 1, created_at, 5 from outbox"
+    )
+    await meter.measure_backlog()
+    assert (metrics.EVENTS_FAILING._value.get(), metrics.EVENTS_GIVEN_UP._value.get()) == (1, 1)
 
     rows.execute("update tasks set wake_at = null, status = 'succeeded'")
     rows.execute("update outbox set due_at = null")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar, cast
@@ -46,8 +46,8 @@ class FakeEventCommands(EventCommands):
     sent_again: list[tuple[str, str]] = field(default_factory=list)
     rotated: list[tuple[str, int]] = field(default_factory=list)
 
-    async def resend(self, account_id: str, event_id: str) -> None:
-        self.sent_again.append((account_id, event_id))
+    async def resend_all(self, events: Sequence[tuple[str, str]]) -> None:
+        self.sent_again += events
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
         self.rotated.append((account_id, generation))

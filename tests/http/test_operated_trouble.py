@@ -104,6 +104,34 @@ async def test_events_whose_delivery_fails_are_listed_and_retried(api: Api) -> N
     await api.refused(unknown, 404, "event_not_found")
 
 
+async def test_failed_events_are_counted_by_host_and_retried_together(api: Api) -> None:
+    older, newer = await plant(api, attempts=2)
+    outbox = tables.outbox
+    await api.write(outbox.update().values(attempts=2, due_at=api.now + timedelta(hours=1)))
+    given_up = outbox.update().where(outbox.c.event_id == older)
+    await api.write(given_up.values(status="given_up", due_at=None, url="HTTPS://Gone.example:443/hooks?key=1"))
+    [event] = (await get(api, f"{WEBHOOKS}?host=gone.example"))["data"]
+    assert event["event"]["event_id"] == older
+    summary = await get(api, f"{WEBHOOKS}/summary")
+    assert (summary["failing"], summary["given_up"]) == (1, 1)
+    [host] = {each["host"] for each in summary["hosts"]} - {"gone.example"}
+    assert {(each["accounts"], each["events"]) for each in summary["hosts"]} == {(1, 1)}
+    events: Any = api.deps.events
+    of_host = await post(api, f"{WEBHOOKS}/hosts/gone.example/retry", {"reason": "their server is back"})
+    assert (await of_host.get_json(), events.sent_again) == (
+        {"retried": 1, "has_more": False},
+        [(api.account_id, older)],
+    )
+    of_account = await post(api, f"{WEBHOOKS}/{api.account_id}/retry", {})
+    assert await of_account.get_json() == {"retried": 2, "has_more": False}
+    assert events.sent_again[1:] == [(api.account_id, older), (api.account_id, newer)]
+    # Those that are due are about to be delivered anyway, so a repeated call goes on with the others.
+    await api.write(outbox.update().values(status="pending", due_at=api.now - timedelta(seconds=1)))
+    for path in (f"hosts/{host}", api.account_id, api.other_account_id, "hosts/elsewhere.example", "acct_'"):
+        none = await api.call("POST", f"{WEBHOOKS}/{path}/retry", headers=heads(api), json={})
+        await api.refused(none, 404, "event_not_found")
+
+
 async def test_new_and_delivered_events_are_not_listed(api: Api) -> None:
     await plant(api)
     assert (await get(api, WEBHOOKS))["data"] == []

@@ -9,6 +9,7 @@ from holdfast.reports.conditions import (
     CALLBACKS,
     COUNT_PAUSE_MAX_S,
     DATABASE,
+    FIRST_COUNT_S,
     OTHERS,
     PROVIDER,
     SUBJECTS_MAX,
@@ -139,6 +140,17 @@ def test_a_condition_may_need_several_failures_in_a_row(story: Story) -> None:
         story.conditions.failed(WEBHOOKS, receiver, "status 500", account_id="acct_1")
     assert story.lines == ["outage: webhooks are not delivered: status 500"]
     assert story.reporter.recent(1)[0].key == receiver
+
+
+def test_a_dead_host_has_one_report_with_the_accounts_and_events_it_concerns(story: Story) -> None:
+    for number in range(40):
+        told = {"account_id": f"acct_{number % 4}", "event_id": f"evt_{number % 20}"}
+        story.conditions.failed(WEBHOOKS, "shop.example", "status 500", **told)
+    story.pass_time(int(FIRST_COUNT_S))
+    story.conditions.ended(WEBHOOKS, "shop.example")
+    begun, lasting, _ = story.lines
+    assert begun == "outage: webhooks are not delivered: status 500; 3 accounts and 3 events"
+    assert lasting.startswith("outage: webhooks are not delivered: status 500; 4 accounts and 20 events; ")
 
 
 def test_many_subjects_are_counted_as_others(story: Story) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
@@ -21,20 +22,20 @@ from holdfast.persistence.records.rows import Row
 from holdfast.persistence.server.database import Database
 
 
-async def write_unfenced(journal: Journal, row: Row) -> None:
-    """Commit a row.
+async def write_unfenced(journal: Journal, *rows: Row) -> None:
+    """Commit rows, all or none.
 
-    Raises :class:`Unavailable` if it was not written, :class:`OutcomeUnknown` if that is not known.
+    Raises :class:`Unavailable` if they were not written, :class:`OutcomeUnknown` if that is not known.
     """
-    result = await journal.write(Unit(rows=(row,)))
+    result = await journal.write(Unit(rows=rows))
     if isinstance(result, Unknown):
-        raise OutcomeUnknown("whether the row was committed is not known")
+        raise OutcomeUnknown("whether the rows were committed is not known")
     if not isinstance(result, Committed):
-        raise Unavailable("the row could not be written")
+        raise Unavailable("the rows could not be written")
 
 
 class EventCommands:
-    """What an account's owner does with webhooks. Both methods raise as :func:`write_unfenced` does."""
+    """What an account's owner does with webhooks. The methods raise as :func:`write_unfenced` does."""
 
     def __init__(self, journal: Journal, outbox: TrioActorRef, now: Now) -> None:
         self._journal = journal
@@ -43,9 +44,14 @@ class EventCommands:
 
     async def resend(self, account_id: str, event_id: str) -> None:
         """Make an event due now under the same id, in any delivery status, with no attempts made."""
+        await self.resend_all([(account_id, event_id)])
+
+    async def resend_all(self, events: Sequence[tuple[str, str]]) -> None:
+        """As :meth:`resend`, for a number of events of any accounts, in one commit."""
         at = self._now()
-        await write_unfenced(self._journal, OutboxResendRow(account_id, event_id, due_at=at, round_at=at))
-        self._outbox.tell(EventsDue(account_id))
+        await write_unfenced(self._journal, *(OutboxResendRow(*each, due_at=at, round_at=at) for each in events))
+        for account_id in dict(events):
+            self._outbox.tell(EventsDue(account_id))
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
         """Start signing with ``generation``. A repeat for the same generation keeps the first time."""

@@ -9,7 +9,7 @@ from typing import Final, get_args
 from holdfast.actors.account.actor import AccountCommand
 from holdfast.actors.sign_in.actor import SignInCommand
 from holdfast.actors.task.messages import TaskCommand
-from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
+from holdfast.actors.task.worker_messages import DeliveryEnded, SlotFreed, TaskQueued
 from holdfast.cluster.codec import Codec
 from holdfast.supervision.control.messages import ControlCommand
 
@@ -17,6 +17,7 @@ ACCOUNTS: Final = "accounts"
 SIGN_INS: Final = "sign-in"
 TASKS: Final = "tasks"
 DISPATCHER: Final = "dispatcher"
+OUTBOX: Final = "outbox"
 CONTROL: Final = "control"
 
 
@@ -28,5 +29,6 @@ def codecs() -> Mapping[str, Codec]:
         SIGN_INS: Codec(get_args(SignInCommand)),
         TASKS: Codec(get_args(TaskCommand)),
         DISPATCHER: Codec((TaskQueued, SlotFreed)),
+        OUTBOX: Codec((DeliveryEnded,)),
         CONTROL: Codec(get_args(ControlCommand)),
     }

@@ -53,6 +53,11 @@ def slots_of(provider: str) -> str:
     return f"slots of {provider}"
 
 
+def reports_of(host: str) -> str:
+    """Return the name of a singleton: reporting whether webhooks are delivered to a host."""
+    return f"webhooks to {host}"
+
+
 class Peer:
     """Another member, and the link to it while that is up."""
 

@@ -16,12 +16,10 @@ from holdfast import metrics
 from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded, Quarantined, Unavailable
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ACCEPT_AGAIN_S, Directory, KeyedRef, TrioActorRef, WhileDown
-from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
 from holdfast.cluster.codec import CannotEncode
 from holdfast.cluster.faults import LinkLost, NotAccepted
-from holdfast.cluster.groups import DISPATCHER
 from holdfast.cluster.link import Link
-from holdfast.cluster.members import Members, slots_of
+from holdfast.cluster.members import Members
 from holdfast.ledger.refusals import Refusal
 
 R = TypeVar("R")
@@ -73,19 +71,22 @@ class PlacedDirectory:
         _tell_via(self._members, link, self._local.ref(key), group=self.name, key=key, message=message)
 
 
-class DispatcherRef(TrioActorRef):
-    """The address of the dispatcher that assigns the slots of a message's provider, for all members."""
+class SingletonRef(TrioActorRef):
+    """The address of the worker that does a message's work for all members; ``name_of`` returns the work's name."""
 
-    def __init__(self, local: TrioActorRef, members: Members) -> None:
+    def __init__(
+        self, group: str, local: TrioActorRef, members: Members, name_of: Callable[[Command[object]], str]
+    ) -> None:
         super().__init__(local.actor_urn)
+        self._group = group
         self._local = local
         self._members = members
+        self._name_of = name_of
 
     def tell(self, message: Command[object]) -> None:
-        """Send a command about a provider's slots."""
-        assert isinstance(message, TaskQueued | SlotFreed)
-        link = self._members.link_for_name(slots_of(message.provider))
-        _tell_via(self._members, link, self._local, group=DISPATCHER, key="", message=message)
+        """Send a command to the member that does its work."""
+        link = self._members.link_for_name(self._name_of(message))
+        _tell_via(self._members, link, self._local, group=self._group, key="", message=message)
 
 
 def _tell_via(

@@ -245,6 +245,16 @@ EVENTS_PENDING = Gauge(
     "Events that are still to be delivered, in the database.",
     multiprocess_mode="livemostrecent",
 )
+EVENTS_FAILING = Gauge(
+    "holdfast_events_failing",
+    "Events that are still to be delivered after an attempt that failed, in the database; 10000 at most.",
+    multiprocess_mode="livemostrecent",
+)
+EVENTS_GIVEN_UP = Gauge(
+    "holdfast_events_given_up",
+    "Events whose delivery was given up, in the database; 10000 at most.",
+    multiprocess_mode="livemostrecent",
+)
 EVENTS_PENDING_AGE_S = Gauge(
     "holdfast_events_pending_age_seconds",
     "Age of the oldest event that is still to be delivered, in the database; 0 if there is none.",

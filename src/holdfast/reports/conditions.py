@@ -7,7 +7,7 @@ after a minute and then ever more rarely. So a condition costs a few lines, howe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
@@ -26,6 +26,8 @@ COUNT_PAUSE_MAX_S: Final = 3600.0
 SUBJECTS_MAX: Final = 50
 """How many subjects of a condition have a report of their own; what concerns others counts as :data:`OTHERS`."""
 OTHERS: Final = "others"
+AFFECTED_MAX: Final = 1_000
+"""How many of the accounts and events that one condition concerns are told apart."""
 
 STATES: Final = frozenset({"away", "slow", "down", "silent"})
 """The states that a reason may begin with; the change from one to another is reported too."""
@@ -148,7 +150,8 @@ class _Lasting:
 
     since_s: float
     provider: str | None
-    account_id: str | None
+    accounts: set[str] = field(default_factory=set)
+    events: set[str] = field(default_factory=set)
     count: int = 0
     last_s: float = 0.0
     reason: str = ""
@@ -169,8 +172,21 @@ def _state(reason: str) -> str | None:
     return state if state in STATES else None
 
 
-def _beginning(condition: Condition, reason: str) -> str:
-    return f"{condition.begun}{' ' if _state(reason) else ': '}{reason.rstrip('.')}"
+def _beginning(condition: Condition, found: _Lasting) -> str:
+    affected = ""
+    if found.events:
+        affected = f"; {_counted(found.accounts, 'account')} and {_counted(found.events, 'event')}"
+    return f"{condition.begun}{' ' if _state(found.reason) else ': '}{found.reason.rstrip('.')}{affected}"
+
+
+def _counted(found: set[str], what: str) -> str:
+    more = " or more" if len(found) == AFFECTED_MAX else ""
+    return f"{len(found)}{more} {what}{'' if len(found) == 1 else 's'}"
+
+
+def _add(found: set[str], name: str | None) -> None:
+    if name is not None and len(found) < AFFECTED_MAX:
+        found.add(name)
 
 
 class Conditions:
@@ -200,23 +216,29 @@ class Conditions:
         *,
         provider: str | None = None,
         account_id: str | None = None,
+        event_id: str | None = None,
     ) -> None:
-        """Count one failure; the first of them, or the number ``failures_min``, begins the condition."""
+        """Count one failure; the first of them, or the number ``failures_min``, begins the condition.
+
+        It says how many accounts and events it concerns, where ``event_id`` is given.
+        """
         now_s = self._clock()
         subjects = self._lasting.setdefault(condition, {})
         if subject not in subjects and len(subjects) >= SUBJECTS_MAX:
-            subject, provider, account_id = OTHERS, None, None
+            subject, provider = OTHERS, None
         found = subjects.get(subject)
         if found is None:
-            found = subjects[subject] = _Lasting(now_s, provider, account_id)
+            found = subjects[subject] = _Lasting(now_s, provider)
         before, found.reason = found.reason, reason
         found.count, found.last_s = found.count + 1, now_s
+        _add(found.accounts, account_id)
+        _add(found.events, event_id)
         is_due = found.count >= condition.failures_min
         is_other = _state(reason) != _state(before) and now_s - found.reported_s >= CHANGE_PAUSE_S
         if is_other if found.has_begun else is_due:
             found.has_begun = True
             found.report_at_s = now_s + found.pause_s
-            self._report(condition, subject, found, _beginning(condition, reason))
+            self._report(condition, subject, found, _beginning(condition, found))
 
     def ended(self, condition: Condition, subject: str = "") -> None:
         """End the condition of a subject, if it has begun."""
@@ -238,7 +260,7 @@ class Conditions:
             LastingCondition(
                 name=condition.name,
                 subject=subject,
-                text=scrub(_beginning(condition, found.reason)),
+                text=scrub(_beginning(condition, found)),
                 lasts_s=round(now_s - found.since_s, 1),
                 count=found.count,
             )
@@ -259,7 +281,7 @@ class Conditions:
                 elif found.has_begun and now_s >= found.report_at_s and _is_going_on(condition, found, now_s):
                     found.pause_s = min(found.pause_s * 2, COUNT_PAUSE_MAX_S)
                     found.report_at_s = now_s + found.pause_s
-                    text = _beginning(condition, found.reason)
+                    text = _beginning(condition, found)
                     self._report(condition, subject, found, text, lasted_s=now_s - found.since_s)
             lasting = sum(found.has_begun for found in subjects.values())
             metrics.CONDITIONS.labels(condition.name).set(lasting)
@@ -293,7 +315,7 @@ class Conditions:
                 path=condition.path or subject,
                 key=subject if found.provider is None and condition.path and subject else None,
                 provider=found.provider,
-                account_id=found.account_id,
+                account_id=next(iter(found.accounts)) if len(found.accounts) == 1 else None,
                 reason=reason,
                 count=None if lasted_s is None else found.count,
                 duration_s=None if lasted_s is None else round(lasted_s, 1),

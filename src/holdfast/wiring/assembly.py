@@ -50,7 +50,7 @@ from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild, add_http_server, build_tree
 from holdfast.wiring.actors import KeyedGroups
 from holdfast.wiring.card import PROVIDER, CardSetup, card_setup
-from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, placed
+from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, outbox_that_reports, placed
 from holdfast.wiring.control import collect_dead_letters, control_child, controls_of_all
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.http_server import HttpServer
@@ -203,6 +203,7 @@ def assemble(
             worker=worker,
             feed=feed,
             conditions=conditions,
+            delivery_reports=outbox_that_reports(refs.outbox, members),
         ),
     )
     http = None

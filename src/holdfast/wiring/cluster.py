@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.task.worker_messages import DeliveryEnded, SlotFreed, TaskQueued
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls
-from holdfast.cluster.groups import DISPATCHER, codecs
-from holdfast.cluster.members import Members
-from holdfast.cluster.placed import DispatcherRef, PlacedDirectory
+from holdfast.cluster.groups import DISPATCHER, OUTBOX, codecs
+from holdfast.cluster.members import Members, reports_of, slots_of
+from holdfast.cluster.placed import PlacedDirectory, SingletonRef
 from holdfast.settings import PREFIX, Settings, SettingsFault
 from holdfast.supervision.directory import KeyedDirectory
 
@@ -64,7 +66,23 @@ def placed(group: str, local: KeyedDirectory, members: Members, place_of: Callab
     return PlacedDirectory(group, local, members, place_of)
 
 
-def dispatcher_of_all(worker: WorkerRef, members: Members) -> DispatcherRef:
+def dispatcher_of_all(worker: WorkerRef, members: Members) -> SingletonRef:
     """Return the address of the one dispatcher; other members may send messages to ``worker``, which may be it."""
+
+    def name_of(message: Command[object]) -> str:
+        assert isinstance(message, TaskQueued | SlotFreed)
+        return slots_of(message.provider)
+
     members.serve(DISPATCHER, worker)
-    return DispatcherRef(worker, members)
+    return SingletonRef(DISPATCHER, worker, members, name_of)
+
+
+def outbox_that_reports(worker: WorkerRef, members: Members) -> SingletonRef:
+    """Return the address of the one outbox worker that reports of a host, as :func:`dispatcher_of_all` does."""
+
+    def name_of(message: Command[object]) -> str:
+        assert isinstance(message, DeliveryEnded)
+        return reports_of(message.host)
+
+    members.serve(OUTBOX, worker)
+    return SingletonRef(OUTBOX, worker, members, name_of)

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.refs import Directory
+from holdfast.actors.runtime.refs import Directory, TrioActorRef
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.checker import Checker
 from holdfast.actors.workers.database_metrics import DatabaseMetrics
@@ -96,11 +96,13 @@ def worker_children(
     worker: int | None,
     feed: ReportFeed,
     conditions: Conditions,
+    delivery_reports: TrioActorRef,
 ) -> Mapping[str, Callable[[], Child]]:
     """Return how each worker is started, by name and in start order.
 
     The heartbeat comes before what falls due, so that service time is known. ``directories`` have the keyed
-    actors of this process, ``worker`` is its slot at the parent.
+    actors of this process, ``worker`` is its slot at the parent. ``delivery_reports`` takes the results of
+    deliveries, as ``reporting`` of the outbox worker.
     """
     now = presence.clock.now
     downloads = GuardedClient(registry.origins, resolve=NameLookups("downloads").addresses)
@@ -180,6 +182,7 @@ def worker_children(
             now=now,
             rng=random.Random(),  # noqa: S311 - spreads retries
             conditions=conditions,
+            reporting=delivery_reports,
         ),
         "conditions": lambda: RunningChild(conditions.run),
         "reconciler": lambda: RunningChild(

@@ -43,6 +43,15 @@ class Host(Command[None], frozen=True):
     account_id: str | None = None
 
 
+class DeliveryEnded(Command[None], frozen=True):
+    """To the outbox worker that reports of a host: a delivery to it succeeded, or failed for this reason."""
+
+    host: str
+    account_id: str
+    event_id: str
+    reason: str | None
+
+
 class EventsDue(Command[None], frozen=True):
     """To the outbox worker: events of an account are due."""
 

@@ -14,6 +14,7 @@ from holdfast.actors.workers.loops import repeat
 from holdfast.ledger.clock import Now
 from holdfast.metrics.samples import SAMPLE_S
 from holdfast.persistence.queries.backlog import measure_backlog
+from holdfast.persistence.queries.events import failure_counts
 from holdfast.persistence.queries.wal_syncs import WalSyncs, read_wal_syncs
 from holdfast.persistence.server.database import Database
 
@@ -52,6 +53,9 @@ class DatabaseMetrics:
         self._tasks, self._queued_age_s = found.tasks, found.queued_age_s
         metrics.EVENTS_PENDING.set(found.events)
         metrics.EVENTS_PENDING_AGE_S.set(found.events_age_s)
+        failures = await self._database.scan(failure_counts)
+        metrics.EVENTS_FAILING.set(failures.failing)
+        metrics.EVENTS_GIVEN_UP.set(failures.given_up)
         metrics.ORDERS_HELD.set(found.operators.held)
         metrics.ORDERS_MISMATCHED.set(found.operators.mismatched)
         metrics.REVIEWS_OPEN.set(found.operators.in_review)

@@ -21,9 +21,9 @@ import trio
 from structlog.contextvars import bind_contextvars
 
 from holdfast import metrics
-from holdfast.actors.runtime.refs import Directory
+from holdfast.actors.runtime.refs import Directory, TrioActorRef
 from holdfast.actors.task.messages import RecordAnnouncement
-from holdfast.actors.task.worker_messages import EventsDue
+from holdfast.actors.task.worker_messages import DeliveryEnded, EventsDue
 from holdfast.actors.workers.delivery_capacity import DeliveryCapacity, RunningDelivery
 from holdfast.actors.workers.passes import one_pass
 from holdfast.actors.workers.worker import Worker, WorkerRef
@@ -69,7 +69,11 @@ Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[DeliveryResponse
 
 
 class OutboxWorker(Worker):
-    """Delivers due events. ``give_up_s`` limits the retries; the accounts' secrets derive from ``secrets_key``."""
+    """Delivers due events. ``give_up_s`` limits the retries; the accounts' secrets derive from ``secrets_key``.
+
+    ``reporting`` is the outbox worker that counts all members' deliveries to a host, so that one reports of it;
+    None if this one does.
+    """
 
     kind = "outbox"
 
@@ -87,6 +91,7 @@ class OutboxWorker(Worker):
         now: Now,
         rng: random.Random,
         conditions: Conditions,
+        reporting: TrioActorRef | None = None,
         tick_s: float = TICK_S,
     ) -> None:
         super().__init__(ref)
@@ -100,6 +105,7 @@ class OutboxWorker(Worker):
         self._now = now
         self._rng = rng
         self._conditions = conditions
+        self._reporting = reporting or ref
         self._tick_s = tick_s
         self._busy: Counter[str] = Counter()
         self._capacity = DeliveryCapacity(self._look)
@@ -118,10 +124,17 @@ class OutboxWorker(Worker):
         await super().stop()
         self.nursery.cancel_scope.deadline = trio.current_time() + FINISH_S
 
-    async def on_receive(self, message: object) -> None:
-        """Deliver at once: events of an account have become due."""
-        assert isinstance(message, EventsDue)
-        self._claim_for(message.account_id)
+    def on_receive(self, message: object) -> None:
+        """Deliver at once what has become due of an account, or note a result of any member's delivery."""
+        if isinstance(message, DeliveryEnded):
+            if message.reason is None:
+                self._conditions.ended(WEBHOOKS, message.host)
+            else:
+                told = {"account_id": message.account_id, "event_id": message.event_id}
+                self._conditions.failed(WEBHOOKS, message.host, message.reason, **told)
+        else:
+            assert isinstance(message, EventsDue)
+            self._claim_for(message.account_id)
 
     def _claim_for(self, account_id: str) -> None:
         if len(self._named) < ACCOUNTS_PROBED_MAX:
@@ -216,20 +229,14 @@ class OutboxWorker(Worker):
             jitter=self._rng.random(),
         )
         await self._write(event, _rows_of(event, answer, outcome, at, duration_ms), outcome)
-        self._count_outcome(event, answer, is_delivered=outcome.status == "delivered")
+        # The URL may contain a secret, so the receiver is named by its host.
+        host = parse_url(event.url).netloc
+        reason = None if outcome.status == "delivered" else answer.error or f"status {answer.status_code}"
+        self._reporting.tell(DeliveryEnded(host, event.account_id, event.event_id, reason))
         result = "failed" if outcome.status == "pending" else outcome.status
         metrics.EVENT_DELIVERIES.labels(result).inc()
         if outcome.status == "given_up":
             log.info("event given up", reason=outcome.reason)
-
-    def _count_outcome(self, event: DueEvent, answer: DeliveryResponse, *, is_delivered: bool) -> None:
-        """Count the outcome for the receiver. Its URL may contain a secret, so it is named by its host."""
-        receiver = f"{event.account_id} {parse_url(event.url).netloc}"
-        if is_delivered:
-            self._conditions.ended(WEBHOOKS, receiver)
-        else:
-            reason = answer.error or f"status {answer.status_code}"
-            self._conditions.failed(WEBHOOKS, receiver, reason, account_id=event.account_id)
 
     def _headers(self, event: DueEvent, at: datetime, body: bytes) -> dict[str, str]:
         secrets = [

@@ -12,12 +12,12 @@ from sqlalchemy import Connection
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.persistence.operators.poison import open_poison_count
 from holdfast.persistence.queries.backlog import operator_backlog
-from holdfast.persistence.queries.events import failed_event_count
+from holdfast.persistence.queries.events import failure_counts
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 COUNTS_VALID: Final = timedelta(seconds=2)
 
-CountName = Literal["poison", "in_review", "held", "mismatched", "given_up"]
+CountName = Literal["poison", "in_review", "held", "mismatched", "undelivered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
             Entry("/ops/reviews", "Reviews", "in_review"),
             Entry("/ops/payments", "Held payments", "held"),
             Entry("/ops/orders", "Unreconciled orders", "mismatched", "bad"),
-            Entry("/ops/webhooks", "Failed webhooks", "given_up"),
+            Entry("/ops/webhooks", "Failed webhooks", "undelivered"),
         ),
     ),
     (
@@ -103,13 +103,13 @@ class Frame:
 
 
 def _read_counts(rows: Connection) -> dict[CountName, int]:
-    backlog = operator_backlog(rows)
+    backlog, failures = operator_backlog(rows), failure_counts(rows)
     return {
         "poison": open_poison_count(rows),
         "in_review": backlog.in_review,
         "held": backlog.held,
         "mismatched": backlog.mismatched,
-        "given_up": failed_event_count(rows),
+        "undelivered": failures.failing + failures.given_up,
     }
 
 

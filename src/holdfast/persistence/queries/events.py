@@ -18,6 +18,9 @@ from holdfast.persistence.records.tables import outbox, outbox_attempts
 
 ATTEMPTS_SHOWN_MAX: Final = 50
 """How many of an event's attempts are read, the newest ones."""
+COUNTED_MAX: Final = 10_000
+_HOST = func.regexp_replace(func.lower(func.substring(outbox.c.url, "^[A-Za-z]+://([^/?#]*)")), ":443$", "")
+"""SQL: the host of an event's receiver, with its port unless that is the usual one."""
 
 
 class EventRecord(NamedTuple):
@@ -34,6 +37,22 @@ class EventRecord(NamedTuple):
     attempts: tuple[OutboxAttemptRow, ...]
 
 
+class HostFailures(NamedTuple):
+    """How many events of how many accounts a host does not accept."""
+
+    host: str
+    accounts: int
+    events: int
+
+
+class FailureCounts(NamedTuple):
+    """How many events are failing, and how many were given up; ``hosts`` has those with most events first."""
+
+    failing: int
+    given_up: int
+    hosts: tuple[HostFailures, ...]
+
+
 class FailedEvent(NamedTuple):
     """An event of a task, as operators see it."""
 
@@ -47,6 +66,7 @@ _OPERATED = selected(outbox, ["account_id", "request_id", *(n for n in EventReco
 # The first attempt of a new event is counted when it begins, and recorded when it has failed.
 _FAILED = (outbox.c.status == "given_up") | (
     outbox.c.due_at.is_not(None)
+    & (outbox.c.attempts > 0)
     & exists().where(
         outbox_attempts.c.account_id == outbox.c.account_id, outbox_attempts.c.event_id == outbox.c.event_id
     )
@@ -77,9 +97,9 @@ def failed_events(
 ) -> list[FailedEvent]:
     """Return a page of the events that were given up or had an attempt that failed, newest first.
 
-    ``filters`` are exact matches by column name.
+    ``filters`` are exact matches by column name, and of the ``host``.
     """
-    matches = [outbox.c[name] == value for name, value in filters.items()]
+    matches = [(_HOST if name == "host" else outbox.c[name]) == value for name, value in filters.items()]
     found = page(rows, _OPERATED.where(_FAILED, *matches), (outbox.c.created_at, outbox.c.event_id), **options)
     return _with_attempts(rows, found)
 
@@ -90,9 +110,38 @@ def event_of_account(rows: Connection, account_id: str, event_id: str) -> Failed
     return next(iter(_with_attempts(rows, found)), None)
 
 
-def failed_event_count(rows: Connection) -> int:
-    """Return how many events were given up within their retention."""
-    return int(rows.execute(select(func.count()).where(outbox.c.status == "given_up")).scalar_one())
+def failed_event_keys(
+    rows: Connection, now: datetime, *, most: int, account_id: str | None = None, host: str | None = None
+) -> list[tuple[str, str]]:
+    """Return account and id of failed events that are not due at ``now``, the oldest first.
+
+    They are those of an account, of a host, or both.
+    """
+    where = _FAILED & (outbox.c.due_at.is_(None) | (outbox.c.due_at > now))
+    if account_id is not None:
+        where &= outbox.c.account_id == account_id
+    if host is not None:
+        where &= host == _HOST
+    order = (outbox.c.created_at, outbox.c.event_id)
+    found = rows.execute(select(outbox.c.account_id, outbox.c.event_id).where(where).order_by(*order).limit(most))
+    return [(row.account_id, row.event_id) for row in found]
+
+
+def failure_counts(rows: Connection, *, hosts_max: int = 20) -> FailureCounts:
+    """Count the events whose delivery fails or was given up, at most :data:`COUNTED_MAX` in all."""
+    columns = (outbox.c.account_id, outbox.c.status, _HOST.label("host"))
+    failed = select(*columns).where(_FAILED).limit(COUNTED_MAX).subquery()
+    number = func.count()
+    statuses = select(failed.c.status, number).group_by(failed.c.status)
+    by_status: dict[str, int] = {row[0]: row[1] for row in rows.execute(statuses)}
+    by_host = rows.execute(
+        select(failed.c.host, func.count(failed.c.account_id.distinct()), number)
+        .group_by(failed.c.host)
+        .order_by(number.desc(), failed.c.host)
+        .limit(hosts_max)
+    )
+    hosts = tuple(HostFailures(*row) for row in by_host)
+    return FailureCounts(by_status.get("pending", 0), by_status.get("given_up", 0), hosts)
 
 
 def _with_attempts(rows: Connection, found: Sequence[Row[*tuple[Any, ...]]]) -> list[FailedEvent]:

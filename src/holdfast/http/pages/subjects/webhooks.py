@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.http.endpoints.operators.accounts.webhooks import FailedEventList, list_failed_events
+from holdfast.http.endpoints.operators.accounts.webhooks import (
+    FailedEventList,
+    WebhookSummary,
+    list_failed_events,
+    summarise_webhooks,
+)
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 
 view = ViewTable()
 
-FILTERS: Final = ("status", "account_id")
+FILTERS: Final = ("status", "account_id", "host")
 
 
 @view("/ops/webhooks")
@@ -18,6 +23,7 @@ async def failed_webhooks(visit: Visit) -> ViewResult:
     """The events that the filters select, newest first."""
     values = {
         "events": await visit.read_list(list_failed_events, FailedEventList, FILTERS),
+        "summary": await visit.read(summarise_webhooks, WebhookSummary),
         "filters": {name: visit.parameter(name) for name in FILTERS},
     }
     return Html("webhooks.html", values, is_live=True)
