@@ -70,8 +70,13 @@ class Proxy:
 
 
 @contextmanager
-def haproxy(folder: Path, servers: Sequence[str], listening: socket.socket) -> Iterator[Proxy]:
-    """Run HAProxy on a socket, which it takes, before three servers (host and port), with an empty place map."""
+def haproxy(
+    folder: Path, servers: Sequence[str], listening: socket.socket, limits: Mapping[str, str] | None = None
+) -> Iterator[Proxy]:
+    """Run HAProxy on a socket, which it takes, before three servers (host and port), with an empty place map.
+
+    ``limits`` are changes of the shipped configuration.
+    """
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     with listening:
@@ -80,7 +85,7 @@ def haproxy(folder: Path, servers: Sequence[str], listening: socket.socket) -> I
             f"http://127.0.0.1:{port}", folder / "places.map", folder / "admin.sock", folder / "haproxy.log"
         )
         proxy.places.touch()
-        changes = dict(zip(SERVERS, servers, strict=True))
+        changes = {**(limits or {}), **dict(zip(SERVERS, servers, strict=True))}
         changes |= {BIND: f"fd@{listening.fileno()}", MAP: str(proxy.places), CONTROL: str(proxy.control)}
         file = folder / "haproxy.cfg"
         file.write_text(configured(changes))

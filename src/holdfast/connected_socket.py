@@ -84,6 +84,14 @@ class ConnectedSocket(trio.abc.HalfCloseableStream):
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
 
+    def close_after(self, data: bytes) -> None:
+        """Send what the kernel takes at once, and close; what has arrived is read, or there would be a reset."""
+        with suppress(OSError):
+            self._socket.send(data)
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.recv(RECEIVE_BYTES)
+        self.close()
+
     def reset(self) -> None:
         """Close with a reset, discarding unsent data."""
         with suppress(OSError):  # closed already

@@ -41,6 +41,7 @@ from holdfast.cluster.place_map import (
     replace_map,
 )
 from holdfast.cluster.placement import owners_of_places
+from holdfast.http.endpoints.operators.providers.checks import ProviderCheckRequest
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.ledger.ids import new_id, new_id_of_account
@@ -48,6 +49,7 @@ from holdfast.ledger.places import PLACES, place_of
 from holdfast.persistence.claims.processes import LEASE_S, Membership, MemberState, Process, renew_lease
 from holdfast.persistence.server.connections import make_engine
 from holdfast.persistence.server.service_clock import ServiceClock
+from holdfast.providers.media.provider_check import CALLBACK_LATE_S
 from holdfast.settings import load_settings
 from holdfast.wiring.cluster import http_address
 
@@ -195,8 +197,12 @@ def test_a_member_publishes_where_clients_reach_it(
 
 
 def test_errors_of_haproxy_have_the_form_of_ours() -> None:
-    lines = [line.split() for line in configured({}).splitlines() if line.strip().startswith("http-error")]
-    assert {line[2] for line in lines} == {"400", "408", "502", "503", "504"}
+    starts = ("http-error status", "http-request return status")
+    shipped = [line.strip() for line in configured({}).splitlines()]
+    lines = [
+        line.replace("http-request return", "http-error").split() for line in shipped if line.startswith(starts)
+    ]
+    assert {line[2] for line in lines} == {"400", "408", "429", "502", "503", "504"}
     for line in lines:
         text = " ".join(line)
         error = msgspec.json.decode(text[text.index("'") + 1 : text.rindex("'")])["error"]
@@ -206,6 +212,16 @@ def test_errors_of_haproxy_have_the_form_of_ours() -> None:
         assert error["type"] == row.type
         assert ("Retry-After" in text) == (row.retry_after_s is not None)
         assert set(error) == {"message", "type", "code", "param", "request_id"}
+
+
+def test_haproxy_waits_for_the_longest_provider_check() -> None:
+    [waits_s] = re.findall(
+        r"^ +http-request set-timeout server (\d+)s if { path_beg /ops/ }$", configured({}), re.M
+    )
+    schema = msgspec.json.schema(ProviderCheckRequest)["$defs"]["ProviderCheckRequest"]
+    longest_s = schema["properties"]["wait_s"]["maximum"]
+    # It waits for the callback, and downloads, after the job.
+    assert int(waits_s) >= longest_s + CALLBACK_LATE_S + 60
 
 
 def test_an_accounts_requests_reach_the_owner_of_its_place(

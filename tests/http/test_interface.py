@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from functools import partial
 from importlib.resources import files
@@ -12,7 +13,7 @@ import pytest
 import trio
 
 from holdfast.http.app import ROUTES
-from holdfast.http.endpoints.api_docs import RAPIDOC
+from holdfast.http.endpoints.api_docs import RAPIDOC, document_for
 from holdfast.http.kit.dependencies import Readiness
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.http.kit.openapi import describe, error_codes
@@ -140,6 +141,25 @@ async def test_the_docs_script_is_cached_by_its_version(stage: Stage) -> None:
     assert "max-age=31536000" in first.headers["Cache-Control"]
     again = await stage.call("GET", f"/docs/{RAPIDOC}", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, await again.get_data()) == (304, b"")
+    for name in ("Cache-Control", "ETag", "Vary"):
+        assert again.headers[name] == first.headers[name]
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", f"/docs/{RAPIDOC}"])
+async def test_large_documents_are_compressed_once_for_who_accepts_that(stage: Stage, path: str) -> None:
+    plain = await stage.call("GET", path)
+    assert "Content-Encoding" not in plain.headers
+    for accepted in ("gzip", "br, gzip;q=0.5", "*"):
+        packed = [await stage.call("GET", path, headers={"Accept-Encoding": accepted}) for _ in range(2)]
+        assert [each.headers["Content-Encoding"] for each in packed] == ["gzip"] * 2
+        assert {each.headers["Vary"] for each in (*packed, plain)} == {"Accept-Encoding"}
+        bodies = [await each.get_data(as_text=False) for each in packed]
+        assert bodies[0] == bodies[1]
+        assert gzip.decompress(bodies[0]) == await plain.get_data(as_text=False)
+    assert document_for("http://x") is document_for("http://x")
+    for accepted in ("gzip;q=0", "identity", "br"):
+        refused = await stage.call("GET", path, headers={"Accept-Encoding": accepted})
+        assert "Content-Encoding" not in refused.headers
 
 
 def test_the_vendored_viewer_comes_with_its_licence() -> None:

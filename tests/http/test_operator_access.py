@@ -231,7 +231,7 @@ async def test_a_cookie_is_stored_as_a_mac_alone(api: Api) -> None:
         assert each not in str(api.reports)
 
 
-async def test_a_locked_origin_is_told_so_and_locks_no_operator_out(stage: Stage) -> None:
+async def test_a_locked_origin_locks_no_operator_out(stage: Stage) -> None:
     right = stage.deps.settings.operator_token
 
     async def try_in(token: str) -> Response:

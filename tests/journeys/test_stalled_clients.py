@@ -126,3 +126,29 @@ def test_operators_routes_have_their_own_listener(new_service: NewService) -> No
             assert operators.get(path).status_code == 200
         assert operators.get("/v2/models").status_code == 404
     assert service.stop() == 0
+
+
+def test_public_clients_take_no_place_of_operators(new_service: NewService) -> None:
+    service = new_service(
+        OPS_PORT="0",
+        OPERATOR_TOKEN="operator-token-of-the-listener-0123456789",
+        CONNECTIONS_MAX="32",
+        CONNECTIONS_PER_PEER_MAX="1000",
+    )
+    service.start()
+    logged = next(line for line in service.log_lines() if line["event"] == "holdfast serves")
+    asks = {"Authorization": "Bearer operator-token-of-the-listener-0123456789"}
+    head = b"POST /v2/quote HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
+    with ExitStack() as stack:
+
+        def stalled() -> bytes:
+            line = stack.enter_context(connect(service))
+            line.sendall(head + b"Expect: 100-continue\r\n\r\n")
+            return line.recv(12)
+
+        # An eighth of all places is the operators'.
+        assert [stalled() for _ in range(29)] == [b"HTTP/1.1 100"] * 28 + [b"HTTP/1.1 503"]
+        with httpx2.Client(base_url=str(logged["operators"]), verify=False, headers=asks, timeout=60) as operators:
+            for path in ("/readyz", "/metrics", "/ops"):
+                assert operators.get(path).status_code == 200
+    assert service.stop() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -13,9 +14,9 @@ from hypercorn.config import Config
 from hypercorn.trio.lifespan import Lifespan
 
 from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, SERVED, HoldfastApp
-from holdfast.http.kit.client_address import is_trusted, parse_address
+from holdfast.http.kit.client_address import client_address, is_trusted, origin_of, parse_address
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.server.connection import AsgiApp
+from holdfast.http.server.asgi import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
@@ -32,12 +33,15 @@ if TYPE_CHECKING:
 FINISH_REQUESTS_S = 5.0
 SEND_LATE_S = 5.0
 """How much longer than its head and body a request may take when a retired worker finishes it."""
+ORIGINS_CACHED = 1024
+OPERATORS_LISTENER = "operators-listener"
 
 
 def server_limits(settings: Settings) -> ServerLimits:
     """Return the server's limits. An orderly stop leaves most of its time to the actors."""
     return ServerLimits(
         connections_max=settings.connections_max,
+        operators_connections_max=0 if settings.ops_port is None else max(1, settings.connections_max // 8),
         connections_per_peer_max=settings.connections_per_peer_max,
         head_timeout_s=settings.head_timeout_s,
         body_timeout_s=settings.body_timeout_s,
@@ -66,6 +70,9 @@ class HttpServer:
         self._reporter = reporter
         self._is_final = is_final
         self._limits = server_limits(deps.settings)
+        self._proxy_header = deps.settings.proxy_header.lower().encode()
+        reported = partial(_origin_reported, deps.settings)
+        self._origin_reported = functools.lru_cache(maxsize=ORIGINS_CACHED)(reported)
         self._connections = Connections(self._limits)
         self._listeners: dict[str, Listener] = {}
         self._covered: Collection[int] = ()
@@ -80,7 +87,7 @@ class HttpServer:
         if own.operators is not None:
             operators = HoldfastApp(self._deps, OPERATORS_ROUTES)
             apps.append(operators)
-            listeners.append(self._listener("operators-listener", own.operators, operators))
+            listeners.append(self._listener(OPERATORS_LISTENER, own.operators, operators))
         if self._siblings:
             run = partial(self._accept_for_siblings, apps)
             listeners.append(ChildSpec("siblings-listener", lambda: RunningChild(run), shutdown_s=1.0))
@@ -121,14 +128,20 @@ class HttpServer:
     def _new_connections(self) -> Connections:
         # Listeners start after the connections and restart with them, so they use the newest incarnation.
         self._connections = Connections(
-            self._limits, is_exempt=self._is_exempt, on_stop=self._deps.reports.end_readers
+            self._limits,
+            is_proxy=self._is_proxy,
+            origin_of=self._origin_of,
+            on_stop=self._deps.reports.end_readers,
         )
         return self._connections
 
-    def _is_exempt(self, peer: str) -> bool:
-        # All clients of a proxy share its connections, so a proxy has no limit of its own.
+    def _is_proxy(self, peer: str) -> bool:
         address = parse_address(peer)
         return address is not None and is_trusted(address, self._settings.trusted_proxies)
+
+    def _origin_of(self, peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        """Return the client of a request that came through a proxy; None if the proxy reports none."""
+        return self._origin_reported(peer, tuple(value for name, value in headers if name == self._proxy_header))
 
     def _listener(self, child_id: str, listening: socket.socket, app: object) -> ChildSpec:
         def start() -> Listener:
@@ -138,6 +151,7 @@ class HttpServer:
                 lambda: self._connections,
                 is_final=self._is_final,
                 is_shared=self._is_shared,
+                is_for_operators=child_id == OPERATORS_LISTENER,
             )
             return listener
 
@@ -152,7 +166,11 @@ class HttpServer:
                         # In the order of the applications: public, operators.
                         for listening, app in zip(sibling.each(), apps, strict=False):
                             listener = Listener(
-                                listening, cast("AsgiApp", app), lambda: self._connections, is_final=lambda: False
+                                listening,
+                                cast("AsgiApp", app),
+                                lambda: self._connections,
+                                is_final=lambda: False,
+                                is_for_operators=app is not apps[0],
                             )
                             nursery.start_soon(listener.run)
                     await self._covering_changed.wait()
@@ -164,6 +182,14 @@ class HttpServer:
                 for sibling in self._siblings.values():
                     for listening in sibling.each():
                         listening.close()
+
+
+def _origin_reported(settings: Settings, peer: str, header_lines: tuple[bytes, ...]) -> str | None:
+    lines = [line.decode("latin1") for line in header_lines]
+    address = client_address(peer, lines, settings.trusted_proxies, header=settings.proxy_header)
+    if address is None or is_trusted(address, settings.trusted_proxies):
+        return None
+    return origin_of(address)
 
 
 async def run_lifespans(apps: Sequence[object], *, task_status: trio.TaskStatus[None]) -> None:

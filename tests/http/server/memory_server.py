@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import trio
 from trio.testing import lockstep_stream_pair, memory_stream_pair
 
-from holdfast.http.server.connection import Receive, Send
+from holdfast.http.server.asgi import Receive, Send
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 
@@ -60,10 +60,10 @@ class Server:
             self.cancelled.append(scope["path"])
             raise
 
-    def connect(self, peer: str = "203.0.113.1") -> Stream:
+    def connect(self, peer: str = "203.0.113.1", *, is_for_operators: bool = False) -> Stream:
         """A connection of a client that buffers what it is sent."""
         client, server = memory_stream_pair()
-        self.connections.admit(self.app, server, (peer, 1), HOME)
+        self.connections.admit(self.app, server, (peer, 1), HOME, is_for_operators=is_for_operators)
         return client
 
     def connect_unbuffered(self, peer: str = "203.0.113.1") -> Stream:
@@ -74,11 +74,13 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(
-    *, is_exempt: Callable[[str], bool] = lambda _peer: False, **limits: Any
-) -> AsyncIterator[Server]:
-    """A server in memory, stopped in order at the end."""
-    connections = Connections(ServerLimits(**limits), is_exempt=is_exempt)
+async def serving(*, is_proxy: Callable[[str], bool] = lambda _peer: False, **limits: Any) -> AsyncIterator[Server]:
+    """A server in memory, stopped in order at the end; proxies name their clients in the header ``Client``."""
+
+    def origin_of(_peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        return next((value.decode() for name, value in headers if name == b"client"), None)
+
+    connections = Connections(ServerLimits(**limits), is_proxy=is_proxy, origin_of=origin_of)
     async with trio.open_nursery() as nursery:
         await nursery.start(connections.run)
         yield Server(connections)

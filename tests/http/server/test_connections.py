@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+
 import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from holdfast.http.server.connection import Receive, Send
+from holdfast.connected_socket import ConnectedSocket
+from holdfast.http.server import connections as server_connections
+from holdfast.http.server import sources
+from holdfast.http.server.asgi import Receive, Send
 from holdfast.http.server.limits import connections_within
 
-from .memory_server import HOME, Scope, answers, rest_of, serving
+from .memory_server import HOME, Scope, answer, answers, echo, read_body, rest_of, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -89,18 +94,188 @@ async def test_without_an_idle_connection_a_new_one_gets_a_503() -> None:
             await stream.aclose()
 
 
-async def test_connections_per_address_are_limited_unless_exempt() -> None:
-    async with serving(connections_per_peer_max=2, is_exempt=lambda peer: peer == "10.0.0.1") as server:
-        for _ in range(2):
-            server.connect("203.0.113.7")
+def limited(received: bytes) -> bool:
+    """Whether an answer is the 429 of a client with too much open."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    return (
+        head.startswith(b"HTTP/1.1 429 ")
+        and b"retry-after: 1" in head
+        and msgspec.json.decode(body)["error"]["code"] == "rate_limit_exceeded"
+    )
+
+
+async def test_connections_per_address_are_limited_unless_of_a_proxy() -> None:
+    async with serving(connections_per_peer_max=2, is_proxy=lambda peer: peer == "10.0.0.1") as server:
+        server.handler = never
+        busy = [server.connect("203.0.113.7") for _ in range(2)]
+        for stream in busy:
+            await stream.send_all(GET)
         await wait_all_tasks_blocked()
-        assert refused(await rest_of(server.connect("203.0.113.7")))
-        assert refused(await rest_of(server.connect("::ffff:203.0.113.7")))
+        for peer in ("203.0.113.7", "::ffff:203.0.113.7") * 3:
+            assert limited(await rest_of(server.connect(peer)))
+        await busy[0].aclose()
+        await wait_all_tasks_blocked()
+        server.handler = echo
+        # Those that were refused, and still linger, take no place.
+        again = server.connect("203.0.113.7")
         other = server.connect("203.0.113.8")
         proxied = [server.connect("10.0.0.1") for _ in range(5)]
-        for stream in (other, *proxied):
+        for stream in (again, other, *proxied):
             await stream.send_all(GET)
             assert b"200 OK" in await answers(stream, 1)
+        await busy[1].aclose()
+
+
+async def test_at_the_limit_of_an_address_its_longest_idle_connection_is_closed() -> None:
+    async with serving(connections_per_peer_max=2) as server:
+        other = server.connect("203.0.113.8")
+        await wait_all_tasks_blocked()  # it is idle before the others
+        kept = [server.connect("203.0.113.7") for _ in range(2)]
+        for stream in kept:
+            await stream.send_all(GET)
+            await answers(stream, 1)
+        new = server.connect("203.0.113.7")
+        assert await kept[0].receive_some() == b""
+        for stream in (kept[1], new, other):
+            await stream.send_all(GET)
+            assert b"200 OK" in await answers(stream, 1)
+
+
+async def test_each_listener_has_places_of_its_own() -> None:
+    async with serving(connections_max=4, operators_connections_max=1) as server:
+        server.handler = never
+        public = [server.connect() for _ in range(3)]
+        for stream in public:
+            await stream.send_all(GET)
+        await wait_all_tasks_blocked()
+        assert refused(await rest_of(server.connect()))
+        server.handler = echo
+        operator = server.connect(is_for_operators=True)
+        await operator.send_all(GET)
+        assert b"200 OK" in await answers(operator, 1)
+        # The operators' next one closes their idle one, and no public one.
+        operator = server.connect(is_for_operators=True)
+        await operator.send_all(GET)
+        assert b"200 OK" in await answers(operator, 1)
+        server.handler = never
+        await operator.send_all(GET)
+        await wait_all_tasks_blocked()
+        assert refused(await rest_of(server.connect(is_for_operators=True)))
+        assert server.cancelled == []
+        for stream in (*public, operator):
+            await stream.aclose()
+
+
+async def test_at_the_limit_the_longest_stalled_connection_makes_room(clock: MockClock) -> None:
+    async with serving(connections_max=3) as server:
+        unread, half, working = server.connect_unbuffered(), server.connect(), server.connect()
+        await unread.send_all(GET)  # its response is never received
+        await trio.sleep(1)
+        await half.send_all(b"POST /half HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        await wait_all_tasks_blocked()
+        server.handler = never
+        await working.send_all(GET.replace(b"/a", b"/working"))
+        await trio.sleep(3)
+        assert refused(await rest_of(server.connect()))
+        server.handler = echo
+        await trio.sleep(4)
+        for _ in range(2):
+            stream = server.connect()
+            await stream.send_all(GET)
+            assert b"200 OK" in await answers(stream, 1)
+            server.handler = never
+            await stream.send_all(GET)
+            await wait_all_tasks_blocked()
+            server.handler = echo
+        assert server.cancelled[:2] == ["/a", "/half"]
+        assert refused(await rest_of(server.connect()))
+        assert "/working" not in server.cancelled
+        for each in (working, stream):
+            await each.aclose()
+
+
+PROXY = "10.0.0.1"
+
+
+def of_client(name: str, path: str = "/a", extra: str = "") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\nClient: {name}\r\n{extra}\r\n".encode()
+
+
+async def test_requests_of_one_client_behind_a_proxy_are_limited() -> None:
+    async with serving(connections_per_peer_max=2, is_proxy=lambda peer: peer == PROXY) as server:
+        server.handler = never
+        busy = [server.connect(PROXY) for _ in range(2)]
+        for stream in busy:
+            await stream.send_all(of_client("eve"))
+        await wait_all_tasks_blocked()
+        third = server.connect(PROXY)
+        await third.send_all(of_client("eve"))
+        received = await answers(third, 1)
+        assert limited(received)
+        # The proxy's connection stays, for the requests of others, and of the proxy itself.
+        assert b"connection: close" not in received
+        server.handler = echo
+        for request in (of_client("ada"), GET, of_client("ada", extra="Content-Length: 0\r\n")):
+            await third.send_all(request)
+            assert b"200 OK" in await answers(third, 1)
+        await busy[0].aclose()
+        await wait_all_tasks_blocked()
+        await third.send_all(of_client("eve"))
+        assert b"200 OK" in await answers(third, 1)
+        # Elsewhere the header is the client's own words.
+        direct = server.connect("203.0.113.7")
+        await direct.send_all(of_client("eve"))
+        assert b"200 OK" in await answers(direct, 1)
+        await busy[1].aclose()
+        await wait_all_tasks_blocked()
+        assert len(server.connections._sources) == 0
+
+
+@pytest.mark.parametrize("kind", ["body", "response"])
+async def test_bytes_in_flight_of_one_client_behind_a_proxy_are_limited(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BYTES_PER_PEER_MAX", 1000)
+
+    async def large(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        await answer(send, bytes(1000))
+
+    async with serving(is_proxy=lambda peer: peer == PROXY) as server:
+        server.handler = large
+        if kind == "body":
+            first = server.connect(PROXY)
+            await first.send_all(of_client("eve", extra="Content-Length: 1000\r\n"))
+        else:
+            first = server.connect_unbuffered(PROXY)
+            await first.send_all(of_client("eve"))
+        await wait_all_tasks_blocked()
+        second = server.connect(PROXY)
+        await second.send_all(of_client("eve"))
+        assert limited(await answers(second, 1))
+        await second.send_all(of_client("ada"))
+        assert b"200 OK" in await answers(second, 1)
+        await first.aclose()
+        await wait_all_tasks_blocked()
+        await second.send_all(of_client("eve"))
+        assert b"200 OK" in await answers(second, 1)
+
+
+async def test_beyond_what_is_refused_in_full_a_client_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connections, "REFUSED_AT_ONCE_MAX", 0)
+    async with serving(connections_max=1) as server:
+        server.handler = never
+        busy = server.connect()
+        await busy.send_all(GET)
+        await wait_all_tasks_blocked()
+        accepted, client = socket.socketpair()
+        with client:
+            client.sendall(GET)
+            server.connections.admit(server.app, ConnectedSocket(accepted), ("203.0.113.9", 1), HOME)
+            assert accepted.fileno() == -1
+            received = b"".join(iter(lambda: client.recv(65536), b""))
+        assert refused(received)
+        await busy.aclose()
 
 
 def test_connections_leave_reserved_files_free() -> None:

@@ -6,10 +6,11 @@ The page is RapiDoc, a single file served from here: nothing is loaded from anot
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 from importlib.resources import files
 from string import Template
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,16 +34,27 @@ _VIEWER: Final = files("holdfast.http") / "viewer"
 _PAGE: Final = Template((_VIEWER / "docs.html").read_text(encoding="utf-8"))
 
 
+class PublicDocument(NamedTuple):
+    """A large document for everybody. All responses send these bytes, without a copy."""
+
+    plain: bytes
+    gzipped: bytes
+    etag: str
+
+
 @functools.lru_cache(maxsize=4)
-def document_for(public_url: str) -> bytes:
+def document_for(public_url: str) -> PublicDocument:
     """Return the OpenAPI document of all endpoints, served at ``public_url``."""
-    return msgspec.json.encode(describe(all_routes(), public_url))
+    return _prepared(msgspec.json.encode(describe(all_routes(), public_url)))
 
 
 @functools.cache
-def _script() -> tuple[bytes, str]:
-    script = (_VIEWER / RAPIDOC).read_bytes()
-    return script, hashlib.sha256(script).hexdigest()
+def _script() -> PublicDocument:
+    return _prepared((_VIEWER / RAPIDOC).read_bytes())
+
+
+def _prepared(content: bytes) -> PublicDocument:
+    return PublicDocument(content, gzip.compress(content, mtime=0), f'"{hashlib.sha256(content).hexdigest()}"')
 
 
 @route(
@@ -51,11 +63,12 @@ def _script() -> tuple[bytes, str]:
     summary="Retrieve the OpenAPI 3.1 document of this API",
     media=(
         Media(status=200, content_types=("application/json",), description="The document.", schema_type="object"),
+        Media(status=304, content_types=(), description="The cached document is current."),
     ),
 )
 async def openapi_document(call: Call) -> Outcome:
     """It describes the operators' endpoints too, wherever they are served."""
-    return _cached(document_for(call.deps.urls.base), "application/json", 300)
+    return _served(call, document_for(call.deps.urls.base), "application/json", 300)
 
 
 @route(
@@ -67,9 +80,8 @@ async def openapi_document(call: Call) -> Outcome:
 async def docs(call: Call) -> Outcome:
     """Calls tried on the page go to its own origin, which is the only one that it may connect to."""
     page = _PAGE.substitute(server=urlsplit(call.deps.urls.base).path or "/")
-    response = _cached(page.encode(), "text/html; charset=utf-8", 300)
-    response.headers["Content-Security-Policy"] = DOCS_CSP
-    return response
+    headers = {**_caching(300), "Content-Security-Policy": DOCS_CSP}
+    return Response(page.encode(), content_type="text/html; charset=utf-8", headers=headers)
 
 
 @route(
@@ -83,13 +95,20 @@ async def docs(call: Call) -> Outcome:
 )
 async def docs_script(call: Call) -> Outcome:
     """Its name contains its version, so that caches may keep it for a year."""
-    script, etag = _script()
-    if call.request.headers.get("If-None-Match") == f'"{etag}"':
-        return Response(b"", status=304)
-    response = _cached(script, "text/javascript; charset=utf-8", 31_536_000)
-    response.headers["ETag"] = f'"{etag}"'
-    return response
+    return _served(call, _script(), "text/javascript; charset=utf-8", 31_536_000)
 
 
-def _cached(body: bytes, content_type: str, max_age_s: int) -> Response:
-    return Response(body, content_type=content_type, headers={"Cache-Control": f"public, max-age={max_age_s}"})
+def _served(call: Call, document: PublicDocument, content_type: str, max_age_s: int) -> Response:
+    """Serve a document, compressed if the client accepts that, or the answer that a cached one is current."""
+    asked = call.request
+    # Weak: it names both encodings.
+    headers = {**_caching(max_age_s), "ETag": f"W/{document.etag}", "Vary": "Accept-Encoding"}
+    if asked.if_none_match.contains_weak(document.etag.strip('"')):
+        return Response(b"", status=304, headers=headers)
+    if asked.accept_encodings.best_match(("gzip", "identity"), default="identity") == "identity":
+        return Response(document.plain, content_type=content_type, headers=headers)
+    return Response(document.gzipped, content_type=content_type, headers={**headers, "Content-Encoding": "gzip"})
+
+
+def _caching(max_age_s: int) -> dict[str, str]:
+    return {"Cache-Control": f"public, max-age={max_age_s}"}

@@ -12,31 +12,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, Literal, Protocol
-from urllib.parse import unquote
+from typing import Final, Literal, Protocol
 
 import structlog
 import trio
 
 from holdfast import metrics
 from holdfast.connected_socket import RECEIVE_BYTES, ConnectedSocket
+from holdfast.http.server.asgi import Address, AsgiApp, Message, refusing, scope_of
 from holdfast.http.server.limits import PIPELINED_MAX, READ_AHEAD_BYTES, SEND_BYTES, ServerLimits
 from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, Request, RequestParser
 from holdfast.http.server.response_framing import CONTINUE, ResponseFraming, refusal_bytes
+from holdfast.http.server.sources import Source, Sources
 from holdfast.ledger.refusals import Refusal
 from holdfast.reports.causes import describe
 
 log = structlog.get_logger("holdfast.http")
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-AsgiApp = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-Address = tuple[str, int]
-Cut = Literal["send_timeout", "head_timeout", "body_timeout", "stop"]
+Cut = Literal["send_timeout", "head_timeout", "body_timeout", "room", "stop"]
 
-_ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 _INTERNAL_ERROR: Final = Refusal(code="internal_error", message="An internal error occurred.")
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -56,7 +50,10 @@ class Owner(Protocol):
 
 
 class Connection:
-    """An accepted connection. With ``refusal`` that is its only response."""
+    """An accepted connection. With ``refusal`` that is its only response.
+
+    ``peer`` is the client as limits count it. A proxy's connection has the ``sources`` by which its clients count.
+    """
 
     def __init__(
         self,
@@ -67,9 +64,16 @@ class Connection:
         *,
         client: Address,
         server: Address,
+        peer: str,
+        is_for_operators: bool = False,
+        sources: Sources | None = None,
         refusal: Refusal | None = None,
     ) -> None:
         self.client = client
+        self.peer = peer
+        self.is_for_operators = is_for_operators
+        self._sources = sources
+        self._source = Source()
         self._app = app
         self._stream = stream
         self._limits = limits
@@ -115,6 +119,15 @@ class Connection:
         elif now >= self._head_by:
             self._head_by = math.inf
             self._refuse(HEAD_TIMEOUT, "head_timeout")
+
+    def waits_since(self) -> float:
+        """Return since when the client is awaited to send or to read the rest; ``inf`` if it is not."""
+        limits = self._limits
+        return min(
+            self._head_by - limits.head_timeout_s,
+            self._body_by - limits.body_timeout_s,
+            self._send_by - limits.send_timeout_s,
+        )
 
     def begin_stop(self) -> None:
         """Start the stop: an idle connection may send one more request within ``linger_s``."""
@@ -222,7 +235,15 @@ class Connection:
         self._is_last_write = False
         if request.refusal is None:
             self._is_calling = True
-            await self._call_app(request)
+            if self._sources is None:
+                await self._call(self._app, request)
+            else:
+                with self._sources.counted(self.client[0], request) as found:
+                    if isinstance(found, Refusal):
+                        await self._call(refusing(found), request)
+                    else:
+                        self._source = found
+                        await self._call(self._app, request)
             self._is_calling = False
         return framing.is_complete and request.keep_alive and not (framing.close or self._is_hung_up)
 
@@ -250,7 +271,7 @@ class Connection:
             framing.is_complete = True
             await self._write(refusal_bytes(refusal))
 
-    async def _call_app(self, request: Request) -> None:
+    async def _call(self, app: AsgiApp, request: Request) -> None:
         async def receive() -> Message:
             return await self._receive(request)
 
@@ -258,31 +279,12 @@ class Connection:
             await self._send(request, message)
 
         try:
-            await self._app(self._scope_of(request), receive, send)
+            await app(scope_of(request, self.client, self._server), receive, send)
         except Exception as fault:
             found = describe(fault)
             log.error(
                 "the application failed", type=found.reason_type, reason=found.reason, location=found.location
             )
-
-    def _scope_of(self, request: Request) -> MutableMapping[str, Any]:
-        path, _, query = request.target.partition(b"?")
-        return {
-            "type": "http",
-            "asgi": _ASGI,
-            "http_version": request.version,
-            "method": request.method,
-            "scheme": "http",
-            "path": unquote(path.decode("ascii")),
-            "raw_path": path,
-            "query_string": query,
-            "root_path": "",
-            "headers": request.headers,
-            "client": self.client,
-            "server": self._server,
-            "state": {},
-            "extensions": {},
-        }
 
     async def _receive(self, request: Request) -> Message:
         """ASGI receive: the next part of the body, or the client's disconnect."""
@@ -316,10 +318,15 @@ class Connection:
                 await self._discard_rest_of_body(request)
             framing.close = framing.close or not request.keep_alive or self._owner.is_stopping
         more = message.get("more_body", False)
-        out = framing.frame(message.get("body", b""), more=more, method=request.method, version=request.version)
+        head, body = framing.frame(
+            message.get("body", b""), more=more, method=request.method, version=request.version
+        )
         self._is_last_write = not more
-        if out:
-            await self._write(out)
+        if len(body) <= SEND_BYTES:
+            body, head = head + body, b""
+        for part in (head, body):
+            if part:
+                await self._write(part)
         if more:
             await trio.lowlevel.checkpoint()  # other tasks run between the parts of a long response
 
@@ -340,6 +347,7 @@ class Connection:
     async def _write(self, data: bytes) -> None:
         """Send, each part within the send timeout. If the client has disconnected, cancel the connection."""
         view = memoryview(data)
+        self._source.bytes_count += len(data)
         try:
             for start in range(0, len(data), SEND_BYTES):
                 self._send_by = trio.current_time() + self._limits.send_timeout_s
@@ -350,6 +358,7 @@ class Connection:
             await trio.lowlevel.checkpoint()
         finally:
             self._send_by = math.inf
+            self._source.bytes_count -= len(data)
 
     async def _linger(self) -> None:
         """Close the sending side and read for ``linger_s``, so that no reset overtakes the response."""

@@ -9,37 +9,48 @@ import structlog
 import trio
 
 from holdfast import metrics
+from holdfast.connected_socket import ConnectedSocket
 from holdfast.http.kit.client_address import origin_of, parse_address
-from holdfast.http.server.connection import Address, AsgiApp, Connection
-from holdfast.http.server.limits import REFUSED_AT_ONCE_MAX, SWEEP_INTERVAL_S, ServerLimits
+from holdfast.http.server.asgi import Address, AsgiApp
+from holdfast.http.server.connection import Connection
+from holdfast.http.server.limits import REFUSED_AT_ONCE_MAX, STALLED_S, SWEEP_INTERVAL_S, ServerLimits
+from holdfast.http.server.response_framing import refusal_bytes
+from holdfast.http.server.sources import TOO_MANY_OF_PEER, OriginOf, Sources
 from holdfast.ledger.refusals import Refusal
 from holdfast.reports.causes import describe
 
 log = structlog.get_logger("holdfast.http")
 
 _TOO_MANY = Refusal(code="overloaded", message="Too many connections are open; try again later.")
-_TOO_MANY_OF_PEER = Refusal(code="overloaded", message="Too many connections are open from this address.")
 
 
 class Connections:
     """One incarnation of the group of connections; a child of a supervisor.
 
-    ``is_exempt`` returns whether a peer, such as a proxy, is exempt from the limit per peer. ``on_stop`` is called
-    when the stop begins, to end responses that would go on. A fault in a connection closes that connection and is
-    logged; it does not end this group.
+    ``is_proxy`` returns whether a peer is a proxy: then its clients, whom ``origin_of`` tells apart, are limited
+    instead of it. ``on_stop`` is called when the stop begins, to end responses that would go on. A fault in a
+    connection closes that connection and is logged; it does not end this group.
     """
 
     def __init__(
         self,
         limits: ServerLimits,
         *,
-        is_exempt: Callable[[str], bool] = lambda _peer: False,
+        is_proxy: Callable[[str], bool] = lambda _peer: False,
+        origin_of: OriginOf = lambda _peer, _headers: None,
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.is_stopping = False
         self._on_stop = on_stop
         self._limits = limits
-        self._is_exempt = is_exempt
+        self._is_proxy = is_proxy
+        self._sources = Sources(limits, origin_of)
+        operators = limits.operators_connections_max
+        self._places = {False: max(1, limits.connections_max - operators), True: operators}
+        """The most connections of the public listener, and of the operators' (True)."""
+        self._admitted: Counter[bool] = Counter()
+        self._stalled: list[Connection] = []
+        """At the last sweep, the longest stalled last."""
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
         self._per_peer: Counter[str] = Counter()
@@ -87,6 +98,15 @@ class Connections:
             now = trio.current_time()
             for connection in tuple(self._open):
                 connection.expire(now)
+            self._find_stalled(now)
+
+    def _find_stalled(self, now: float) -> None:
+        """Find who could make room, where all places of a listener are taken."""
+        full = [each for each, places in self._places.items() if self._admitted[each] >= places > 0]
+        stalled = [
+            each for each in self._open if each.is_for_operators in full and now - each.waits_since() >= STALLED_S
+        ]
+        self._stalled = sorted(stalled, key=Connection.waits_since, reverse=True)
 
     # ---------------------------------------------------------------------------------------- admission
 
@@ -95,43 +115,88 @@ class Connections:
         """The number of open connections."""
         return len(self._open)
 
-    def admit(self, app: AsgiApp, stream: trio.abc.HalfCloseableStream, client: Address, server: Address) -> None:
+    def admit(
+        self,
+        app: AsgiApp,
+        stream: trio.abc.HalfCloseableStream,
+        client: Address,
+        server: Address,
+        *,
+        is_for_operators: bool = False,
+    ) -> None:
         """Serve an accepted connection, or refuse it.
 
-        At the limit the longest idle connection is closed. If none is idle, or the peer is at its own limit, the
-        new connection gets a 503.
+        At the limit of a peer its longest idle connection is closed; without one the new connection gets a 429. At
+        the limit of a listener the longest idle or stalled one of all is closed; without one it gets a 503.
         """
         assert self._nursery is not None, "connections are admitted while the group runs"
-        peer = origin_of(parse_address(client[0]))
+        peer, is_proxy = origin_of(parse_address(client[0])), self._is_proxy(client[0])
         refusal = None
-        if self._per_peer[peer] >= self._limits.connections_per_peer_max and not self._is_exempt(client[0]):
-            refusal = _TOO_MANY_OF_PEER
-        elif (
-            len(self._open) - self._refused_count >= self._limits.connections_max and not self.close_longest_idle()
+        if (
+            not is_proxy
+            and self._per_peer[peer] >= self._limits.connections_per_peer_max
+            and not self._close_longest_idle(lambda each: each.peer == peer)
+        ):
+            refusal = TOO_MANY_OF_PEER
+        elif self._admitted[is_for_operators] >= self._places[is_for_operators] and not (
+            self._close_longest_idle(lambda each: each.is_for_operators == is_for_operators)
+            or self._abort_longest_stalled(is_for_operators=is_for_operators)
         ):
             refusal = _TOO_MANY
-        connection = Connection(app, stream, self._limits, self, client=client, server=server, refusal=refusal)
         if refusal is not None:
             metrics.HTTP_CONNECTIONS_CLOSED.labels("refused").inc()
-            if self._refused_count >= REFUSED_AT_ONCE_MAX:
-                connection.close()
+            if self._refused_count >= REFUSED_AT_ONCE_MAX and isinstance(stream, ConnectedSocket):
+                stream.close_after(refusal_bytes(refusal))
                 return
+        connection = Connection(
+            app,
+            stream,
+            self._limits,
+            self,
+            client=client,
+            server=server,
+            peer=peer,
+            is_for_operators=is_for_operators,
+            sources=self._sources if is_proxy else None,
+            refusal=refusal,
+        )
         # Counted here and not in its task, because many connections may be accepted before their tasks run.
         self._open.add(connection)
-        self._per_peer[peer] += 1
-        self._refused_count += refusal is not None
+        self._count(connection, refusal, 1)
+        self._nursery.start_soon(self._serve, connection, refusal)
+
+    def _count(self, connection: Connection, refusal: Refusal | None, change: int) -> None:
+        """Count a connection; refused ones take no place of their peer or listener."""
+        if refusal is not None:
+            self._refused_count += change
+        else:
+            self._admitted[connection.is_for_operators] += change
+            self._per_peer[connection.peer] += change
+            if not self._per_peer[connection.peer]:
+                del self._per_peer[connection.peer]
         metrics.HTTP_CONNECTIONS.set(len(self._open))
-        self._nursery.start_soon(self._serve, connection, peer, refusal is not None)
 
     def close_longest_idle(self) -> bool:
         """Close the longest idle connection; return whether there was one."""
-        longest = next(iter(self._idle), None)
+        return self._close_longest_idle(lambda _each: True)
+
+    def _close_longest_idle(self, may_be_closed: Callable[[Connection], bool]) -> bool:
+        longest = next((each for each in self._idle if may_be_closed(each)), None)
         if longest is None:
             return False
         self.became_busy(longest)
         longest.close()
         metrics.HTTP_CONNECTIONS_CLOSED.labels("room").inc()
         return True
+
+    def _abort_longest_stalled(self, *, is_for_operators: bool) -> bool:
+        while self._stalled:
+            longest = self._stalled.pop()
+            is_stalled = trio.current_time() - longest.waits_since() >= STALLED_S
+            if is_stalled and longest in self._open and longest.is_for_operators == is_for_operators:
+                longest.abort("room")
+                return True
+        return False
 
     def became_idle(self, connection: Connection) -> None:
         """Record that a connection waits for its next request."""
@@ -141,7 +206,7 @@ class Connections:
         """Record that a connection has a request."""
         self._idle.pop(connection, None)
 
-    async def _serve(self, connection: Connection, peer: str, is_refused: bool) -> None:
+    async def _serve(self, connection: Connection, refusal: Refusal | None) -> None:
         try:
             await connection.run()
         except Exception as fault:
@@ -152,10 +217,6 @@ class Connections:
         finally:
             self._open.discard(connection)
             self._idle.pop(connection, None)
-            self._refused_count -= is_refused
-            self._per_peer[peer] -= 1
-            if not self._per_peer[peer]:
-                del self._per_peer[peer]
-            metrics.HTTP_CONNECTIONS.set(len(self._open))
+            self._count(connection, refusal, -1)
             changed, self._changed = self._changed, trio.Event()
             changed.set()

@@ -17,7 +17,13 @@ PIPELINED_MAX: Final = 64
 ones again."""
 
 REFUSED_AT_ONCE_MAX: Final = 64
-"""How many connections beyond the limit get an error response; others are closed without one."""
+"""How many refused connections are served their error in full; others get what the kernel takes at once."""
+
+BYTES_PER_PEER_MAX: Final = 64 * 1024 * 1024
+"""With so many bytes of bodies and responses in flight, a client behind proxies gets no further requests served."""
+
+STALLED_S: Final = 5.0
+"""At the limit of connections, one whose client has neither sent nor read for so long makes room for another."""
 
 SWEEP_INTERVAL_S: Final = 0.5
 """How often deadlines are checked, which is also how late they may be noticed."""
@@ -34,6 +40,8 @@ RESERVED_FILES: Final = 512
 class ServerLimits:
     """The configurable limits.
 
+    ``operators_connections_max`` of ``connections_max`` are for the operators' listener alone, and the rest for the
+    public one. ``connections_per_peer_max``: of one address, or requests of one client behind proxies.
     ``head_timeout_s`` runs from a head's first byte to its end, ``body_timeout_s`` from the head's end to the
     body's, ``send_timeout_s`` for each 64 KiB of a response, ``idle_timeout_s`` between requests.
     ``header_bytes_max`` limits the names and values of headers, and separately the request's target.
@@ -44,6 +52,7 @@ class ServerLimits:
     """
 
     connections_max: int = 2048
+    operators_connections_max: int = 0
     connections_per_peer_max: int = 512
     head_timeout_s: float = 15.0
     body_timeout_s: float = 60.0

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from holdfast.connected_socket import ConnectedSocket
-from holdfast.http.server.connection import Address, AsgiApp
+from holdfast.http.server.asgi import Address, AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.listening import refuse_new_connections
 
@@ -49,7 +49,7 @@ class Listener:
 
     ``is_final`` distinguishes the stop of the service from a restart: only then is the socket closed, after all
     connections in its queue have been accepted. With ``is_shared`` another process has the same socket, and may
-    still accept new connections.
+    still accept new connections. One ``is_for_operators`` has places of its own.
     """
 
     def __init__(
@@ -60,12 +60,14 @@ class Listener:
         *,
         is_final: Callable[[], bool] = lambda: True,
         is_shared: bool = False,
+        is_for_operators: bool = False,
     ) -> None:
         self._socket = listening
         self._app = app
         self._connections = connections
         self._is_final = is_final
         self._is_shared = is_shared
+        self._is_for_operators = is_for_operators
         self._is_retired = False
         self._scope = trio.CancelScope()
         self._stopped = trio.Event()
@@ -122,7 +124,9 @@ class Listener:
             except OSError:
                 accepted.close()  # closed by the client already
                 continue
-            self._connections().admit(self._app, stream, _address(address), server)
+            self._connections().admit(
+                self._app, stream, _address(address), server, is_for_operators=self._is_for_operators
+            )
         return True
 
 

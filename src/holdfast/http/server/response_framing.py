@@ -47,8 +47,11 @@ class ResponseFraming:
             raise BadResponse("the response was started twice")
         self._head = status, headers
 
-    def frame(self, body: bytes, *, more: bool, method: str, version: str) -> bytes:
-        """Return the next bytes to send. Raises :class:`BadResponse` if the response would not be valid."""
+    def frame(self, body: bytes, *, more: bool, method: str, version: str) -> tuple[bytes, bytes]:
+        """Return the next bytes to send, in two parts so that a large body is not copied.
+
+        Raises :class:`BadResponse` if the response would not be valid.
+        """
         if self._head is None or self.is_complete:
             raise BadResponse("a part of a body outside of a response")
         out = b"" if self.is_started else self._make_head(method, version)
@@ -58,11 +61,11 @@ class ResponseFraming:
                 raise BadResponse("the body's length differs from Content-Length")
         self.is_complete = not more
         if self._silent:
-            return out
+            return out, b""
         if not self._chunked:
-            return out + body
+            return out, body
         framed = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-        return out + framed if more else out + framed + b"0\r\n\r\n"
+        return out, framed if more else framed + b"0\r\n\r\n"
 
     def _make_head(self, method: str, version: str) -> bytes:
         assert self._head is not None
@@ -97,8 +100,8 @@ class ResponseFraming:
         return head + b"\r\n\r\n"
 
 
-def refusal_bytes(refusal: Refusal) -> bytes:
-    """Return a complete error response that closes the connection, with a request id of its own."""
+def refusal_parts(refusal: Refusal) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body of an error response, with a request id of its own."""
     request_id = new_id("req")
     status, body, headers = error_response(refusal, request_id)
     lines = [
@@ -109,9 +112,15 @@ def refusal_bytes(refusal: Refusal) -> bytes:
         (b"cache-control", b"no-store"),
         *((name.lower().encode(), value.encode()) for name, value in headers.items()),
     ]
+    return status, lines, body
+
+
+def refusal_bytes(refusal: Refusal) -> bytes:
+    """Return a complete error response that closes the connection."""
+    status, lines, body = refusal_parts(refusal)
     framing = ResponseFraming(close=True)
     framing.start(status, lines)
-    return framing.frame(body, more=False, method="GET", version="1.1")
+    return b"".join(framing.frame(body, more=False, method="GET", version="1.1"))
 
 
 _date = (0, b"")

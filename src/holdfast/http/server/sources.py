@@ -1,0 +1,78 @@
+"""Clients behind trusted proxies: what each of them has in progress.
+
+A proxy's connections carry the requests of many clients, so that its clients are counted instead of it: each by the
+address that the proxy reports, from the head of a request to the end of its response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from holdfast import metrics
+from holdfast.http.server.limits import BYTES_PER_PEER_MAX, READ_AHEAD_BYTES, ServerLimits
+from holdfast.http.server.request_parser import Request
+from holdfast.ledger.refusals import Refusal
+
+TOO_MANY_OF_PEER = Refusal(
+    code="rate_limit_exceeded", message="Too many connections or requests are open from this address."
+)
+
+OriginOf: TypeAlias = Callable[[str, Sequence[tuple[bytes, bytes]]], str | None]
+"""The origin of a request by its peer and headers; None if the peer is no proxy or reports no client."""
+
+
+class Source:
+    """One client: its requests, and the bytes of their bodies and responses that are in flight."""
+
+    __slots__ = ("bytes_count", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.bytes_count = 0
+
+
+class Sources:
+    """All clients that have requests in progress."""
+
+    def __init__(self, limits: ServerLimits, origin_of: OriginOf) -> None:
+        self._requests_max = limits.connections_per_peer_max
+        self._origin_of = origin_of
+        self._sources: dict[str, Source] = {}
+
+    @contextmanager
+    def counted(self, peer: str, request: Request) -> Iterator[Source | Refusal]:
+        """Count a request of a proxy while it is served, or refuse it. One without a client is not limited."""
+        origin = self._origin_of(peer, request.headers)
+        if origin is None:
+            yield Source()
+            return
+        source = self._sources.setdefault(origin, Source())
+        if source.requests >= self._requests_max or source.bytes_count >= BYTES_PER_PEER_MAX:
+            metrics.REFUSALS.labels("429", TOO_MANY_OF_PEER.code).inc()
+            yield TOO_MANY_OF_PEER
+            return
+        body_bytes = _body_bytes(request)
+        source.requests += 1
+        source.bytes_count += body_bytes
+        try:
+            yield source
+        finally:
+            source.requests -= 1
+            source.bytes_count -= body_bytes
+            if not source.requests:
+                del self._sources[origin]
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+def _body_bytes(request: Request) -> int:
+    """Return the length of a body, or what is read ahead of one that does not tell it."""
+    for name, value in request.headers:
+        if name == b"content-length":
+            return int(value)
+        if name == b"transfer-encoding":
+            return READ_AHEAD_BYTES
+    return 0
