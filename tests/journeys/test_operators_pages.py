@@ -143,14 +143,14 @@ def test_reports_go_on_after_answers_that_are_no_stream(pages: Pages) -> None:
             route.continue_()
         elif status == 502:
             # Emitted while nothing is followed: the stream must begin where the page ends.
-            pages.api(f"/ops/api/actors/accounts/{account.account_id}/crash", "nobody looks")
+            pages.api(f"/ops/api/actors/accounts/{account.account_id}/crash", "unseen")
             route.fulfill(status=status)
         else:
             route.fulfill(status=status)
 
     page.route("**/ops/api/reports/stream**", answer)
     page.goto(f"/ops/reports?key={account.account_id}")
-    missed = page.locator("#reports .line").filter(has_text="nobody looks")
+    missed = page.locator("#reports .line").filter(has_text="unseen")
     expect(missed.first).to_be_visible()
     expect(page.locator("#stream-status")).to_have_text("live")
     refused = ("503", "401", "502")

@@ -50,7 +50,7 @@ class Quarantine:
                 self.dead_letter(child, envelope)
 
     def dead_letter(self, child: KeyedChild, envelope: Envelope) -> None:
-        """Record a message that nobody waits for; a report tells of the first of its type in this quarantine."""
+        """Record a message whose sender does not wait; the first of its type in a quarantine is reported."""
         name = type(envelope.message).__name__
         self._reports.dead_letter(child, "dead", envelope, is_reported=name not in child.refused_types)
         child.refused_types |= {name}

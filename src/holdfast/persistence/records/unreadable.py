@@ -1,7 +1,7 @@
 """Rows that this release cannot decode: damaged, or written by a release with other values.
 
 Such a row affects its own key only. A list names it, the actor of that key is quarantined, a worker postpones it,
-and a request that needs it is refused. Whoever meets it, the log has a line with its key.
+and a request that needs it is refused. Each time it is read, the log has a line with its key.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class EventStream(ResponseBody):
                 yield _id(position) + report_event(report) + b"\n"
 
     async def _is_allowed(self) -> bool:
-        """Whether the credential is still valid; yes while that cannot be told, as in an outage."""
+        """Whether the credential is still valid; yes while that is not known, as in an outage."""
         try:
             return await self._call.identify_operator() is None
         except (DatabaseAway, AskFault):
