@@ -25,7 +25,15 @@ from holdfast.actors.workers.dispatcher import FOLLOW_UP_TICKS, FOLLOW_UPS_MAX, 
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import format_time, utc_now
-from holdfast.persistence.claims.processes import LEASE_S, Process, end_lease, renew_lease, take_over, this_process
+from holdfast.persistence.claims.processes import (
+    LEASE_S,
+    TAKEN_OVER_MAX,
+    Process,
+    end_lease,
+    renew_lease,
+    take_over,
+    this_process,
+)
 from holdfast.persistence.claims.tasks import claim_waiting
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -462,6 +470,22 @@ async def test_a_killed_process_on_this_machine_is_detected_at_once(setup: Setup
     await dispatcher.check_due()
 
     assert setup.tasks.woken == [("task_left", True)]
+
+
+async def test_many_tasks_of_an_ended_process_are_taken_over_a_few_at_a_time(setup: Setup) -> None:
+    other = replace(this_process(), machine="another machine")
+    now = utc_now()
+    await setup.database.work(lambda rows: renew_lease(rows, other, now, ["studio"]))
+    await setup.database.work(lambda rows: end_lease(rows, other))
+    for number in range(2 * TAKEN_OVER_MAX + 1):
+        await setup.insert_task(f"task_{number}", dispatched=True, due_in_s=600, owner=other.process_id)
+    dispatcher = setup.dispatcher()
+    taken = []
+    for _ in range(3 * FOLLOW_UP_TICKS):
+        await dispatcher.check_due()
+        taken.append(len(setup.tasks.woken))
+    each = taken[FOLLOW_UP_TICKS - 2 :: FOLLOW_UP_TICKS]
+    assert each == [TAKEN_OVER_MAX, 2 * TAKEN_OVER_MAX, 2 * TAKEN_OVER_MAX + 1]
 
 
 async def test_a_restarted_dispatcher_keeps_the_slots_of_running_tasks(setup: Setup) -> None:

@@ -33,8 +33,8 @@ LEASE_S = 20.0
 BEAT_S = 4.0
 CLAIM_S = 10
 READ_MS = 3_000
-TAKEN_OVER_MAX = 1_000
-"""How many tasks of one process are taken over at a time."""
+TAKEN_OVER_MAX = 100
+"""How many tasks of one process are taken over at a time: after a restart with many, callers have most turns."""
 
 _RENEW = text(
     "insert into processes (process_id, machine, pid, started, lease_until, providers, state, addresses, protocol) "
