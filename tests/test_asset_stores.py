@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import stat
 import sys
 from pathlib import Path
 
 import pytest
+import trio
 
 from holdfast.providers.storage.local import LocalStore
 from holdfast.providers.storage.s3 import S3Store
@@ -37,3 +40,12 @@ def test_s3_without_its_library_is_a_settings_fault(tmp_path: Path, monkeypatch:
     (line,) = caught.value.lines
     assert line.startswith("HOLDFAST_ASSET_STORE: ")
     assert "pip install 'holdfast[s3]'" in line
+
+
+def test_folders_of_results_are_private(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    trio.run(store.prepare)
+    store.put(b"result", hashlib.sha256(b"result").hexdigest(), "txt")
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(folders) >= 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}

@@ -178,6 +178,7 @@ class Settings(ServiceLocation):
     otp_all_origins_day: Count = 40
     trusted_proxies: Proxies = ()
     proxy_header: ProxyHeader = "X-Forwarded-For"
+    revoked_keys_retention_s: int = Field(2_592_000, ge=60, lt=2**31)
     session_ttl_s: int = Field(86_400, ge=60, lt=2**31)
     quote_ttl_s: Count = 900
     asset_link_ttl_s: Count = 3600
@@ -195,6 +196,7 @@ class Settings(ServiceLocation):
     tasks_in_flight_max: Count = 1000
     task_creates_per_account_s: int = Field(0, ge=0, le=1_000_000)
     task_creates_burst: Count = 20_000
+    stored_input_bytes_max: int = Field(256 * 1024 * 1024, ge=0, lt=2**40)
     provider_removed_grace_s: Seconds = 300.0
     pool_size: int = Field(8, ge=1, le=100)
     checker_share: float = Field(0.05, ge=0, le=1)

@@ -455,7 +455,11 @@ async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(se
             "update payment_events set received_at = now() - interval '91 days' where event_id <> 'evt_new'"
         )
         swept = await Sweeper(
-            database=setup.database, idempotency_ttl_s=86_400, reports_retention_s=86_400, reports_max=1_000
+            database=setup.database,
+            idempotency_ttl_s=86_400,
+            revoked_keys_retention_s=86_400,
+            reports_retention_s=86_400,
+            reports_max=1_000,
         ).sweep()
         left = await setup.database.read(lambda c: {row.event_id for row in c.execute(rows)})
     assert stored == {"evt_old": b"first", "evt_new": b"{}", event.event_id: b"{}"}

@@ -354,7 +354,11 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
         WebhookSecretRow("acct_2", 1, utc_now()),
     )
     await Sweeper(
-        database=box.database, idempotency_ttl_s=86_400, reports_retention_s=86_400, reports_max=1_000
+        database=box.database,
+        idempotency_ttl_s=86_400,
+        revoked_keys_retention_s=86_400,
+        reports_retention_s=86_400,
+        reports_max=1_000,
     ).sweep()
 
     def left(rows: sqlalchemy.Connection) -> Any:

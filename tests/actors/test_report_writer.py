@@ -182,7 +182,13 @@ async def test_old_reports_and_too_many_are_swept(stage: Stage) -> None:
     for age_s in (200, 90, 80, 70, 10):
         stage.report(at=now - timedelta(seconds=age_s), key=str(age_s))
     await stage.database.work(write_reports, stage.queue.first(9))
-    sweeper = Sweeper(database=stage.database, idempotency_ttl_s=86_400, reports_retention_s=100, reports_max=2)
+    sweeper = Sweeper(
+        database=stage.database,
+        idempotency_ttl_s=86_400,
+        revoked_keys_retention_s=86_400,
+        reports_retention_s=100,
+        reports_max=2,
+    )
     removed = await sweeper.sweep()
     assert removed["reports"] == 3
     found = await stage.database.read(reports_after, 0, limit=9)

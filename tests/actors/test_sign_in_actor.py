@@ -338,7 +338,11 @@ async def test_rows_without_an_account_are_swept_earlier(harness: Harness) -> No
     count = text("select key from sign_ins order by key")
     age = text("update sign_ins set updated_at = now() - make_interval(hours => :hours)")
     sweeper = Sweeper(
-        database=harness.database, idempotency_ttl_s=86_400, reports_retention_s=86_400, reports_max=1_000
+        database=harness.database,
+        idempotency_ttl_s=86_400,
+        revoked_keys_retention_s=86_400,
+        reports_retention_s=86_400,
+        reports_max=1_000,
     )
 
     async def left_after(hours: int) -> list[str]:

@@ -72,6 +72,7 @@ EXPECTED = {
     "payment_order_not_refundable": (409, "conflict_error"),
     "payment_order_not_payable": (409, "conflict_error"),
     "provider_event_mismatch": (400, "invalid_request_error"),
+    "stored_input_limit_reached": (429, "rate_limit_error"),
     "too_many_open_orders": (429, "rate_limit_error"),
     "provider_unavailable": (502, "provider_error"),
     "provider_timeout": (504, "provider_error"),

@@ -191,7 +191,11 @@ async def test_a_sweep_of_a_million_rows_is_made_of_short_statements() -> None:
 
     rows = Rows()
     sweeper = Sweeper(
-        database=cast(Database, rows), idempotency_ttl_s=86_400, reports_retention_s=86_400, reports_max=1_000
+        database=cast(Database, rows),
+        idempotency_ttl_s=86_400,
+        revoked_keys_retention_s=86_400,
+        reports_retention_s=86_400,
+        reports_max=1_000,
     )
     removed = await sweeper.sweep()
     assert max(rows.statements) <= 1_000

@@ -115,7 +115,13 @@ async def test_messages_are_deleted_after_their_retention(database: Database) ->
     long_ago = datetime.now(UTC) - timedelta(days=2)
     await database.work(keep_poison, record(1, at=long_ago))
     await database.work(keep_poison, record(2, at=datetime.now(UTC)))
-    sweeper = Sweeper(database=database, idempotency_ttl_s=60, reports_retention_s=86_400, reports_max=100)
+    sweeper = Sweeper(
+        database=database,
+        idempotency_ttl_s=60,
+        revoked_keys_retention_s=86_400,
+        reports_retention_s=86_400,
+        reports_max=100,
+    )
     assert (await sweeper.sweep())["poison_messages"] == 1
 
 

@@ -208,6 +208,7 @@ def worker_children(
             Sweeper(
                 database=database,
                 idempotency_ttl_s=settings.idempotency_ttl_s,
+                revoked_keys_retention_s=settings.revoked_keys_retention_s,
                 reports_retention_s=settings.reports_retention_s,
                 reports_max=settings.reports_max,
                 is_ours=partial(presence.holds, "sweeper"),

@@ -107,6 +107,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "payment_order_not_payable": ErrorRow(409, CONFLICT, final=True),
     "payment_order_not_refundable": ErrorRow(409, CONFLICT, final=True),
     "provider_event_mismatch": ErrorRow(400, INVALID),
+    "stored_input_limit_reached": ErrorRow(429, RATE_LIMIT, retry_after_s=3600),
     "too_many_open_orders": ErrorRow(429, RATE_LIMIT, retry_after_s=60),
     "provider_not_configured": ErrorRow(503, PROVIDER),
     "provider_not_found": ErrorRow(404, NOT_FOUND),

@@ -39,6 +39,7 @@ _DELETES: dict[str, TextClause] = {
             lock="for update skip locked",
         )
     ),
+    "api_keys": text(_delete("api_keys", f"revoked_at {_BEFORE}")),
     "sessions": text(_delete("sessions", f"expires_at {_BEFORE}")),
     "operator_sessions": text(_delete("operator_sessions", f"expires_at {_BEFORE}")),
     # Events without an order: of others who share our account at the provider, or of orders that never existed.

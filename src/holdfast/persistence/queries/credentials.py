@@ -50,7 +50,7 @@ def api_key_by_secret(rows: Connection, sha256: bytes) -> tuple[ApiKeyRecord, da
 
 
 def api_keys_of_account(rows: Connection, account_id: str) -> list[ApiKeyRecord]:
-    """Return every key the account ever created, newest first; their number is limited, so the list is short."""
+    """Return the account's keys, newest first, also revoked ones that are still stored; their number is limited."""
     return [_record(row) for row in rows.execute(_OF_ACCOUNT, {"account_id": account_id})]
 
 

@@ -33,6 +33,9 @@ _STORED = select(
 _HOLD = select(holds.c.amount_micro, holds.c.settled_number).where(
     holds.c.account_id == bindparam("account_id"), holds.c.hold_id == bindparam("hold_id")
 )
+_STORED_INPUTS = select(func.coalesce(func.sum(func.pg_column_size(tasks.c.request)), 0)).where(
+    tasks.c.account_id == bindparam("account_id"), tasks.c.input_until.is_not(None)
+)
 _ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))
 
 
@@ -70,6 +73,11 @@ def task_of_account(rows: Connection, account_id: str, request_id: str) -> Task 
     return (
         None if found is None or found.account_id != account_id else read_row(task_of, found, "tasks", request_id)
     )
+
+
+def stored_input_bytes(rows: Connection, account_id: str) -> int:
+    """Return how many bytes the large inputs of the account's ended tasks take in the database."""
+    return int(rows.execute(_STORED_INPUTS, {"account_id": account_id}).scalar_one())
 
 
 def stored_task(rows: Connection, request_id: str) -> StoredTask | None:

@@ -183,6 +183,7 @@ tasks = Table(
         postgresql_where=text("status = 'failed' and wake_at is null"),
     ),
     Index("ix_tasks_input_until", "input_until", postgresql_where=text("input_until is not null")),
+    Index("ix_tasks_stored_inputs", "account_id", postgresql_where=text("input_until is not null")),
 )
 
 task_events = Table(
@@ -226,6 +227,7 @@ api_keys = Table(
     PrimaryKeyConstraint("account_id", "key_id"),
     Index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
     Index("ix_api_keys_prefix", "prefix"),
+    Index("ix_api_keys_revoked_at", "revoked_at", postgresql_where=text("revoked_at is not null")),
 )
 
 sessions = Table(

@@ -17,6 +17,8 @@ from typing import Protocol
 BLOCK_BYTES = 256 * 1024
 """The most that a reader returns at a time."""
 STALE_AFTER_S = 24 * 3600
+PRIVATE = 0o700
+"""The mode of folders: what customers made is for this user alone."""
 
 _KEY = re.compile(r"assets/([0-9a-f]{2})/\1[0-9a-f]{62}\.[a-z0-9]{1,8}\Z")
 
@@ -102,7 +104,8 @@ def clear_leftovers(directory: Path) -> None:
 
     Only their age shows that partial files are those of a crash, and not in use.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    directory.mkdir(mode=PRIVATE, exist_ok=True)
     oldest = time.time() - STALE_AFTER_S
     for path in directory.iterdir():
         with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ import trio
 
 from holdfast.providers.storage.base import (
     BLOCK_BYTES,
+    PRIVATE,
     AssetCorrupt,
     AssetMissing,
     AssetReader,
@@ -55,7 +56,7 @@ class LocalStore:
             try:
                 aside.replace(target)
             except FileNotFoundError:
-                target.parent.mkdir(exist_ok=True)
+                target.parent.mkdir(mode=PRIVATE, exist_ok=True)
                 aside.replace(target)
         except BaseException:
             aside.unlink(missing_ok=True)
@@ -104,7 +105,7 @@ def _created(path: Path) -> IO[bytes]:
     try:
         file = path.open("xb")
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         file = path.open("xb")
     os.fchmod(file.fileno(), 0o640)
     return file

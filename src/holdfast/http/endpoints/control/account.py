@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from holdfast.actors.account.messages import CreateApiKey, CreditChanged, Recharge, RevokeApiKey
 from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call
@@ -28,6 +30,9 @@ from holdfast.persistence.queries.accounts import account_totals
 from holdfast.persistence.queries.credentials import api_keys_of_account
 
 route = RouteTable("Account")
+
+STORED_KEYS_MAX: Final = 500
+"""The most keys of an account, with the revoked ones that are still stored."""
 
 
 @route(
@@ -63,6 +68,14 @@ async def create_api_key(call: Call) -> Outcome:
         found = f"The scope {shown(unknown[0])} does not exist" if unknown else "The list of scopes is empty"
         message = f"{found}; the scopes are {', '.join(ALL_SCOPES)}."
         return Refusal(code="invalid_parameter", message=message, param="scopes")
+    account_id = call.session.account_id
+    stored = await call.deps.database.read(lambda rows: len(api_keys_of_account(rows, account_id)))
+    if stored >= STORED_KEYS_MAX:
+        return Refusal(
+            code="api_key_limit_reached",
+            message=f"This account has {stored} API keys with the revoked ones, the most allowed; "
+            f"these are deleted {call.deps.settings.revoked_keys_retention_s} seconds after their revocation.",
+        )
     name = (wanted.name or "").strip()
     if not name.isprintable():
         message = f"The name {shown(name)} has unprintable characters."

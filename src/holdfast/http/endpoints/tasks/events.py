@@ -12,7 +12,7 @@ from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.events import EventBody, EventList, WebhookSecretBody, event_body, webhook_secret_body
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.webhook_secrets import Rotation, signing_at
+from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT, Rotation, signing_at
 from holdfast.persistence.claims.outbox import rotations_of
 from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.queries.events import EventRecord, events_of_task
@@ -99,6 +99,7 @@ async def read_webhook_secret(call: Call) -> Outcome:
     summary="Rotate the secret; the previous one keeps signing for a day",
     auth=Auth.SESSION,
     reply=WebhookSecretBody,
+    errors=("rate_limit_exceeded",),
 )
 async def rotate_webhook_secret(call: Call) -> Outcome:
     """Two simultaneous requests create one new secret."""
@@ -106,6 +107,12 @@ async def rotate_webhook_secret(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     account_id, rotations = found
+    signing = signing_at(rotations, call.deps.now()).generations
+    if len(signing) >= SIGNING_MAX_COUNT:
+        message = (
+            f"{len(signing)} secrets sign now, the most allowed; rotate again when the oldest of them has ended."
+        )
+        return Refusal(code="rate_limit_exceeded", message=message)
     newest = max((rotation.generation for rotation in rotations), default=0)
     rotation = await call.deps.events.rotate_secret(account_id, newest + 1)
     return webhook_secret_body(

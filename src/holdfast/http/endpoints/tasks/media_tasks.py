@@ -33,8 +33,9 @@ from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quo
 from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
+from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
-from holdfast.persistence.queries.tasks import task_of_account, tasks_of_account
+from holdfast.persistence.queries.tasks import stored_input_bytes, task_of_account, tasks_of_account
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 from holdfast.traces import traceparent
 
@@ -53,6 +54,7 @@ _CREATE_ERRORS = (
     "quote_unavailable",
     "concurrency_limit_exceeded",
     "rate_limit_exceeded",
+    "stored_input_limit_reached",
     "account_disabled",
 )
 
@@ -77,7 +79,22 @@ async def create_task(call: Call) -> Outcome:
         return await call.refuse_authenticated(idempotency)
     key = call.known_key
     command = await call.compute(functools.partial(_command, call, key.account_id, key.key_id, idempotency))
+    if len(call.raw) > INPUT_SMALL_BYTES_MAX:
+        command = await _refuse_stored_inputs(call, key.account_id) or command
     return await _ask_account(call, key, command, idempotency)
+
+
+async def _refuse_stored_inputs(call: Call, account_id: str) -> Refusal | None:
+    """Refuse another large input while those of the account's ended tasks, stored for a retry, take too much."""
+    most = call.deps.settings.stored_input_bytes_max
+    stored = await call.deps.database.read(lambda rows: stored_input_bytes(rows, account_id))
+    if stored <= most:
+        return None
+    return Refusal(
+        code="stored_input_limit_reached",
+        message=f"Large inputs of ended tasks take {stored} bytes; at most {most} are stored. They are deleted "
+        f"a week after the end of their task; inputs up to {INPUT_SMALL_BYTES_MAX} bytes are accepted meanwhile.",
+    )
 
 
 async def _ask_account(
@@ -200,6 +217,8 @@ async def retry_task(call: Call) -> Outcome:
     # The stored input may be large although this request is small, so it is priced in a thread.
     retry = functools.partial(_retry_command, call, original, key_id, idempotency)
     command = await call.compute(retry, caller=original.account_id)
+    if input_until(original) is not None:
+        command = await _refuse_stored_inputs(call, original.account_id) or command
     return await _ask_account(call, KnownKey(original.account_id, key_id), command, idempotency)
 
 

@@ -29,6 +29,7 @@ create table api_keys (
     revoked_at timestamptz,
     constraint pk_api_keys primary key (account_id, key_id)
 );
+create index ix_api_keys_revoked_at on api_keys (revoked_at) where revoked_at is not null;
 create unique index uq_api_keys_secret_sha256 on api_keys (secret_sha256);
 create index ix_api_keys_prefix on api_keys (prefix);
 
@@ -418,6 +419,7 @@ create index ix_tasks_failed on tasks (created_at, request_id, provider)
     where status = 'failed' and wake_at is null;
 create index ix_tasks_input_until on tasks (input_until) where input_until is not null;
 create index ix_tasks_review on tasks (created_at, request_id) where status = 'review';
+create index ix_tasks_stored_inputs on tasks (account_id) where input_until is not null;
 create index ix_tasks_waited on tasks (provider, coalesce(request #>> '{terms,deadlines}', ''), created_at)
     where wake_at is not null and not dispatched;
 create index ix_tasks_waiting on tasks (provider, account_id, wake_at)

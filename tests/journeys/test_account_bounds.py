@@ -1,0 +1,112 @@
+"""What one account can have stored at no charge is bounded: keys, secrets of webhooks, inputs of failed tasks."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast.actors.workers.sweeper import Sweeper
+from holdfast.http.endpoints.control.account import STORED_KEYS_MAX
+from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
+from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT
+from holdfast.persistence.queries.credentials import api_keys_of_account
+from holdfast.persistence.records.tables import api_keys
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database import Database
+
+from .conftest import NewCustomer, NewService
+from .quiet_provider import MODEL, QuietProvider, signed
+from .service_process import Customer, Service, code_of, ok, until
+
+
+async def test_revoked_keys_count_and_are_deleted(shared_service: Service, new_customer: NewCustomer) -> None:
+    customer = await new_customer(shared_service)
+
+    async def create() -> int:
+        return (await customer.call("POST", "/v2/control/api-keys", {}, as_session=True)).status_code
+
+    def revoked(number: int, at: datetime) -> dict[str, object]:
+        known = {
+            "account_id": customer.account_id,
+            "prefix": "hk_test_0000",
+            "name": "old",
+            "scopes": ["tasks:read"],
+        }
+        secret = f"{customer.account_id} {number}".encode()
+        return {**known, "key_id": f"key_{number}", "secret_sha256": secret, "created_at": at, "revoked_at": at}
+
+    now = datetime.now(UTC)
+    with connected(shared_service.database_url) as rows, rows.begin():
+        old = [revoked(number, now - timedelta(days=2)) for number in range(STORED_KEYS_MAX - 2)]
+        rows.execute(api_keys.insert(), [*old, revoked(STORED_KEYS_MAX, now)])
+    refused = await customer.call("POST", "/v2/control/api-keys", {}, as_session=True)
+    assert (refused.status_code, code_of(refused)) == (409, "api_key_limit_reached")
+    database = Database(shared_service.database_url)
+    await database.open()
+    day_s = 24 * 3600
+    sweeper = Sweeper(
+        database=database,
+        idempotency_ttl_s=day_s,
+        revoked_keys_retention_s=day_s,
+        reports_retention_s=day_s,
+        reports_max=100_000,
+    )
+    assert (await sweeper.sweep())["api_keys"] == STORED_KEYS_MAX - 2
+    database.close()
+    with connected(shared_service.database_url) as rows:
+        assert len(api_keys_of_account(rows, customer.account_id)) == 2
+    assert await create() == 200
+
+
+async def test_no_more_secrets_are_rotated_to_than_sign(shared_service: Service, new_customer: NewCustomer) -> None:
+    customer = await new_customer(shared_service)
+    path = "/v2/control/webhook-secret/rotate"
+    for _ in range(SIGNING_MAX_COUNT - 1):
+        ok(await customer.call("POST", path, as_session=True))
+    refused = await customer.call("POST", path, as_session=True)
+    assert (refused.status_code, code_of(refused)) == (429, "rate_limit_exceeded")
+
+
+@pytest.fixture
+def small_store(new_service: NewService, provider: QuietProvider, tmp_path: Path) -> Service:
+    """A service that stores one large input of ended tasks for each account."""
+    most = str(INPUT_SMALL_BYTES_MAX // 2)
+    service = new_service(CATALOG=str(provider.write_catalog(tmp_path)), STORED_INPUT_BYTES_MAX=most)
+    service.start()
+    return service
+
+
+async def fail(customer: Customer, provider: QuietProvider, request_id: str) -> None:
+    """Let the provider fail a task, and wait for its end."""
+    error = {"code": "out_of_memory", "message": "no"}
+    body = provider.callback_body(request_id, "failed", event_id=f"evt_{request_id}", sequence=1, error=error)
+    ok(await customer.http.post("/v2/callback", content=body, headers=signed(body)))
+
+    async def ended() -> bool | None:
+        return (await customer.task(request_id))["status"] == "failed" or None
+
+    await until(ended)
+
+
+async def test_large_inputs_of_failed_tasks_have_a_quota(
+    small_store: Service, new_customer: NewCustomer, provider: QuietProvider
+) -> None:
+    customer = await new_customer(small_store, credit="10.00")
+    # Random, as a picture is: what is repeated takes no room in the database.
+    picture = {"prompt": random.Random(7).randbytes(INPUT_SMALL_BYTES_MAX).hex()}
+    order = {"model": MODEL, "input": picture}
+    first = ok(await customer.call("POST", "/v2/task/create", order, key="first"))["request_id"]
+    await fail(customer, provider, first)
+    for path, body in (("/v2/task/create", order), (f"/v2/task/{first}/retry", None)):
+        refused = await customer.call("POST", path, body)
+        assert (refused.status_code, code_of(refused)) == (429, "stored_input_limit_reached")
+        assert int(refused.headers["Retry-After"]) > 0
+    # A repeat is answered as before, and small inputs and other accounts are served.
+    assert ok(await customer.call("POST", "/v2/task/create", order, key="first"))["request_id"] == first
+    small = ok(await customer.call("POST", "/v2/task/create", {"model": MODEL, "input": {"prompt": "a cat"}}))
+    ok(await customer.call("POST", f"/v2/task/{small['request_id']}/cancel"))
+    other = await new_customer(small_store, credit="10.00")
+    ok(await other.call("POST", "/v2/task/create", order))
