@@ -38,6 +38,7 @@ EXPECTED = {
     "record_unreadable": (503, "api_error"),
     "actor_not_found": (404, "not_found_error"),
     "actor_not_active": (409, "conflict_error"),
+    "development_only": (403, "permission_error"),
     "actor_not_quarantined": (409, "conflict_error"),
     "group_not_found": (404, "not_found_error"),
     "child_not_found": (404, "not_found_error"),

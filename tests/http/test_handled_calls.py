@@ -90,13 +90,14 @@ async def test_a_list_of_messages_refuses_what_it_does_not_know(stage: Stage) ->
     await stage.refused(await call(stage, "GET", "/ops/api/actors/workers/a/messages"), 404, "group_not_found")
 
 
-async def test_a_time_line_has_the_messages_among_the_rows(api: Api) -> None:
+async def test_a_time_line_has_messages_only_when_asked(api: Api) -> None:
     await live(api)
     keep_messages(api)
     for path in (f"accounts/{api.account_id}", f"tasks/{TASK}"):
-        found = await entries(api, path)
+        assert {each["source"] for each in await entries(api, path)}.isdisjoint({"message"})
+        found = await entries(api, path, "&source=message")
         assert [each["at"] for each in found] == sorted((each["at"] for each in found), reverse=True)
-        messages = [each for each in found if each["source"] == "message"]
+        messages = found
         assert len(messages) == 5
         assert len({each["id"] for each in found}) == len(found)
         assert messages[0] == {

@@ -28,10 +28,16 @@ from holdfast.persistence.records import tables
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.reports.conditions import LastingCondition
 from holdfast.reports.report import Report
-from holdfast.supervision.control.messages import DescribeKey, DescribeProcess, KeyList, SampleList
+from holdfast.supervision.control.messages import (
+    DescribeKey,
+    DescribeProcess,
+    GroupDescription,
+    KeyList,
+    SampleList,
+)
 
 from .fake_rows import AwayRows
-from .test_control_calls import PROCESS, detail, summary
+from .test_control_calls import CHILD, PROCESS, controls_of, detail, summary
 from .test_event_calls import TASK, plant
 from .test_handled_calls import keep_messages
 from .test_operator_calls import frozen
@@ -479,7 +485,10 @@ async def test_pages_show_what_an_actor_handled_and_since_when(api: Api) -> None
     controls.answer = lambda command: (
         detail(command.key, "proc_1") if isinstance(command, DescribeKey) else handled(command)
     )
-    for path in (f"/ops/accounts/{api.account_id}", f"/ops/tasks/{TASK}", "/ops/actors/accounts/acct_1"):
+    account, task = f"/ops/accounts/{api.account_id}", f"/ops/tasks/{TASK}"
+    for path in (account, task):
+        assert "Recharge" not in (await read_page(api, path, browser)).text
+    for path in (f"{account}?source=message", f"{task}?source=message", "/ops/actors/accounts/acct_1"):
         page = await read_page(api, path, browser)
         for words in ("Recharge", "crashed", "at most the last 10,000", "proc_2", "did not answer", "proc_3"):
             assert words in page.text, (path, words)
@@ -488,6 +497,60 @@ async def test_pages_show_what_an_actor_handled_and_since_when(api: Api) -> None
     assert "Recharge" not in other.text
     wrong = await read_page(api, f"/ops/accounts/{api.account_id}?source=gossip", browser)
     assert "Not available" in wrong.text
+
+
+async def test_the_navigation_counts_quarantined_actors_without_the_database(api: Api) -> None:
+    browser = await sign_in(api)
+    group = GroupDescription(
+        name="accounts",
+        paused_by=None,
+        pause_reason=None,
+        states={"active": 4, "quarantined": 2},
+        messages=0,
+        oldest_message_age_s=None,
+    )
+    controls_of(api).answer = lambda command: (
+        msgspec.structs.replace(PROCESS, groups=[group]) if isinstance(command, DescribeProcess) else KeyList([])
+    )
+    for _ in range(2):
+        page = await (await api.call("GET", "/ops/quarantine", headers=browser)).get_data(as_text=True)
+        assert re.search(r'href="/ops/quarantine"[^>]*>Quarantine<span class="count bad">4</span>', page)
+        api.change(database=AwayRows(), now=lambda: api.now + COUNTS_VALID)
+
+
+async def test_the_tree_is_folded_to_what_is_not_well(api: Api) -> None:
+    browser = await sign_in(api)
+    worker = msgspec.structs.replace(CHILD, child_id="outbox")
+    broken = msgspec.structs.replace(CHILD, child_id="listener", restarts_in_window=1)
+    parts = [
+        msgspec.structs.replace(CHILD, child_id=name, children=(child,))
+        for name, child in (("workers", worker), ("http", broken))
+    ]
+    tree = msgspec.structs.replace(CHILD, children=tuple(parts))
+    controls_of(api).answer = lambda command: msgspec.structs.replace(PROCESS, tree=tree)
+    page = await (await api.call("GET", "/ops/tree", headers=browser)).get_data(as_text=True)
+    folds = re.findall(r'<details class="more"( open)?>\s*<summary>([^<]+)</summary>', page)
+    assert folds[:3] == [(" open", "2 children"), ("", "1 child, all well"), (" open", "1 child")]
+
+
+async def test_an_actor_is_crashed_on_purpose_in_development_only(api: Api) -> None:
+    browser = await sign_in(api)
+    controls = keep_messages(api)
+    handled = controls.answer
+    controls.answer = lambda command: (
+        detail(command.key, "proc_1") if isinstance(command, DescribeKey) else handled(command)
+    )
+    page = "/ops/actors/accounts/acct_1"
+    assert "Crash…" in (await read_page(api, page, browser)).text
+    api.configure(env="production")
+    operator = {"Authorization": f"Bearer {api.deps.settings.operator_token}"}
+    controls.asked.clear()
+    refused = await api.call("POST", f"/ops/api{page[4:]}/crash", headers=operator, json={"reason": "a drill"})
+    await api.refused(refused, 403, "development_only")
+    assert controls.asked == []
+    shown = await (await api.call("GET", page, headers=operator)).get_data(as_text=True)
+    assert "Restart…" in shown
+    assert "Crash…" not in shown
 
 
 async def test_orders_webhooks_tasks_and_books_are_valid_pages(api: Api) -> None:

@@ -28,14 +28,14 @@ async def ask(api: Api, path: str, method: str = "GET", **kwargs: Any) -> Respon
     return await api.call(method, f"/ops/api/{path}", headers=headers, **kwargs)
 
 
-async def entries(api: Api, path: str) -> list[dict[str, Any]]:
+async def entries(api: Api, path: str, filters: str = "") -> list[dict[str, Any]]:
     """Read every page, two entries each."""
     found: list[dict[str, Any]] = []
-    query = "?limit=2"
+    first = query = f"?limit=2{filters}"
     while query:
         body = await (await ask(api, f"{path}/timeline{query}")).get_json()
         found += body["data"]
-        query = f"?limit=2&cursor={body['next_cursor']}" if body["next_cursor"] else ""
+        query = f"{first}&cursor={body['next_cursor']}" if body["next_cursor"] else ""
     return found
 
 

@@ -141,6 +141,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "actor_not_found": ErrorRow(404, NOT_FOUND),
     "actor_not_active": ErrorRow(409, CONFLICT),
     "actor_not_quarantined": ErrorRow(409, CONFLICT),
+    "development_only": ErrorRow(403, PERMISSION),
     "group_not_found": ErrorRow(404, NOT_FOUND),
     "child_not_found": ErrorRow(404, NOT_FOUND),
     "child_not_stoppable": ErrorRow(409, CONFLICT, final=True),

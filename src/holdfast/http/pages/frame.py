@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal
@@ -9,15 +10,17 @@ from typing import Final, Literal
 import trio
 from sqlalchemy import Connection
 
+from holdfast.http.endpoints.operators.supervision.controls import ask_all
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.persistence.operators.poison import open_poison_count
 from holdfast.persistence.queries.backlog import operator_backlog
 from holdfast.persistence.queries.events import failure_counts
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.supervision.control.messages import DescribeProcess
 
 COUNTS_VALID: Final = timedelta(seconds=2)
 
-CountName = Literal["poison", "in_review", "held", "mismatched", "undelivered"]
+CountName = Literal["poison", "in_review", "held", "mismatched", "undelivered", "quarantined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
     (
         "Waiting for you",
         (
-            Entry("/ops/quarantine", "Quarantine"),
+            Entry("/ops/quarantine", "Quarantine", "quarantined", "bad"),
             Entry("/ops/poison", "Poison messages", "poison", "bad"),
             Entry("/ops/reviews", "Reviews", "in_review"),
             Entry("/ops/payments", "Held payments", "held"),
@@ -74,7 +77,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
 class Frame:
     """The navigation of one listener's pages. Counts are read at most every two seconds, however many pages ask."""
 
-    _counts: dict[CountName, int] | None = field(default=None, init=False)
+    _counts: dict[CountName, int] = field(default_factory=dict, init=False)
     _counted_at: datetime | None = field(default=None, init=False)
     _counting: trio.Lock = field(default_factory=trio.Lock, init=False)
 
@@ -83,23 +86,30 @@ class Frame:
         counts = await self.counts(deps)
 
         def shown(entry: Entry) -> ShownEntry:
-            count = None if counts is None or entry.counts is None else counts.get(entry.counts)
+            count = None if entry.counts is None else counts.get(entry.counts)
             return ShownEntry(entry.path, entry.title, count, entry.tone)
 
         return [(title, [shown(entry) for entry in entries]) for title, entries in NAVIGATION]
 
-    async def counts(self, deps: Dependencies) -> dict[CountName, int] | None:
-        """Return how much waits for an operator; None while the database is away."""
+    async def counts(self, deps: Dependencies) -> dict[CountName, int]:
+        """Return how much waits for an operator; while the database is away, only what is in memory."""
         # One page reads, and those that come meanwhile have what it found.
         async with self._counting:
             now = deps.now()
             if self._counted_at is None or not self._counted_at <= now < self._counted_at + COUNTS_VALID:
-                try:
-                    self._counts = await deps.database.read(_read_counts)
-                except DatabaseAway:
-                    self._counts = None
+                stored: dict[CountName, int] = {}
+                with suppress(DatabaseAway):
+                    stored = await deps.database.read(_read_counts)
+                self._counts = {**stored, "quarantined": await _count_quarantined(deps)}
                 self._counted_at = deps.now()
             return self._counts
+
+
+async def _count_quarantined(deps: Dependencies) -> int:
+    """Count the quarantined actors of the processes that answer."""
+    answers = await ask_all(deps, DescribeProcess())
+    groups = [group for process in answers.by_member.values() for group in process.groups]
+    return sum(group.states.get("quarantined", 0) for group in groups)
 
 
 def _read_counts(rows: Connection) -> dict[CountName, int]:

@@ -18,12 +18,13 @@ async def tree(visit: Visit) -> ViewResult:
     """Every process with its children and its groups of actors; first of all, which children do not run."""
     found = await visit.read(read_tree, Tree)
     members = [] if isinstance(found, Refusal) else found.members
-    down = {
-        member.member_id: [*_down(member.process.tree, member.process.tree.child_id)]
-        for member in members
-        if member.process is not None
+    trees = {member.member_id: member.process.tree for member in members if member.process is not None}
+    values = {
+        "tree": found,
+        "down": {member_id: [*_down(top, top.child_id)] for member_id, top in trees.items()},
+        "open_paths": {member_id: {*_above_unwell(top, top.child_id)} for member_id, top in trees.items()},
     }
-    return Html("tree.html", {"tree": found, "down": down}, is_live=True)
+    return Html("tree.html", values, is_live=True)
 
 
 def _down(child: ChildStatus, path: str) -> Iterator[tuple[str, str]]:
@@ -32,3 +33,16 @@ def _down(child: ChildStatus, path: str) -> Iterator[tuple[str, str]]:
         yield path, child.state
     for each in child.children:
         yield from _down(each, f"{path}/{each.child_id}")
+
+
+def _above_unwell(child: ChildStatus, path: str) -> Iterator[str]:
+    """Yield the path of each supervisor that has a child below it which does not run, or was restarted lately."""
+    below = [(each, [*_above_unwell(each, f"{path}/{each.child_id}")]) for each in child.children]
+    for _, paths in below:
+        yield from paths
+    if any(paths or not _is_well(each) for each, paths in below):
+        yield path
+
+
+def _is_well(child: ChildStatus) -> bool:
+    return child.state in ("running", "finished") and not child.restarts_in_window

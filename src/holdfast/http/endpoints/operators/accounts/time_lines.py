@@ -51,8 +51,9 @@ class TimeLineEntryBody(msgspec.Struct, frozen=True):
 class TimeLine(msgspec.Struct, frozen=True):
     """A page of a time line, newest first.
 
-    Messages are in the memory of each process alone: `messages_kept` says since when its record has them all, and
-    `unreachable` names the processes that did not answer.
+    Messages are internal, and listed only with `source=message`. They are in the memory of each process alone:
+    `messages_kept` says since when its record has them all, and `unreachable` names the processes that did not
+    answer.
     """
 
     data: list[TimeLineEntryBody]
@@ -122,7 +123,7 @@ async def _time_line(
 ) -> TimeLine:
     """Merge entries of rows with the messages that the actor of a key handled, and return the page."""
     handled = Gathered([], [], [])
-    if window.filters.get("source") in (None, "message"):
+    if window.filters.get("source") == "message":
         handled = await messages_of(call, group, key, window, after)
     found = [(Position(entry.at, entry.id), render(TimeLineEntryBody, entry)) for entry in rows]
     found += [(position, _message_body(message, f"{group}/{key}")) for position, message in handled.messages]

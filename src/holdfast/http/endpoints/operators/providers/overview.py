@@ -53,7 +53,7 @@ class ProviderList(msgspec.Struct, frozen=True):
 )
 async def list_providers(call: Call) -> Outcome:
     """One read, and what every process has counted."""
-    answers = await ask_all(call, DescribeProcess())
+    answers = await ask_all(call.deps, DescribeProcess())
     seen = [answer.providers for answer in answers.by_member.values()]
     now = call.deps.now()
     backlog = None

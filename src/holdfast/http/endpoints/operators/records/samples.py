@@ -35,7 +35,7 @@ async def list_samples(call: Call) -> Outcome:
     window = read_window(call.query(), kind="samples")
     if isinstance(window, Refusal):
         return window
-    answers = await ask_all(call, ReadSamples(window.since))
+    answers = await ask_all(call.deps, ReadSamples(window.since))
     return ProcessSamples(
         processes=[*answers.by_member.values()],
         unreachable=answers.unreachable,

@@ -81,7 +81,7 @@ async def list_actors(call: Call) -> Outcome:
     if isinstance(window, Refusal):
         return window
     group, state = window.filters["group"], msgspec.convert(window.filters.get("state"), ActorState | None)
-    answers = await ask_all(call, ListKeys(group, state, window.cursor or "", window.read_max))
+    answers = await ask_all(call.deps, ListKeys(group, state, window.cursor or "", window.read_max))
     found = sorted((key for each in answers.by_member.values() for key in each.keys), key=lambda each: each.key)
     page = found[: window.limit]
     return ActorList(
@@ -118,13 +118,15 @@ async def restart_actor(call: Call) -> Outcome:
 
 @_action(
     "/ops/api/actors/{group}/{key}/crash",
-    summary="End an actor as a crash in its handler would, to see how it recovers",
+    summary="End an actor as a crash in its handler would, to see how it recovers; in development only",
     action="crash_actor",
     body=ActionWithReason,
-    errors=(*_ERRORS, "actor_not_active"),
+    errors=(*_ERRORS, "actor_not_active", "development_only"),
 )
 async def crash_actor(call: Call) -> Outcome:
-    """It counts against the actor's restart budget."""
+    """It counts against the actor's restart budget. In production a restart is what an operator needs."""
+    if call.deps.settings.is_production:
+        return Refusal(code="development_only", message="Actors are crashed on purpose in development only.")
     return await _act(call, CrashKey, call.body(ActionWithReason).reason)
 
 
@@ -166,7 +168,7 @@ async def list_dead_letters(call: Call) -> Outcome:
     window = read_window(call.query(), kind="dead letters", filters=(_DEAD_REASON,))
     if isinstance(window, Refusal):
         return window
-    answers = await ask_all(call, ListDeadLetters(window.filters.get("reason"), window.limit))
+    answers = await ask_all(call.deps, ListDeadLetters(window.filters.get("reason"), window.limit))
     found: list[DeadLetter] = []
     counts: Counter[DeadReason] = Counter()
     for answer in answers.by_member.values():
@@ -189,7 +191,7 @@ async def _find(call: Call) -> KeyDescription | Refusal:
     question = DescribeKey(group, key)
     found = await ask_control(call, call.deps.controls.owner_of(group, key), question)
     if found.code == "actor_not_found" if isinstance(found, Refusal) else found.state == "passivated":
-        answers = [*(await ask_all(call, question)).by_member.values()]
+        answers = [*(await ask_all(call.deps, question)).by_member.values()]
         active = (answer for answer in answers if answer.state != "passivated")
         found = next(active, answers[0] if answers and isinstance(found, Refusal) else found)
     return found

@@ -10,6 +10,7 @@ import trio
 from holdfast.actors.runtime.faults import AskFault
 from holdfast.actors.runtime.messages import Command
 from holdfast.http.kit.calls import Call
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.ledger.refusals import Refusal
 
 T = TypeVar("T")
@@ -30,9 +31,9 @@ class Answers(NamedTuple, Generic[T]):
     unreachable: list[str]
 
 
-async def ask_all(call: Call, command: Command[T]) -> Answers[T]:
+async def ask_all(deps: Dependencies, command: Command[T]) -> Answers[T]:
     """Ask the control actors of all members at once. A refusal is no answer."""
-    controls = call.deps.controls
+    controls = deps.controls
     answers: dict[str, T | None] = {member.member_id: None for member in controls.members()}
 
     async def ask_one(member_id: str) -> None:

@@ -42,7 +42,7 @@ class Gathered(NamedTuple):
 
 async def messages_of(call: Call, group: str, key: str, window: Window, after: Position | None) -> Gathered:
     """Ask all processes at once for a page; one that does not answer in time is named."""
-    answers = await ask_all(call, ListMessages(group, key, window.since, window.until, after, window.read_max))
+    answers = await ask_all(call.deps, ListMessages(group, key, window.since, window.until, after, window.read_max))
     found = [
         (Position(datetime.fromisoformat(each.at), each.id), each)
         for answer in answers.by_member.values()

@@ -71,7 +71,7 @@ class Tree(msgspec.Struct, frozen=True):
 )
 async def read_tree(call: Call) -> Outcome:
     """Answered from memory, also while the database is away."""
-    answers = await ask_all(call, DescribeProcess())
+    answers = await ask_all(call.deps, DescribeProcess())
     return Tree(
         [
             ProcessBody(**msgspec.structs.asdict(member), process=answers.by_member.get(member.member_id))
