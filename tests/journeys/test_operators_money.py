@@ -146,6 +146,29 @@ async def test_a_held_payment_that_is_refunded_waits_for_no_decision(
     assert card_service.audit() == []
 
 
+async def test_the_record_of_an_action_has_its_amounts_and_decision(payer: Payer, operator: Operator) -> None:
+    with trio.fail_after(60):
+        paid, held = await payer.paid_order(), await payer.order()
+        await payer.card_provider.act("payment_intents", held["provider_payment_id"], "pay", amount_received=900)
+        await payer.wait_for(held["order_id"], status="held")
+        ok(await operator.act(f"payments/{paid['order_id']}/refund", "k", amount="5.00"))
+        note = "mail of ada@example.com, password=hunter2 " + "x" * 500
+        ok(await operator.act(f"payments/{held['order_id']}/resolve", credit=True, note=note[:400]))
+        account_id = payer.customer.account_id
+        ok(await operator.act(f"accounts/{account_id}/adjustments", "less", amount="-1.50"))
+        listed = ok(await operator.http.get(f"/ops/api/actions?account_id={account_id}"))["data"]
+        adjusted, resolved, refunded = listed
+        assert refunded["parameters"] == {"amount": "5.00"}
+        assert (refunded["effect"]["amount"], refunded["effect"]["currency"]) == ("5.00", "USD")
+        assert (resolved["parameters"]["credit"], resolved["effect"]) == (
+            "true", {"decision": "credit", "amount": "9.00"},
+        )  # fmt: skip
+        assert "hunter2" not in str(resolved)
+        assert "ada@" not in str(resolved)
+        assert len(resolved["parameters"]["note"]) <= 400
+        assert (adjusted["parameters"], adjusted["effect"]["amount"]) == ({"amount": "-1.50"}, "-1.50")
+
+
 async def test_a_disabled_account_pays_for_what_runs_and_starts_nothing(
     payer: Payer, operator: Operator, card_service: Service
 ) -> None:

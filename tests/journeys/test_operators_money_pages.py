@@ -92,8 +92,11 @@ def test_a_refund_shows_on_the_page_of_its_order(
     act(page, "Refund", "the rest too")
     expect_done(page, "refund payment")
     order_with(pages, order_id, reversal_status="refunded")
-    page.goto(f"/ops/actions?target={order_id}")
-    expect(page.get_by_role("row").filter(has_text="bought twice")).to_contain_text("done")
+    for path in (f"/ops/payments/{order_id}", f"/ops/actions?target={order_id}"):
+        page.goto(path)
+        refunded = page.get_by_role("row").filter(has_text="bought twice")
+        expect(refunded).to_contain_text("done")
+        expect(refunded).to_contain_text("amount 4.00, currency USD")
 
 
 @both_ways

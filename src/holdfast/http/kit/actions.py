@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 from quart import Response
@@ -29,6 +30,9 @@ from holdfast.traces import trace_id
 
 log = structlog.get_logger("holdfast.http")
 
+PARAMETERS_MAX: Final = 16
+PARAMETER_NAME_CHARS_MAX: Final = 64
+PARAMETER_CHARS_MAX: Final = 400
 END_S: Final = 5.0
 """How long an action's result may take to be written."""
 
@@ -62,6 +66,27 @@ async def record_refused(call: Call, refusal: object) -> None:
         await _end(call, "refused", MAY_ONLY_READ.code)
 
 
+def note_effect(call: Call, **effect: str) -> None:
+    """Note what the operator's action has done, for its record."""
+    assert call.action is not None
+    call.action = call.action._replace(effect=effect)
+
+
+def _parameters_of(call: Call) -> dict[str, str] | None:
+    """Return what was sent besides the reason and the target, as texts without secrets, and bounded."""
+    sent = ((name, value) for name, value in call.json.items() if name not in ("reason", "path"))
+    texts = {
+        name[:PARAMETER_NAME_CHARS_MAX]: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in sent
+        if value not in (None, "")
+    }
+    return {
+        # With its name, so that a secret is recognised by it.
+        name: scrub(f"{name}={value[:PARAMETER_CHARS_MAX]}").removeprefix(f"{name}=")
+        for name, value in list(texts.items())[:PARAMETERS_MAX]
+    } or None
+
+
 async def _begin(call: Call) -> None:
     operator, action = call.operator, call.route.action
     assert operator is not None, "the route of an action authenticates an operator"
@@ -79,6 +104,7 @@ async def _begin(call: Call) -> None:
         task_id=_with_prefix(call, "task_"),
         reason=None if reason is None else scrub(reason),
         trace_id=trace_id() or "",
+        parameters=_parameters_of(call),
     )
     try:
         await call.deps.operators.write_action(call.action)
@@ -104,7 +130,8 @@ async def _end(call: Call, result: ActionResult, code: str | None) -> None:
 def _report_of(action: OperatorAction) -> Report:
     result = "outcome unknown" if action.result == "unknown" else action.result
     code = f" ({action.code})" if action.code else ""
-    why = f"; reason: {action.reason}" if action.reason else ""
+    done = "".join(f"; {name}: {value}" for name, value in (action.effect or {}).items())
+    why = f"{done}; reason: {action.reason}" if action.reason else done
     return Report(
         kind="action",
         at=action.ended_at or action.at,

@@ -23,7 +23,9 @@ def write_action(rows: Connection, action: OperatorAction) -> None:
         rows.execute(
             actions.update()
             .where(actions.c.action_id == action.action_id, actions.c.result.is_(None))
-            .values({name: values[name] for name in ("account_id", "task_id", "ended_at", "result", "code")})
+            .values(
+                {name: values[name] for name in ("account_id", "task_id", "ended_at", "result", "code", "effect")}
+            )
         )
 
 

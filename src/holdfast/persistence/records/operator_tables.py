@@ -20,7 +20,8 @@ class OperatorAction(NamedTuple):
     """One action. ``result`` is None until it has ended, and stays None if the process ended first.
 
     ``operator`` acted with ``credential`` from ``origin``; ``code`` is that of a refusal or fault. ``account_id``
-    and ``task_id`` are what it concerned, where known.
+    and ``task_id`` are what it concerned, where known. ``parameters`` are what the operator sent, as texts, ``effect``
+    is what was done: both have amounts and decisions.
     """
 
     action_id: str
@@ -37,6 +38,8 @@ class OperatorAction(NamedTuple):
     ended_at: datetime | None = None
     result: ActionResult | None = None
     code: str | None = None
+    parameters: dict[str, str] | None = None
+    effect: dict[str, str] | None = None
 
 
 class OperatorSession(NamedTuple):

@@ -28,7 +28,7 @@ Int16: TypeAlias = Annotated[int, SmallInteger()]
 
 _TYPES: dict[Any, Any] = {
     str: Text, bytes: LargeBinary, datetime: Time, bool: Boolean, int: BigInteger, float: Double, Literal: Text,
-    msgspec.Struct: JSON, tuple: JSON,
+    msgspec.Struct: JSON, tuple: JSON, dict: JSON(none_as_null=True),
 }  # fmt: skip
 
 

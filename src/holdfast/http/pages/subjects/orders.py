@@ -8,6 +8,7 @@ from holdfast.http.endpoints.operators.money.orders import (
     list_troubled_orders,
     read_order_details,
 )
+from holdfast.http.endpoints.operators.records.actions import ActionList, list_operator_actions
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal
@@ -39,8 +40,12 @@ async def order(visit: Visit) -> ViewResult:
     found = await visit.read(read_order_details, OrderDetails, path=visit.path)
     if isinstance(found, Refusal):
         return found
-    return Html(
-        "order.html",
-        {"account_id": found.account_id, "email": found.email, "order": found.order, "received": found.received},
-        is_live=True,
-    )
+    about = {"account_id": found.account_id, "target": found.order.order_id, "limit": ROWS_SHOWN}
+    values = {
+        "account_id": found.account_id,
+        "email": found.email,
+        "order": found.order,
+        "received": found.received,
+        "actions": await visit.read(list_operator_actions, ActionList, query=about),
+    }
+    return Html("order.html", values, is_live=True)

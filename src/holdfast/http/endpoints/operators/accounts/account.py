@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from holdfast.actors.account.messages import CreditChanged
 from holdfast.actors.account.operator_messages import AdjustCredit, SetAccess
 from holdfast.http.endpoints.control.sign_in import read_email
+from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
@@ -162,7 +163,10 @@ async def adjust_credit(call: Call) -> Outcome:
         note=text_of(body.note) or NOTE,
         idempotency=idempotency,
     )
-    return render_reply(await call.ask(call.deps.accounts.ref(account_id), command), _adjusted)
+    reply = await call.ask(call.deps.accounts.ref(account_id), command)
+    if isinstance(reply, CreditChanged):
+        note_effect(call, amount=format_amount(reply.amount_micro), operation_id=reply.operation_id)
+    return render_reply(reply, _adjusted)
 
 
 @route(

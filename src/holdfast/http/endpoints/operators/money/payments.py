@@ -13,6 +13,7 @@ import msgspec
 from holdfast.actors.account.order_messages import ResolveOrder
 from holdfast.http.endpoints.operators.money.orders import order_of_path
 from holdfast.http.endpoints.payments.card import CARD_ERRORS, NOT_CONFIGURED, PROVIDER, refusal_of_card
+from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, RouteTable
@@ -87,7 +88,12 @@ async def resolve_payment_order(call: Call) -> Outcome:
         return order
     command = ResolveOrder(order.order_id, body.credit, amount_micro, text_of(body.note))
     reply = await call.ask(call.deps.accounts.ref(order.account_id), command)
-    return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
+    if isinstance(reply, Refusal):
+        return reply
+    resolution = reply.order.state.facts.resolution
+    assert resolution is not None
+    note_effect(call, decision=resolution.decision, amount=format_amount(resolution.amount_micro))
+    return payment_order_body(reply.order)
 
 
 @route(
@@ -139,12 +145,16 @@ async def refund_payment(call: Call) -> Outcome:
         return refusal_of_card(fault)
     if made.request != request:
         return IDEMPOTENCY_KEY_REUSED
+    currency = order.request.currency
+    amount = format_amount(made.amount_minor * micro_per_minor(currency))
+    note_effect(
+        call, amount=amount, currency=currency, status=made.status, provider_refund_id=made.provider_refund_id
+    )
     await deps.order_checks.check(order.order_id)
     after = await deps.database.read(lambda rows: order_by_id(rows, order.order_id))
-    currency = order.request.currency
     return RefundBody(
         provider_refund_id=made.provider_refund_id,
-        amount=format_amount(made.amount_minor * micro_per_minor(currency)),
+        amount=amount,
         currency=currency,
         status=made.status,
         order=payment_order_body(after or order),
@@ -170,8 +180,9 @@ async def reconcile_payment(call: Call) -> Outcome:
     if call.deps.card is None:
         return NOT_CONFIGURED
     await call.deps.order_checks.check(order.order_id)
-    after = await call.deps.database.read(lambda rows: order_by_id(rows, order.order_id))
-    return payment_order_body(after or order)
+    after = await call.deps.database.read(lambda rows: order_by_id(rows, order.order_id)) or order
+    note_effect(call, reconcile_status=after.statuses.reconcile_status)
+    return payment_order_body(after)
 
 
 def _amount_minor(order: Order, given: str | None) -> int | Refusal | None:

@@ -32,7 +32,8 @@ class ActionBody(msgspec.Struct, frozen=True):
     """What an operator did. ``result`` is null while it runs, or if the process ended before it.
 
     ``credential`` is what the operator showed: ``token``, ``session`` or ``cookie``. ``code`` is that of a refusal
-    or fault. ``trace_id`` is the id of the request, which log lines and reports name too.
+    or fault. ``parameters`` are what was sent, ``effect`` is what was done, such as the amount refunded.
+    ``trace_id`` is the id of the request, which log lines and reports name too.
     """
 
     action_id: str
@@ -49,6 +50,8 @@ class ActionBody(msgspec.Struct, frozen=True):
     ended_at: Time | None
     result: ActionResult | None
     code: str | None
+    parameters: dict[str, str] | None
+    effect: dict[str, str] | None
 
 
 class ActionList(msgspec.Struct, frozen=True):

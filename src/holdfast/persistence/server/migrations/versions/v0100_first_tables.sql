@@ -170,6 +170,8 @@ create table operator_actions (
     ended_at timestamptz,
     result text,
     code text,
+    parameters json,
+    effect json,
     constraint pk_operator_actions primary key (action_id)
 );
 create index ix_operator_actions_account on operator_actions (account_id, at, action_id)
