@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.actors.account.order_messages import ResolveOrder
 from holdfast.actors.task.messages import DecideReview, TaskReply
+from holdfast.ledger.orders.facts import OrderFacts, OrderResolution
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import Output
@@ -180,13 +181,16 @@ async def test_a_held_order_is_listed_and_resolved_by_its_account(api: Api) -> N
     for number, status in ((1, "held"), (2, "pending"), (3, "held")):
         order = api.order(f"ord_{number}", at=api.now + timedelta(minutes=number))
         await api.add_order(order)
-        held = tables.orders.update().where(tables.orders.c.order_id == f"ord_{number}").values(status=status)
-        await api.write(held)
+        marked = tables.orders.update().where(tables.orders.c.order_id == f"ord_{number}").values(status=status)
+        await api.write(marked)
     first = await get(api, "/ops/api/payments?limit=1")
     rest = await get(api, f"/ops/api/payments?cursor={first['next_cursor']}")
     assert [each["order_id"] for each in (*first["data"], *rest["data"])] == ["ord_1", "ord_3"]
     assert first["data"][0]["account_id"] == api.account_id
-    api.accounts.answer = OrderResult(api.order("ord_1"), "applied")
+    held = api.order("ord_1")
+    facts = OrderFacts(resolution=OrderResolution(decision="credit", amount_micro=9_500_000))
+    state = msgspec.structs.replace(held.state, facts=facts)
+    api.accounts.answer = OrderResult(msgspec.structs.replace(held, state=state), "applied")
     path = "/ops/api/payments/ord_1/resolve"
     for given, asked in (
         ({"credit": True}, ResolveOrder("ord_1", True)),

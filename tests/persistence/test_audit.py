@@ -66,7 +66,7 @@ def test_a_valid_history_breaks_no_rule(books_url: str) -> None:
 
 
 def test_the_names_of_the_rules_are_unique() -> None:
-    assert len(set(RULE_NAMES)) == len(RULE_NAMES) == 6 + 4 + len(QUERY_RULES)
+    assert len(set(RULE_NAMES)) == len(RULE_NAMES) == 6 + 5 + len(QUERY_RULES)
 
 
 @pytest.mark.parametrize(("statements", "names"), CASES)
