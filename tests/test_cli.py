@@ -57,6 +57,20 @@ def test_the_package_runs_as_a_module() -> None:
     assert done.stdout.strip() == holdfast.__version__
 
 
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(tmp_path: Path) -> None:
+    # In the place of a library that is imported early, one that is interrupted.
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "serve"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_option_version_prints_the_version_alone(data_dir: Path) -> None:
     result = run("--version")
     assert (result.exit_code, result.output) == (0, f"{holdfast.__version__}\n")

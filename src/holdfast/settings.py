@@ -230,6 +230,11 @@ class Settings(ServiceLocation):
         return self.env == "production"
 
     @property
+    def has_token_file(self) -> bool:
+        """Whether the operators' token was generated, and is in its file."""
+        return not self.is_production and self.token_file.exists()
+
+    @property
     def s3(self) -> S3Bucket | None:
         """The bucket for results if ``asset_store`` is ``s3``, else None."""
         if self.asset_store == "local":

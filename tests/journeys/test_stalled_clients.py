@@ -121,7 +121,9 @@ def test_operators_routes_have_their_own_listener(new_service: NewService) -> No
             assert public.get(path, headers=asks).status_code == 404
         for path in ("/healthz", "/readyz", "/v2/models"):
             assert public.get(path).status_code == 200
-    with httpx2.Client(base_url=str(logged["operators"]), verify=False, headers=asks) as operators:
+    with httpx2.Client(
+        base_url=str(logged["operators"]).removesuffix("/ops"), verify=False, headers=asks
+    ) as operators:
         for path in ("/healthz", "/readyz", "/metrics", "/ops/api/reviews", "/ops/api/payments"):
             assert operators.get(path).status_code == 200
         assert operators.get("/v2/models").status_code == 404
@@ -148,7 +150,9 @@ def test_public_clients_take_no_place_of_operators(new_service: NewService) -> N
 
         # An eighth of all places is the operators'.
         assert [stalled() for _ in range(29)] == [b"HTTP/1.1 100"] * 28 + [b"HTTP/1.1 503"]
-        with httpx2.Client(base_url=str(logged["operators"]), verify=False, headers=asks, timeout=60) as operators:
+        with httpx2.Client(
+            base_url=str(logged["operators"]).removesuffix("/ops"), verify=False, headers=asks, timeout=60
+        ) as operators:
             for path in ("/readyz", "/metrics", "/ops"):
                 assert operators.get(path).status_code == 200
     assert service.stop() == 0
