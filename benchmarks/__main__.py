@@ -17,11 +17,12 @@ PARTS = {
     "memory": "memory of an active account",
     "recovery": "active accounts killed at once",
     "rolls": "rolls and kills of workers under load",
+    "frozen": "processes frozen in the middle of a commit",
     "checker": "creates with the checker and without, and its speed",
     "growth": "costs with large books beside small ones",
     "soak": "memory and markers over an hour of constant load",
 }
-LONG = {"checker", "growth", "rolls", "soak"}
+LONG = {"checker", "frozen", "growth", "rolls", "soak"}
 
 
 def main(arguments: list[str]) -> int:

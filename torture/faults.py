@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,16 +10,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
+import psycopg
 import trio
 
 from . import database_faults as database
 from . import worker_faults as workers
 from .deployment import Deployment, DeploymentKind
 from .hostile import attack
+from .postgres import waits_for_its_client
 
 Run: TypeAlias = Callable[[Deployment, random.Random], Awaitable[None]]
 Group = Literal["service", "database", "surroundings"]
 
+FREEZES_MAX = 40
+FREEZE_LOOK_S = 0.3
 CLOCK_MOVES_S = (-7200, -600, -5, 5, 600, 7200)
 
 
@@ -57,6 +62,27 @@ async def restart_service(deployment: Deployment, rng: random.Random) -> None:
         await trio.sleep(rng.uniform(0, 0.3))
         process.send_signal(rng.choice((signal.SIGTERM, signal.SIGKILL)))
     await trio.to_thread.run_sync(process.wait, 60)
+
+
+async def freeze_in_commit(deployment: Deployment, rng: random.Random) -> None:
+    """A process or worker is paused while a transaction of it is open, and continues on rows that have moved on."""
+    service = rng.choice(deployment.services)
+    pids = service.workers() or ([] if service.process is None else [service.process.pid])
+    if not pids:
+        return
+    pid = rng.choice(pids)
+    try:
+        for _ in range(FREEZES_MAX):
+            service.send_to_worker(pid, signal.SIGSTOP)
+            await trio.sleep(FREEZE_LOOK_S)
+            with contextlib.suppress(psycopg.Error, OSError):
+                if await trio.to_thread.run_sync(waits_for_its_client, deployment.database_url()):
+                    await trio.sleep(rng.uniform(1, 12))
+                    return
+            service.send_to_worker(pid, signal.SIGCONT)
+            await trio.sleep(rng.uniform(0, 0.05))
+    finally:
+        service.send_to_worker(pid, signal.SIGCONT)
 
 
 async def disturb_media(deployment: Deployment, rng: random.Random) -> None:
@@ -140,6 +166,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("disk", "database", ("disk",), database.fill_disk, lets_tasks_fail=True, lets_exit=True),
         Fault("files", "surroundings", ("files",), exhaust_files),
         Fault("clock", "surroundings", ("clock",), move_clock, lets_tasks_fail=True),
+        Fault("commit", "service", ("processes", "workers"), freeze_in_commit),
         Fault("media", "surroundings", EVERYWHERE, disturb_media),
         Fault("card", "surroundings", EVERYWHERE, disturb_card),
         Fault("hostile", "surroundings", EVERYWHERE, attack),

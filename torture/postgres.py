@@ -80,6 +80,16 @@ def backends_of(url: str) -> list[int]:
         return [row[0] for row in connection.execute(query)]
 
 
+def waits_for_its_client(url: str) -> bool:
+    """Whether a write transaction of the service has waited for its client. Raises ``psycopg.Error``."""
+    query = (
+        "select count(*) from pg_stat_activity where application_name = 'holdfast' and backend_xid is not null "
+        "and wait_event_type = 'Client' and state_change < clock_timestamp() - interval '0.2 s'"
+    )
+    with psycopg.connect(url, connect_timeout=5, autocommit=True) as connection:
+        return connection.execute(query).fetchone() != (0,)
+
+
 def await_end(pids: Sequence[int]) -> None:
     """Wait for these processes to end, up to a limit."""
     deadline = time.monotonic() + STOP_S

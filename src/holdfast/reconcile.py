@@ -16,12 +16,13 @@ from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.worker import WorkerRef
-from holdfast.ledger.clock import utc_now
+from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.orders import orders_to_reconcile
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.reports.reporter import Reporter
 from holdfast.settings import Settings
@@ -54,19 +55,21 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
     if card is None:
         raise NoCardProvider
     database = Database(database_url, pool_size=CONCURRENT_MAX)
+    clock = ServiceClock(this_process().process_id)
     journal = Journal(
-        BatchWriter(database.connect_writer, now=utc_now, idempotency_ttl_s=settings.idempotency_ttl_s),
+        BatchWriter(database.connect_writer, now=clock.now, idempotency_ttl_s=settings.idempotency_ttl_s),
         database.gate,
     )
     # This process creates no tasks, so the dispatcher's address receives nothing.
     accounts = KeyedGroups(settings, database, journal, Reporter(), DeadLetters()).accounts(
-        dispatcher=WorkerRef("dispatcher"), new_tasks=NewTasks(), now=utc_now
+        dispatcher=WorkerRef("dispatcher"), new_tasks=NewTasks(), now=clock.now
     )
     order_checks = OrderChecks(
-        database=database, accounts=accounts, card=card.provider, env=settings.env, now=utc_now
+        database=database, accounts=accounts, card=card.provider, env=settings.env, now=clock.now
     )
     try:
         await database.open()
+        await database.work(clock.measure)
         async with trio.open_nursery() as nursery:
             await nursery.start(_running, journal)
             await nursery.start(accounts.run)

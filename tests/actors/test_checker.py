@@ -51,6 +51,7 @@ class Checking:
     def new(self) -> Checker:
         return Checker(
             database=self.database,
+            now=utc_now,
             report=self.reports.append,
             pace=Pace(1.0, Load()),
             accounts_max=self.accounts_max,
@@ -270,7 +271,7 @@ async def test_a_result_that_cannot_be_stored_is_not_reported_again(
 async def test_nothing_is_checked_while_the_database_is_away(checking: Checking, nursery: trio.Nursery) -> None:
     tamper(checking.database.url, "update operations set reason = 'a gift' where account_id = 'acct_bob'")
     found = trio.Event()
-    checker = Checker(database=checking.database, report=lambda _: found.set(), pace=Pace(1.0, Load()))
+    checker = Checker(database=checking.database, now=utc_now, report=lambda _: found.set(), pace=Pace(1.0, Load()))
     checking.database.gate.close("it restarts")
     await nursery.start(checker.run)
     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -318,7 +319,7 @@ async def test_the_checker_runs_only_while_it_is_ours(
         return is_ours
 
     monkeypatch.setattr("holdfast.actors.workers.checker.IDLE_S", 0.01)
-    checker = Checker(database=database, report=report, pace=Pace(1.0, Load()), is_ours=ours)
+    checker = Checker(database=database, now=utc_now, report=report, pace=Pace(1.0, Load()), is_ours=ours)
     with trio.fail_after(60):
         await nursery.start(checker.run)
         await asked.wait()

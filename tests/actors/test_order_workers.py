@@ -456,6 +456,7 @@ async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(se
         )
         swept = await Sweeper(
             database=setup.database,
+            now=utc_now,
             idempotency_ttl_s=86_400,
             revoked_keys_retention_s=86_400,
             reports_retention_s=86_400,

@@ -355,6 +355,7 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
     )
     await Sweeper(
         database=box.database,
+        now=utc_now,
         idempotency_ttl_s=86_400,
         revoked_keys_retention_s=86_400,
         reports_retention_s=86_400,

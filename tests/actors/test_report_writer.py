@@ -184,6 +184,7 @@ async def test_old_reports_and_too_many_are_swept(stage: Stage) -> None:
     await stage.database.work(write_reports, stage.queue.first(9))
     sweeper = Sweeper(
         database=stage.database,
+        now=utc_now,
         idempotency_ttl_s=86_400,
         revoked_keys_retention_s=86_400,
         reports_retention_s=100,

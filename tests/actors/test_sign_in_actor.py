@@ -339,6 +339,7 @@ async def test_rows_without_an_account_are_swept_earlier(harness: Harness) -> No
     age = text("update sign_ins set updated_at = now() - make_interval(hours => :hours)")
     sweeper = Sweeper(
         database=harness.database,
+        now=utc_now,
         idempotency_ttl_s=86_400,
         revoked_keys_retention_s=86_400,
         reports_retention_s=86_400,

@@ -84,6 +84,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
             base=PUBLIC_URL, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s
         ),
         now=lambda: NOW,
+        wall=lambda: NOW,
     )
     key = mint_api_key("acct_1", live=False)
     return Stage(HoldfastApp(deps, SERVED), accounts, sign_ins, tasks, mailer, store, key, reports, reporter)

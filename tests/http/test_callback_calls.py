@@ -69,6 +69,16 @@ async def test_old_and_future_signatures_have_expired(stage: Stage, age_s: int) 
     await stage.refused(await send(stage, update(), age_s=age_s), 401, "signature_expired")
 
 
+async def test_a_signature_is_judged_by_the_wall_clock(api: Api) -> None:
+    """Who signed it has no access to service time, which may follow a database's clock that was set."""
+    api.tasks.answer = TaskReply(api.task("task_a"))
+    await api.add_task(api.task("task_a"))
+    signature = sign(SECRET, update(), at=int(api.now.timestamp()), key_name="studio")
+    later = api.now + timedelta(hours=2)
+    api.change(now=lambda: later)
+    assert (await send(api, update(), signature=signature)).status_code == 200
+
+
 async def test_a_changed_byte_voids_the_signature(stage: Stage) -> None:
     signature = sign(SECRET, update(), at=int(stage.now.timestamp()), key_name="studio")
     await stage.refused(await send(stage, update() + b" ", signature=signature), 401, "invalid_signature")

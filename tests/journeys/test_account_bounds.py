@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.http.endpoints.control.account import STORED_KEYS_MAX
+from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
 from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT
 from holdfast.persistence.queries.credentials import api_keys_of_account
@@ -49,6 +50,7 @@ async def test_revoked_keys_count_and_are_deleted(shared_service: Service, new_c
     day_s = 24 * 3600
     sweeper = Sweeper(
         database=database,
+        now=utc_now,
         idempotency_ttl_s=day_s,
         revoked_keys_retention_s=day_s,
         reports_retention_s=day_s,

@@ -170,12 +170,25 @@ def test_a_sweep_of_sign_ins_reads_none_that_are_retained_for_longer(rows: Conne
 
     def sweep(rows: Connection) -> tuple[int, int]:
         return (
-            delete_expired(rows, "sign_ins", retention_s=day_s, most=100),
-            delete_expired(rows, "proven_sign_ins", retention_s=30 * day_s, most=100),
+            delete_expired(rows, "sign_ins", retention_s=day_s, now=utc_now(), most=100),
+            delete_expired(rows, "proven_sign_ins", retention_s=30 * day_s, now=utc_now(), most=100),
         )
 
     assert sweep(rows) == (2, 1)
     assert cost_of(rows, sweep) <= BUFFERS_MAX
+
+
+def test_retention_is_measured_by_service_time(rows: Connection) -> None:
+    """The database's clock may have been set by hours; then the service's rows are dated by service time."""
+    service_now = utc_now() - timedelta(hours=2)
+    add = text(
+        "insert into idempotency_records (account_id, route, key, fingerprint, reply, created_at) "
+        "values ('acct_1', 'POST /x', :key, '', '', :at)"
+    )
+    rows.execute(add, {"key": "kept", "at": service_now - timedelta(hours=23)})
+    rows.execute(add, {"key": "expired", "at": service_now - timedelta(hours=25)})
+    assert delete_expired(rows, "idempotency_records", retention_s=86_400, now=service_now, most=100) == 1
+    assert list(rows.execute(text("select key from idempotency_records")).scalars()) == ["kept"]
 
 
 async def test_a_sweep_of_a_million_rows_is_made_of_short_statements() -> None:
@@ -192,6 +205,7 @@ async def test_a_sweep_of_a_million_rows_is_made_of_short_statements() -> None:
     rows = Rows()
     sweeper = Sweeper(
         database=cast(Database, rows),
+        now=utc_now,
         idempotency_ttl_s=86_400,
         revoked_keys_retention_s=86_400,
         reports_retention_s=86_400,

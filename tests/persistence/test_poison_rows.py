@@ -117,6 +117,7 @@ async def test_messages_are_deleted_after_their_retention(database: Database) ->
     await database.work(keep_poison, record(2, at=datetime.now(UTC)))
     sweeper = Sweeper(
         database=database,
+        now=lambda: datetime.now(UTC),
         idempotency_ttl_s=60,
         revoked_keys_retention_s=86_400,
         reports_retention_s=86_400,

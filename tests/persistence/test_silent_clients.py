@@ -118,7 +118,7 @@ def test_reads_and_sessions_of_others_are_never_ended(
         other.execute("select 1")
 
 
-def test_a_process_that_continues_finds_its_commit_void_and_the_others_durable(
+def test_a_process_that_continues_finds_its_commit_void(
     database_url: str, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process decides on the account while the first is frozen between its statements and its COMMIT."""

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.ledger.clock import format_time, utc_now
+from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.ledger.public_types import Time
 from holdfast.scrubbing import scrub
 
@@ -43,8 +43,9 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 class DeadLetters:
     """The newest dead letters of a member, and their counts by reason since the start."""
 
-    def __init__(self, member_id: str = "", *, ring_records: int = RING_RECORDS) -> None:
+    def __init__(self, member_id: str = "", *, now: Now = utc_now, ring_records: int = RING_RECORDS) -> None:
         self._member_id = member_id
+        self._now = now
         self._ring: deque[DeadLetter] = deque(maxlen=ring_records)
         self._counts: Counter[DeadReason] = Counter()
 
@@ -55,7 +56,7 @@ class DeadLetters:
         self._counts[reason] += 1
         self._ring.append(
             DeadLetter(
-                at=format_time(utc_now()),
+                at=format_time(self._now()),
                 member_id=self._member_id,
                 reason=reason,
                 path=path,

@@ -17,7 +17,7 @@ from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.actors.task.worker_messages import TaskQueued
 from holdfast.actors.workers.poison_writer import PoisonQueue
-from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.clock import Now
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.journal import Journal
@@ -76,7 +76,7 @@ class KeyedGroups:
         )
         return self._directory("accounts", create)
 
-    def sign_ins(self, conditions: Conditions) -> KeyedDirectory:
+    def sign_ins(self, conditions: Conditions, now: Now) -> KeyedDirectory:
         """Return that of sign-in actors, one for each e-mail address and each origin."""
         settings, database = self.settings, self.database
         rules = SignInRules(
@@ -100,9 +100,7 @@ class KeyedGroups:
         async def load(key: str) -> LoadedSignIn:
             return await database.read(load_sign_in, key)
 
-        create = partial(
-            SignInActor, journal=self.journal, load=load, now=utc_now, rules=rules, conditions=conditions
-        )
+        create = partial(SignInActor, journal=self.journal, load=load, now=now, rules=rules, conditions=conditions)
         return self._directory("sign-in", create)
 
     def tasks(self, deps: TaskDependencies, new_tasks: NewTasks) -> KeyedDirectory:

@@ -104,14 +104,14 @@ def assemble(
     store = asset_store(settings)
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
     presence = Presence(process := this_process(), ServiceClock(process.process_id))
-    reporter = Reporter(member_id=process.process_id, host=gethostname(), worker=worker)
+    now = presence.clock.now
+    reporter = Reporter(now=now, member_id=process.process_id, host=gethostname(), worker=worker)
     reports = ReportQueue()
     reporter.listen(reports.put)
     conditions = Conditions(reporter)
     database.gate.watch = conditions.watch(DATABASE)
     registry.watch(conditions)
     card = card_setup(settings, local_url=local_url, watch=conditions.watch(CARD))
-    now = presence.clock.now
     feed = ReportFeed(reporter, ReportTable(database))
     journal = Journal(
         BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s),
@@ -124,7 +124,7 @@ def assemble(
     samples = SampleRing(Path(settings.data_dir) / f"samples-{worker or 0}.json")
     dispatcher = dispatcher_of_all(refs.dispatcher, members)
     new_tasks = NewTasks()
-    dead_letters = DeadLetters(process.process_id)
+    dead_letters = DeadLetters(process.process_id, now=now)
     poison = PoisonQueue()
     collect_dead_letters(dead_letters, refs.all(), members)
     control_ref = ControlRef()
@@ -132,7 +132,7 @@ def assemble(
     groups = KeyedGroups(settings, database, journal, reporter, dead_letters, poison)
     local_accounts = groups.accounts(dispatcher=dispatcher, new_tasks=new_tasks, now=now)
     accounts = placed(ACCOUNTS, local_accounts, members, place_of)
-    local_sign_ins = groups.sign_ins(conditions)
+    local_sign_ins = groups.sign_ins(conditions, now)
     sign_ins = placed(SIGN_INS, local_sign_ins, members, place_of)
     task_dependencies = TaskDependencies(
         accounts=accounts,
@@ -236,10 +236,12 @@ def assemble(
                 database,
                 registry,
                 GuardedClient(registry.origins, resolve=NameLookups("downloads").addresses),
+                now=now,
                 callback_url=partial(registry.check_callback_url, public_url=public_url, local_url=local_url),
             ),
             metrics_text=metrics_text,
             urls=urls,
+            now=now,
             conditions=conditions,
         )
         http = HttpServer(sockets, worker or 0, deps, reporter, lambda: tree.is_stopping)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
 from holdfast.persistence.operators.check_callbacks import add_check_callback, check_callbacks
@@ -41,11 +41,13 @@ class JobChecks:
         registry: ProviderRegistry,
         downloads: GuardedClient,
         *,
+        now: Now,
         callback_url: Callable[[str, str], str],
     ) -> None:
         self._database = database
         self._registry = registry
         self._downloads = downloads
+        self._now = now
         self._callback_url = callback_url
         self._limiter = trio.CapacityLimiter(CHECKS_MAX)
 
@@ -61,14 +63,14 @@ class JobChecks:
             # A file inside the update is not stored; that it came is.
             outputs = tuple(msgspec.structs.replace(each, data=each.data and "") for each in update.outputs)
             encoded = msgspec.json.encode(msgspec.structs.replace(update, outputs=outputs))
-        row = CheckCallbackRow(new_id("cbk"), check_id, utc_now(), refused, encoded)
+        row = CheckCallbackRow(new_id("cbk"), check_id, self._now(), refused, encoded)
         await self._database.work(add_check_callback, row)
 
     async def run(
         self, provider: str, upstream_model: str, job_input: Mapping[str, object], *, wait_s: float
     ) -> list[CheckStep]:
         """Check a provider that exists with one job. Raises ``DatabaseAway``."""
-        begun = utc_now()
+        begun = self._now()
         check_id = new_id("check")
         url = self._registry.url_of(provider)
         assert url is not None

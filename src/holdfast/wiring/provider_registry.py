@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
@@ -15,7 +14,6 @@ import trio
 
 from holdfast.ledger.catalog.catalog import Catalog, CatalogFault, load_catalog
 from holdfast.ledger.catalog.models import ProviderConfig
-from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.providers.media.base import MediaProvider, ProviderSetup
 from holdfast.providers.media.callback_address import PURPOSE, hook_address
@@ -55,14 +53,12 @@ class ProviderRegistry:
         settings: Settings,
         *,
         studio_url: str,
-        now: Now = utc_now,
         counter: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._studio_url = studio_url
-        self._now = now
         self._counter = counter
-        self._past: dict[str, tuple[datetime, Catalog]] = {}
+        self._past: dict[str, tuple[float, Catalog]] = {}
         self._reading = trio.CapacityLimiter(1)
         self._removed: dict[str, _Removed] = {}
         self.providers: dict[str, MediaProvider] = {}
@@ -113,11 +109,11 @@ class ProviderRegistry:
         if version == self.catalog.version:
             return self.catalog
         until, catalog = self._past.get(version, (None, None))
-        return catalog if until is not None and self._now() < until else None
+        return catalog if until is not None and self._counter() < until else None
 
     def _retain(self, catalog: Catalog) -> None:
-        now = self._now()
-        until = now + timedelta(seconds=self._settings.quote_ttl_s)
+        now = self._counter()
+        until = now + self._settings.quote_ttl_s
         past = {**self._past, self.catalog.version: (until, self.catalog)}
         past.pop(catalog.version, None)
         live = [(version, entry) for version, entry in past.items() if now < entry[0]]

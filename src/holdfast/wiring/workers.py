@@ -117,7 +117,7 @@ def worker_children(
     claims = ContentClaims(database.connect_writer)
 
     def render(event: DueEvent) -> bytes:
-        return event_payload(urls, event.event_id, event.kind, event.created_at, event.task, now=utc_now())
+        return event_payload(urls, event.event_id, event.kind, event.created_at, event.task, now=now())
 
     passes = Passes()
     workers: dict[str, Callable[[], Child]] = {
@@ -207,6 +207,7 @@ def worker_children(
         "sweeper": lambda: RunningChild(
             Sweeper(
                 database=database,
+                now=now,
                 idempotency_ttl_s=settings.idempotency_ttl_s,
                 revoked_keys_retention_s=settings.revoked_keys_retention_s,
                 reports_retention_s=settings.reports_retention_s,
@@ -222,7 +223,7 @@ def worker_children(
                 mailboxes=lambda: chain(*(each.mailboxes() for each in directories), refs.mailboxes()),
                 quarantined=lambda: {each.name: len(each.quarantined()) for each in directories},
                 processes=ProcessMeter(worker),
-                now=utc_now,
+                now=now,
             ).run
         ),
     }
@@ -230,6 +231,7 @@ def worker_children(
         workers["checker"] = lambda: RunningChild(
             Checker(
                 database=database,
+                now=now,
                 report=reporter.report,
                 pace=Pace(settings.checker_share, journal),
                 is_ours=partial(presence.holds, "checker"),

@@ -18,7 +18,7 @@ from holdfast import metrics
 from holdfast.actors.workers.loops import always, repeat
 from holdfast.actors.workers.pace import Pace
 from holdfast.actors.workers.passes import one_pass
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.clock import Now
 from holdfast.persistence.audit.audit import ACCOUNTS_MAX, OPERATIONS_MAX, QUERY_RULES, AccountsCheck, Slice
 from holdfast.persistence.audit.differences import BrokenRule
 from holdfast.persistence.audit.progress import (
@@ -57,6 +57,7 @@ class Checker:
         database: Database,
         report: Callable[[Report], None],
         pace: Pace,
+        now: Now,
         is_ours: Callable[[], bool] = always,
         accounts_max: int = ACCOUNTS_MAX,
         operations_max: int = OPERATIONS_MAX,
@@ -64,6 +65,7 @@ class Checker:
         self._database = database
         self._report = report
         self._pace = pace
+        self._now = now
         self._is_ours = is_ours
         self._accounts_max = accounts_max
         self._operations_max = operations_max
@@ -128,7 +130,7 @@ class Checker:
 
     async def _first_of_pass(self, progress: AuditProgress | None) -> AuditProgress:
         """Return the state at the start of a pass."""
-        now = utc_now()
+        now = self._now()
         self._unseen = set(self._known)
         found = AuditProgress(begun_at=now, written_at=now) if progress is None else progress
         return msgspec.structs.replace(
@@ -186,7 +188,7 @@ class Checker:
         is_newer = newest is not None and (
             progress.newest_operation_at is None or newest.at >= progress.newest_operation_at
         )
-        now = utc_now()
+        now = self._now()
         operations_done = progress.operations_done + check.operations
         elapsed_s = max((now - progress.begun_at).total_seconds(), 0.001)
         progress = msgspec.structs.replace(
@@ -214,13 +216,13 @@ class Checker:
             after="",
             passes=progress.passes + 1,
             verified_up_to=progress.verified_up_to if progress.skipped else progress.begun_at,
-            written_at=utc_now(),
+            written_at=self._now(),
         )
         await self._database.work(store, ended, {}, gone)
         self._report_gone(gone)
         if self._unreported:
             reason = f"{self._unreported} more rules are broken by accounts: GET /ops/api/ledger counts them"
-            self._report(Report(kind="difference", at=utc_now(), path=PATH, reason=reason))
+            self._report(Report(kind="difference", at=self._now(), path=PATH, reason=reason))
             self._unreported = 0
         # The next pass begins when its first accounts are read.
         self._progress = None
@@ -238,7 +240,7 @@ class Checker:
                 self._report(
                     Report(
                         kind="difference",
-                        at=utc_now(),
+                        at=self._now(),
                         path=PATH,
                         account_id=broken.account_id,
                         reason=f"account {broken.account_id}: {reason}",
@@ -251,7 +253,7 @@ class Checker:
             self._report(
                 Report(
                     kind="recovery",
-                    at=utc_now(),
+                    at=self._now(),
                     path=PATH,
                     account_id=broken.account_id,
                     reason=f"account {broken.account_id} differs no longer (rule: {broken.rule})",
@@ -268,4 +270,4 @@ class Checker:
         )
         metrics.AUDIT_DIFFERENCES.set(differences)
         if progress is not None and progress.verified_up_to is not None:
-            metrics.AUDIT_VERIFIED_AGE_S.set((utc_now() - progress.verified_up_to).total_seconds())
+            metrics.AUDIT_VERIFIED_AGE_S.set((self._now() - progress.verified_up_to).total_seconds())

@@ -8,6 +8,7 @@ import structlog
 import trio
 
 from holdfast.actors.workers.loops import always, repeat
+from holdfast.ledger.clock import Now
 from holdfast.ledger.sign_in_codes import PROVEN_FOR
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
 from holdfast.persistence.claims.expired import delete_expired
@@ -37,6 +38,7 @@ class Sweeper:
         self,
         *,
         database: Database,
+        now: Now,
         idempotency_ttl_s: int,
         revoked_keys_retention_s: int,
         reports_retention_s: int,
@@ -45,6 +47,7 @@ class Sweeper:
     ) -> None:
         self._is_ours = is_ours
         self._database = database
+        self._now = now
         self._retention_s = {
             "idempotency_records": idempotency_ttl_s,
             "sign_ins": SIGN_INS_RETENTION_S,
@@ -70,8 +73,9 @@ class Sweeper:
 
     async def sweep(self) -> dict[str, int]:
         """Delete expired rows and return their number by kind. Raises ``DatabaseAway``."""
+        now = self._now()
         removed = {
-            what: await self._delete(delete_expired, what=what, retention_s=retention_s)
+            what: await self._delete(delete_expired, what=what, retention_s=retention_s, now=now)
             for what, retention_s in self._retention_s.items()
         }
         removed["reports"] += await self._delete(delete_old_reports, kept=self._reports_max)

@@ -114,10 +114,12 @@ class ProcessControls(Protocol):
 class Dependencies:
     """The dependencies of the handlers.
 
-    ``catalog`` returns the current catalog, ``catalog_of`` a catalog by its version. ``callback_secrets`` returns a
-    media provider's secrets by its name (None: those without a name). The first of ``sandbox_secrets`` signs, all
-    verify. ``card`` is None if no card provider is configured. ``read_shares`` are those of accounts,
-    and of origins for credentials that have not been verified.
+    ``catalog`` returns the current catalog, ``catalog_of`` a catalog by its version. ``callback_secrets``
+    returns a media provider's secrets by its name (None: those without a name). The first of
+    ``sandbox_secrets`` signs, all verify. ``card`` is None if no card provider is configured. ``now`` is
+    service time, by which all times that the service has written are judged; ``wall`` judges those that others
+    have signed. ``read_shares`` are those of accounts, and of origins for credentials that have not been
+    verified.
     """
 
     settings: Settings
@@ -143,7 +145,8 @@ class Dependencies:
     provider_checks: ProviderChecks
     metrics_text: Callable[[], Awaitable[bytes]]
     urls: PublicUrls
-    now: Now = utc_now
+    now: Now
+    wall: Now = utc_now
     catalog_of: Callable[[str], Catalog | None] = lambda _version: None
     key_cache: KeyCache = field(default_factory=KeyCache)
     threads: FairThreads = field(default_factory=FairThreads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from sqlalchemy import Connection, TextClause, text
 
 from holdfast.persistence.records.tables import metadata
@@ -17,7 +19,7 @@ def _delete(table: str, expired: str, *, order: str = "", lock: str = "") -> str
     return f"with due as materialized ({chosen}) delete from {table} d using due where {matching}"
 
 
-_BEFORE = "< now() - make_interval(secs => :retention_s)"
+_BEFORE = "< cast(:now as timestamptz) - make_interval(secs => :retention_s)"
 
 _DELETES: dict[str, TextClause] = {
     "idempotency_records": text(_delete("idempotency_records", f"created_at {_BEFORE}")),
@@ -61,11 +63,11 @@ _DELETES: dict[str, TextClause] = {
     "check_callbacks": text(_delete("check_callbacks", f"at {_BEFORE}")),
     "poison_messages": text(_delete("poison_messages", f"last_at {_BEFORE}")),
     "reports": text(_delete("reports", f"at {_BEFORE}")),
-    # By the database's clock, which wrote their times: a process's clock may be wrong.
-    "journal_batches": text(_delete("journal_batches", f"at {_BEFORE}")),
+    # By the database's clock, which wrote their times.
+    "journal_batches": text(_delete("journal_batches", "at < now() - make_interval(secs => :retention_s)")),
 }
 
 
-def delete_expired(rows: Connection, what: str, *, retention_s: int, most: int) -> int:
-    """Delete up to ``most`` rows of a kind whose retention is over; return how many were deleted."""
-    return rows.execute(_DELETES[what], {"retention_s": retention_s, "most": most}).rowcount
+def delete_expired(rows: Connection, what: str, *, retention_s: int, now: datetime, most: int) -> int:
+    """Delete up to ``most`` rows of a kind whose retention is over at ``now``; return how many were deleted."""
+    return rows.execute(_DELETES[what], {"retention_s": retention_s, "now": now, "most": most}).rowcount

@@ -142,7 +142,7 @@ async def _receive_event(call: Call) -> Outcome:
     secrets = () if card is None else card.webhook_secrets
     if card is None or not any(secret.strip() for secret in secrets):
         return NOT_CONFIGURED
-    verdict = verify(_signature(call), body, secrets, now=deps.now())
+    verdict = verify(_signature(call), body, secrets, now=deps.wall())
     if verdict != "valid":
         return refused_signature(verdict, SIGNATURE_HEADER)
     event = parse_card_event(body)

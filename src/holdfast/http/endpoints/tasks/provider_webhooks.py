@@ -105,7 +105,7 @@ def _hosted_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refus
         return _NOT_CONFIGURED
     # A header sent twice is ambiguous: joined, it matches no signature.
     headers = {name.lower(): ",".join(call.request.headers.getlist(name)) for name, _ in call.request.headers}
-    verdict = verify_standard(headers, call.raw, secrets, now=call.deps.now())
+    verdict = verify_standard(headers, call.raw, secrets, now=call.deps.wall())
     if verdict != "valid":
         return refused_signature(verdict, STANDARD_HEADER)
     key = call.deps.settings.derived_key(PURPOSE)
