@@ -33,7 +33,16 @@ async def test_providers_are_added_up_over_processes(api: Api) -> None:
     controls.answer = lambda _command: other if controls.asked[-1][0] == "proc_2" else PROCESS
     await api.add_task(api.task("task_1", at=api.now - timedelta(seconds=30), wake_at=api.now))
     await api.add_task(api.task("task_2", status="processing", wake_at=api.now, dispatched=True, provider="gone"))
+    at_work = {"wake_at": api.now, "dispatched": True}
+    await api.add_task(api.task("task_3", status="processing", **at_work))
+    await api.add_task(api.task("task_4", status="review", **at_work))
+    hosted = api.task("task_5", status="processing", **at_work)
+    hosting = msgspec.structs.replace(hosted.state.hosting, status="transferring")
+    await api.add_task(
+        msgspec.structs.replace(hosted, state=msgspec.structs.replace(hosted.state, hosting=hosting))
+    )
     found = await listed(api)
+    assert found["gone"]["slots_used"] == 1
     assert found["studio"] == {
         "kind": "studio",
         "models": 4,
@@ -42,7 +51,9 @@ async def test_providers_are_added_up_over_processes(api: Api) -> None:
         "call_p99_s": 0.5,
         "errors": {"timeout": 3},
         "callbacks_refused": {"invalid_signature": 6},
-        "tasks": {"queued": 1},
+        "tasks": {"queued": 1, "processing": 2, "review": 1},
+        "slots": api.deps.catalog().providers["studio"].concurrency,
+        "slots_used": 1,
         "oldest_queued_s": 30.0,
     }
     assert (found["gone"]["kind"], found["gone"]["states"], found["gone"]["tasks"]) == (None, {}, {"processing": 1})

@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import Connection, text
 
 from holdfast.ledger.tasks.task import TERMINAL, Dispatch, HostingState, Task, TaskStatus
-from holdfast.persistence.claims.tasks import OCCUPIES, still_occupying
+from holdfast.persistence.claims.tasks import still_occupying
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.tasks import OCCUPIES
 from holdfast.persistence.server.database import Database
 
 from .values import make_task

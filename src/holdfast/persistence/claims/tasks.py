@@ -19,15 +19,13 @@ from sqlalchemy import Connection, text
 
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.tasks.silence import Silence
+from holdfast.persistence.records.tasks import OCCUPIES
 
 LEASE_S = 10
 ACCOUNTS_PROBED_MAX = 200
 """How many accounts one claim probes. One whose tasks are all postponed costs a probe and gets no slot."""
 OVERDUE_MARGIN_S = 5
 """A task is claimed this long after its deadline: woken before it, it would take a slot that is not free."""
-
-OCCUPIES = "t.status <> 'review' and coalesce(t.state -> 'hosting' ->> 'status', 'pending') = 'pending'"
-"""SQL: whether the job of a dispatched task ``t`` may still be running at its provider."""
 
 _ACCOUNTS = text(
     "with recursive probed as ("

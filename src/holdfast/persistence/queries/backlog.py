@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import Connection, text
+
+from holdfast.persistence.records.tasks import OCCUPIES
 
 COUNTED_MAX = 10_000
 REVIEWS_READ_MAX = 1_000
@@ -25,8 +28,9 @@ _QUEUED = text(
     "    and not t.dispatched limit :most) w) q"
 )
 _DISPATCHED = text(
-    "select provider, status, count(*) as number from ("
-    "  select provider, status from tasks where wake_at is not null and dispatched limit :most) d "
+    f"select provider, status, count(*) as number, count(*) filter (where occupies) as occupying from ("
+    f"  select provider, status, {OCCUPIES} as occupies from tasks t "
+    f"  where wake_at is not null and dispatched limit :most) d "
     "group by provider, status"
 )
 _EVENTS = text(
@@ -60,11 +64,13 @@ class OperatorBacklog(NamedTuple):
 class Backlog(NamedTuple):
     """Unfinished tasks by provider and status, and what else waits. Ages are in seconds.
 
-    ``queued_age_s`` is the age of the oldest task that waits for a slot, by provider; ``review_age_s`` is how long
-    a review has waited that was opened first, of the :data:`REVIEWS_READ_MAX` oldest tasks in review.
+    ``slots_used`` counts those whose job may still be running, by provider, and ``queued_age_s`` is the age of the
+    oldest task that waits for a slot. ``review_age_s`` is how long a review has waited that was opened first, of the
+    :data:`REVIEWS_READ_MAX` oldest tasks in review.
     """
 
     tasks: Mapping[tuple[str, str], int]
+    slots_used: Mapping[str, int]
     queued_age_s: Mapping[str, float]
     events: int
     events_age_s: float
@@ -77,11 +83,14 @@ def measure_backlog(rows: Connection, now: datetime) -> Backlog:
     most = {"most": COUNTED_MAX}
     queued = rows.execute(_QUEUED, most).all()
     tasks = {(row.provider, "queued"): row.number for row in queued}
+    slots_used = Counter[str]()
     for row in rows.execute(_DISPATCHED, most):
+        slots_used[row.provider] += row.occupying
         tasks[row.provider, row.status] = tasks.get((row.provider, row.status), 0) + row.number
     events = rows.execute(_EVENTS, most).one()
     return Backlog(
         tasks,
+        slots_used,
         {row.provider: _age_s(row.oldest_at, now) for row in queued},
         events.number,
         _age_s(events.oldest_at, now),

@@ -13,6 +13,9 @@ from holdfast.persistence.records import tables
 from holdfast.persistence.records.mapping import attributes_of, fields_of, selected
 from holdfast.persistence.records.row_types import AssetRow, TaskEventRow, UsageEntry
 
+OCCUPIES = "t.status <> 'review' and coalesce(t.state -> 'hosting' ->> 'status', 'pending') = 'pending'"
+"""SQL: whether the job of a dispatched task ``t`` may still be running at its provider."""
+
 
 class TaskChangedRow(msgspec.Struct, frozen=True, tag=True):
     """A task after a transition made by the process ``owner``."""

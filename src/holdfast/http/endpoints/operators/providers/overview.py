@@ -23,7 +23,8 @@ class ProviderDetails(msgspec.Struct, frozen=True, kw_only=True):
 
     ``states`` counts processes by the state they see. ``calls``, ``errors`` by reason and ``callbacks_refused`` by
     code are since the processes' starts; ``call_p99_s`` is the slowest process's. ``tasks`` counts unfinished ones
-    by status; it and the age of the oldest that waits are null while the database is away.
+    by status; of the ``slots`` of the catalog, ``slots_used`` are taken by jobs that may still be running. These
+    counts and the age of the oldest that waits are null while the database is away.
     """
 
     name: str
@@ -35,6 +36,8 @@ class ProviderDetails(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int]
     callbacks_refused: dict[str, int]
     tasks: dict[str, int] | None
+    slots: int | None
+    slots_used: int | None
     oldest_queued_s: float | None
 
 
@@ -84,6 +87,8 @@ def _provider(call: Call, name: str, views: list[ProviderView], backlog: Backlog
         errors=_sum(view.errors for view in views),
         callbacks_refused=_sum(view.callbacks_refused for view in views),
         tasks=None if backlog is None else {status: n for (of, status), n in backlog.tasks.items() if of == name},
+        slots=None if config is None else config.concurrency,
+        slots_used=None if backlog is None else backlog.slots_used.get(name, 0),
         oldest_queued_s=None if backlog is None else backlog.queued_age_s.get(name),
     )
 
