@@ -33,7 +33,7 @@ async def test_providers_are_added_up_over_processes(api: Api) -> None:
     controls.answer = lambda _command: other if controls.asked[-1][0] == "proc_2" else PROCESS
     await api.add_task(api.task("task_1", at=api.now - timedelta(seconds=30), wake_at=api.now))
     await api.add_task(api.task("task_2", status="processing", wake_at=api.now, dispatched=True, provider="gone"))
-    at_work = {"wake_at": api.now, "dispatched": True}
+    at_work: dict[str, Any] = {"wake_at": api.now, "dispatched": True}
     await api.add_task(api.task("task_3", status="processing", **at_work))
     await api.add_task(api.task("task_4", status="review", **at_work))
     hosted = api.task("task_5", status="processing", **at_work)

@@ -65,8 +65,8 @@ class Backlog(NamedTuple):
     """Unfinished tasks by provider and status, and what else waits. Ages are in seconds.
 
     ``slots_used`` counts those whose job may still be running, by provider, and ``queued_age_s`` is the age of the
-    oldest task that waits for a slot. ``review_age_s`` is how long a review has waited that was opened first, of the
-    :data:`REVIEWS_READ_MAX` oldest tasks in review.
+    oldest task that waits for a slot. ``review_age_s`` is how long the review has waited that was opened first, of
+    the :data:`REVIEWS_READ_MAX` oldest tasks in review.
     """
 
     tasks: Mapping[tuple[str, str], int]
