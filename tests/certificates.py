@@ -11,6 +11,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 VALID = timedelta(days=2)
+USAGES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
 
 
 class Authority:
@@ -22,6 +26,8 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         builder = self._begun(self._name, self._key.public_key())
         certificate = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        usage = dict.fromkeys(USAGES, False) | {"key_cert_sign": True, "crl_sign": True}
+        certificate = certificate.add_extension(x509.KeyUsage(**usage), critical=True)
         self.path = folder / f"{name}.pem"
         self.path.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
 
@@ -51,6 +57,11 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(begun)
             .not_valid_after(begun + VALID)
+            # What Python requires from 3.13 on.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+            )
         )
 
 
