@@ -83,6 +83,11 @@ def small_store(new_service: NewService, provider: QuietProvider, tmp_path: Path
 
 async def fail(customer: Customer, provider: QuietProvider, request_id: str) -> None:
     """Let the provider fail a task, and wait for its end."""
+
+    async def submitted() -> bool | None:
+        return any(request_id in job for job in provider.jobs) or None
+
+    await until(submitted)
     error = {"code": "out_of_memory", "message": "no"}
     body = provider.callback_body(request_id, "failed", event_id=f"evt_{request_id}", sequence=1, error=error)
     ok(await customer.http.post("/v2/callback", content=body, headers=signed(body)))

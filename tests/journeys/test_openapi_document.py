@@ -98,7 +98,7 @@ class Visitor:
         auth, session = route.auth, self.leaving if route.handler.__name__ == "sign_out" else self.session
         body = sent.body or b""
         body = body.encode() if isinstance(body, str) else body
-        bearer = {"session": session, "api_key": self.key, "optional": self.key}
+        bearer = {"session": session, "session_or_key": session, "api_key": self.key, "optional": self.key}
         bearer |= {"operator_read": OPERATOR_TOKEN, "operator_act": OPERATOR_TOKEN}
         if auth.value in bearer:
             sent.headers["Authorization"] = f"Bearer {bearer[auth.value]}"
