@@ -49,7 +49,7 @@ def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
 
 
 def find_location_faults(given: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield the fault of an embedded database in production that nobody asked for."""
+    """Yield the fault of an embedded database in production that no setting asked for."""
     if given.get("ENV") == "production" and "DATABASE_URL" not in given:
         yield "DATABASE_URL", "is missing; production needs it, or the value embedded for a ledger in DATA_DIR"
 

@@ -268,9 +268,7 @@ async def test_tasks_that_arrive_during_a_claim_get_the_slots_that_it_leaves(
     assert setup.tasks.woken == [("task_held", False), ("task_new", False)]
 
 
-async def test_more_tasks_than_slots_that_arrive_during_a_claim_wait_in_their_rows(
-    setup: Setup, slow: SlowDatabase
-) -> None:
+async def test_tasks_that_arrive_during_a_claim_wait_in_their_rows(setup: Setup, slow: SlowDatabase) -> None:
     dispatcher = setup.dispatcher()
 
     def arrive(work: object) -> None:

@@ -102,7 +102,7 @@ async def test_a_review_has_every_field(api: Api) -> None:
     task = frozen(api, 1)
     await api.add_task(task)
     review = await get(api, "/ops/api/reviews/rev_1")
-    task = review.pop("task")
+    task, task_input = review.pop("task"), task.request.input
     assert review == {
         "review_case_id": "rev_1",
         "reason": "content_flagged",
@@ -111,6 +111,8 @@ async def test_a_review_has_every_field(api: Api) -> None:
         "deadline_at": "2026-11-21T12:01:00.000Z",
         "account_id": api.account_id,
         "hold_credits": "0.012",
+        "input": task_input,
+        "provider_job_id": None,
         "provider_outputs": [
             {"index": 0, "url": "https://studio.test/0.png", "content_type": "image/png", "bytes": 9}
         ],

@@ -142,10 +142,10 @@ def test_a_condition_may_need_several_failures_in_a_row(story: Story) -> None:
     assert story.reporter.recent(1)[0].key == receiver
 
 
-def test_a_dead_host_has_one_report_with_the_accounts_and_events_it_concerns(story: Story) -> None:
+def test_a_dead_host_has_one_report_with_its_accounts_and_events(story: Story) -> None:
     for number in range(40):
-        told = {"account_id": f"acct_{number % 4}", "event_id": f"evt_{number % 20}"}
-        story.conditions.failed(WEBHOOKS, "shop.example", "status 500", **told)
+        concerned = {"account_id": f"acct_{number % 4}", "event_id": f"evt_{number % 20}"}
+        story.conditions.failed(WEBHOOKS, "shop.example", "status 500", **concerned)
     story.pass_time(int(FIRST_COUNT_S))
     story.conditions.ended(WEBHOOKS, "shop.example")
     begun, lasting, _ = story.lines

@@ -27,7 +27,7 @@ SUBJECTS_MAX: Final = 50
 """How many subjects of a condition have a report of their own; what concerns others counts as :data:`OTHERS`."""
 OTHERS: Final = "others"
 AFFECTED_MAX: Final = 1_000
-"""How many of the accounts and events that one condition concerns are told apart."""
+"""How many of the accounts and events that one condition concerns are counted as different ones."""
 
 STATES: Final = frozenset({"away", "slow", "down", "silent"})
 """The states that a reason may begin with; the change from one to another is reported too."""

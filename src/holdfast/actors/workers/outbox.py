@@ -130,8 +130,8 @@ class OutboxWorker(Worker):
             if message.reason is None:
                 self._conditions.ended(WEBHOOKS, message.host)
             else:
-                told = {"account_id": message.account_id, "event_id": message.event_id}
-                self._conditions.failed(WEBHOOKS, message.host, message.reason, **told)
+                concerned = {"account_id": message.account_id, "event_id": message.event_id}
+                self._conditions.failed(WEBHOOKS, message.host, message.reason, **concerned)
         else:
             assert isinstance(message, EventsDue)
             self._claim_for(message.account_id)
