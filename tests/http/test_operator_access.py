@@ -370,6 +370,8 @@ async def test_an_action_is_recorded_with_who_when_what_and_why(api: Api) -> Non
     [action] = await listed(api)
     assert action.pop("action_id").startswith("act_")
     assert action == {
+        "parameters": None,
+        "effect": None,
         "at": "2026-11-20T12:00:00.000Z",
         "operator": "operator-token",
         "credential": "token",

@@ -63,7 +63,7 @@ def frozen(api: Api, number: int, *, reason: str = "content_flagged", **fields: 
 
 async def test_customer_routes_refuse_the_operators_token(api: Api) -> None:
     await api.refused(await api.call("GET", "/v2/task/list", headers=heads(api)), 401, "invalid_api_key")
-    await api.refused(await api.call("GET", "/v2/usage/logs", headers=heads(api)), 401, "invalid_session")
+    await api.refused(await api.call("GET", "/v2/control/session", headers=heads(api)), 401, "invalid_session")
 
 
 async def test_a_token_may_have_any_printable_character(stage: Stage) -> None:

@@ -58,7 +58,7 @@ async def test_the_examples_of_each_section_are_run(
 
 async def run(language: str, sources: list[str]) -> None:
     """Run the examples of one language one after the other, in one process, which starts once for all."""
-    names = re.findall(r"\b[A-Z][A-Z_]+\b", " ".join(sources))
+    names = re.findall(r"\b[A-Z][A-Z_]*\b", " ".join(sources))
     environment = {name: f"value-of-{name.lower()}" for name in names}
     command = ["sh", "-ec", "\n".join(sources)]
     if language == "python":

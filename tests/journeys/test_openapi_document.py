@@ -154,6 +154,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         ),
         "refund_payment": Good({"reason": "a test", "amount": "0.50"}, headers={"Idempotency-Key": "refund"}),
         "find_account": Good(query={"email": spared.email}),
+        "find": Good(query={"q": spared.email}),
         "adjust_credit": Good({"amount": "1.00", "reason": "a gift"}, headers={"Idempotency-Key": "gift"}),
         "disable_account": Good({"reason": "a test"}),
         "enable_account": Good({"reason": "a test"}),

@@ -107,7 +107,7 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
         return Bearer("session", digest(token))
     if kind == "api_key" and is_api_key(token):
         return Bearer("api_key", digest(token))
-    return INVALID_API_KEY if kind == "api_key" else INVALID_SESSION
+    return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 
 def read_tried_token(authorization: Sequence[str]) -> str | Refusal:

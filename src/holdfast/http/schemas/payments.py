@@ -231,7 +231,7 @@ class EventIgnored(msgspec.Struct, frozen=True):
     ignored: bool = True
 
 
-class PaymentOrderList(msgspec.Struct, frozen=True, omit_defaults=True):
+class PaymentOrderList(msgspec.Struct, frozen=True):
     """A page of payment orders, newest first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[PaymentOrderBody]

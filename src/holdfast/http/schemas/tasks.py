@@ -58,7 +58,7 @@ class TaskBody(PublicTask, frozen=True):
     provider_progress: list[ProgressBody]
 
 
-class TaskList(msgspec.Struct, frozen=True, omit_defaults=True):
+class TaskList(msgspec.Struct, frozen=True):
     """A page of tasks, newest first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[TaskBody]
@@ -94,7 +94,7 @@ class UsageBody(msgspec.Struct, frozen=True):
     status_history: list[UsageStatus]
 
 
-class UsageList(msgspec.Struct, frozen=True, omit_defaults=True):
+class UsageList(msgspec.Struct, frozen=True):
     """A page of the usage log, newest first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[UsageBody]

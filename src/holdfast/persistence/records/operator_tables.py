@@ -20,8 +20,8 @@ class OperatorAction(NamedTuple):
     """One action. ``result`` is None until it has ended, and stays None if the process ended first.
 
     ``operator`` acted with ``credential`` from ``origin``; ``code`` is that of a refusal or fault. ``account_id``
-    and ``task_id`` are what it concerned, where known. ``parameters`` are what the operator sent, as texts, ``effect``
-    is what was done: both have amounts and decisions.
+    and ``task_id`` are what it concerned, where known. ``parameters`` are what the operator sent, as texts, and
+    ``effect`` is what was done: both have amounts and decisions.
     """
 
     action_id: str

@@ -71,7 +71,7 @@ class ReviewRecord(ReviewBody, frozen=True):
     provider_job_id: str | None
 
 
-class ReviewList(msgspec.Struct, frozen=True, omit_defaults=True):
+class ReviewList(msgspec.Struct, frozen=True):
     """A page of open reviews, oldest task first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[ReviewBody]

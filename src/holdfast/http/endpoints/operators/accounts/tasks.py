@@ -65,7 +65,7 @@ class TaskRecord(TaskDetails, frozen=True):
     webhook_url: str | None
 
 
-class TaskDetailsList(msgspec.Struct, frozen=True, omit_defaults=True):
+class TaskDetailsList(msgspec.Struct, frozen=True):
     """A page of tasks. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[TaskDetails]

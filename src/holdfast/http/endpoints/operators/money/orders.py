@@ -55,7 +55,7 @@ class HeldOrder(PaymentOrderBody, frozen=True, kw_only=True):
     email: str | None
 
 
-class HeldOrderList(msgspec.Struct, frozen=True, omit_defaults=True):
+class HeldOrderList(msgspec.Struct, frozen=True):
     """A page of held payment orders, oldest first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[HeldOrder]
@@ -63,7 +63,7 @@ class HeldOrderList(msgspec.Struct, frozen=True, omit_defaults=True):
     unreadable: list[str] = []
 
 
-class OrderDetailsList(msgspec.Struct, frozen=True, omit_defaults=True):
+class OrderDetailsList(msgspec.Struct, frozen=True):
     """A page of payment orders, oldest first. ``unreadable``: ids of those that cannot be read now."""
 
     data: list[OrderDetails]
