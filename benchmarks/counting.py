@@ -16,7 +16,7 @@ import trio
 from prometheus_client import Counter
 
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox
-from holdfast.cli import main
+from holdfast.commands.cli import main
 from holdfast.persistence.server.database import Database
 
 METRIC = "benchmark_events"

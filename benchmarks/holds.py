@@ -22,7 +22,6 @@ import psycopg
 import trio
 
 from benchmarks.conditions import describe, fresh_database
-from holdfast import metrics
 from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.account.messages import CreateTask, Recharge, TaskAccepted
 from holdfast.actors.runtime.mailbox import Mailbox
@@ -45,11 +44,12 @@ from holdfast.persistence.records.ledger import OPENED_HOLDS, OPERATIONS, POSTIN
 from holdfast.persistence.records.mapping import RowMapping
 from holdfast.persistence.records.tasks import TASKS, USAGE_ENTRIES
 from holdfast.persistence.server.database import Database
-from holdfast.reports.reporter import Reporter
-from holdfast.service import tune_interpreter
+from holdfast.start.service import tune_interpreter
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.reporter import Reporter
 
 CLIENTS = 256
 THREADS = 16

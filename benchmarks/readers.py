@@ -26,7 +26,7 @@ from benchmarks.servers import SERVE, api_keys, creates, free_port, process, ser
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.claims.reports import write_last_reports
-from holdfast.reports.report import Report
+from holdfast.telemetry.reports.report import Report
 
 TOKEN = "the-operators-token-of-the-benchmark-0123456789"
 ACCOUNTS = 200

@@ -28,13 +28,13 @@ from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown
 from holdfast.actors.runtime.mailbox import SystemMessage
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.server.database import Database
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.reporter import Reporter
-from holdfast.service import tune_interpreter
+from holdfast.start.service import tune_interpreter
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.reporter import Reporter
 
 CLIENTS = 256
 AMOUNT_MICRO = 1_000_000

@@ -41,7 +41,7 @@ def workers_of(parent: int) -> list[int]:
     return [
         pid
         for pid in children_of(parent)
-        if b"holdfast.children.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"holdfast.start.children.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.settings import S3Bucket
+from holdfast.settings.settings import S3Bucket
 
 BUCKET = "results"
 NO_BUCKET = "nowhere"

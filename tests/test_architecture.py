@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.settings import load_settings
+from holdfast.settings.settings import load_settings
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.wiring.assembly import assemble
 

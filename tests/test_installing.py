@@ -12,7 +12,7 @@ from secrets import token_urlsafe
 
 import pytest
 
-from holdfast.settings import Settings, load_settings
+from holdfast.settings.settings import Settings, load_settings
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "installing.md").read_text("utf-8")

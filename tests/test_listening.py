@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import listening
-from holdfast.listening import CannotListen, open_sockets, url_of
-from holdfast.settings import Settings, load_settings
+from holdfast.settings.settings import Settings, load_settings
+from holdfast.sockets import listening
+from holdfast.sockets.listening import CannotListen, open_sockets, url_of
 
 
 def settings_of(folder: Path, **given: str) -> Settings:
@@ -97,8 +97,8 @@ def test_another_service_of_this_user_is_not_joined(tmp_path: Path, monkeypatch:
 # Descriptor 3 and the process id are fixed by the protocol, so it is tested in a process of its own.
 PASSED = """
 import os, socket, sys
-from holdfast.listening import CannotListen, open_sockets, url_of
-from holdfast.settings import load_settings
+from holdfast.sockets.listening import CannotListen, open_sockets, url_of
+from holdfast.settings.settings import load_settings
 os.environ["LISTEN_PID"] = str(os.getpid())
 settings = load_settings(os.environ)
 try:

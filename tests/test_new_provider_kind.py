@@ -12,7 +12,7 @@ import pytest
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.providers.media.base import Accepted, Job, MediaProvider
 from holdfast.providers.media.kinds import KINDS, ProviderKind
-from holdfast.settings import load_settings
+from holdfast.settings.settings import load_settings
 from holdfast.wiring.provider_registry import ProviderRegistry
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"

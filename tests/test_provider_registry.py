@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from holdfast.settings import load_settings
+from holdfast.settings.settings import load_settings
 from holdfast.wiring.provider_registry import PAST_CATALOGS_MAX, ProviderRegistry
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

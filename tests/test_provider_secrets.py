@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.ledger.catalog.catalog import CatalogFault
-from holdfast.settings import Settings, load_settings
+from holdfast.settings.settings import Settings, load_settings
 from holdfast.wiring.provider_registry import ProviderRegistry
 
 SECRETS = {

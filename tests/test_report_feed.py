@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock
 
 from holdfast.ledger.clock import utc_now
-from holdfast.reports.feed import PAGE_MAX, ReportFeed, ReportReader
-from holdfast.reports.report import Report, ReportsAfter, StoredReport
-from holdfast.reports.reporter import Reporter
+from holdfast.telemetry.reports.feed import PAGE_MAX, ReportFeed, ReportReader
+from holdfast.telemetry.reports.report import Report, ReportsAfter, StoredReport
+from holdfast.telemetry.reports.reporter import Reporter
 
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
 
@@ -211,7 +211,7 @@ async def test_readers_are_limited_and_end_in_order(stage: Stage, autojump_clock
 async def test_what_is_not_stored_for_long_is_remembered_within_bounds(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
-    monkeypatch.setattr("holdfast.reports.feed.LOCAL_MAX", 5)
+    monkeypatch.setattr("holdfast.telemetry.reports.feed.LOCAL_MAX", 5)
     async with stage.running():
         reader = stage.feed.open(queue_max=100)
         await trio.sleep(1)

@@ -12,18 +12,18 @@ import structlog
 import trio
 
 from holdfast.actors.workers.report_writer import ReportQueue
-from holdfast.exit_codes import GAVE_UP
-from holdfast.listening import SlotSockets
 from holdfast.persistence.server import migrate as migrating
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationReport, migrate
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.reporter import Reporter
-from holdfast.service import _log_when_ready, _run
+from holdfast.sockets.listening import SlotSockets
+from holdfast.start.exit_codes import GAVE_UP
+from holdfast.start.service import _log_when_ready, _run
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.reporter import Reporter
 
 
 async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:

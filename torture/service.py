@@ -110,7 +110,8 @@ class Service:
         """Return the processes of its workers, if it is a parent."""
         if self.process is None:
             return []
-        return [pid for pid in children_of(self.process.pid) if b"holdfast.children.worker" in command_of(pid)]
+        worker = b"holdfast.start.children.worker"
+        return [pid for pid in children_of(self.process.pid) if worker in command_of(pid)]
 
     def send_to_worker(self, pid: int, number: int) -> None:
         """Send a signal to a worker that may have ended."""

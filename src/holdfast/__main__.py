@@ -12,7 +12,7 @@ INTERRUPTED: Final = 130
 def main() -> None:
     """Run the command line. Ctrl-C ends it without a traceback, also while its modules are imported."""
     try:
-        from holdfast.cli import main as run
+        from holdfast.commands.cli import main as run
 
         run()
     except KeyboardInterrupt:

@@ -39,10 +39,10 @@ from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records.accounts import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
 from holdfast.persistence.server.database import Database
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.telemetry.reports.reporter import Reporter
 
 
 def terms(hold_micro: int = 1_000_000) -> Terms:

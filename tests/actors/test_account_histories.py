@@ -13,7 +13,6 @@ import trio
 from sqlalchemy import Connection, text
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast import metrics
 from holdfast.actors.account.messages import (
     CreateApiKey,
     CreditChanged,
@@ -36,6 +35,7 @@ from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.telemetry import metrics
 
 from .account_checks import (
     CREDIT,

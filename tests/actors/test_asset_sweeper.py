@@ -32,7 +32,7 @@ from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.records.row_types import AssetRow
 from holdfast.providers.storage.sniffing import EXTENSIONS
-from holdfast.reports.conditions import unwatched
+from holdfast.telemetry.reports.conditions import unwatched
 
 from .asset_setup import RETENTION_S, TYPE, MessageRecorder, Setup, hash_of, picture
 

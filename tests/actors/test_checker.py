@@ -22,7 +22,7 @@ from holdfast.persistence.records.shared_tables import AuditProgress
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.reports.report import Report
+from holdfast.telemetry.reports.report import Report
 
 SLICES_OF_ACCOUNTS = len(QUERY_RULES) + 4
 """The slices of a few small accounts: choosing them, their history, their orders, the rules, storing the result."""

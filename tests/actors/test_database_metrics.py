@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast import metrics
 from holdfast.actors.workers.database_metrics import DatabaseMetrics
 from holdfast.persistence.queries import backlog
 from holdfast.persistence.queries.wal_syncs import WalSyncs, read_wal_syncs
 from holdfast.persistence.server.database import Database
+from holdfast.telemetry import metrics
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

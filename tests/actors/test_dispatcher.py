@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from sqlalchemy import Connection
 from tests.recorded_refs import RecordedRef
 
-from holdfast import metrics
 from holdfast.actors.runtime.faults import Crashed, Unavailable
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
@@ -38,6 +37,7 @@ from holdfast.persistence.claims.tasks import claim_waiting
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
+from holdfast.telemetry import metrics
 
 
 @dataclass

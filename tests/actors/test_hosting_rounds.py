@@ -21,7 +21,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
 from holdfast.providers.outbound.downloads import DownloadRefused
-from holdfast.reports.conditions import unwatched
+from holdfast.telemetry.reports.conditions import unwatched
 
 
 def host(number: int, task: str = "task_1") -> Host:

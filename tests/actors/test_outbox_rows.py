@@ -41,9 +41,9 @@ from holdfast.persistence.records.row_types import OutboxAttemptRow, WebhookSecr
 from holdfast.persistence.records.rows import Row
 from holdfast.persistence.records.tasks import TaskChangedRow
 from holdfast.persistence.server.database import Database
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
+from holdfast.telemetry.reports.reporter import Reporter
 
 LEASE_S = 20.0
 

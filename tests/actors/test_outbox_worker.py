@@ -29,8 +29,8 @@ from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.records.outbox import OutboxOutcomeRow
 from holdfast.persistence.records.row_types import OutboxAttemptRow
 from holdfast.providers.standard_webhooks import verify_standard
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.reporter import Reporter
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.reporter import Reporter
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 KEY = b"k" * 32

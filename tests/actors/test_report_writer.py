@@ -20,8 +20,8 @@ from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.reports import newest_position, reports_after, reports_page
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.database import Database
-from holdfast.reports.report import EVERY_REPORT, Report, ReportFilter, StoredReport
-from holdfast.reports.reporter import Reporter
+from holdfast.telemetry.reports.report import EVERY_REPORT, Report, ReportFilter, StoredReport
+from holdfast.telemetry.reports.reporter import Reporter
 
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
 SECRET = "whsec_MfKQ9r8GKYqrTwjU"

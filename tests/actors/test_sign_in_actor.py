@@ -33,10 +33,10 @@ from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_sign_in
 from holdfast.persistence.server.database import Database
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.reporter import Reporter
 
 ADA = "email:ada@example.com"
 HOME, AWAY = "192.0.2.7", "198.51.100.9"

@@ -25,7 +25,7 @@ from holdfast.cluster.groups import ACCOUNTS, codecs
 from holdfast.cluster.link import Link
 from holdfast.persistence.records.accounts import SessionRevokedRow
 from holdfast.supervision.ask_deadlines import AskDeadlines
-from holdfast.traces import traceparent
+from holdfast.telemetry.traces import traceparent
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 Stream = trio.StapledStream[MemorySendStream, MemoryReceiveStream]

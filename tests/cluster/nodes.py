@@ -24,9 +24,9 @@ from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member,
 from holdfast.persistence.records.accounts import SessionRevokedRow
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.service_clock import ServiceClock
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
+from holdfast.telemetry.reports.reporter import Reporter
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))

@@ -18,7 +18,7 @@ from holdfast.cluster.groups import ACCOUNTS, TASKS
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
-from holdfast.traces import traceparent
+from holdfast.telemetry.traces import traceparent
 
 from .link_ends import (
     Drip,

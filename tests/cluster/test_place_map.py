@@ -30,7 +30,6 @@ from tests.threaded_server import serving
 from typer.testing import CliRunner
 
 from holdfast.actors.sign_in.actor import new_session_token
-from holdfast.cli import app
 from holdfast.cluster import place_map as place_map_module
 from holdfast.cluster.place_map import (
     PlaceMapFault,
@@ -41,6 +40,7 @@ from holdfast.cluster.place_map import (
     replace_map,
 )
 from holdfast.cluster.placement import owners_of_places
+from holdfast.commands.cli import app
 from holdfast.http.endpoints.operators.providers.checks import ProviderCheckRequest
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.errors import ERROR_TABLE
@@ -50,7 +50,7 @@ from holdfast.persistence.claims.processes import LEASE_S, Membership, MemberSta
 from holdfast.persistence.server.connections import make_engine
 from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.media.provider_check import CALLBACK_LATE_S
-from holdfast.settings import load_settings
+from holdfast.settings.settings import load_settings
 from holdfast.wiring.cluster import http_address
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from tests.actors.actor_system import ActorSystem, create_task, make_system
 from tests.certificates import Authority
 
-from holdfast import metrics
 from holdfast.actors.account.messages import CreditChanged, Recharge, TaskAccepted
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
@@ -31,6 +30,7 @@ from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.service_clock import ServiceClock
+from holdfast.telemetry import metrics
 
 CREDIT = 100_000_000
 STALE_MAX = 2

@@ -15,10 +15,10 @@ from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.server.database import Database
 from holdfast.providers.storage.local import LocalStore
-from holdfast.reports.feed import ReportFeed
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
-from holdfast.settings import Settings, load_settings
+from holdfast.settings.settings import Settings, load_settings
+from holdfast.telemetry.reports.feed import ReportFeed
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 from .api import Api
 from .fake_actors import FakeDirectory

@@ -10,7 +10,7 @@ import sqlalchemy
 
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.reports.report import ReportsAfter
+from holdfast.telemetry.reports.report import ReportsAfter
 
 T = TypeVar("T")
 

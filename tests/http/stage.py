@@ -27,8 +27,8 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.providers.card.base import CardPayments
 from holdfast.providers.storage.local import LocalStore
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 from .fake_actors import FakeDirectory
 from .fake_parts import FakeMailer

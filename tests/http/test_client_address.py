@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.http.kit.client_address import client_address, origin_of, parse_address
-from holdfast.settings_values import ProxyHeader
+from holdfast.settings.values import ProxyHeader
 
 TRUSTED = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "127.0.0.1/32", "2001:db8:f::/48")))
 PROXY, CLIENT, CLAIMED = "10.1.2.3", "198.51.100.9", "203.0.113.66"

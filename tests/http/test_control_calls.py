@@ -11,7 +11,6 @@ from tests.cluster.samples import samples as make_samples
 
 from holdfast.actors.runtime.faults import Quarantined, Unavailable
 from holdfast.ledger.refusals import Refusal
-from holdfast.metrics.samples import Sample
 from holdfast.supervision.control.messages import (
     DeadLetterList,
     DescribeKey,
@@ -34,6 +33,7 @@ from holdfast.supervision.control.messages import (
 )
 from holdfast.supervision.dead_letters import DeadLetter
 from holdfast.supervision.status import ChildStatus, Work
+from holdfast.telemetry.metrics.samples import Sample
 
 if TYPE_CHECKING:
     from tests.http.fake_parts import FakeControls

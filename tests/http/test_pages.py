@@ -23,11 +23,8 @@ from holdfast.http.pages.static_files import static_files, static_path
 from holdfast.http.pages.subjects import all_views
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Progress
-from holdfast.metrics.samples import Sample
 from holdfast.persistence.records import tables
 from holdfast.providers.media.provider_check import CheckStep
-from holdfast.reports.conditions import LastingCondition
-from holdfast.reports.report import Report
 from holdfast.supervision.control.messages import (
     DescribeKey,
     DescribeProcess,
@@ -35,6 +32,9 @@ from holdfast.supervision.control.messages import (
     KeyList,
     SampleList,
 )
+from holdfast.telemetry.metrics.samples import Sample
+from holdfast.telemetry.reports.conditions import LastingCondition
+from holdfast.telemetry.reports.report import Report
 
 from .fake_rows import AwayRows
 from .test_control_calls import CHILD, PROCESS, controls_of, detail, summary

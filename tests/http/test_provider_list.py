@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast import metrics
-from holdfast.metrics.provider_figures import ProviderFigures, figures_of
 from holdfast.supervision.control.messages import MemberView
+from holdfast.telemetry import metrics
+from holdfast.telemetry.metrics.provider_figures import ProviderFigures, figures_of
 
 from .fake_rows import AwayRows
 from .test_control_calls import PROCESS, call

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.listening import SlotSockets, Sockets
-from holdfast.reports.reporter import Reporter
+from holdfast.sockets.listening import SlotSockets, Sockets
+from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.wiring.http_server import HttpServer
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import structlog.testing
 
-from holdfast import metrics
 from holdfast.http.kit.refused_requests import RefusalResponse, RefusedRequests
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.reporter import Reporter
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.reporter import Reporter
 
 
 def refused(status: int, code: str) -> RefusalResponse:

@@ -27,9 +27,9 @@ from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.reports import reports_after
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.reports import feed as feed_module
-from holdfast.reports.feed import ReportFeed
-from holdfast.reports.report import Report
+from holdfast.telemetry.reports import feed as feed_module
+from holdfast.telemetry.reports.feed import ReportFeed
+from holdfast.telemetry.reports.report import Report
 from holdfast.wiring.assembly import ReportTable
 
 from .fake_rows import AwayRows, CountingRows

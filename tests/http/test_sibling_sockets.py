@@ -8,8 +8,8 @@ import socket
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.listening import SlotSockets, Sockets
-from holdfast.reports.reporter import Reporter
+from holdfast.sockets.listening import SlotSockets, Sockets
+from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.wiring.http_server import HttpServer
 
 from .stage import Stage

@@ -10,7 +10,7 @@ import msgspec
 from holdfast.ledger.tasks.task import Progress, StatusEntry
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.reports import report_row
-from holdfast.reports.report import Report
+from holdfast.telemetry.reports.report import Report
 
 if TYPE_CHECKING:
     from quart import Response

@@ -23,7 +23,7 @@ from benchmarks.rolls import children_of, workers_of
 from holdfast.persistence.queries.reports import reports_after
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import database_url_of
-from holdfast.reports.report import Report, ReportFilter
+from holdfast.telemetry.reports.report import Report, ReportFilter
 
 from .conftest import NewCustomer, NewService
 from .load import Witness

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from holdfast.exit_codes import CLEAN, GAVE_UP
+from holdfast.start.exit_codes import CLEAN, GAVE_UP
 
 from .conftest import NewService
 from .service_process import Service

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.logs.task_events import COUNTED_PERIOD_S, EVENTS_MAX, PERIOD_S, TaskEvents
+from holdfast.telemetry.logs.task_events import COUNTED_PERIOD_S, EVENTS_MAX, PERIOD_S, TaskEvents
 
 
 class Clock:

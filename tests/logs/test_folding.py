@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.logs.folding import KINDS_MAX, PERIOD_S, Folding
-from holdfast.logs.lines import Fields
+from holdfast.telemetry.logs.folding import KINDS_MAX, PERIOD_S, Folding
+from holdfast.telemetry.logs.lines import Fields
 
 
 class Clock:

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import structlog
 
-from holdfast import cli
-from holdfast.listening import CannotListen
-from holdfast.logs import configure_logging, flush_logs, log_event, scrub_secrets
-from holdfast.logs.task_events import EVENTS_MAX
-from holdfast.scrubbing import register_secrets, scrub, unregister_secrets
-from holdfast.settings import load_settings
-from holdfast.single_process import serve
-from holdfast.traces import within_trace
+from holdfast.commands import cli
+from holdfast.settings.settings import load_settings
+from holdfast.sockets.listening import CannotListen
+from holdfast.start.single_process import serve
+from holdfast.telemetry.logs import configure_logging, flush_logs, log_event, scrub_secrets
+from holdfast.telemetry.logs.scrubbing import register_secrets, scrub, unregister_secrets
+from holdfast.telemetry.logs.task_events import EVENTS_MAX
+from holdfast.telemetry.traces import within_trace
 from holdfast.wiring.provider_registry import ProviderRegistry
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

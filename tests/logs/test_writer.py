@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.logs.writer import CHARS_MAX, LineWriter
+from holdfast.telemetry.logs.writer import CHARS_MAX, LineWriter
 
 READ_BYTES = 1 << 20
 

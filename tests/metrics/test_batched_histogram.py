@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from holdfast.metrics.batched_histogram import BatchedHistogram, Distribution
+from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram, Distribution
 
 BOUNDS = (0.1, 1.0, 10.0)
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from holdfast import metrics
-from holdfast.metrics.batched_histogram import BatchedHistogram
+from holdfast.telemetry import metrics
+from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text("utf-8")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.metrics import render_workers
+from holdfast.telemetry.metrics import render_workers
 
 WORKER = """
 import os, sys
-from holdfast import metrics
+from holdfast.telemetry import metrics
 number = int(sys.argv[1])
 metrics.HTTP_REQUEST_S.labels("read_account", "200").observe(0.5)
 metrics.TASKS_CREATED.labels("studio").inc(10)

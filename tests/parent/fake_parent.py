@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.parent.workers import Workers
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
+from holdfast.start.parent.workers import Workers
 from holdfast.supervision.spec import Intensity
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 from .fake_processes import FakeStarter
 

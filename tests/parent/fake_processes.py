@@ -6,8 +6,8 @@ import signal
 
 import trio
 
-from holdfast.parent.child_process import ChildProcess
-from holdfast.parent.protocol import READY
+from holdfast.start.parent.child_process import ChildProcess
+from holdfast.start.parent.protocol import READY
 
 
 class FakeProcess(ChildProcess):

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 import trio
 
-from holdfast.exit_codes import CLEAN, GAVE_UP
-from holdfast.listening import SlotSockets, Sockets
-from holdfast.parent.parent import Parent
 from holdfast.persistence.server.revisions import is_migrated
-from holdfast.settings import load_settings
+from holdfast.settings.settings import load_settings
+from holdfast.sockets.listening import SlotSockets, Sockets
+from holdfast.start.exit_codes import CLEAN, GAVE_UP
+from holdfast.start.parent.parent import Parent
 
 
 @pytest.fixture
@@ -78,6 +78,6 @@ async def test_a_worker_is_started_while_the_database_is_away(
     async def start(module: str, *_arguments: object, **_options: object) -> None:
         started.append(module)
 
-    monkeypatch.setattr("holdfast.parent.parent.start_process", start)
+    monkeypatch.setattr("holdfast.start.parent.parent.start_process", start)
     await parent._start_worker(0)
-    assert started == ["holdfast.children.worker"]
+    assert started == ["holdfast.start.children.worker"]

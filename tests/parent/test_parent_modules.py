@@ -9,11 +9,11 @@ import sys
 
 import msgspec
 
-from holdfast.parent.protocol import WorkerArguments
+from holdfast.start.parent.protocol import WorkerArguments
 
 APPLICATION = {
     *("sqlalchemy", "alembic", "quart", "quart_trio", "hypercorn", "pykka", "httpx2", "stripe", "jsonschema_rs"),
-    *("holdfast.actors", "holdfast.http", "holdfast.providers", "holdfast.wiring", "holdfast.service"),
+    *("holdfast.actors", "holdfast.http", "holdfast.providers", "holdfast.wiring", "holdfast.start.service"),
     *("holdfast.ledger.catalog", "holdfast.ledger.credit", "holdfast.persistence.journal"),
 }
 
@@ -26,13 +26,13 @@ def modules_after(statement: str) -> set[str]:
 
 def test_the_parent_imports_no_application_code() -> None:
     # As `holdfast serve` does it: the command line first.
-    modules = modules_after("import holdfast.cli, holdfast.parent.parent")
-    assert "holdfast.parent.workers" in modules
+    modules = modules_after("import holdfast.commands.cli, holdfast.start.parent.parent")
+    assert "holdfast.start.parent.workers" in modules
     assert modules & APPLICATION == set()
 
 
 def test_the_service_would_be_noticed() -> None:
-    assert len(modules_after("import holdfast.children.serving") & APPLICATION) > len(APPLICATION) / 2
+    assert len(modules_after("import holdfast.start.children.serving") & APPLICATION) > len(APPLICATION) / 2
 
 
 def test_a_worker_whose_parent_ends_while_it_loads_exits_at_once() -> None:
@@ -43,10 +43,10 @@ def test_a_worker_whose_parent_ends_while_it_loads_exits_at_once() -> None:
         "import sys, time, types\n"
         "class Loading(types.ModuleType):\n"
         "    def __getattr__(self, name): print('loading', flush=True); time.sleep(600)\n"
-        "sys.modules['holdfast.children.serving'] = Loading('serving')\n"
+        "sys.modules['holdfast.start.children.serving'] = Loading('serving')\n"
         "import msgspec\n"
-        "from holdfast.children.worker import main\n"
-        "from holdfast.parent.protocol import WorkerArguments\n"
+        "from holdfast.start.children.worker import main\n"
+        "from holdfast.start.parent.protocol import WorkerArguments\n"
         "main(msgspec.json.decode(sys.argv[1], type=WorkerArguments))\n"
     )
     with ours:

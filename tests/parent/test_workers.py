@@ -11,14 +11,14 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.parent.parent import RESTARTS_PER_WORKER
-from holdfast.parent.process_slot import START_S, ProcessSlot
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
+from holdfast.start.parent.parent import RESTARTS_PER_WORKER
+from holdfast.start.parent.process_slot import START_S, ProcessSlot
 from holdfast.supervision.faults import GaveUp
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 from .fake_parent import RETIRE_S, SHUTDOWN_S, Parent, running
 from .fake_processes import FakeProcess, FakeStarter

@@ -16,7 +16,6 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from holdfast import metrics
 from holdfast.persistence.server import connections
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import (
@@ -28,6 +27,7 @@ from holdfast.persistence.server.database_faults import (
     trouble_of,
 )
 from holdfast.persistence.server.database_gate import GRACE_S, TIMEOUTS_SPAN_S, DatabaseGate
+from holdfast.telemetry import metrics
 
 UNREACHABLE = "postgresql://absent@127.0.0.1:1/nothing"
 

@@ -18,9 +18,9 @@ from holdfast.persistence.journal.journal import BLOCKED_S
 from holdfast.persistence.journal.units import Committed, NotWritten, Stale, Unit, UnitResult, Unknown
 from holdfast.persistence.journal.write_path import WritePath
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
+from holdfast.telemetry.reports.reporter import Reporter
 
 from .journal_bench import Author, JournalBench
 

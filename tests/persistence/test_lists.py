@@ -27,7 +27,7 @@ from holdfast.persistence.queries.tasks import (
 )
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
-from holdfast.reports.report import ReportFilter
+from holdfast.telemetry.reports.report import ReportFilter
 
 from .read_costs import Reads
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from quart import Response, redirect, request
 from quart_trio import QuartTrio
 
-from holdfast.connected_socket import ConnectedSocket
 from holdfast.providers.outbound.addresses import is_plain_host, is_public
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
+from holdfast.sockets.connected import ConnectedSocket
 
 from .conftest import ServeApp
 

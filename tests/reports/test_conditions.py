@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast import metrics
-from holdfast.reports.conditions import (
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.conditions import (
     CALLBACKS,
     COUNT_PAUSE_MAX_S,
     DATABASE,
@@ -17,8 +17,8 @@ from holdfast.reports.conditions import (
     Conditions,
     LastingCondition,
 )
-from holdfast.reports.reporter import Reporter
-from holdfast.reports.words import in_words
+from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.telemetry.reports.words import in_words
 
 
 class Story:

@@ -13,12 +13,12 @@ import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.spec import ChildSpec, Intensity, Restart, Strategy
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
 NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)

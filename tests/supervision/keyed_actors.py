@@ -20,11 +20,11 @@ from holdfast.actors.runtime.turns import Commit, Tell
 from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.persistence.journal.units import Author, NotWritten, Unit, UnitResult
 from holdfast.persistence.server.database_gate import DatabaseGate
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
 

@@ -11,7 +11,7 @@ from structlog.contextvars import bind_contextvars, get_contextvars
 from trio.testing import MockClock
 
 from holdfast.supervision.spec import ChildSpec
-from holdfast.traces import request_id, traceparent
+from holdfast.telemetry.traces import request_id, traceparent
 
 from .keyed_actors import Harness, PlainActor, Say
 

@@ -27,7 +27,7 @@ from holdfast.supervision.control.messages import (
     RestartKey,
 )
 from holdfast.supervision.keyed_child import KeyedLimits
-from holdfast.traces import within_trace
+from holdfast.telemetry.traces import within_trace
 
 from .keyed_actors import Break, Harness, PlainActor, Rest, Say, Write, WritingActor, collect, outcome
 

@@ -10,16 +10,16 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from holdfast import metrics
 from holdfast.actors.workers.loops import repeat
 from holdfast.actors.workers.passes import Passes
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.supervision.turn_watch import TurnWatch
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 from .keyed_actors import Rest
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import structlog
 
-from holdfast.reports.bursts import ALONE_MAX, PERIOD_S
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
-from holdfast.reports.words import in_words
+from holdfast.telemetry.reports.bursts import ALONE_MAX, PERIOD_S
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.telemetry.reports.words import in_words
 
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
 

@@ -13,11 +13,11 @@ import pytest
 from tests.persistence.account_history import write_books
 from tests.persistence.tampered_rows import BALANCES, tamper
 
+from holdfast.commands import audit_watch
+from holdfast.commands.audit_watch import AuditWatch
+from holdfast.commands.progress_line import LINES_S, ProgressLine
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.terminal import audit_watch
-from holdfast.terminal.audit_watch import AuditWatch
-from holdfast.terminal.progress_line import LINES_S, ProgressLine
 
 
 class Terminal(io.StringIO):

@@ -16,11 +16,11 @@ import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
-from holdfast.cli import app
+from holdfast.commands.cli import app
+from holdfast.commands.reports import ReportPrinter, read_since
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.reports import write_last_reports
-from holdfast.reports.report import EVERY_REPORT, Report, ReportFilter
-from holdfast.terminal.reports import ReportPrinter, read_since
+from holdfast.telemetry.reports.report import EVERY_REPORT, Report, ReportFilter
 
 NOW = utc_now()
 

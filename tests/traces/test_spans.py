@@ -15,10 +15,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox
-from holdfast.traces import trace_header, traceparent, within_trace
-from holdfast.traces.export import export_traces
-from holdfast.traces.otel import recorder_to
-from holdfast.traces.spans import record_spans, span, start_span
+from holdfast.telemetry.traces import trace_header, traceparent, within_trace
+from holdfast.telemetry.traces.export import export_traces
+from holdfast.telemetry.traces.otel import recorder_to
+from holdfast.telemetry.traces.spans import record_spans, span, start_span
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01"
@@ -131,7 +131,7 @@ def test_nothing_is_exported_unless_it_is_wanted(variables: dict[str, str]) -> N
 
 def test_a_missing_library_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.resources", None)
-    monkeypatch.delitem(__import__("sys").modules, "holdfast.traces.otel")
+    monkeypatch.delitem(__import__("sys").modules, "holdfast.telemetry.traces.otel")
     with structlog.testing.capture_logs() as lines:
         export_traces({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
     assert [line["log_level"] for line in lines] == ["warning"]

@@ -22,7 +22,7 @@ from holdfast.cluster import frames
 from holdfast.cluster.codec import CannotEncode, Codec
 from holdfast.cluster.faults import NotAccepted, fault_frame
 from holdfast.cluster.link import ASKS_MAX
-from holdfast.traces import within_trace
+from holdfast.telemetry.traces import within_trace
 
 log = structlog.get_logger(__name__)
 

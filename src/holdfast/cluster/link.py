@@ -16,7 +16,7 @@ from holdfast.cluster import frames
 from holdfast.cluster.codec import Codec
 from holdfast.cluster.faults import LinkLost, NotAccepted, fault_of
 from holdfast.supervision.ask_deadlines import AskDeadlines
-from holdfast.traces import traceparent
+from holdfast.telemetry.traces import traceparent
 
 ASKS_MAX: Final = 20_000
 """The most asks that wait for replies on one link."""

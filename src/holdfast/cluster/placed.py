@@ -12,7 +12,6 @@ from typing import TypeVar, cast
 
 import trio
 
-from holdfast import metrics
 from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded, Quarantined, Unavailable
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ACCEPT_AGAIN_S, Directory, KeyedRef, TrioActorRef, WhileDown
@@ -21,6 +20,7 @@ from holdfast.cluster.faults import LinkLost, NotAccepted
 from holdfast.cluster.link import Link
 from holdfast.cluster.members import Members
 from holdfast.ledger.refusals import Refusal
+from holdfast.telemetry import metrics
 
 R = TypeVar("R")
 

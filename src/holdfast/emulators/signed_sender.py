@@ -9,7 +9,7 @@ import trio
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.providers.outbound.connection_pool import tls_context
 from holdfast.providers.signatures import sign
-from holdfast.traces import trace_header
+from holdfast.telemetry.traces import trace_header
 
 RETRY_DELAYS_S: tuple[float, ...] = (0, 1, 5, 30, 120, 600, 600, 600, 600, 600, 600)
 """The delay before each attempt to send one message; after the last it is given up."""

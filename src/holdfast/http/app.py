@@ -15,7 +15,6 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import NotFound
 from werkzeug.routing import MapAdapter
 
-from holdfast import metrics
 from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.connection import HoldfastConnection
@@ -26,7 +25,8 @@ from holdfast.http.kit.tracing import end_trace, start_trace
 from holdfast.http.pages.serving import PageServer
 from holdfast.http.pages.subjects import all_views
 from holdfast.http.pages.views import View
-from holdfast.metrics.batched_histogram import BatchedHistogram
+from holdfast.telemetry import metrics
+from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 
 Served: TypeAlias = Route | View
 """An endpoint, or a page."""

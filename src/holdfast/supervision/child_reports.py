@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import trio
 
-from holdfast.reports.causes import describe, location_of
-from holdfast.reports.conditions import CRASH_LOOP, Conditions
-from holdfast.reports.report import Context, Decision, Level, Report, ReportKind, level_of_failure
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.faults import root_cause
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.supervised_child import SupervisedChild
+from holdfast.telemetry.reports.causes import describe, location_of
+from holdfast.telemetry.reports.conditions import CRASH_LOOP, Conditions
+from holdfast.telemetry.reports.report import Context, Decision, Level, Report, ReportKind, level_of_failure
+from holdfast.telemetry.reports.reporter import Reporter
 
 
 class ChildReports:

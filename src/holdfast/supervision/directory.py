@@ -28,7 +28,6 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import KeyedRef, WhileDown, until_accepted
 from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.ledger.refusals import Refusal
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.dead_letters import DeadLetters
@@ -36,7 +35,8 @@ from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
 from holdfast.supervision.keyed_lives import KeyedLives
 from holdfast.supervision.keyed_reports import KeyedReports
 from holdfast.supervision.restart_history import RestartHistory
-from holdfast.traces import traceparent
+from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.telemetry.traces import traceparent
 
 R = TypeVar("R")
 

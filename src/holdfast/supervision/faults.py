@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.reports.causes import leaf_of
+from holdfast.telemetry.reports.causes import leaf_of
 
 
 class GaveUp(Exception):

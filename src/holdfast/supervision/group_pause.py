@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from holdfast.reports.causes import describe
 from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.supervision.keyed_reports import KeyedReports
+from holdfast.telemetry.reports.causes import describe
 
 
 class GroupPause:

@@ -11,7 +11,7 @@ from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.supervision.intensity import Backoff, RestartWindow
-from holdfast.traces import traceparent
+from holdfast.telemetry.traces import traceparent
 
 KeyedState = Literal["passivated", "active", "backing_off", "quarantined"]
 

@@ -27,7 +27,7 @@ from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
 from holdfast.supervision.keyed_reports import KeyedReports
 from holdfast.supervision.quarantine import Quarantine
-from holdfast.traces import traceparent
+from holdfast.telemetry.traces import traceparent
 
 SWEEPS_APART_S: Final = 0.25
 

@@ -7,19 +7,19 @@ from typing import Literal
 
 import trio
 
-from holdfast import metrics
 from holdfast.actors.runtime.faults import Crashed
 from holdfast.actors.runtime.handled_messages import HandledMessages, RecordedChild
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.workers.poison_writer import PoisonedMessage, message_crashed_on
 from holdfast.ledger.clock import format_time
-from holdfast.reports.causes import Cause, describe
-from holdfast.reports.report import Report, level_of_failure
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.dead_letters import NOT_HANDLED, DeadLetters, DeadReason
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
 from holdfast.supervision.restart_history import KeyRestart, RestartHistory
-from holdfast.traces import trace_id
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.causes import Cause, describe
+from holdfast.telemetry.reports.report import Report, level_of_failure
+from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.telemetry.traces import trace_id
 
 
 class KeyedReports:

@@ -18,7 +18,7 @@ from holdfast.persistence.operators.encryption import CannotDecrypt, RowCipher
 from holdfast.persistence.operators.poison import claim_replay, discard_poison, finish_replay, poison_by_id
 from holdfast.persistence.records.operator_tables import PoisonRecord, PoisonState
 from holdfast.persistence.server.database import Database
-from holdfast.reports.causes import describe
+from holdfast.telemetry.reports.causes import describe
 
 CLAIM_MARGIN_S: Final = 5.0
 """How much longer a claim lasts than the ask it guards."""

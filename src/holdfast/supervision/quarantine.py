@@ -12,9 +12,9 @@ import trio
 
 from holdfast.actors.runtime.faults import Quarantined
 from holdfast.actors.runtime.mailbox import Envelope
-from holdfast.reports.causes import describe
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
 from holdfast.supervision.keyed_reports import KeyedReports
+from holdfast.telemetry.reports.causes import describe
 
 
 class Quarantine:

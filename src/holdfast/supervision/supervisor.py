@@ -19,10 +19,6 @@ from functools import partial
 
 import trio
 
-from holdfast.reports.causes import describe, leaf_of
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.report import Context, Decision
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.child_reports import ChildReports
 from holdfast.supervision.child_stops import KILL_GRACE_S, ChildStops
 from holdfast.supervision.faults import GaveUp, NotRunning, StartFailed, fault_of, root_cause
@@ -30,6 +26,10 @@ from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.spec import ChildSpec, HasPath, Intensity, StopsAtOnce, Strategy
 from holdfast.supervision.status import ChildState, ChildStatus
 from holdfast.supervision.supervised_child import Run, StartSignal, SupervisedChild
+from holdfast.telemetry.reports.causes import describe, leaf_of
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.report import Context, Decision
+from holdfast.telemetry.reports.reporter import Reporter
 
 READY_POLL_S = 0.1
 """How often :meth:`Supervisor.wait_ready` checks the supervisors below."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.spec import Child, ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.reporter import Reporter
 
 if TYPE_CHECKING:
     # Only a name here: the emulators have a tree too, and no actors.

@@ -12,11 +12,11 @@ from typing import Final, Literal, NamedTuple
 import trio
 
 from holdfast.actors.workers.passes import Pass, Passes
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.control.await_stack import await_stack
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedChild
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 ALONE_MAX: Final = 10
 """So many stuck turns are reported one by one in one check; the others are counted."""

@@ -30,12 +30,12 @@ from holdfast.persistence.queries.loading import (
     load_task_and_events,
 )
 from holdfast.persistence.server.database import Database
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.reporter import Reporter
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.reporter import Reporter
 
 
 @dataclass(frozen=True, slots=True)

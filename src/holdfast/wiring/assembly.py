@@ -20,13 +20,9 @@ from holdfast.actors.workers.provider_calls import SubmitKey
 from holdfast.actors.workers.report_writer import ReportQueue
 from holdfast.cluster.groups import ACCOUNTS, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
-from holdfast.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.http.kit.dependencies import Dependencies, Readiness
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.places import place_carried_by, place_of
-from holdfast.listening import Sockets
-from holdfast.metrics import render_process
-from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
@@ -39,19 +35,23 @@ from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
-from holdfast.reports.conditions import CARD, DATABASE, Conditions
-from holdfast.reports.feed import ReportFeed
-from holdfast.reports.report import ReportsAfter
-from holdfast.reports.reporter import Reporter
-from holdfast.settings import PREFIX, Settings, SettingsFault
+from holdfast.settings.settings import PREFIX, Settings, SettingsFault
+from holdfast.sockets.listening import Sockets
 from holdfast.supervision.control.actor import ControlRef
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild, add_http_server, build_tree
+from holdfast.telemetry.metrics import render_process
+from holdfast.telemetry.metrics.samples import SampleRing
+from holdfast.telemetry.reports.conditions import CARD, DATABASE, Conditions
+from holdfast.telemetry.reports.feed import ReportFeed
+from holdfast.telemetry.reports.report import ReportsAfter
+from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.wiring.actors import KeyedGroups
 from holdfast.wiring.card import PROVIDER, CardSetup, card_setup
 from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, outbox_that_reports, placed
 from holdfast.wiring.control import collect_dead_letters, control_child, controls_of_all
+from holdfast.wiring.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.http_server import HttpServer
 from holdfast.wiring.poison import poison_replays, poison_writer

@@ -14,7 +14,7 @@ from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls
 from holdfast.cluster.groups import DISPATCHER, OUTBOX, codecs
 from holdfast.cluster.members import Members, reports_of, slots_of
 from holdfast.cluster.placed import PlacedDirectory, SingletonRef
-from holdfast.settings import PREFIX, Settings, SettingsFault
+from holdfast.settings.settings import PREFIX, Settings, SettingsFault
 from holdfast.supervision.directory import KeyedDirectory
 
 

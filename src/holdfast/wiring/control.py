@@ -15,16 +15,16 @@ from holdfast.cluster.groups import ACCOUNTS, CONTROL, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.places import place_carried_by, place_of
-from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.server.database import Database
-from holdfast.reports.conditions import Conditions
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 from holdfast.supervision.control.actor import ControlActor, ControlledProcess, ControlRef
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import ProcessIdentity
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.metrics.samples import SampleRing
+from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.wiring.masked_keys import masked_key
 
 

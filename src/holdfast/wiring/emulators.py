@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from holdfast.emulator_ports import EMULATOR_HOST
 from holdfast.emulators.studio.process import run_studio_process
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.wiring.card import CardSetup
+from holdfast.wiring.emulator_ports import EMULATOR_HOST
 from holdfast.wiring.provider_registry import ProviderRegistry, studio_token
 
 

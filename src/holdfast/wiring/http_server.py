@@ -20,12 +20,12 @@ from holdfast.http.server.asgi import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
-from holdfast.listening import Sockets
-from holdfast.reports.reporter import Reporter
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
+from holdfast.sockets.listening import Sockets
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
+from holdfast.telemetry.reports.reporter import Reporter
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework

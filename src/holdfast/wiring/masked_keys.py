@@ -6,7 +6,7 @@ import hmac
 from typing import Final
 
 from holdfast.cluster.groups import SIGN_INS
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 
 _DIGITS: Final = 16
 

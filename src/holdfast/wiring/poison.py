@@ -14,11 +14,11 @@ from holdfast.cluster.groups import SIGN_INS, codecs
 from holdfast.ledger.clock import Now
 from holdfast.persistence.operators.encryption import RowCipher
 from holdfast.persistence.server.database import Database
-from holdfast.reports.reporter import Reporter
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 from holdfast.supervision.poison_replays import PoisonReplays
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
+from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.wiring.masked_keys import masked_key
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.providers.media.kinds import KINDS
-from holdfast.secret_strength import weakness
-from holdfast.settings import Settings
+from holdfast.settings.secret_strength import weakness
+from holdfast.settings.settings import Settings
 
 SECRET_CHARS_MIN = 24
 """For a signing secret: the hosted service's is 24 random bytes in base64."""

@@ -32,8 +32,6 @@ from holdfast.cluster.members import slots_of
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.tasks.public import event_payload
-from holdfast.metrics.process_usage import ProcessMeter
-from holdfast.metrics.samples import SampleRing
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
 from holdfast.persistence.journal.journal import Journal
@@ -42,14 +40,16 @@ from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.webhook_post import post_event
 from holdfast.providers.storage.base import AssetStore
-from holdfast.reports.conditions import STORAGE, Conditions
-from holdfast.reports.feed import ReportFeed
-from holdfast.reports.reporter import Reporter
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.supervision.turn_watch import TurnWatch
+from holdfast.telemetry.metrics.process_usage import ProcessMeter
+from holdfast.telemetry.metrics.samples import SampleRing
+from holdfast.telemetry.reports.conditions import STORAGE, Conditions
+from holdfast.telemetry.reports.feed import ReportFeed
+from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.wiring.masked_keys import masked_key
 from holdfast.wiring.provider_registry import ProviderRegistry
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import h11
 import pytest
 
-from holdfast.connected_socket import RECEIVE_BYTES
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.request_parser import RequestParser
+from holdfast.sockets.connected import RECEIVE_BYTES
 
 LIMITS = ServerLimits(header_bytes_max=4096, header_count_max=50)
 POST = b"POST /a?b=c HTTP/1.1\r\nHost: x\r\n"

@@ -8,9 +8,9 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.connected_socket import RECEIVE_BYTES
 from holdfast.http.server.asgi import Receive, Send
 from holdfast.http.server.limits import READ_AHEAD_BYTES
+from holdfast.sockets.connected import RECEIVE_BYTES
 
 from .memory_server import Scope, answer, answers, echo, read_body, rest_of, serving
 

@@ -9,11 +9,11 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from holdfast.connected_socket import ConnectedSocket
 from holdfast.http.server import connections as server_connections
 from holdfast.http.server import sources
 from holdfast.http.server.asgi import Receive, Send
 from holdfast.http.server.limits import connections_within
+from holdfast.sockets.connected import ConnectedSocket
 
 from .memory_server import HOME, Scope, answer, answers, echo, read_body, rest_of, serving
 

@@ -13,11 +13,11 @@ import trio
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.reporter import Reporter
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.reporter import Reporter
 
 from .memory_server import echo
 

@@ -17,7 +17,6 @@ import pykka
 import structlog
 import trio
 
-from holdfast import metrics
 from holdfast.actors.runtime.faults import (
     Crashed,
     EndedByOperator,
@@ -30,10 +29,11 @@ from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.actors.runtime.refs import StoppedFlag
 from holdfast.ledger.refusals import Refusal
-from holdfast.metrics.batched_histogram import BatchedHistogram
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.traces import traceparent
-from holdfast.traces.spans import start_span
+from holdfast.telemetry import metrics
+from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
+from holdfast.telemetry.traces import traceparent
+from holdfast.telemetry.traces.spans import start_span
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 import trio
 
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox
-from holdfast.traces import trace_id_in
+from holdfast.telemetry.traces import trace_id_in
 
 RECORDS_MAX: Final = 10_000
 """Of a group in one process; some 350 bytes each."""

@@ -17,7 +17,6 @@ from holdfast.actors.runtime.actor import Ending, TrioActor
 from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown, StaleFence
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.turns import Commit
-from holdfast.logs import log_event
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -33,8 +32,9 @@ from holdfast.persistence.journal.units import (
 from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.traces import traceparent
-from holdfast.traces.spans import Span, start_span
+from holdfast.telemetry.logs import log_event
+from holdfast.telemetry.traces import traceparent
+from holdfast.telemetry.traces.spans import Span, start_span
 
 log = structlog.get_logger(__name__)
 

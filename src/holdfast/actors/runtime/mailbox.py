@@ -12,7 +12,7 @@ import trio
 from pykka._envelope import Envelope as PykkaEnvelope
 
 from holdfast.actors.runtime.future import TrioFuture
-from holdfast.traces import trace_id_in
+from holdfast.telemetry.traces import trace_id_in
 
 
 class SystemMessage(Enum):

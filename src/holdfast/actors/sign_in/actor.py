@@ -53,7 +53,7 @@ from holdfast.persistence.records.accounts import AccountHead, AccountRow, SignI
 from holdfast.persistence.records.row_types import SessionRow
 from holdfast.persistence.records.rows import Row
 from holdfast.persistence.records.unreadable import read_row
-from holdfast.reports.conditions import LOCKOUTS, Conditions
+from holdfast.telemetry.reports.conditions import LOCKOUTS, Conditions
 
 R = TypeVar("R")
 

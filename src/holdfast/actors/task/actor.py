@@ -13,7 +13,6 @@ from typing import assert_never
 
 import structlog
 
-from holdfast import metrics
 from holdfast.actors.account.messages import SettleTask
 from holdfast.actors.runtime.faults import StaleFence
 from holdfast.actors.runtime.journaled import JournaledActor, Reload
@@ -54,7 +53,6 @@ from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.silence import on_silence
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import Context, HostingFailure, Step
-from holdfast.logs import log_event
 from holdfast.persistence.claims.contents import CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
@@ -71,6 +69,8 @@ from holdfast.persistence.records.tasks import (
     new_asset_rows,
 )
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent, Rejected, Submission
+from holdfast.telemetry import metrics
+from holdfast.telemetry.logs import log_event
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,6 @@ import msgspec
 import structlog
 import trio
 
-from holdfast import metrics
 from holdfast.actors.workers.loops import always, repeat
 from holdfast.actors.workers.pace import Pace
 from holdfast.actors.workers.passes import one_pass
@@ -32,7 +31,8 @@ from holdfast.persistence.audit.scope import next_accounts
 from holdfast.persistence.records.shared_tables import AuditProgress
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
-from holdfast.reports.report import Report
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.report import Report
 
 log = structlog.get_logger(__name__)
 

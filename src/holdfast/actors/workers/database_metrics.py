@@ -9,14 +9,14 @@ from typing import TypeVar
 import trio
 from prometheus_client import Gauge
 
-from holdfast import metrics
 from holdfast.actors.workers.loops import repeat
 from holdfast.ledger.clock import Now
-from holdfast.metrics.samples import SAMPLE_S
 from holdfast.persistence.queries.backlog import measure_backlog
 from holdfast.persistence.queries.events import failure_counts
 from holdfast.persistence.queries.wal_syncs import WalSyncs, read_wal_syncs
 from holdfast.persistence.server.database import Database
+from holdfast.telemetry import metrics
+from holdfast.telemetry.metrics.samples import SAMPLE_S
 
 BACKLOG_S = 30.0
 BACKLOG_BOUND_S = 120.0

@@ -27,7 +27,6 @@ from functools import partial
 import structlog
 import trio
 
-from holdfast import metrics
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import Wake
@@ -53,6 +52,7 @@ from holdfast.persistence.claims.tasks import (
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)
 

@@ -41,8 +41,8 @@ from holdfast.providers.outbound.downloads import (
 from holdfast.providers.outbound.guarded import GuardedClient, Origin
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
-from holdfast.reports.conditions import Watch
-from holdfast.traces.spans import span
+from holdfast.telemetry.reports.conditions import Watch
+from holdfast.telemetry.traces.spans import span
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,6 @@ from typing import Literal
 
 import structlog
 
-from holdfast import metrics
 from holdfast.actors.account.order_messages import (
     AttachIntent,
     ExpireOrder,
@@ -30,6 +29,7 @@ from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database
 from holdfast.providers.card.amounts import minor_from_micro
 from holdfast.providers.card.base import CardFault, CardProvider, CardRejected
+from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)
 

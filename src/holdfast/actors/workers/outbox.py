@@ -20,7 +20,6 @@ import structlog
 import trio
 from structlog.contextvars import bind_contextvars
 
-from holdfast import metrics
 from holdfast.actors.runtime.refs import Directory, TrioActorRef
 from holdfast.actors.task.messages import RecordAnnouncement
 from holdfast.actors.task.worker_messages import DeliveryEnded, EventsDue
@@ -39,8 +38,9 @@ from holdfast.persistence.records.row_types import OutboxAttemptRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.providers.standard_webhooks import standard_headers
-from holdfast.reports.conditions import WEBHOOKS, Conditions
-from holdfast.traces import traceparent
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.conditions import WEBHOOKS, Conditions
+from holdfast.telemetry.traces import traceparent
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import trio
 
-from holdfast import metrics
-from holdfast.metrics.batched_histogram import BatchedHistogram
+from holdfast.telemetry import metrics
+from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 
 T = TypeVar("T")
 

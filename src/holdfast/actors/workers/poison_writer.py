@@ -15,7 +15,6 @@ import msgspec
 import structlog
 import trio
 
-from holdfast import metrics
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.workers.passes import one_pass
@@ -25,9 +24,10 @@ from holdfast.persistence.operators.poison import keep_poison
 from holdfast.persistence.records.operator_tables import PoisonRecord
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.reports.causes import Cause
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.causes import Cause
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 log = structlog.get_logger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import structlog
 import trio
 
-from holdfast import metrics
 from holdfast.actors.workers.passes import one_pass
 from holdfast.providers.media.base import MediaProvider
 from holdfast.providers.media.health import ProviderState
+from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)
 

@@ -17,9 +17,9 @@ from holdfast.actors.workers.passes import one_pass
 from holdfast.persistence.claims.reports import write_last_reports, write_reports
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.reports.bursts import PERIOD_S
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
+from holdfast.telemetry.reports.bursts import PERIOD_S
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 log = structlog.get_logger(__name__)
 

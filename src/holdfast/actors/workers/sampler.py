@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
-from holdfast import metrics
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.ledger.clock import Now
-from holdfast.metrics.process_usage import ProcessMeter
-from holdfast.metrics.samples import SAMPLE_S, Queues, SampleRing, Totals, read_totals, sample_between
+from holdfast.telemetry import metrics
+from holdfast.telemetry.metrics.process_usage import ProcessMeter
+from holdfast.telemetry.metrics.samples import SAMPLE_S, Queues, SampleRing, Totals, read_totals, sample_between
 
 LAG_S = 0.25
 """How often the event loop's lag is measured, and other workers see what was counted in batches."""

@@ -8,14 +8,14 @@ from typing import Self
 import structlog
 import trio
 
-from holdfast import metrics
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.faults import Unavailable
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.workers.passes import one_pass
-from holdfast.traces import traceparent
+from holdfast.telemetry import metrics
+from holdfast.telemetry.traces import traceparent
 
 log = structlog.get_logger(__name__)
 

@@ -16,9 +16,9 @@ import trio
 
 from holdfast.emulators.studio.app import serve_studio
 from holdfast.emulators.studio.process import Options
-from holdfast.logs import configure_logging
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
-from holdfast.scrubbing import register_secrets
+from holdfast.telemetry.logs import configure_logging
+from holdfast.telemetry.logs.scrubbing import register_secrets
 
 NICENESS = 10
 

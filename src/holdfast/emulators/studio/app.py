@@ -25,7 +25,7 @@ from holdfast.emulators.studio.model import content_type_of
 from holdfast.emulators.studio.renderer import OrderRefused, Renderer
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import check_link
-from holdfast.traces import HEADER, read_traceparent, traceparent
+from holdfast.telemetry.traces import HEADER, read_traceparent, traceparent
 
 BODY_MAX_BYTES = 16 * 1024 * 1024
 BUSY_RETRY_AFTER_S = 2

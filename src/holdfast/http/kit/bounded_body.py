@@ -9,7 +9,7 @@ from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.sansio.request import Request as SansIORequest
 
-from holdfast.traces.spans import Span
+from holdfast.telemetry.traces.spans import Span
 
 
 class HoldfastRequest(TrioRequest):

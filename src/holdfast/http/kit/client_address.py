@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from holdfast.settings_values import IPNetwork, ProxyHeader
+from holdfast.settings.values import IPNetwork, ProxyHeader
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 

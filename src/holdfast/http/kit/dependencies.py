@@ -27,13 +27,13 @@ from holdfast.providers.mail import Mailer
 from holdfast.providers.media.health import ProviderState
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.providers.storage.base import AssetStore
-from holdfast.reports.conditions import Conditions
-from holdfast.reports.feed import ReportFeed
-from holdfast.reports.report import Report
-from holdfast.reports.reporter import Reporter
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 from holdfast.supervision.control.messages import MemberView
 from holdfast.supervision.poison_replays import PoisonReplays
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.feed import ReportFeed
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import Reporter
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.operator_tables import OperatorSession
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 
 CSRF_HEADER: Final = "X-CSRF-Token"
 _COOKIE: Final = "holdfast_operator"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 from holdfast.ledger.refusals import Refusal
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 
 OperatorRole = Literal["read", "act"]
 OperatorCredential = Literal["token", "session", "cookie"]

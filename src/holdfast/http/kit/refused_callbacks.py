@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast import metrics
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome
 from holdfast.ledger.refusals import Refusal
-from holdfast.metrics.provider_figures import UNKNOWN
 from holdfast.providers.signatures import SignatureVerdict
-from holdfast.reports.conditions import CALLBACKS
+from holdfast.telemetry import metrics
+from holdfast.telemetry.metrics.provider_figures import UNKNOWN
+from holdfast.telemetry.reports.conditions import CALLBACKS
 
 SENDER_ERRORS: Final = (
     "missing_signature",

@@ -9,8 +9,8 @@ import structlog
 import trio
 from quart import Response
 
-from holdfast import metrics
-from holdfast.reports.conditions import UNAVAILABLE, Conditions
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.conditions import UNAVAILABLE, Conditions
 
 log = structlog.get_logger("holdfast.http")
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from werkzeug.datastructures import Headers
 
 from holdfast.ledger.refusals import Refusal
-from holdfast.settings import Settings
+from holdfast.settings.settings import Settings
 
 CROSS_ORIGIN: Final = Refusal(
     code="cross_origin_request", message="Operators' requests must come from this service's own pages."

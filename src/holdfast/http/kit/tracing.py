@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.ledger.ids import new_id
-from holdfast.traces import HEADER, new_traceparent, read_traceparent, request_id, traceparent
-from holdfast.traces.spans import start_span
+from holdfast.telemetry.traces import HEADER, new_traceparent, read_traceparent, request_id, traceparent
+from holdfast.telemetry.traces.spans import start_span
 
 _HEADER = HEADER.encode()
 _UNTRACED = frozenset({"/healthz", "/readyz", "/metrics"})

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from holdfast.http.pages.formats import duration_text, number_text
 from holdfast.http.pages.plots import Plot, Points, plot
-from holdfast.metrics.samples import SAMPLE_S, SAMPLES_MAX, Sample
+from holdfast.telemetry.metrics.samples import SAMPLE_S, SAMPLES_MAX, Sample
 
 PERIODS_S: Final = (60.0, 300.0, 900.0, SAMPLE_S * SAMPLES_MAX)
 """A plot covers the shortest of these that has all samples, so that a new process has no empty plots."""

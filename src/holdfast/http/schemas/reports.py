@@ -8,8 +8,8 @@ import msgspec
 
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
-from holdfast.reports.report import Level, Report, ReportFields
-from holdfast.reports.words import in_words
+from holdfast.telemetry.reports.report import Level, Report, ReportFields
+from holdfast.telemetry.reports.words import in_words
 
 
 class ReportBody(ReportFields[Time], frozen=True, kw_only=True):

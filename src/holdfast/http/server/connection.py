@@ -17,15 +17,15 @@ from typing import Final, Literal, Protocol
 import structlog
 import trio
 
-from holdfast import metrics
-from holdfast.connected_socket import RECEIVE_BYTES, ConnectedSocket
 from holdfast.http.server.asgi import Address, AsgiApp, Message, refusing, scope_of
 from holdfast.http.server.limits import PIPELINED_MAX, READ_AHEAD_BYTES, SEND_BYTES, ServerLimits
 from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, Request, RequestParser
 from holdfast.http.server.response_framing import CONTINUE, ResponseFraming, refusal_bytes
 from holdfast.http.server.sources import Source, Sources
 from holdfast.ledger.refusals import Refusal
-from holdfast.reports.causes import describe
+from holdfast.sockets.connected import RECEIVE_BYTES, ConnectedSocket
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.causes import describe
 
 log = structlog.get_logger("holdfast.http")
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from holdfast import metrics
-from holdfast.connected_socket import ConnectedSocket
 from holdfast.http.kit.client_address import origin_of, parse_address
 from holdfast.http.server.asgi import Address, AsgiApp
 from holdfast.http.server.connection import Connection
@@ -17,7 +15,9 @@ from holdfast.http.server.limits import REFUSED_AT_ONCE_MAX, STALLED_S, SWEEP_IN
 from holdfast.http.server.response_framing import refusal_bytes
 from holdfast.http.server.sources import TOO_MANY_OF_PEER, OriginOf, Sources
 from holdfast.ledger.refusals import Refusal
-from holdfast.reports.causes import describe
+from holdfast.sockets.connected import ConnectedSocket
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.causes import describe
 
 log = structlog.get_logger("holdfast.http")
 

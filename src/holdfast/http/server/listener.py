@@ -14,10 +14,10 @@ from typing import Any, Final
 import structlog
 import trio
 
-from holdfast.connected_socket import ConnectedSocket
 from holdfast.http.server.asgi import Address, AsgiApp
 from holdfast.http.server.connections import Connections
-from holdfast.listening import refuse_new_connections
+from holdfast.sockets.connected import ConnectedSocket
+from holdfast.sockets.listening import refuse_new_connections
 
 log = structlog.get_logger("holdfast.http")
 

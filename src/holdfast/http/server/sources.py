@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from holdfast import metrics
 from holdfast.http.server.limits import BYTES_PER_PEER_MAX, READ_AHEAD_BYTES, ServerLimits
 from holdfast.http.server.request_parser import Request
 from holdfast.ledger.refusals import Refusal
+from holdfast.telemetry import metrics
 
 TOO_MANY_OF_PEER = Refusal(
     code="rate_limit_exceeded", message="Too many connections or requests are open from this address."

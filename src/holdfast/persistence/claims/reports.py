@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from holdfast.persistence.records.reports import report_row
 from holdfast.persistence.records.tables import reports
 from holdfast.persistence.server.connections import connected
-from holdfast.reports.report import Report
+from holdfast.telemetry.reports.report import Report
 
 FINAL_WRITE_MS = 2_000
 

@@ -21,7 +21,6 @@ from typing import Protocol, TypeVar, TypeVarTuple
 import structlog
 import trio
 
-from holdfast import metrics
 from holdfast.persistence.journal.drafts import Prepared, prepare
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -35,6 +34,7 @@ from holdfast.persistence.journal.units import (
     Unknown,
 )
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
+from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.reports import REPORT, report_of
 from holdfast.persistence.records.tables import reports
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
-from holdfast.reports.report import EVERY_REPORT, LEVELS, Report, ReportFilter, ReportsAfter, StoredReport
+from holdfast.telemetry.reports.report import EVERY_REPORT, LEVELS, Report, ReportFilter, ReportsAfter, StoredReport
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ from sqlalchemy import Row
 
 from holdfast.persistence.records.mapping import selected
 from holdfast.persistence.records.tables import reports
-from holdfast.reports.report import Report
+from holdfast.telemetry.reports.report import Report
 
 _SEARCHED = ("report_id", "at", "kind", "level", "path", "key", "account_id", "task_id", "provider", "member_id",
              "trace_id")  # fmt: skip

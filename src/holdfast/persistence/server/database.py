@@ -22,12 +22,12 @@ import psycopg
 import trio
 from sqlalchemy import Connection, Engine, Pool
 
-from holdfast import metrics
 from holdfast.persistence.server.connections import connect_writer, make_engine, probe
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import EmbeddedFault
+from holdfast.telemetry import metrics
 
 P = ParamSpec("P")
 T = TypeVar("T")

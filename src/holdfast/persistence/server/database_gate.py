@@ -13,9 +13,9 @@ from typing import Literal
 
 import trio
 
-from holdfast import metrics
 from holdfast.persistence.server.database_faults import Trouble
-from holdfast.reports.conditions import Watch, unwatched
+from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.conditions import Watch, unwatched
 
 DatabaseState = Literal["available", "slow", "away"]
 

@@ -31,7 +31,7 @@ from holdfast.providers.card.base import (
 from holdfast.providers.card.objects import Malformed, Object, code, listed, object_id, snapshot_of
 from holdfast.providers.card.wire import TimedOut, TrioHttp
 from holdfast.providers.outbound.retry_after import parse_retry_after
-from holdfast.reports.conditions import Watch, unwatched
+from holdfast.telemetry.reports.conditions import Watch, unwatched
 
 PAGE_COUNT: Final = 100
 PAGES_MAX_COUNT: Final = 20

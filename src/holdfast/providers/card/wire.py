@@ -17,8 +17,8 @@ import trio
 
 from holdfast.providers.outbound.connection_pool import tls_context
 from holdfast.providers.outbound.faults import BodyTooLarge
-from holdfast.traces import trace_header
-from holdfast.traces.spans import span
+from holdfast.telemetry.traces import trace_header
+from holdfast.telemetry.traces.spans import span
 
 ANSWER_MAX_BYTES = 8 * 1024 * 1024
 CONNECTIONS_MAX_COUNT = 32

@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 import trio
 
-from holdfast import metrics
 from holdfast.ledger.clock import utc_now
 from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
 from holdfast.providers.media.health import ProviderHealth
@@ -25,8 +24,9 @@ from holdfast.providers.outbound.faults import (
 )
 from holdfast.providers.outbound.retry_after import parse_retry_after
 from holdfast.providers.outbound.urls import parse_url
-from holdfast.traces import trace_header
-from holdfast.traces.spans import span
+from holdfast.telemetry import metrics
+from holdfast.telemetry.traces import trace_header
+from holdfast.telemetry.traces.spans import span
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600

@@ -18,7 +18,7 @@ from typing import Final, Literal, get_args
 import trio
 
 from holdfast.ledger.tasks.silence import Silence, Unanswered
-from holdfast.reports.conditions import Watch, unwatched
+from holdfast.telemetry.reports.conditions import Watch, unwatched
 
 ProviderState = Literal["up", "unknown", "silent", "down"]
 Counted = Literal["calls", "submissions", "updates"]

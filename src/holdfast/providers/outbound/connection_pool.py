@@ -16,7 +16,6 @@ from typing import Final, NamedTuple
 import certifi
 import trio
 
-from holdfast.connected_socket import RECEIVE_BYTES, ConnectedSocket
 from holdfast.providers.outbound.faults import (
     BodyTooLarge,
     ConnectError,
@@ -30,6 +29,7 @@ from holdfast.providers.outbound.faults import (
     WriteTimeout,
 )
 from holdfast.providers.outbound.response_parser import ResponseParser
+from holdfast.sockets.connected import RECEIVE_BYTES, ConnectedSocket
 
 KEEP_ALIVE_S: Final = 5.0
 """How long an idle connection is kept."""

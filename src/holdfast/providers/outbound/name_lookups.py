@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from holdfast import metrics
 from holdfast.providers.outbound.addresses import names_address
+from holdfast.telemetry import metrics
 
 THREADS_MAX_COUNT: Final = 64
 PER_REQUESTER_MAX_COUNT: Final = 2

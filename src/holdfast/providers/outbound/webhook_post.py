@@ -17,8 +17,8 @@ from holdfast.providers.outbound.addresses import is_plain_host, is_public, name
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
 from holdfast.providers.outbound.retry_after import parse_retry_after
 from holdfast.providers.outbound.urls import parse_url
-from holdfast.traces import trace_header
-from holdfast.traces.spans import span
+from holdfast.telemetry.traces import trace_header
+from holdfast.telemetry.traces.spans import span
 
 URL_MAX_CHARS: Final = 1024
 

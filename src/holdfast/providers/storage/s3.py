@@ -33,7 +33,7 @@ from holdfast.providers.storage.base import (
     asset_key,
     checked_key,
 )
-from holdfast.settings import S3Bucket
+from holdfast.settings.settings import S3Bucket
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential

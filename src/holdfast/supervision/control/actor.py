@@ -21,9 +21,6 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, WhileDown
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.refusals import Refusal
-from holdfast.metrics.provider_figures import UNKNOWN, figures_of
-from holdfast.metrics.samples import SampleRing
-from holdfast.reports.conditions import Conditions
 from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.control.children import act_on_child, describe_tree
 from holdfast.supervision.control.keys import ControlledGroup
@@ -45,7 +42,10 @@ from holdfast.supervision.control.messages import (
 )
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.supervisor import Supervisor
-from holdfast.traces import traceparent
+from holdfast.telemetry.metrics.provider_figures import UNKNOWN, figures_of
+from holdfast.telemetry.metrics.samples import SampleRing
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.traces import traceparent
 
 log = structlog.get_logger(__name__)
 

@@ -13,12 +13,12 @@ import msgspec
 from holdfast.actors.runtime.handled_messages import Outcome
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.public_types import Time
-from holdfast.metrics.provider_figures import ProviderFigures
-from holdfast.metrics.samples import Sample
-from holdfast.reports.conditions import LastingCondition
 from holdfast.supervision.dead_letters import DeadLetter, DeadReason
 from holdfast.supervision.restart_history import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
+from holdfast.telemetry.metrics.provider_figures import ProviderFigures
+from holdfast.telemetry.metrics.samples import Sample
+from holdfast.telemetry.reports.conditions import LastingCondition
 
 ActorState = Literal["passivated", "starting", "active", "backing_off", "quarantined"]
 """passivated: not active, but remembered. starting: it loads its rows, or waits until it may."""

@@ -29,7 +29,7 @@ from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.sign_in_codes import INVALID_OTP, is_otp_id_of
 from holdfast.persistence.queries.accounts import first_call_facts
-from holdfast.reports.conditions import MAIL
+from holdfast.telemetry.reports.conditions import MAIL
 
 route = RouteTable("Sign-in and session")
 

@@ -23,7 +23,7 @@ from holdfast.persistence.queries.tasks import asset_by_id
 from holdfast.persistence.records.row_types import AssetRow
 from holdfast.providers.storage.base import AssetMissing, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
-from holdfast.reports.conditions import STORAGE
+from holdfast.telemetry.reports.conditions import STORAGE
 
 log = structlog.get_logger(__name__)
 

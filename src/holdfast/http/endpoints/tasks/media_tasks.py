@@ -14,7 +14,6 @@ import msgspec
 from prometheus_client import Counter
 from sqlalchemy import Connection
 
-from holdfast import metrics
 from holdfast.actors.account.messages import CreateTask, RefuseTask, TaskAccepted
 from holdfast.actors.account.replies import STORED_REFUSALS
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
@@ -37,7 +36,8 @@ from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
 from holdfast.persistence.queries.tasks import stored_input_bytes, task_of_account, tasks_of_account
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
-from holdfast.traces import traceparent
+from holdfast.telemetry import metrics
+from holdfast.telemetry.traces import traceparent
 
 route = RouteTable("Media tasks")
 

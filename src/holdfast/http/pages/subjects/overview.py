@@ -13,8 +13,8 @@ from holdfast.http.pages.trends import latest, plots_of
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 from holdfast.http.schemas.reports import ReportList
 from holdfast.ledger.refusals import Refusal
-from holdfast.metrics.samples import Sample
 from holdfast.supervision.control.messages import ProcessDescription
+from holdfast.telemetry.metrics.samples import Sample
 
 view = ViewTable()
 

@@ -9,7 +9,7 @@ from holdfast.http.pages.formats import tone_of
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.http.schemas.reports import ReportList
-from holdfast.reports.report import KINDS, LEVELS, ReportFilter
+from holdfast.telemetry.reports.report import KINDS, LEVELS, ReportFilter
 
 view = ViewTable()
 

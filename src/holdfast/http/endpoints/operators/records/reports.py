@@ -23,8 +23,8 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.reports import newest_position, reports_page
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.reports.feed import READERS_PER_OPERATOR_MAX, ReportFeed, ReportReader
-from holdfast.reports.report import KINDS, LEVELS, Report, ReportFilter
+from holdfast.telemetry.reports.feed import READERS_PER_OPERATOR_MAX, ReportFeed, ReportReader
+from holdfast.telemetry.reports.report import KINDS, LEVELS, Report, ReportFilter
 
 route = RouteTable("Operators")
 

@@ -1,0 +1,98 @@
+"""``holdfast audit``: checks all accounts, once or again and again, and shows how far it has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.commands.progress_line import ProgressLine
+from holdfast.persistence.audit.audit import check_accounts
+from holdfast.persistence.audit.differences import BrokenRule
+from holdfast.persistence.audit.progress import count_accounts
+from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server.database_faults import DatabaseAway
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+PAUSE_S = 5.0
+"""The time between two passes."""
+RETRY_S = 1.0
+
+
+@dataclass
+class AuditWatch:
+    """The passes over the database at ``url``. ``found`` has what the last one found.
+
+    With ``recent``, histories begin at their checkpoints; with ``checkpoint``, each account without a difference
+    gets one. ``has_found`` once any pass has found a difference.
+    """
+
+    url: str
+    show: ProgressLine
+    recent: bool = False
+    checkpoint: bool = False
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    has_found: bool = False
+    found: dict[BrokenRule, str] = field(default_factory=dict)
+    _passes: int = 0
+
+    def run(self, passes_max: int | None = None) -> None:
+        """Check until interrupted, or for ``passes_max`` passes. An outage of the database is waited out."""
+        while self._passes != passes_max:
+            try:
+                self.run_pass()
+            except DatabaseAway as away:
+                self.show.line(f"the database cannot be reached: {away.reason}; trying again")
+                self.sleep(RETRY_S)
+                continue
+            if self._passes != passes_max:
+                self.sleep(PAUSE_S)
+
+    def run_pass(self) -> None:
+        """Check all accounts once. Raises :class:`DatabaseAway`."""
+        with connected(self.url) as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT", postgresql_readonly=not self.checkpoint)
+            self._pass(connection)
+
+    def _pass(self, connection: Connection) -> None:
+        begun = self.clock()
+        total = count_accounts(connection)
+        found: dict[BrokenRule, str] = {}
+        accounts = operations = 0
+        for check in check_accounts(connection, recent=self.recent):
+            if check.is_done:
+                accounts += len(check.accounts)
+                operations += check.operations
+                found |= check.found
+                self._show_new(check.found)
+                if self.checkpoint:
+                    check.write_checkpoints(connection)
+            checked = operations if check.is_done else operations + check.operations
+            self.show.progress(self._progress(accounts, max(total, accounts), checked, self.clock() - begun))
+        self._passes += 1
+        for broken in sorted(self.found.keys() - found.keys()):
+            self.show.line(f"ok     account {broken.account_id} differs no longer ({broken.rule})")
+        self.found = found
+        differ = {0: "no differences", 1: "1 difference"}.get(len(found), f"{len(found)} differences")
+        elapsed_s = self.clock() - begun
+        self.show.line(
+            f"pass {self._passes}: {accounts:,} accounts, {operations:,} operations, {differ}, {elapsed_s:.1f} s"
+        )
+
+    def _show_new(self, found: dict[BrokenRule, str]) -> None:
+        for broken, what in sorted(found.items()):
+            self.has_found = True
+            if broken not in self.found:
+                self.show.line(f"FAILED account {broken.account_id}: {what} ({broken.rule})")
+
+    def _progress(self, accounts: int, total: int, operations: int, elapsed_s: float) -> str:
+        line = f"pass {self._passes + 1}: {accounts:,} of {total:,} accounts, {operations:,} operations"
+        if elapsed_s > 0 and operations:
+            line += f", {operations / elapsed_s:,.0f}/s"
+        if accounts:
+            line += f", {elapsed_s / accounts * (total - accounts):,.0f} s left"
+        return line

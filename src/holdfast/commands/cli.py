@@ -1,0 +1,352 @@
+"""The command line. Exit codes: 0 success, 1 failure, 2 bad configuration (one line per fault on stderr).
+
+Commands import what they need: the parent of worker processes is started here, and has no application code.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import quote
+
+import typer
+
+import holdfast
+from holdfast.commands.common import (
+    database,
+    fail,
+    quiet_ends,
+    refuse_old_tables,
+    report_faults,
+    service_client,
+)
+from holdfast.settings.settings import (
+    environment,
+    load_locations,
+    load_settings,
+    prefer,
+)
+from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
+from holdfast.telemetry.logs import configure_logging
+from holdfast.telemetry.logs.scrubbing import register_secrets
+from holdfast.telemetry.reports.report import Level, ReportFilter, ReportKind
+
+app = typer.Typer(
+    name="holdfast",
+    help="A prepaid-credit service in which no credit is ever lost, doubled or spent twice. Settings are "
+    "environment variables that begin with HOLDFAST_; docs/settings.md lists them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+CHECK_LATE_S = 60.0
+"""How much longer than its job a provider's check may take."""
+
+RUN, CHECK, WATCH = "Run the service", "Check what is stored and configured", "Watch a running service"
+catalog_app = typer.Typer(no_args_is_help=True, help="Check the catalog of models and prices.")
+app.add_typer(catalog_app, name="catalog", rich_help_panel=CHECK)
+provider_app = typer.Typer(no_args_is_help=True, help="Check media providers.")
+app.add_typer(provider_app, name="provider", rich_help_panel=CHECK)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(holdfast.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take the options of the program itself."""
+    del version
+
+
+@app.command("serve", rich_help_panel=RUN)
+def serve_command(
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Worker processes below a parent; 0: one process without a parent.", show_default=False),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on; 0: any.", show_default=False)] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="The least level of log lines: debug, info, warning, …", show_default=False)
+    ] = None,
+) -> None:
+    """Run the service until it is stopped.
+
+    Options take precedence over the settings of their names.
+    """
+    given = {"PROCESSES": processes, "HOST": host, "PORT": port, "LOG_LEVEL": log_level}
+    with report_faults():
+        prefer({name: str(value) for name, value in given.items() if value is not None})
+        settings = load_settings(environment())
+        if settings.processes:
+            from holdfast.start.parent.parent import serve
+        else:
+            from holdfast.start.single_process import serve
+        code = serve(settings)
+    raise typer.Exit(code)
+
+
+@app.command("demo", rich_help_panel=RUN)
+def demo_command() -> None:
+    """Run the service with emulated providers and walk through it once."""
+    with report_faults():
+        from holdfast.demo.demo import main as demo
+
+        code = demo()
+    raise typer.Exit(code)
+
+
+@app.command("migrate", rich_help_panel=RUN)
+def migrate_command() -> None:
+    """Migrate the database's tables."""
+    from holdfast.persistence.server.migrate import migrate
+
+    with report_faults(), database(load_locations(environment()), create=True) as url:
+        report = migrate(url)
+    done = f"applied {', '.join(report.applied)}" if report.applied else "nothing to do"
+    typer.echo(f"database at revision {report.after}: {done}")
+
+
+@app.command("audit", rich_help_panel=CHECK)
+def audit_command(
+    recent: Annotated[
+        bool, typer.Option("--recent", help="Read history only from each account's checkpoint.")
+    ] = False,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Write a checkpoint of each account without a difference.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Check again and again until interrupted.")] = False,
+) -> None:
+    """Check the invariants of credit against the rows, account by account.
+
+    Prints a line for each difference and each rule, and exits with 1 if there is a difference.
+    """
+    from holdfast.commands.audit_watch import AuditWatch
+    from holdfast.commands.progress_line import ProgressLine
+    from holdfast.persistence.audit.audit import RULE_NAMES
+
+    ends = quiet_ends() if watch else nullcontext()
+    with ends, report_faults(), database(load_locations(environment()), create=False) as url:
+        refuse_old_tables(url)
+        audit = AuditWatch(url, ProgressLine(sys.stdout), recent=recent, checkpoint=checkpoint)
+        if watch:
+            try:
+                audit.run()
+            except KeyboardInterrupt:
+                typer.echo()
+        else:
+            audit.run_pass()
+            broken = {each.rule for each in audit.found}
+            for name in RULE_NAMES:
+                typer.echo(f"{'FAILED' if name in broken else 'ok    '} {name}")
+    if audit.has_found:
+        raise typer.Exit(GAVE_UP)
+
+
+@app.command("reconcile", rich_help_panel=CHECK)
+def reconcile_command(
+    every: Annotated[bool, typer.Option("--all", help="Include orders that are already reconciled.")] = False,
+) -> None:
+    """Reconcile card orders with the card provider now; one line per order that differs or failed."""
+    from holdfast.commands.reconcile import NoCardProvider, reconcile
+
+    def show(done: int, total: int, order_id: str, result: str) -> None:
+        if result in ("mismatch", "error", "postponed") or done == total or done % 100 == 0:
+            typer.echo(f"{done:>6}/{total}  {order_id}  {result}")
+
+    with report_faults():
+        settings = load_settings(environment())
+        register_secrets(settings.secret_values())
+        with database(load_locations(environment()), create=False) as url:
+            refuse_old_tables(url)
+            try:
+                results = reconcile(settings, url, every=every, progress=show)
+            except NoCardProvider:
+                fail("No card provider is configured.", BAD_CONFIGURATION)
+    counted = ", ".join(f"{many} {result}" for result, many in sorted(results.items())) or "nothing to do"
+    typer.echo(f"card orders reconciled: {counted}")
+    wrong = sum(results[result] for result in ("mismatch", "error", "postponed"))
+    if wrong:
+        fail(f"{wrong} card orders differ or could not be compared.", GAVE_UP)
+
+
+@app.command("reports", rich_help_panel=WATCH)
+def reports_command(
+    *,
+    kind: Annotated[ReportKind | None, typer.Option(help="Only this kind.", show_default=False)] = None,
+    level: Annotated[Level | None, typer.Option(help="This level and louder.", show_default=False)] = None,
+    path: Annotated[str | None, typer.Option(help="This child of the tree, and below.", show_default=False)] = None,
+    key: Annotated[str | None, typer.Option(help="Only on this actor.", show_default=False)] = None,
+    account: Annotated[str | None, typer.Option(help="Only on this account.", show_default=False)] = None,
+    task: Annotated[str | None, typer.Option(help="Only on this task.", show_default=False)] = None,
+    provider: Annotated[str | None, typer.Option(help="Only on this provider.", show_default=False)] = None,
+    member: Annotated[str | None, typer.Option(help="Only of this process.", show_default=False)] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="Only on this request: its trace, or X-Request-Id.", show_default=False)
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="As long ago as 15m, 2h or 7d, or an RFC 3339 time.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most the newest so many.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until interrupted.")] = False,
+    form: Annotated[
+        Literal["console", "json"], typer.Option("--format", help="Lines for people, or of JSON.")
+    ] = "console",
+) -> None:
+    """Print the reports of all processes, the newest last."""
+    trace_id = None if trace is None else trace.removeprefix("req_")
+    wanted = ReportFilter(
+        kind=kind,
+        level=level,
+        path=path,
+        key=key,
+        account_id=account,
+        task_id=task,
+        provider=provider,
+        member_id=member,
+        trace_id=trace_id,
+    )
+    with report_faults(), quiet_ends():
+        _print_reports(wanted, since, limit=limit, follow=follow, form=form)
+
+
+@catalog_app.command("check")
+def catalog_check_command(
+    file: Annotated[
+        Path | None, typer.Argument(help="A catalog file; without one, the configured catalog.")
+    ] = None,
+) -> None:
+    """Check a catalog file: list its faults, or count its models and providers."""
+    from holdfast.ledger.catalog.catalog import load_catalog
+    from holdfast.providers.media.kinds import kind_rules
+
+    with report_faults():
+        catalog = load_catalog(file or load_locations(environment()).catalog, kind_rules())
+    for line in catalog.warnings:
+        typer.echo(f"warning: {line}", err=True)
+    typer.echo(
+        f"catalog {catalog.version} is valid; models: {len(catalog.models)}, providers: {len(catalog.providers)}"
+    )
+
+
+ServiceUrl = Annotated[
+    str | None,
+    typer.Option("--url", help="The service's address; by default the configured one.", show_default=False),
+]
+
+
+@provider_app.command("check")
+def provider_check_command(
+    name: Annotated[str, typer.Argument(help="The provider's name in the catalog.")],
+    *,
+    model: Annotated[str | None, typer.Option(help="The model to run; by default the cheapest.")] = None,
+    job_input: Annotated[str | None, typer.Option("--input", help="The model's input, as JSON.")] = None,
+    wait_s: Annotated[float, typer.Option("--wait", min=1, max=120, help="Seconds for the job to end.")] = 30.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Run the job even if the provider charges for it.")] = False,
+    url: ServiceUrl = None,
+) -> None:
+    """Run one real job at a provider, for no account, and show each step.
+
+    These are the connection, the submission, the callback, the poll and the download of the outputs.
+
+    The running service takes them, so the callback comes to its public address.
+
+    Exits with 1 if a step fails.
+    """
+    import json
+
+    from holdfast.commands.provider_check import check_lines
+    from holdfast.http.endpoints.operators.providers.checks import ProviderCheckBody
+
+    try:
+        given = None if job_input is None else json.loads(job_input)
+    except ValueError as fault:
+        fail(f"--input is not JSON: {fault}", BAD_CONFIGURATION)
+    body = {"wait_s": wait_s, "accept_cost": yes, "model": model, "input": given}
+    path = f"/ops/api/providers/{quote(name, safe='')}/check"
+    with report_faults(), service_client(url) as service:
+        wanted = {name: value for name, value in body.items() if value is not None}
+        found = service.post(path, wanted, ProviderCheckBody, timeout_s=wait_s + CHECK_LATE_S)
+    for line in check_lines(found):
+        typer.echo(line)
+    if not found.ok:
+        raise typer.Exit(GAVE_UP)
+
+
+@app.command("places", rich_help_panel=RUN)
+def places_command(
+    servers: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Names of HAProxy's servers; without any, the addresses of the members in the database."
+        ),
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Write the map here, not to standard output.")] = None,
+    socket: Annotated[
+        Path | None, typer.Option(help="Also replace the map of a running HAProxy: its socket, of level admin.")
+    ] = None,
+    every: Annotated[
+        float | None, typer.Option(min=0.1, help="Go on for each change of the members; seconds between reads.")
+    ] = None,
+) -> None:
+    """Generate HAProxy's map of places to servers."""
+    from holdfast.cluster import place_map
+
+    if file is None and (socket is not None or every is not None):
+        fail("--socket and --every need --file.", BAD_CONFIGURATION)
+    publish = partial(place_map.publish_map, file, socket) if file is not None else partial(typer.echo, nl=False)
+    with report_faults():
+        try:
+            if servers:
+                publish(place_map.place_map({server: server for server in servers}))
+                return
+            with database(load_locations(environment()), create=False) as url:
+                refuse_old_tables(url)
+                if every is None:
+                    publish(place_map.members_map(url))
+                else:
+                    place_map.follow_members(url, publish, every_s=every, report=partial(typer.echo, err=True))
+        except place_map.PlaceMapFault as exc:
+            fail(str(exc), GAVE_UP)
+
+
+@app.command("version", hidden=True)
+def version_command() -> None:
+    """Print the version, as --version does."""
+    typer.echo(holdfast.__version__)
+
+
+def main() -> None:
+    """The entry point of the script ``holdfast``. Commands log to stderr, scrubbed of secrets."""
+    configure_logging("console", level="WARNING")
+    app()
+
+
+def _print_reports(
+    wanted: ReportFilter, since: str | None, *, limit: int, follow: bool, form: Literal["console", "json"]
+) -> None:
+    from holdfast.commands.reports import ReportPrinter, read_since
+    from holdfast.persistence.server.embedded import database_url_of
+
+    begin = None if since is None else read_since(since)
+    if since is not None and begin is None:
+        fail(f"--since must be like 15m or 7d, or an RFC 3339 time with an offset: {since!r}", BAD_CONFIGURATION)
+    place = load_locations(environment())
+    if follow and place.database_url is None and database_url_of(place.data_dir) is None:
+        # Started for this command, it would keep the service from starting.
+        fail("The embedded database does not run: there is nothing to follow.", GAVE_UP)
+    with database(place, create=False) as url:
+        refuse_old_tables(url)
+        printer = ReportPrinter(url, wanted, sys.stdout, warn=partial(typer.echo, err=True), form=form)
+        position = printer.print_newest(limit=limit, since=begin)
+        if follow:
+            printer.follow(position)

@@ -1,0 +1,109 @@
+"""What commands share: database, client of the service, and expected faults as a line and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from holdfast.settings.settings import Locations, SettingsFault, environment, load_service_location
+from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
+
+if TYPE_CHECKING:
+    from holdfast.commands.service_client import ServiceClient
+
+
+@contextlib.contextmanager
+def database(place: Locations, *, create: bool) -> Iterator[str]:
+    """Return the URL of the configured database; an embedded one that does not run is started for this command."""
+    from holdfast.persistence.server.embedded import database_url_of, temporary_embedded
+
+    url = place.database_url or database_url_of(place.data_dir)
+    if url is not None:
+        yield url
+        return
+    if not create and not (place.data_dir / "postgres").exists():
+        fail(f"There is no database in {place.data_dir}.", BAD_CONFIGURATION)
+    with temporary_embedded(place.data_dir) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def service_client(url: str | None) -> Iterator[ServiceClient]:
+    """Yield a client of the running service; its faults become a line on stderr and an exit code."""
+    from holdfast.commands.service_client import ServiceClient, ServiceFault
+
+    try:
+        with ServiceClient(load_service_location(environment()), url=url) as client:
+            yield client
+    except ServiceFault as fault:
+        hint = " Repeat with --yes to accept that." if fault.code == "cost_not_accepted" else ""
+        fail(f"{fault}{hint}", GAVE_UP)
+
+
+def refuse_old_tables(url: str) -> None:
+    """Exit if the database has not been migrated to this release."""
+    from holdfast.persistence.server.migrate import pending
+
+    missing = pending(url)
+    if missing:
+        fail(f"The database lacks {', '.join(missing)}: run `holdfast migrate` first.", GAVE_UP)
+
+
+@contextlib.contextmanager
+def report_faults() -> Iterator[None]:
+    """Turn expected faults into lines on stderr and an exit code."""
+    try:
+        yield
+    except SettingsFault as exc:
+        fail("\n".join(exc.lines), BAD_CONFIGURATION)
+    except typer.Exit:
+        raise
+    except Exception as exc:
+        _report(exc)
+        raise
+
+
+def _report(fault: Exception) -> None:
+    """Exit with the line and the code of an expected fault; return for any other."""
+    from holdfast.ledger.catalog.catalog import CatalogFault
+    from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
+    from holdfast.persistence.server.migrate import MigrationRefused
+    from holdfast.persistence.server.postmaster import EmbeddedFault, EmbeddedMissing
+    from holdfast.persistence.server.server_folders import DataFolderInUse
+    from holdfast.sockets.listening import CannotListen
+
+    match fault:
+        case CatalogFault():
+            fail("\n".join(fault.lines), BAD_CONFIGURATION)
+        case CannotListen() | DataFolderInUse() | EmbeddedMissing() | MigrationRefused() | DatabaseTooOld():
+            fail(str(fault), BAD_CONFIGURATION)
+        case EmbeddedFault():
+            fail(str(fault), GAVE_UP)
+        case DatabaseAway():
+            fail(f"The database cannot be reached: {fault.reason}", GAVE_UP)
+
+
+@contextlib.contextmanager
+def quiet_ends() -> Iterator[None]:
+    """Let the user, or a program that reads no more of the output, end a command."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+    except BrokenPipeError:
+        # Python flushes the output once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit from None
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print a line on stderr and exit."""
+    typer.echo(message, err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,1 @@
+"""The demo: the whole journey on a service of its own."""

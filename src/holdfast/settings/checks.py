@@ -1,0 +1,122 @@
+"""Checks that involve more than one setting: values that are missing, weak, or used for two purposes.
+
+They read the variables as given (without their prefix), so that their faults are listed beside those of single
+values. None of the lines shows a value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+from holdfast.settings.secret_strength import weakness
+
+REQUIRED_SECRETS = ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET")
+OWN_SECRETS = (*REQUIRED_SECRETS, "SERVER_KEY")
+"""Secrets of this service, which development generates."""
+
+MEMBER_TLS = ("MEMBER_CERTIFICATE", "MEMBER_KEY", "MEMBER_CA")
+LOCAL_HOST = "127.0.0.1"
+EVERY_HOST = {"0.0.0.0", "::"}  # noqa: S104 - not bound here
+CARD_KEY_CHARS_MIN = 16
+CARD_WEBHOOK_SECRET_CHARS_MIN = 24
+_CARD_SECRET = re.compile(r"(?:sk|rk|whsec)_", re.ASCII)
+_CARD_KEY = re.compile(r"(?:sk|rk)_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
+_CARD_PUBLIC_KEY = re.compile(r"pk_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
+
+Fault = tuple[str, str]
+"""A variable's name, and the rest of the sentence."""
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Split a comma-separated value; blank parts are left out."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield the faults of combinations of settings."""
+    if given.get("ASSET_STORE") == "s3":
+        for name in ("S3_BUCKET", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY"):
+            if name not in given:
+                yield name, "is missing; HOLDFAST_ASSET_STORE=s3 needs it"
+    yield from _member_faults(given)
+    yield from _port_faults(given)
+    if _CARD_SECRET.match(given.get("CARD_PUBLISHABLE_KEY", "")):
+        yield "CARD_PUBLISHABLE_KEY", "is a secret key, which would be sent to browsers"
+    if given.get("ENV") == "production":
+        yield from _production_faults(given)
+
+
+def find_location_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield the fault of an embedded database in production that no setting asked for."""
+    if given.get("ENV") == "production" and "DATABASE_URL" not in given:
+        yield "DATABASE_URL", "is missing; production needs it, or the value embedded for a ledger in DATA_DIR"
+
+
+def _member_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield what links between machines lack: TLS needs three files, and production needs TLS."""
+    missing = [name for name in MEMBER_TLS if name not in given]
+    if missing and (
+        len(missing) < len(MEMBER_TLS) or ("MEMBER_ADDRESS" in given and given.get("ENV") == "production")
+    ):
+        for name in missing:
+            yield name, f"is missing; links between machines need {', '.join(MEMBER_TLS)}"
+
+
+def _port_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield the ports that two listeners of one address would share; 0 is any free port."""
+    listeners = (
+        ("PORT", given.get("HOST", LOCAL_HOST), given.get("PORT", "8000")),
+        ("OPS_PORT", given.get("OPS_HOST", LOCAL_HOST), given.get("OPS_PORT", "0")),
+        ("STUDIO_PORT", LOCAL_HOST, given.get("STUDIO_PORT", "0")),
+        ("CARD_EMULATOR_PORT", LOCAL_HOST, given.get("CARD_EMULATOR_PORT", "0")),
+    )
+    for (name, host, port), (other, other_host, same) in combinations(listeners, 2):
+        if port == same != "0" and (host == other_host or {host, other_host} & EVERY_HOST):
+            yield other, f"has the same value as HOLDFAST_{name}; give each its own"
+
+
+def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    for name in OWN_SECRETS:
+        if name in given:
+            if (reason := weakness(given[name])) is not None:
+                yield name, reason
+        elif name in REQUIRED_SECRETS:
+            yield name, "is missing; production needs it"
+    yield from _card_faults(given)
+    if _is_without_tls(given.get("PUBLIC_URL")):
+        yield "PUBLIC_URL", "must begin with https://: tokens and operators' cookies would be sent unencrypted"
+    yield from find_location_faults(given)
+    if "CATALOG" not in given:
+        yield "CATALOG", "is missing; production needs one, or it would sell the placeholder pictures of the studio"
+    for (name, value), (other, same) in combinations(_named_secrets(given), 2):
+        if value == same and name != other:
+            yield other, f"has the same value as HOLDFAST_{name}; give each its own"
+
+
+def _card_faults(given: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield keys that cannot belong to the card provider; if ``CARD_API_BASE`` is set only lengths are checked."""
+    key, public = given.get("CARD_API_KEY"), given.get("CARD_PUBLISHABLE_KEY")
+    has_base = "CARD_API_BASE" in given
+    if key is not None and "_test_" not in key and _is_without_tls(given.get("CARD_API_BASE")):
+        yield "CARD_API_BASE", "must begin with https://: the card provider's key would be sent unencrypted"
+    if key is not None and not (len(key) >= CARD_KEY_CHARS_MIN if has_base else _CARD_KEY.fullmatch(key)):
+        yield "CARD_API_KEY", "is not a key of the card provider (sk_live_… or rk_live_…)"
+    if public is not None and not has_base and not _CARD_PUBLIC_KEY.fullmatch(public):
+        yield "CARD_PUBLISHABLE_KEY", "is not a publishable key of the card provider (pk_live_…)"
+    for secret in split_list(given.get("CARD_WEBHOOK_SECRET", "")):
+        if (reason := weakness(secret, chars_min=CARD_WEBHOOK_SECRET_CHARS_MIN)) is not None:
+            yield "CARD_WEBHOOK_SECRET", reason
+
+
+def _is_without_tls(url: str | None) -> bool:
+    return url is not None and url.lower().startswith("http:")
+
+
+def _named_secrets(given: Mapping[str, str]) -> list[Fault]:
+    single = (*OWN_SECRETS, "CARD_API_KEY", "S3_SECRET_ACCESS_KEY")
+    several = split_list(given.get("CARD_WEBHOOK_SECRET", ""))
+    return [(name, given[name]) for name in single if name in given] + [
+        ("CARD_WEBHOOK_SECRET", secret) for secret in several
+    ]

@@ -1,0 +1,379 @@
+"""Settings: one frozen, validated object, read from environment variables.
+
+Every variable is ``HOLDFAST_`` and a field's alias; a blank value counts as unset. All faults are listed at once.
+Development generates missing secrets and stores them in ``DATA_DIR/secrets``, one file each; production refuses
+to start without its secrets, or with weak ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hmac
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from holdfast.settings.checks import OWN_SECRETS, Fault, find_faults, find_location_faults
+from holdfast.settings.secret_files import read_or_create_secret
+from holdfast.settings.values import (
+    AbsolutePath,
+    BaseUrl,
+    Count,
+    DatabaseUrl,
+    Emails,
+    ExistingFile,
+    HostAndPort,
+    MicroCredits,
+    Port,
+    Proxies,
+    ProxyHeader,
+    Seconds,
+    Secret,
+    SmtpUrl,
+    TextList,
+)
+
+__all__ = [
+    "PREFIX",
+    "Locations",
+    "ServiceLocation",
+    "Settings",
+    "SettingsFault",
+    "environment",
+    "load_locations",
+    "load_service_location",
+    "load_settings",
+    "prefer",
+]
+
+PREFIX = "HOLDFAST_"
+SHOWN_CHARS_MAX = 20
+"""A longer invalid value is not shown: it could be a secret in the wrong variable."""
+
+PRODUCTION_DEFAULTS = {
+    "LOG_FORMAT": "json",
+    "PROCESSES": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
+    "SANDBOX_ENABLED": "false",
+    "TASK_CREATES_PER_ACCOUNT_S": "1000",
+    "WEBHOOK_LOCAL_ALLOWED": "false",
+}
+"""The defaults in production that differ from those of the fields."""
+
+S = TypeVar("S", bound="Locations")
+
+
+class SettingsFault(Exception):
+    """The environment variables are not valid settings. ``lines`` has one line for each fault."""
+
+    def __init__(self, lines: tuple[str, ...]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+class Locations(BaseModel):
+    """The locations of the database, the files and the catalog, which are all that the other commands need."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=str.upper)
+
+    data_dir: AbsolutePath = Field(Path("var"), validate_default=True)
+    database_url: DatabaseUrl = Field(None, repr=False)
+    catalog: ExistingFile | None = None
+
+
+class ServiceLocation(Locations):
+    """Where the service listens, and the operators' token, which are all that calling it needs."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    ops_host: str = "127.0.0.1"
+    ops_port: Port | None = None
+    operator_token: Secret = Field("", repr=False)
+
+    @property
+    def url(self) -> str:
+        """The address of the operators' routes, from this machine."""
+        host, port = (self.host, self.port) if self.ops_port is None else (self.ops_host, self.ops_port)
+        named = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not bound here
+        return f"http://[{named}]:{port}" if ":" in named else f"http://{named}:{port}"
+
+    @property
+    def token_file(self) -> Path:
+        """Where development stores the operators' token."""
+        return self.data_dir / "secrets" / "operator_token"
+
+    def stored_operator_token(self) -> str | None:
+        """Return the operators' token, as set or as stored; None if there is none that can be read."""
+        if self.operator_token:
+            return self.operator_token
+        try:
+            return self.token_file.read_text("ascii").strip() or None
+        except (OSError, ValueError):
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Bucket:
+    """A bucket for stored results. ``endpoint`` None: Amazon's own for the region."""
+
+    bucket: str
+    region: str
+    endpoint: str | None
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+
+
+class Settings(ServiceLocation):
+    """Every setting. Seconds, bytes, milliseconds and micro-credits are in the names.
+
+    ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; :meth:`derived_key` returns a
+    key for each purpose. ``public_url`` None: the address that the service listens on. ``s3`` None: results are
+    stored in ``data_dir``. ``member_address``: where members on other machines reach this one. ``trusted_proxies``:
+    the peers whose ``proxy_header`` names the client's address. ``ops_port`` None: operators' routes are on the
+    public port. ``processes``: worker processes below a parent; 0 is one process without a parent.
+    ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
+    ``webhook_local_allowed``: events may go to http and to private addresses. Secrets are left out of the repr.
+    """
+
+    env: Literal["development", "production"] = "development"
+    processes: int = Field(0, ge=0, le=64)
+    connections_max: Count = 2048
+    connections_per_peer_max: Count = 512
+    head_timeout_s: Seconds = 15.0
+    body_timeout_s: Seconds = 60.0
+    send_timeout_s: Seconds = 20.0
+    idle_timeout_s: Seconds = 60.0
+    public_url: BaseUrl | None = None
+    callback_secret: Secret = Field("", repr=False)
+    sandbox_secret: Secret = Field("", repr=False)
+    server_secret: Secret = Field("", repr=False, alias="SERVER_KEY")
+    card_api_key: str | None = Field(None, repr=False)
+    card_api_base: BaseUrl | None = None
+    card_webhook_secrets: TextList = Field((), repr=False, alias="CARD_WEBHOOK_SECRET")
+    card_publishable_key: str | None = None
+    smtp_url: SmtpUrl | None = Field(None, repr=False)
+    mail_from: str = "Holdfast <no-reply@localhost>"
+    log_format: Literal["console", "json"] = "console"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
+    operators: Emails = ()
+    operator_readers: Emails = ()
+    operator_session_ttl_s: int = Field(43_200, ge=60, lt=2**31)
+    brand_id: str = "holdfast"
+    legal_entity_id: str = "holdfast"
+    merchant_of_record: str = "Holdfast"
+    provider_account_id: str = "holdfast"
+    sandbox_enabled: bool = True
+    otp_ttl_s: int = Field(600, ge=30, le=3600)
+    otp_attempts: int = Field(5, ge=1, le=20)
+    otp_failures_day: int = Field(20, ge=1, le=1000)
+    otp_resend_s: int = Field(30, ge=0, le=3600)
+    otp_per_email_hour: Count = 5
+    otp_per_email_day: Count = 10
+    otp_per_origin_hour: Count = 30
+    otp_all_origins_hour: Count = 20
+    otp_all_origins_day: Count = 40
+    trusted_proxies: Proxies = ()
+    proxy_header: ProxyHeader = "X-Forwarded-For"
+    revoked_keys_retention_s: int = Field(2_592_000, ge=60, lt=2**31)
+    session_ttl_s: int = Field(86_400, ge=60, lt=2**31)
+    quote_ttl_s: Count = 900
+    asset_link_ttl_s: Count = 3600
+    recharge_max_micro: MicroCredits = Field(10_000_000_000, alias="RECHARGE_MAX")
+    order_max_micro: MicroCredits = Field(10_000_000_000, alias="ORDER_MAX")
+    sandbox_order_ttl_s: int = Field(1800, ge=1, le=86_400)
+    card_order_ttl_s: int = Field(86_400, ge=1, le=86_400)
+    body_bytes_max: int = Field(2 * 1024 * 1024, ge=1024, le=16 * 1024 * 1024)
+    header_bytes_max: int = Field(32 * 1024, ge=4096, le=1024 * 1024)
+    header_count_max: int = Field(100, ge=20, le=1000)
+    ask_deadline_s: Seconds = 10.0
+    mailbox_max: Count = 1000
+    idle_passivate_s: Seconds = 120.0
+    active_max: Count = 20_000
+    tasks_in_flight_max: Count = 1000
+    task_creates_per_account_s: int = Field(0, ge=0, le=1_000_000)
+    task_creates_burst: Count = 20_000
+    stored_input_bytes_max: int = Field(256 * 1024 * 1024, ge=0, lt=2**40)
+    provider_removed_grace_s: Seconds = 300.0
+    pool_size: int = Field(8, ge=1, le=100)
+    checker_share: float = Field(0.05, ge=0, le=1)
+    shutdown_s: Seconds = 20.0
+    asset_store: Literal["local", "s3"] = "local"
+    s3_bucket: str = ""
+    s3_region: str = "us-east-1"
+    s3_endpoint: BaseUrl | None = None
+    s3_access_key_id: str = ""
+    s3_secret_access_key: str = Field("", repr=False)
+    member_address: HostAndPort | None = None
+    member_certificate: ExistingFile | None = None
+    member_key: ExistingFile | None = None
+    member_ca: ExistingFile | None = None
+    webhook_timeout_s: Seconds = 15.0
+    webhook_give_up_s: Count = 259_200
+    webhook_local_allowed: bool = True
+    studio_port: Port = 0
+    card_emulator_port: Port = 0
+    card_timeout_s: Seconds = 10.0
+    card_retries: int = Field(2, ge=0, le=5)
+    card_automatic_payment_methods: bool = True
+    idempotency_ttl_s: int = Field(86_400, ge=60, lt=2**31)
+    stuck_turn_s: Seconds = 30.0
+    reports_retention_s: int = Field(2_592_000, ge=60, lt=2**31)
+    reports_max: int = Field(500_000, ge=1_000, lt=2**31)
+
+    @property
+    def is_production(self) -> bool:
+        """Whether this is production: without debug codes, emulators and generated secrets."""
+        return self.env == "production"
+
+    @property
+    def has_token_file(self) -> bool:
+        """Whether the operators' token was generated, and is in its file."""
+        return not self.is_production and self.token_file.exists()
+
+    @property
+    def s3(self) -> S3Bucket | None:
+        """The bucket for results if ``asset_store`` is ``s3``, else None."""
+        if self.asset_store == "local":
+            return None
+        return S3Bucket(
+            bucket=self.s3_bucket,
+            region=self.s3_region,
+            endpoint=self.s3_endpoint,
+            access_key_id=self.s3_access_key_id,
+            secret_access_key=self.s3_secret_access_key,
+        )
+
+    @property
+    def server_key(self) -> bytes:
+        """32 bytes from ``server_secret``."""
+        return hmac.digest(self.server_secret.encode(), b"holdfast server key", "sha256")
+
+    @property
+    def otp_pepper(self) -> bytes:
+        """The key of the hashes of one-time codes."""
+        return self.derived_key("one-time codes")
+
+    def derived_key(self, purpose: str) -> bytes:
+        """Derive a 32-byte key for one purpose: what is sealed for one purpose cannot be opened for another."""
+        return hmac.digest(self.server_key, b"holdfast " + purpose.encode(), "sha256")
+
+    def secret_values(self) -> tuple[str, ...]:
+        """Return every secret in clear, for the scrubber that removes them from logs and reports.
+
+        Of a URL it is the password, both percent-encoded and decoded.
+        """
+        several = (self.operator_token, self.callback_secret, self.sandbox_secret, *self.card_webhook_secrets)
+        bucket_key = self.s3_secret_access_key if self.s3 is not None else None
+        passwords = [word for url in (self.database_url, self.smtp_url) if url for word in _passwords(url)]
+        given = (*several, self.card_api_key, bucket_key, *passwords)
+        return tuple(dict.fromkeys(value for value in given if value))
+
+
+_NAMES: Final = tuple(str(each.alias) for each in Settings.model_fields.values())
+
+
+def environment() -> Mapping[str, str]:
+    """Return this process's environment; no other module reads it."""
+    return os.environ
+
+
+def prefer(options: Mapping[str, str]) -> None:
+    """Let options of the command line replace the settings of these names, in this process and its children."""
+    os.environ.update({f"{PREFIX}{name}": value for name, value in options.items()})
+
+
+def load_settings(environ: Mapping[str, str]) -> Settings:
+    """Read and validate the settings; in development also create DATA_DIR and missing secrets.
+
+    Raises :class:`SettingsFault`, and then has written nothing.
+    """
+    given = _given(environ)
+    if given.get("ENV") == "production":
+        given = PRODUCTION_DEFAULTS | given
+    settings = _validate(Settings, given, find_faults(given))
+    if not settings.is_production:
+        return settings.model_copy(update=_development_secrets(settings))
+    if not settings.server_secret:
+        # Derived from the operators' token if it is not set, so it changes when that token does.
+        derived = hmac.digest(settings.operator_token.encode(), b"holdfast server key material", "sha256").hex()
+        return settings.model_copy(update={"server_secret": derived})
+    return settings
+
+
+def load_locations(environ: Mapping[str, str]) -> Locations:
+    """Read only the locations. Raises :class:`SettingsFault`; writes nothing."""
+    given = _given(environ)
+    return _validate(Locations, given, find_location_faults(given))
+
+
+def load_service_location(environ: Mapping[str, str]) -> ServiceLocation:
+    """Read only what calling the service needs. Raises :class:`SettingsFault`; writes nothing."""
+    return _validate(ServiceLocation, _given(environ))
+
+
+def _given(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.removeprefix(PREFIX): value.strip()
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and value.strip()
+    }
+
+
+def _validate(model: type[S], given: Mapping[str, str], faults: Iterable[Fault] = ()) -> S:
+    """Validate the settings. Raises :class:`SettingsFault` for invalid values, unknown names and ``faults``."""
+    unknown = ((name, _not_a_setting(name)) for name in given if name not in _NAMES)
+    lines = tuple(f"{PREFIX}{name} {trouble}" for name, trouble in (*unknown, *faults))
+    try:
+        settings = model.model_validate(given)
+    except ValidationError as invalid:
+        raise SettingsFault((*(_line(error) for error in invalid.errors()), *lines)) from None
+    if lines:
+        raise SettingsFault(lines)
+    return settings
+
+
+def _not_a_setting(name: str) -> str:
+    near = difflib.get_close_matches(name, _NAMES, n=1)
+    return "is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else "")
+
+
+def _line(error: Mapping[str, Any]) -> str:
+    """One fault as a sentence beginning with the variable's name."""
+    name = str(error["loc"][0])
+    if error["type"] == "value_error":
+        return f"{PREFIX}{name} {error['ctx']['error']}"
+    trouble = error["msg"].replace("Input should", "must", 1).partition(", unable")[0]
+    value = error["input"]
+    return f"{PREFIX}{name} {trouble}" + (f", not {value!r}" if len(value) <= SHOWN_CHARS_MAX else "")
+
+
+def _passwords(url: str) -> tuple[str, ...]:
+    """The passwords inside a URL; libpq takes one in the query as well."""
+    parts = urlsplit(url)
+    in_query = [value for name, value in parse_qsl(parts.query) if name in {"password", "sslpassword"}]
+    inside = () if parts.password is None else (parts.password, unquote(parts.password))
+    return (*inside, *in_query)
+
+
+def _development_secrets(settings: Settings) -> dict[str, str]:
+    """Return the stored value of each missing secret; one that is not stored yet is generated."""
+    folder = settings.data_dir / "secrets"
+    fields = {name: "server_secret" if name == "SERVER_KEY" else name.lower() for name in OWN_SECRETS}
+    try:
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return {
+            attribute: read_or_create_secret(folder / name.lower())
+            for name, attribute in fields.items()
+            if not getattr(settings, attribute)
+        }
+    except OSError as exc:
+        raise SettingsFault((f"{PREFIX}DATA_DIR: cannot store secrets in {folder}: {exc.strerror}",)) from exc
+    except ValueError:
+        raise SettingsFault(
+            (f"{PREFIX}DATA_DIR: a file in {folder} has no secret; restore or remove it",)
+        ) from None

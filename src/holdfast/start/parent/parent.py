@@ -1,0 +1,306 @@
+"""The parent process: what it starts, its signals, and its end.
+
+Its supervisor has one child for each worker, one for the embedded database and one for the emulators, independent
+of each other. An orderly stop ends the workers together, then the emulators, then the database. When the parent is
+killed, its workers notice the end of their socket pairs and stop in order, and the database stops after its last
+connection.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from socket import gethostname
+
+import structlog
+import trio
+from prometheus_client.multiprocess import mark_process_dead
+
+from holdfast import __version__
+from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.revisions import is_migrated
+from holdfast.settings.settings import PREFIX, Settings, environment
+from holdfast.settings.warnings import find_warnings
+from holdfast.sockets.listening import Sockets, open_sockets, refuse_new_connections, url_of
+from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
+from holdfast.start.parent.child_process import ChildProcess, start_process
+from holdfast.start.parent.database_server import DatabaseServer
+from holdfast.start.parent.metrics_folder import metrics_folder
+from holdfast.start.parent.process_slot import ProcessSlot
+from holdfast.start.parent.protocol import EmulatorsArguments, WorkerArguments
+from holdfast.start.parent.workers import Workers
+from holdfast.supervision.faults import GaveUp, NotRunning
+from holdfast.supervision.spec import ChildSpec, Intensity
+from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.logs import configure_logging
+from holdfast.telemetry.logs.scrubbing import register_secrets
+from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.wiring.emulator_ports import EMULATOR_HOST, card_emulator_port, studio_port
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE_S = 3.0
+"""How long the children may take to end after a second signal."""
+STOP_MARGIN_S = 5.0
+"""How long a child may take to end beyond ``SHUTDOWN_S``, within which it stops by itself."""
+RETIRE_MARGIN_S = 15.0
+"""How long a replaced worker may take to end beyond the time limits of a request and of a stop."""
+RESTARTS_PER_WORKER = 5
+RESTARTS_PERIOD_S = 60.0
+CONNECTIONS_BESIDE_READS = 9
+"""The database connections of a worker besides ``POOL_SIZE``: the journal, leases, probes, checks."""
+CONNECTIONS_BESIDE_WORKERS = 20
+
+
+def serve(settings: Settings) -> int:
+    """Run the service with ``settings.processes`` workers. Returns 0 after a clean stop, 1 when the workers keep
+    failing, and 2 when their configuration is not valid.
+
+    Raises ``CannotListen`` and the faults of the embedded database.
+    """
+    configure_logging(settings.log_format, level=settings.log_level, in_thread=True)
+    register_secrets(settings.secret_values())
+    for warning in find_warnings(settings):
+        log.warning(warning)
+    variables = {name: value for name, value in environment().items() if not name.startswith("LISTEN_")}
+    sockets = open_sockets(settings, environment())
+    with ExitStack() as stack:
+        stack.callback(sockets.close)
+        metrics_dir = stack.enter_context(metrics_folder())
+        embedded = stack.enter_context(_embedded(settings))
+        variables |= _environment(settings, embedded)
+        return trio.run(Parent(settings, sockets, embedded, metrics_dir, variables).run)
+
+
+class Parent:
+    """The running parent. ``variables`` are the environment of its children."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sockets: Sockets,
+        embedded: EmbeddedPostgres | None,
+        metrics_dir: str,
+        variables: Mapping[str, str],
+    ) -> None:
+        self._settings = settings
+        self._sockets = sockets
+        self._metrics_dir = metrics_dir
+        self._variables = variables
+        url = settings.database_url if embedded is None else embedded.url
+        assert url is not None, "without a configured database there is an embedded one"
+        self._database_url = url
+        self._database_checks = trio.CapacityLimiter(settings.processes + 1)
+        self._code = CLEAN
+        self._rolls_wanted = trio.Event()
+        self._preparing = trio.CancelScope()
+        reporter = Reporter(host=gethostname())
+        self._conditions = Conditions(reporter)
+        self._workers = Workers(
+            settings.processes,
+            self._start_worker,
+            on_end=partial(mark_process_dead, path=metrics_dir),
+            on_misconfigured=self._misconfigured,
+            retire_s=settings.head_timeout_s + settings.body_timeout_s + settings.shutdown_s + RETIRE_MARGIN_S,
+            reporter=reporter,
+        )
+        shutdown_s = settings.shutdown_s + STOP_MARGIN_S
+        specs = self._workers.specs(shutdown_s)
+        # Stopped last, in reverse order: workers may still use both.
+        emulators = partial(ProcessSlot, self._start_emulators, may_finish=True)
+        specs.insert(0, ChildSpec("emulators", emulators, restart="transient", shutdown_s=shutdown_s))
+        if embedded is not None:
+            specs.insert(0, ChildSpec("database", partial(DatabaseServer, embedded, reporter)))
+        self._tree = Supervisor(
+            "processes",
+            specs,
+            # one_for_one: a worker waits for a database that is away, and does not need its siblings.
+            strategy="one_for_one",
+            intensity=Intensity(RESTARTS_PER_WORKER * settings.processes, RESTARTS_PERIOD_S),
+            reporter=reporter,
+            conditions=self._conditions,
+            drain_timeout_s=shutdown_s + STOP_MARGIN_S,
+        )
+
+    async def run(self) -> int:
+        """Migrate the database, then run the workers until a signal or a failure; returns the exit code."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._handle_signals)
+            with self._preparing:
+                self._code = await self._migrate()
+            if self._code == CLEAN and not self._preparing.cancelled_caught:
+                nursery.start_soon(self._conditions.run)
+                nursery.start_soon(self._log_when_ready)
+                nursery.start_soon(self._roll_when_wanted)
+                try:
+                    await self._tree.run()
+                except GaveUp as gave_up:
+                    log.critical("the workers keep failing", reason=str(gave_up))
+                    self._code = GAVE_UP
+            nursery.cancel_scope.cancel()
+        log.info("stopped", exit_code=self._code)
+        return self._code
+
+    async def _handle_signals(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Stop in order at INT or TERM, at once at a second one; HUP reloads the catalog, USR2 replaces workers."""
+        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+        is_stopping = False
+        with trio.open_signal_receiver(*wanted) as signals:
+            task_status.started()
+            async for number in signals:
+                name = signal.Signals(number).name
+                if number == signal.SIGHUP:
+                    self._workers.send_signal(signal.SIGHUP)
+                elif number == signal.SIGUSR2:
+                    self._rolls_wanted.set()
+                elif not is_stopping:
+                    is_stopping = True
+                    log.info("stopping", signal=name)
+                    await self._stop()
+                else:
+                    log.warning("stopping at once", signal=name)
+                    self._workers.send_signal(signal.SIGTERM)
+                    await trio.sleep(AT_ONCE_S)
+                    self._tree.stop_at_once()
+
+    async def _stop(self) -> None:
+        self._preparing.cancel()
+        if not self._sockets.is_shared:
+            for listening in self._sockets.each():
+                refuse_new_connections(listening)
+        await self._workers.stop_all()
+        await self._tree.stop()
+
+    def _misconfigured(self) -> None:
+        """End with the exit code of a worker that found the configuration invalid at the first start."""
+        self._code = BAD_CONFIGURATION
+        self._tree.stop_at_once()
+
+    async def _roll_when_wanted(self) -> None:
+        """Replace the workers after each signal. Signals during a roll lead to one more."""
+        while True:
+            await self._rolls_wanted.wait()
+            self._rolls_wanted = trio.Event()
+            log.info("roll begins", workers=self._workers.count)
+            if await self._migrate() != CLEAN:
+                log.error("roll abandoned: the database was not migrated")
+            elif await self._workers.roll():
+                log.info("roll complete", workers=self._workers.count)
+
+    async def _migrate(self) -> int:
+        """Migrate the database by the code that is installed now, in a process of its own if there is need."""
+        if await self._is_migrated():
+            return CLEAN
+        try:
+            done = await trio.run_process(
+                [sys.executable, "-m", "holdfast.start.children.migration"],
+                env=dict(self._variables),
+                stdin=subprocess.DEVNULL,
+                check=False,
+                start_new_session=True,
+            )
+        except OSError as fault:
+            # As while the interpreter is being replaced: the workers that run are not affected.
+            log.error("the migration cannot be started", reason=str(fault))
+            return GAVE_UP
+        return done.returncode if done.returncode >= 0 else GAVE_UP
+
+    async def _is_migrated(self) -> bool | None:
+        """Return whether the tables are those of the installed code; None if the database cannot be read."""
+        return await trio.to_thread.run_sync(
+            is_migrated, self._database_url, abandon_on_cancel=True, limiter=self._database_checks
+        )
+
+    async def _start_worker(self, slot: int) -> ChildProcess:
+        """Start a worker. Raises OSError."""
+        # A release may have been installed since the last one was started, and its tables are not there yet.
+        if await self._is_migrated() is False and await self._migrate() != CLEAN:
+            raise OSError("the database was not migrated")
+        of_slots = {
+            number: tuple(listening.fileno() for listening in sockets.each())
+            for number, sockets in self._sockets.of_slots.items()
+        }
+        own = of_slots[slot]
+        # A sibling that shares a socket with this slot needs no other worker to accept for it.
+        siblings = {each: fds for each, fds in of_slots.items() if not set(fds) & set(own)}
+
+        def arguments(control_fd: int) -> WorkerArguments:
+            return WorkerArguments(
+                slot=slot,
+                metrics_dir=self._metrics_dir,
+                control_fd=control_fd,
+                public_fd=own[0],
+                operators_fd=own[1] if len(own) > 1 else None,
+                sibling_fds=siblings,
+            )
+
+        fds = sorted({*own, *(fd for some in siblings.values() for fd in some)})
+        # In the environment, because prometheus_client reads it when it is imported.
+        variables = {**self._variables, "PROMETHEUS_MULTIPROC_DIR": self._metrics_dir}
+        return await start_process("holdfast.start.children.worker", arguments, fds=fds, variables=variables)
+
+    async def _start_emulators(self) -> ChildProcess:
+        def arguments(control_fd: int) -> EmulatorsArguments:
+            return EmulatorsArguments(control_fd=control_fd, local_url=url_of(self._sockets.of_slots[0].public))
+
+        return await start_process(
+            "holdfast.start.children.emulators", arguments, fds=(), variables=self._variables
+        )
+
+    async def _log_when_ready(self) -> None:
+        """Log the service's URLs once every worker serves."""
+        try:
+            await self._tree.wait_ready()
+        except NotRunning:
+            return
+        sockets = self._sockets.of_slots[0]
+        url = url_of(sockets.public)
+        card_port = self._variables.get(f"{PREFIX}CARD_EMULATOR_PORT")
+        uses_emulator = card_emulator_port(self._settings) is not None
+        log.info(
+            "holdfast serves",
+            version=__version__,
+            url=url,
+            docs=f"{url}/docs",
+            operators=f"{url if sockets.operators is None else url_of(sockets.operators)}/ops",
+            sign_in_with=str(self._settings.token_file) if self._settings.has_token_file else None,
+            env=self._settings.env,
+            processes=self._workers.count,
+            database="configured" if self._settings.is_production else self._variables[f"{PREFIX}DATABASE_URL"],
+            card_emulator=f"http://{EMULATOR_HOST}:{card_port}" if uses_emulator else None,
+        )
+
+
+def _environment(settings: Settings, embedded: EmbeddedPostgres | None) -> dict[str, str]:
+    """Return the settings that the parent decides for all its children."""
+    decided = {"PROCESSES": str(settings.processes), "STUDIO_PORT": str(studio_port(settings))}
+    card_port = card_emulator_port(settings)
+    if card_port is not None:
+        decided["CARD_EMULATOR_PORT"] = str(card_port)
+    if embedded is not None:
+        decided["DATABASE_URL"] = embedded.url
+    return {f"{PREFIX}{name}": value for name, value in decided.items()}
+
+
+@contextmanager
+def _embedded(settings: Settings) -> Iterator[EmbeddedPostgres | None]:
+    """Run the embedded database, if none is configured, until all children have ended."""
+    if settings.database_url is not None:
+        yield None
+        return
+    per_worker = settings.pool_size + CONNECTIONS_BESIDE_READS
+    # A worker and its successor run at the same time.
+    connections = (settings.processes + 1) * per_worker + CONNECTIONS_BESIDE_WORKERS
+    embedded = EmbeddedPostgres(settings.data_dir, settings={"max_connections": str(max(100, connections))})
+    embedded.acquire()
+    try:
+        embedded.start()
+        yield embedded
+    finally:
+        embedded.stop()
+        embedded.release()

@@ -1,0 +1,118 @@
+"""The workers of one parent: their slots, which workers accept for others, and rolls."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from holdfast.start.parent.child_process import ChildProcess
+from holdfast.start.parent.process_slot import ProcessSlot
+from holdfast.start.parent.protocol import COVER
+from holdfast.start.parent.report_relay import ReportRelay
+from holdfast.supervision.intensity import Backoff
+from holdfast.supervision.spec import ChildSpec
+from holdfast.telemetry.reports.report import Level, Report
+from holdfast.telemetry.reports.reporter import Reporter
+
+BACKOFF = Backoff(0.1, 30.0, factor=3.0)
+"""Steep: a slot whose process always ends at once spends little more than its share of the restart budget."""
+
+
+class Workers:
+    """The slots of the workers.
+
+    ``start`` starts the process of a slot. ``on_end`` is called with the pid of each that ended,
+    ``on_misconfigured`` when the first one of a slot ends with exit code 2. ``retire_s`` is how long one that was
+    replaced may take to end. All reports of ``reporter`` go to a worker to be stored.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        start: Callable[[int], Awaitable[ChildProcess]],
+        *,
+        on_end: Callable[[int], None],
+        on_misconfigured: Callable[[], None],
+        retire_s: float,
+        reporter: Reporter,
+    ) -> None:
+        self.count = count
+        self._reporter = reporter
+        self._relay = ReportRelay(self._tell_one)
+        reporter.listen(self._relay.accept)
+        self._start = start
+        self._on_end = on_end
+        self._on_misconfigured = on_misconfigured
+        self._retire_s = retire_s
+        self._slots: dict[int, ProcessSlot] = {}
+        self._was_ready: set[int] = set()
+
+    def specs(self, shutdown_s: float) -> list[ChildSpec]:
+        """Return the slots as children of a supervisor."""
+        return [
+            ChildSpec(f"worker-{slot}", partial(self._new_slot, slot), shutdown_s=shutdown_s, backoff=BACKOFF)
+            for slot in range(self.count)
+        ]
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to every worker."""
+        for slot in self._slots.values():
+            slot.send_signal(number)
+
+    async def stop_all(self) -> None:
+        """Stop all workers together; a supervisor would stop one after the other."""
+        for slot in self._slots.values():
+            await slot.stop()
+
+    async def roll(self) -> bool:
+        """Replace the workers one after the other. False: a new one was not ready, and the rest was left alone.
+
+        A worker that is starting may run older code, and is replaced once it is ready. A slot without one is
+        skipped, because a new one is about to start there.
+        """
+        for number in range(self.count):
+            slot = self._slots.get(number)
+            if slot is None or not await slot.wait_started():
+                continue
+            before = slot.pids
+            try:
+                is_replaced = await slot.replace(retire_s=self._retire_s)
+                why = "the new process was not ready in time"
+            except OSError as fault:
+                is_replaced, why = False, str(fault)
+            if not is_replaced:
+                self._report_roll(number, why, level="error")
+                return False
+            self._report_roll(number, f"process {_listed(before)} by {_listed(slot.pids)}")
+        return True
+
+    def _report_roll(self, number: int, reason: str, *, level: Level | None = None) -> None:
+        path = f"processes/worker-{number}"
+        self._reporter.report(Report(kind="roll", at=self._reporter.now(), path=path, reason=reason, level=level))
+
+    def _tell_one(self, line: str) -> bool:
+        """Send a line to one worker that serves; return whether one has taken it."""
+        return any(slot.tell(line) for slot in self._slots.values())
+
+    def _new_slot(self, number: int) -> ProcessSlot:
+        self._slots[number] = slot = ProcessSlot(
+            partial(self._start, number),
+            on_change=self._cover,
+            on_end=self._on_end,
+            on_misconfigured=self._on_misconfigured if number not in self._was_ready else lambda: None,
+        )
+        return slot
+
+    def _cover(self) -> None:
+        """Have the ready workers accept for those that are not."""
+        ready = {number for number, slot in self._slots.items() if slot.is_ready}
+        self._was_ready |= ready
+        missing = " ".join(str(number) for number in range(self.count) if number not in ready)
+        for number in ready:
+            self._slots[number].tell(f"{COVER} {missing}".rstrip())
+        self._relay.flush()
+
+
+def _listed(pids: Sequence[int]) -> str:
+    return ", ".join(map(str, pids))

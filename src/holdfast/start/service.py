@@ -1,0 +1,181 @@
+"""The service of one process: its start on sockets and a database, its signals, and its orderly stop.
+
+A stop drains the supervision tree in reverse start order (accept waiting connections, finish requests, empty
+mailboxes, last commit, close the database). A second signal stops it without waiting, and the log lists the
+children that had not finished.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+import trio
+
+from holdfast import __version__
+from holdfast.actors.workers.report_writer import store_last_reports
+from holdfast.http.server.limits import connections_within, raise_open_files_limit
+from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.migrate import migrate_when_reachable
+from holdfast.providers.outbound.name_lookups import limit_name_lookups
+from holdfast.settings.settings import Settings
+from holdfast.sockets.listening import SlotSockets, Sockets, url_of
+from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
+from holdfast.supervision.faults import GaveUp, NotRunning
+from holdfast.telemetry.logs import flush_logs
+from holdfast.wiring.assembly import Assembly, assemble
+
+log = structlog.get_logger(__name__)
+
+CLOSE_CLIENTS_S = 2.0
+AT_ONCE_S = 3.0
+"""How long the process may take to end after a second signal."""
+
+
+def run(settings: Settings, sockets: Sockets, database_url: str, embedded: EmbeddedPostgres | None) -> int:
+    """Migrate the database, then run the service in this process alone; returns the exit code.
+
+    Raises the faults of migrations, ``CatalogFault``, and ``SettingsFault`` for a library that is not installed.
+    """
+    settings, own = within_open_files(settings), sockets.of_slots[0]
+    report = migrate_when_reachable(database_url)
+    if report.applied:
+        log.info("database migrated", applied=list(report.applied))
+    assembly = assemble(
+        settings,
+        database_url=database_url,
+        local_url=url_of(own.public),
+        embedded=embedded,
+        sockets=sockets,
+    )
+    return run_assembly(assembly, partial(_log_when_ready, assembly, own))
+
+
+def run_assembly(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int:
+    """Run the composed service, with the task ``beside``, and return its exit code."""
+    tune_interpreter()
+    try:
+        return trio.run(_run, assembly, beside)
+    except Exception:
+        # Logged rather than raised, because the log is scrubbed: an exception may quote client data.
+        log.critical("the service crashed", exc_info=True)
+        return GAVE_UP
+
+
+def within_open_files(settings: Settings) -> Settings:
+    """Return the settings with as many connections as the limit of open files allows; fewer are logged."""
+    open_files = raise_open_files_limit()
+    allowed = connections_within(open_files, settings.connections_max)
+    if allowed == settings.connections_max:
+        return settings
+    log.warning("too few open files for CONNECTIONS_MAX", connections_max=allowed, open_files=open_files)
+    return settings.model_copy(update={"connections_max": allowed})
+
+
+def tune_interpreter() -> None:
+    """Tune the interpreter for one busy event loop beside threads that wait for the database.
+
+    Garbage collection runs less often and leaves out what exists already, which lives as long as the process:
+    requests leave few cycles, and traversing thousands of actors every few hundred allocations costs more than it
+    frees.
+
+    The switch interval is short: the journal's thread needs the interpreter for microseconds between its waits, and
+    would otherwise wait until the loop is idle, with the database idle too.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    sys.setswitchinterval(200e-6)
+
+
+async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int:
+    limit_name_lookups()
+    code = CLEAN
+    try:
+        await assembly.store.prepare()
+    except OSError as fault:
+        where = "" if fault.filename is None else f" ({fault.filename})"
+        print(f"The asset store is not usable: {fault.strerror}{where}.", file=sys.stderr)  # noqa: T201
+        return BAD_CONFIGURATION
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_handle_signals, assembly)
+        nursery.start_soon(beside)
+        try:
+            await assembly.tree.run()
+        except GaveUp as gave_up:
+            log.critical("the tree gave up", reason=str(gave_up))
+            code = GAVE_UP
+        assembly.samples.leave()
+        await store_last_reports(assembly.reports, assembly.database.url)
+        if assembly.card is not None:
+            with trio.move_on_after(CLOSE_CLIENTS_S):
+                await assembly.card.provider.close()
+        nursery.cancel_scope.cancel()
+    log.info("stopped", exit_code=code)
+    return code
+
+
+async def _log_when_ready(assembly: Assembly, sockets: SlotSockets) -> None:
+    """Log the service's URLs once every part is up."""
+    try:
+        await assembly.tree.wait_ready()
+    except NotRunning:
+        return
+    url = url_of(sockets.public)
+    log.info(
+        "holdfast serves",
+        version=__version__,
+        url=url,
+        docs=f"{url}/docs",
+        operators=f"{url if sockets.operators is None else url_of(sockets.operators)}/ops",
+        sign_in_with=str(assembly.settings.token_file) if assembly.settings.has_token_file else None,
+        env=assembly.settings.env,
+        database=assembly.database.url if not assembly.settings.is_production else "configured",
+        card_emulator=assembly.card.emulator_url if assembly.card is not None else None,
+    )
+
+
+async def stop_in_order(assembly: Assembly) -> None:
+    """Give this process's accounts to other members, then drain the tree."""
+    await assembly.members.drain()
+    await assembly.tree.stop()
+
+
+async def _handle_signals(assembly: Assembly) -> None:
+    """Stop in order at INT or TERM, immediately at a second one; reload the catalog at HUP. USR2 is a parent's."""
+    tree, is_stopping = assembly.tree, False
+    # A thread that waits for a database that hangs cannot be cancelled, and the loop does not end before it. Every
+    # change that was confirmed is durable, so exiting here is as safe as a kill.
+    exit_timer = threading.Timer(AT_ONCE_S, _exit_at_once)
+    exit_timer.daemon = True
+    try:
+        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+        with trio.open_signal_receiver(*wanted) as signals:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    await assembly.registry.reload()
+                    assembly.presence.beat_soon()
+                elif number == signal.SIGUSR2:
+                    log.warning("only a parent of worker processes can roll them")
+                elif not is_stopping:
+                    is_stopping = True
+                    log.info("stopping", signal=signal.Signals(number).name)
+                    await stop_in_order(assembly)
+                else:
+                    cut = [child.child_id for child in tree.children() if child.state != "stopped"]
+                    log.warning("stopping at once", signal=signal.Signals(number).name, cut=cut)
+                    tree.stop_at_once()
+                    if not exit_timer.is_alive():
+                        exit_timer.start()
+    finally:
+        exit_timer.cancel()
+
+
+def _exit_at_once() -> None:
+    flush_logs(within_s=0.2)
+    os._exit(GAVE_UP)

@@ -1,0 +1,249 @@
+"""Logging for the whole process: one line per event, console or JSON, scrubbed of secrets by key and by pattern.
+
+A line begins with time, level and event, then the ids it is about; repeated lines are folded, and life events of
+tasks counted while they are many. Libraries that use the standard logging module (hypercorn, sqlalchemy, alembic,
+pykka) are written in the same way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import date, timedelta
+from typing import Final, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from holdfast.telemetry.logs.folding import Folding
+from holdfast.telemetry.logs.lines import LogFormat, Render, console_renderer, in_order, render_json, time_of_line
+from holdfast.telemetry.logs.scrubbing import SCRUBBED, has_registered_secret, scrub
+from holdfast.telemetry.logs.task_events import EVENTS_MAX, EVENTS_OF_PROCESS_MIN, TaskEvents
+from holdfast.telemetry.logs.writer import LineWriter
+from holdfast.telemetry.traces import request_id, trace_id
+
+__all__ = ["configure_logging", "flush_logs", "log_event", "scrub_secrets"]
+
+VALUE_LIMIT_CHARS = 16_000
+"""Enough for a complete traceback."""
+FLUSH_S: Final = 2.0
+"""How long the end of the process waits for unread lines."""
+
+_DEPTH_LIMIT_LEVELS = 4
+_SECRET_KEY = re.compile(
+    r"password|passwd|passphrase|pwd|secret|token(?!s)|authorization|cookie|api_?key$|signature|pepper|otp$|tracestate",
+    re.IGNORECASE,
+)
+_TRACE_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+# Their INFO lines contain statements with parameters, URLs with query strings, or what each start repeats.
+_QUIET_LOGGERS = ("sqlalchemy", "httpx2", "httpcore2", "pykka", "alembic")
+# It warns of each connection that is lost with the server, which is one outage.
+_SILENT_LOGGERS = ("psycopg",)
+_ROUTED_LOGGERS = ("hypercorn.error", "hypercorn.access", *_QUIET_LOGGERS, *_SILENT_LOGGERS)
+
+
+def scrub_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """A structlog processor that removes values under secret-like keys and scrubs all other text by pattern."""
+    return {key: _clean(key, value, 0) for key, value in event.items()}
+
+
+def _clean(key: str, value: object, depth: int) -> object:
+    if value is None or isinstance(value, bool | int | float | date | timedelta):
+        return SCRUBBED if _SECRET_KEY.search(key) and value is not None and not isinstance(value, bool) else value
+    if _SECRET_KEY.search(key) or isinstance(value, bytes | bytearray | memoryview):
+        return SCRUBBED
+    if isinstance(value, str):
+        if key == "trace_id" and _TRACE_ID.fullmatch(value) and not has_registered_secret(value):
+            return value
+        return scrub(value, limit_chars=VALUE_LIMIT_CHARS)
+    if depth < _DEPTH_LIMIT_LEVELS:
+        if isinstance(value, Mapping):
+            return {scrub(str(k)): _clean(str(k), v, depth + 1) for k, v in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [_clean("", item, depth + 1) for item in value]
+    return scrub(repr(value))
+
+
+class _Lines:
+    """The lines of this process: how they are rendered, folded and put."""
+
+    def __init__(self) -> None:
+        self.level = logging.WARNING
+        self.put: Callable[[str], None] = lambda _line: None
+        self.render: Render = render_json
+        self.writer: LineWriter | None = None
+        self.worker: int | None = None
+        self._folding = Folding(time.monotonic)
+        self._task_events = TaskEvents(time.monotonic)
+        self._lock = threading.Lock()
+
+    def context(self) -> dict[str, object]:
+        """Return the fields of every line: the trace, the request if its id is another, the worker process."""
+        found: dict[str, object] = {}
+        trace, request = trace_id(), request_id.get()
+        if trace is not None:
+            found["trace_id"] = trace
+        if request is not None and request[4:] != trace:
+            found["request_id"] = request
+        if self.worker is not None:
+            found["worker"] = self.worker
+        return found
+
+    def write(self, _logger: WrappedLogger, _method: str, event: EventDict) -> str:
+        """A structlog processor, the last one: render a line, or drop a repeated one."""
+        fields = in_order({"time": time_of_line(), **event})
+        with self._lock:
+            if not self._folding.admit(fields):
+                raise structlog.DropEvent
+        return self.render(fields)
+
+    def share_task_events(self, processes: int) -> None:
+        """Begin to count events of tasks; this process may write its share of them."""
+        events_max = max(EVENTS_MAX // processes, EVENTS_OF_PROCESS_MIN)
+        self._task_events = TaskEvents(time.monotonic, events_max=events_max)
+
+    def admit_task_event(self, event: str) -> bool:
+        """Whether a task's event is written; below level info each one is."""
+        with self._lock:
+            return self.level < logging.INFO or self._task_events.admit(event)
+
+    def put_folded(self, *, at_once: bool = False) -> None:
+        """Put the lines of repeated and of counted ones that are due."""
+        with self._lock:
+            due = self._folding.due(at_once=at_once)
+            counted = self._task_events.due(at_once=at_once)
+        for fields in due:
+            self.put(self.render(fields | {"time": time_of_line()}))
+        if counted is not None:
+            self.put(self.render({"time": time_of_line(), "level": "info", **counted, **self.context()}))
+
+    def tell_lost(self, count: int) -> str:
+        """Return the line that says how many lines were lost."""
+        event = "log lines were lost: standard error was not read"
+        return self.render({"time": time_of_line(), "level": "warning", "event": event, "lost": count})
+
+    def end(self, within_s: float) -> None:
+        """Write all that waits, if it is read in time."""
+        self.put_folded(at_once=True)
+        if self.writer is not None:
+            self.writer.stop(within_s)
+            self.writer, self.put = None, lambda _line: None
+
+
+_lines = _Lines()
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Put the record's line. A fault here is no reason to fail anything else."""
+        try:
+            _lines.put(self.format(record))
+        except structlog.DropEvent:
+            return
+        except Exception:
+            self.handleError(record)
+
+
+def _add_context(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Add the trace, the request and the worker process."""
+    return {**_lines.context(), **event}
+
+
+def _library_name(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Add the name of a library's logger; this service's own events need none."""
+    return structlog.stdlib.add_logger_name(logger, method, event)
+
+
+def configure_logging(
+    log_format: LogFormat,
+    *,
+    level: str = "info",
+    stream: TextIO | None = None,
+    in_thread: bool = False,
+    worker: int | None = None,
+    processes: int = 1,
+) -> None:
+    """Set up structlog and the standard library's root logger; calling it again replaces the earlier setup.
+
+    Lines go to ``stream`` (default: standard error), or ``in_thread`` to the descriptor of standard error by a
+    thread, so that no part waits for its reader. ``worker`` is the number of this process in every line; so many
+    ``processes`` share the lines of tasks' events. Raises ValueError for an unknown ``level``.
+    """
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ValueError(f"unknown log level {level!r}")
+    out = stream if stream is not None else sys.stderr
+    _lines.end(FLUSH_S)
+    _lines.level, _lines.worker = number, worker
+    _lines.share_task_events(processes)
+    _lines.render = render_json if log_format == "json" else console_renderer(colours=out.isatty())
+    if in_thread:
+        writer = LineWriter(2, tick=_lines.put_folded, tell_lost=_lines.tell_lost)
+        _lines.writer, _lines.put = writer, writer.write
+    else:
+        _lines.put = lambda line: _put_now(out, line)
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _add_context,
+        structlog.stdlib.add_log_level,
+    ]
+    handler = _Handler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, _library_name],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.StackInfoRenderer(),
+                structlog.processors.format_exc_info,
+                scrub_secrets,
+                _lines.write,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(number)
+    for name in _ROUTED_LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers = []
+        logger.propagate = True
+        least = logging.ERROR if name in _SILENT_LOGGERS else logging.WARNING if name in _QUIET_LOGGERS else number
+        logger.setLevel(max(number, least))
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _put_now(out: TextIO, line: str) -> None:
+    out.write(line + "\n")
+    out.flush()
+
+
+def log_event(event: str, fields: Mapping[str, str | int | None]) -> None:
+    """Log one event in the life of a task or a payment, at level info, in a few microseconds.
+
+    While tasks have more events than a reader could follow, theirs are counted instead (:mod:`.task_events`).
+    The fields are put as they are and in this order, so they are only our own ids, names of the catalog, codes and
+    numbers: never a text from outside.
+    """
+    if _lines.level <= logging.INFO and ("task_id" not in fields or _lines.admit_task_event(event)):
+        line = {"time": time_of_line(), "level": "info", "event": event, **fields, **_lines.context()}
+        if None in fields.values():
+            line = {name: value for name, value in line.items() if value is not None}
+        _lines.put(_lines.render(line))
+
+
+def flush_logs(within_s: float = FLUSH_S) -> None:
+    """Write the lines that wait, as the last thing that this process does."""
+    _lines.end(within_s)
+
+
+atexit.register(flush_logs)

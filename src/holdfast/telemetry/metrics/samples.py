@@ -1,0 +1,181 @@
+"""Samples of one process: what it did in each interval of a few seconds, for plots and ``holdfast top``."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from datetime import datetime
+from functools import reduce
+from math import isnan
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import structlog
+from prometheus_client.metrics import MetricWrapperBase
+
+from holdfast.telemetry import metrics
+from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram, Distribution
+from holdfast.telemetry.metrics.process_usage import usage_of
+
+log = structlog.get_logger(__name__)
+
+SAMPLE_S = 5.0
+"""The interval of a sample."""
+SAMPLES_MAX = 360
+"""How many samples a process keeps: half an hour."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process did in the ``interval_s`` that ended ``at``, and its queues at the end.
+
+    Responses are those of this process, whichever process owns the account; creates are counted likewise, ended
+    tasks where the task's actor is. A latency is None if nothing was measured. ``wal_sync_mean_s`` is that of the
+    database's flushes of its log, for any process. ``oldest_message_s`` is the age of the oldest message in a
+    mailbox. ``cpu_s`` was used in the interval; it and ``memory_bytes`` are None where the system does not tell.
+    """
+
+    at: datetime
+    interval_s: float
+    responses_2xx_per_s: float
+    responses_3xx_per_s: float
+    responses_4xx_per_s: float
+    responses_5xx_per_s: float
+    creates_per_s: float
+    settled_per_s: float
+    commits_per_s: float
+    units_per_commit: float | None
+    commit_p50_s: float | None
+    commit_p99_s: float | None
+    wal_sync_mean_s: float | None = None
+    mailbox_wait_p50_s: float | None
+    mailbox_wait_p99_s: float | None
+    loop_lag_max_s: float
+    journal_queue_units: int
+    mailbox_messages: int
+    oldest_message_s: float
+    connections_open: int
+    actors_active: int
+    cpu_s: float | None
+    memory_bytes: int | None
+
+
+class Queues(NamedTuple):
+    """What waits in this process: units for the journal, and messages in mailboxes with the age of the oldest."""
+
+    journal_units: int = 0
+    mailbox_messages: int = 0
+    oldest_message_s: float = 0.0
+
+
+class Totals(NamedTuple):
+    """The counts of this process since its start. ``responses`` are by the first digit of their status."""
+
+    responses: Counter[str]
+    creates: float
+    settled: int
+    commits: Distribution
+    units: float
+    waits: Distribution
+    cpu_s: float | None
+    memory_bytes: int | None
+
+
+class SampleRing:
+    """The newest samples of this process and of the one that it replaced, which left them in the file ``left``."""
+
+    def __init__(self, left: Path) -> None:
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        self._left = left
+
+    def add(self, sample: Sample) -> None:
+        """Add the newest sample."""
+        self._samples.append(sample)
+
+    def leave(self) -> None:
+        """Leave the samples to the next process: in a roll it serves already."""
+        written = self._left.with_suffix(".new")
+        try:
+            written.write_bytes(msgspec.json.encode([*self._samples]))
+            written.replace(self._left)
+        except OSError as fault:
+            log.info("samples are not left to the next process", reason=str(fault))
+
+    def take_over(self, now: datetime) -> None:
+        """Add what the process before this one has left by now."""
+        try:
+            raw = self._left.read_bytes()
+            self._left.unlink()
+            found = msgspec.json.decode(raw, type=list[Sample])
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.MsgspecError) as fault:
+            log.info("samples of the process before cannot be read", reason=str(fault))
+            return
+        kept = [sample for sample in found if (now - sample.at).total_seconds() < SAMPLE_S * SAMPLES_MAX]
+        self._samples = deque(sorted([*kept, *self._samples], key=lambda sample: sample.at), SAMPLES_MAX)
+
+    def since(self, at: datetime | None = None) -> tuple[Sample, ...]:
+        """Return the samples after ``at``, or all, the oldest first."""
+        return tuple(sample for sample in self._samples if at is None or sample.at > at)
+
+
+def read_totals() -> Totals:
+    """Return this process's counts as they are now."""
+    responses: Counter[str] = Counter()
+    for (_, status), histogram in metrics.HTTP_REQUEST_S.children():
+        responses[status[0]] += histogram.distribution.count
+    usage = usage_of()
+    return Totals(
+        responses,
+        creates=_value_of(metrics.TASKS_CREATED),
+        settled=_all_of(metrics.TASK_S).count,
+        commits=metrics.JOURNAL_COMMIT_S.distribution,
+        units=metrics.JOURNAL_BATCH_UNITS.distribution.total,
+        waits=_all_of(metrics.MAILBOX_WAIT_S),
+        cpu_s=None if usage is None else usage.cpu_s,
+        memory_bytes=None if usage is None else usage.memory_bytes,
+    )
+
+
+def sample_between(
+    before: Totals, now: Totals, *, at: datetime, interval_s: float, loop_lag_max_s: float, queues: Queues
+) -> Sample:
+    """Return the sample of the interval between two readings."""
+    commits, waits = now.commits.since(before.commits), now.waits.since(before.waits)
+    responses = {digit: (now.responses[digit] - before.responses[digit]) / interval_s for digit in "2345"}
+    return Sample(
+        at=at,
+        interval_s=interval_s,
+        responses_2xx_per_s=responses["2"],
+        responses_3xx_per_s=responses["3"],
+        responses_4xx_per_s=responses["4"],
+        responses_5xx_per_s=responses["5"],
+        creates_per_s=(now.creates - before.creates) / interval_s,
+        settled_per_s=(now.settled - before.settled) / interval_s,
+        commits_per_s=commits.count / interval_s,
+        units_per_commit=(now.units - before.units) / commits.count if commits.count else None,
+        commit_p50_s=commits.quantile(0.5),
+        commit_p99_s=commits.quantile(0.99),
+        wal_sync_mean_s=None if isnan(wal_sync_s := _value_of(metrics.WAL_SYNC_S)) else wal_sync_s,
+        mailbox_wait_p50_s=waits.quantile(0.5),
+        mailbox_wait_p99_s=waits.quantile(0.99),
+        loop_lag_max_s=loop_lag_max_s,
+        journal_queue_units=queues.journal_units,
+        mailbox_messages=queues.mailbox_messages,
+        oldest_message_s=queues.oldest_message_s,
+        connections_open=round(_value_of(metrics.HTTP_CONNECTIONS)),
+        actors_active=round(_value_of(metrics.ACTORS_ACTIVE)),
+        cpu_s=None if now.cpu_s is None or before.cpu_s is None else now.cpu_s - before.cpu_s,
+        memory_bytes=now.memory_bytes,
+    )
+
+
+def _value_of(metric: MetricWrapperBase) -> float:
+    """Return this process's value of a counter or gauge, the sum over its labels."""
+    [family] = metric.collect()
+    return sum(each.value for each in family.samples if not each.name.endswith("_created"))
+
+
+def _all_of(histogram: BatchedHistogram) -> Distribution:
+    nothing = Distribution(histogram.bounds, (0,) * len(histogram.bounds), 0.0)
+    return reduce(Distribution.plus, (child.distribution for _, child in histogram.children()), nothing)

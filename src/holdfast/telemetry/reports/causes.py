@@ -1,0 +1,66 @@
+"""Which exception inside an exception group matters, and what a report shows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import trio
+
+from holdfast.telemetry.logs.scrubbing import scrub
+
+
+def _leaves(exc: BaseException) -> Iterator[BaseException]:
+    pending = [exc]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, BaseExceptionGroup):
+            pending.extend(reversed(current.exceptions))
+        else:
+            yield current
+
+
+def leaf_of(exc: BaseException) -> BaseException:
+    """Return the exception that matters inside ``exc``.
+
+    Of a group's leaves: one that must end the process (KeyboardInterrupt, SystemExit), else the first that is not
+    a cancellation, else the first.
+    """
+    leaves = list(_leaves(exc))
+    for leaf in leaves:
+        if not isinstance(leaf, Exception | trio.Cancelled):
+            return leaf
+    for leaf in leaves:
+        if not isinstance(leaf, trio.Cancelled):
+            return leaf
+    return leaves[0]
+
+
+def location_of(exc: BaseException) -> str | None:
+    """Return where ``exc`` was raised, as ``module:line``; None if it was not."""
+    tb: TracebackType | None = exc.__traceback__
+    if tb is None:
+        return None
+    while tb.tb_next is not None:
+        tb = tb.tb_next
+    return f"{tb.tb_frame.f_globals.get('__name__', '?')}:{tb.tb_lineno}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The parts of an exception that a report shows."""
+
+    reason_type: str
+    reason: str
+    location: str | None
+
+
+def describe(exc: BaseException) -> Cause:
+    """Return the leaf of ``exc`` by type, scrubbed text and location. Never raises."""
+    leaf = leaf_of(exc)
+    try:
+        text = str(leaf)
+    except Exception:
+        text = "(no text: str() failed)"
+    return Cause(type(leaf).__name__, scrub(text), location_of(leaf))

@@ -1,0 +1,324 @@
+"""Conditions that last: an outage, a crash loop, refused callbacks, lockouts.
+
+Each is reported when it begins and when it ends. In between the occurrences are counted, and the count is reported
+after a minute and then ever more rarely. So a condition costs a few lines, however many requests it concerns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import msgspec
+import trio
+
+from holdfast.telemetry import metrics
+from holdfast.telemetry.logs.scrubbing import scrub
+from holdfast.telemetry.reports.report import Report, ReportKind
+from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.telemetry.traces import trace_id
+
+CHECK_S: Final = 1.0
+FIRST_COUNT_S: Final = 60.0
+"""A condition that lasts is reported again after this time, then each time after twice as long."""
+COUNT_PAUSE_MAX_S: Final = 3600.0
+SUBJECTS_MAX: Final = 50
+"""How many subjects of a condition have a report of their own; what concerns others counts as :data:`OTHERS`."""
+OTHERS: Final = "others"
+AFFECTED_MAX: Final = 1_000
+"""How many of the accounts and events that one condition concerns are counted as different ones."""
+
+STATES: Final = frozenset({"away", "slow", "down", "silent"})
+"""The states that a reason may begin with; the change from one to another is reported too."""
+CHANGE_PAUSE_S: Final = 10.0
+"""How long a condition must have been reported before a change of its state is; at first they alternate."""
+
+Watch: TypeAlias = Callable[[str | None], None]
+"""Takes the outcome of a call: the reason of a failure, or None for a success."""
+
+
+def unwatched(_reason: str | None) -> None:
+    """Ignore the outcome of a call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A kind of condition. ``begun`` and ``over`` are its beginning and its end in words, ``name`` is its label.
+
+    ``path`` is the part of the tree that notices it; without one, its subject is the path. It begins with the
+    failure number ``failures_min`` in a row. It ends with a success, or after ``quiet_s`` without a failure.
+    """
+
+    name: str
+    kind: ReportKind
+    path: str
+    begun: str
+    over: str
+    failures_min: int = 1
+    quiet_s: float | None = None
+
+
+DATABASE: Final = Condition(
+    name="database", kind="outage", path="holdfast/database", begun="the database is", over="the database answers"
+)
+PROVIDER: Final = Condition(
+    name="provider",
+    kind="outage",
+    path="holdfast/workers/provider-watch",
+    begun="the provider is",
+    over="the provider is up",
+)
+CARD: Final = Condition(
+    name="card",
+    kind="outage",
+    path="holdfast/http",
+    begun="the card provider fails",
+    over="the card provider answers",
+)
+MAIL: Final = Condition(
+    name="mail", kind="outage", path="holdfast/http", begun="mail is not sent", over="mail is sent"
+)
+STORAGE: Final = Condition(
+    name="storage",
+    kind="outage",
+    path="holdfast/workers/hosting",
+    begun="results cannot be stored or read",
+    over="results are stored and read",
+)
+WEBHOOKS: Final = Condition(
+    name="webhooks",
+    kind="outage",
+    path="holdfast/workers/outbox",
+    begun="webhooks are not delivered",
+    over="webhooks are delivered",
+    failures_min=3,
+    quiet_s=3600.0,
+)
+CALLBACKS: Final = Condition(
+    name="callbacks",
+    kind="refusal",
+    path="holdfast/http",
+    begun="callbacks are refused",
+    over="no callback was refused for a minute",
+    quiet_s=60.0,
+)
+UNAVAILABLE: Final = Condition(
+    name="unavailable",
+    kind="outage",
+    path="holdfast/http",
+    begun="requests are answered 503",
+    over="no request is answered 503 any more",
+    quiet_s=10.0,
+)
+LOCKOUTS: Final = Condition(
+    name="lockouts",
+    kind="lockout",
+    path="holdfast/sign-in",
+    begun="sign-in is locked",
+    over="no sign-in was refused for ten minutes",
+    quiet_s=600.0,
+)
+CRASH_LOOP: Final = Condition(
+    name="crash-loops",
+    kind="crash_loop",
+    path="",
+    begun="it keeps crashing",
+    over="it has not crashed for ten minutes",
+    failures_min=5,
+    quiet_s=600.0,
+)
+"""A child that fails again and again, however slowly: its restarts may cost no supervisor its budget."""
+
+
+class LastingCondition(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition that has begun and not ended: its label, its subject ("" without one), and what it is in words.
+
+    ``count`` failures make it up, of which the first was ``lasts_s`` ago.
+    """
+
+    name: str
+    subject: str
+    text: str
+    lasts_s: float
+    count: int
+
+
+@dataclass(slots=True)
+class _Lasting:
+    """A condition of one subject: failures in a row, and once it has begun, since when (the clock's seconds)."""
+
+    since_s: float
+    provider: str | None
+    accounts: set[str] = field(default_factory=set)
+    events: set[str] = field(default_factory=set)
+    count: int = 0
+    last_s: float = 0.0
+    reason: str = ""
+    has_begun: bool = False
+    pause_s: float = FIRST_COUNT_S
+    report_at_s: float = 0.0
+    reported_s: float = 0.0
+
+
+def _is_going_on(condition: Condition, found: _Lasting, now_s: float) -> bool:
+    """Whether a condition that ends by itself is not about to."""
+    return condition.quiet_s is None or now_s - found.last_s < condition.quiet_s / 2
+
+
+def _state(reason: str) -> str | None:
+    """Return the state that a reason begins with, if any."""
+    state = reason.partition(":")[0]
+    return state if state in STATES else None
+
+
+def _beginning(condition: Condition, found: _Lasting) -> str:
+    affected = ""
+    if found.events:
+        affected = f"; {_counted(found.accounts, 'account')} and {_counted(found.events, 'event')}"
+    return f"{condition.begun}{' ' if _state(found.reason) else ': '}{found.reason.rstrip('.')}{affected}"
+
+
+def _counted(found: set[str], what: str) -> str:
+    more = " or more" if len(found) == AFFECTED_MAX else ""
+    return f"{len(found)}{more} {what}{'' if len(found) == 1 else 's'}"
+
+
+def _add(found: set[str], name: str | None) -> None:
+    if name is not None and len(found) < AFFECTED_MAX:
+        found.add(name)
+
+
+class Conditions:
+    """The conditions of one process. ``clock`` counts seconds. For trio's thread only."""
+
+    def __init__(self, reporter: Reporter, clock: Callable[[], float] = trio.current_time) -> None:
+        self._reporter = reporter
+        self._clock = clock
+        self._lasting: dict[Condition, dict[str, _Lasting]] = {}
+
+    def watch(self, condition: Condition, subject: str = "", *, provider: str | None = None) -> Watch:
+        """Return the function that takes the outcomes of calls for one subject."""
+
+        def take(reason: str | None) -> None:
+            if reason is None:
+                self.ended(condition, subject)
+            else:
+                self.failed(condition, subject, reason, provider=provider)
+
+        return take
+
+    def failed(
+        self,
+        condition: Condition,
+        subject: str,
+        reason: str,
+        *,
+        provider: str | None = None,
+        account_id: str | None = None,
+        event_id: str | None = None,
+    ) -> None:
+        """Count one failure; the first of them, or the number ``failures_min``, begins the condition.
+
+        It says how many accounts and events it concerns, where ``event_id`` is given.
+        """
+        now_s = self._clock()
+        subjects = self._lasting.setdefault(condition, {})
+        if subject not in subjects and len(subjects) >= SUBJECTS_MAX:
+            subject, provider = OTHERS, None
+        found = subjects.get(subject)
+        if found is None:
+            found = subjects[subject] = _Lasting(now_s, provider)
+        before, found.reason = found.reason, reason
+        found.count, found.last_s = found.count + 1, now_s
+        _add(found.accounts, account_id)
+        _add(found.events, event_id)
+        is_due = found.count >= condition.failures_min
+        is_other = _state(reason) != _state(before) and now_s - found.reported_s >= CHANGE_PAUSE_S
+        if is_other if found.has_begun else is_due:
+            found.has_begun = True
+            found.report_at_s = now_s + found.pause_s
+            self._report(condition, subject, found, _beginning(condition, found))
+
+    def ended(self, condition: Condition, subject: str = "") -> None:
+        """End the condition of a subject, if it has begun."""
+        subjects = self._lasting.get(condition)
+        if not subjects:
+            return
+        found = subjects.pop(subject, None)
+        if found is not None and found.has_begun:
+            self._end(condition, subject, found, self._clock())
+
+    def forget(self, condition: Condition, subject: str) -> None:
+        """End the condition of a subject that is gone, without a report."""
+        self._lasting.get(condition, {}).pop(subject, None)
+
+    def lasting(self) -> list[LastingCondition]:
+        """Return the conditions that have begun and not ended."""
+        now_s = self._clock()
+        return [
+            LastingCondition(
+                name=condition.name,
+                subject=subject,
+                text=scrub(_beginning(condition, found)),
+                lasts_s=round(now_s - found.since_s, 1),
+                count=found.count,
+            )
+            for condition, subjects in self._lasting.items()
+            for subject, found in subjects.items()
+            if found.has_begun
+        ]
+
+    def check(self) -> None:
+        """Report the counts that are due, and end conditions without failures for their time."""
+        now_s = self._clock()
+        for condition, subjects in self._lasting.items():
+            for subject, found in list(subjects.items()):
+                if condition.quiet_s is not None and now_s - found.last_s >= condition.quiet_s:
+                    del subjects[subject]
+                    if found.has_begun:
+                        self._end(condition, subject, found, found.last_s)
+                elif found.has_begun and now_s >= found.report_at_s and _is_going_on(condition, found, now_s):
+                    found.pause_s = min(found.pause_s * 2, COUNT_PAUSE_MAX_S)
+                    found.report_at_s = now_s + found.pause_s
+                    text = _beginning(condition, found)
+                    self._report(condition, subject, found, text, lasted_s=now_s - found.since_s)
+            lasting = sum(found.has_begun for found in subjects.values())
+            metrics.CONDITIONS.labels(condition.name).set(lasting)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Check every second until cancelled."""
+        task_status.started()
+        while True:
+            await trio.sleep(CHECK_S)
+            self.check()
+
+    def _end(self, condition: Condition, subject: str, found: _Lasting, until_s: float) -> None:
+        lasted_s = until_s - found.since_s
+        self._report(condition, subject, found, condition.over, lasted_s=lasted_s, kind="recovery")
+
+    def _report(
+        self,
+        condition: Condition,
+        subject: str,
+        found: _Lasting,
+        reason: str,
+        *,
+        lasted_s: float | None = None,
+        kind: ReportKind | None = None,
+    ) -> None:
+        found.reported_s = self._clock()
+        self._reporter.report(
+            Report(
+                kind=kind or condition.kind,
+                at=self._reporter.now(),
+                path=condition.path or subject,
+                key=subject if found.provider is None and condition.path and subject else None,
+                provider=found.provider,
+                account_id=next(iter(found.accounts)) if len(found.accounts) == 1 else None,
+                reason=reason,
+                count=None if lasted_s is None else found.count,
+                duration_s=None if lasted_s is None else round(lasted_s, 1),
+                trace_id=trace_id() if lasted_s is None else None,
+            )
+        )

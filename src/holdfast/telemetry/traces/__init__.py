@@ -1,0 +1,73 @@
+"""The trace that current work belongs to, as a W3C ``traceparent``: ``00-<trace id>-<parent span>-<flags>``.
+
+A request begins a trace, or continues its caller's. Messages, links, tasks and events carry it, since their work
+runs in other contexts; providers and webhooks get it in the header ``traceparent``. The caller's ``tracestate``
+is not kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from holdfast.telemetry.logs.scrubbing import has_registered_secret
+
+HEADER: Final = "traceparent"
+TRACE_ID_CHARS: Final = 32
+
+traceparent: ContextVar[str | None] = ContextVar("traceparent", default=None)
+"""The trace of the current work; None outside of any."""
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the current HTTP request; None outside of its own task."""
+
+# Version ff is invalid, and later versions may append fields.
+_HEADER: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII
+)
+_CHARS_MAX: Final = 256
+
+
+def read_traceparent(values: list[str]) -> str | None:
+    """Return the caller's trace as version 00; None for a header that is absent, invalid or sent twice."""
+    if len(values) != 1 or len(values[0]) > _CHARS_MAX:
+        return None
+    match = _HEADER.fullmatch(values[0])
+    if match is None or (match[4] is not None and values[0].startswith("00")):
+        return None
+    found = f"00-{match[1]}-{match[2]}-{match[3]}"
+    return None if has_registered_secret(found) else found
+
+
+def new_traceparent(digits: str) -> str:
+    """Return a new trace, not sampled yet. Its id is ``digits``, the 32 hex digits of a new id."""
+    return f"00-{digits}-{digits[16:]}-00"
+
+
+def trace_id_in(text: str | None) -> str | None:
+    """Return the id of the trace that ``text`` names."""
+    return None if text is None else text[3 : 3 + TRACE_ID_CHARS]
+
+
+def trace_id() -> str | None:
+    """Return the id of the current trace, 32 hex digits; None outside of any."""
+    return trace_id_in(traceparent.get())
+
+
+def trace_header() -> dict[str, str]:
+    """Return the header by which another server continues the current trace; empty outside of any."""
+    text = traceparent.get()
+    return {} if text is None else {HEADER: text}
+
+
+@contextmanager
+def within_trace(text: str | None) -> Iterator[None]:
+    """Work within the trace ``text`` for the time of the context."""
+    token = traceparent.set(text)
+    try:
+        yield
+    finally:
+        traceparent.reset(token)
