@@ -64,8 +64,9 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
         store=SimpleNamespace(prepare=prepare),
         card=None,
         reports=ReportQueue(),
+        samples=SimpleNamespace(leave=lambda: None),
         database=SimpleNamespace(url="postgresql://"),
-        settings=SimpleNamespace(env="development", is_production=False),
+        settings=SimpleNamespace(env="development", is_production=False, has_token_file=False),
     )
     with socket.create_server(("127.0.0.1", 0)) as listening, structlog.testing.capture_logs() as logs:
         with trio.fail_after(60):

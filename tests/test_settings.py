@@ -13,7 +13,7 @@ import pytest
 from holdfast.settings.secret_strength import weakness
 from holdfast.settings.settings import Settings, SettingsFault, load_locations, load_service_location, load_settings
 from holdfast.settings.warnings import find_warnings
-from holdfast.wiring.emulator_ports import studio_port
+from holdfast.sockets.emulator_ports import studio_port
 
 CARD_KEY = "sk_live_51Nq8ZtKfRw2mXc7bY5hJd9L"
 OLD_SECRET = "whsec_Gk4tVn8wQz2rMb7xYd5hLf9sJp3cEa6U"

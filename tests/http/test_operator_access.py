@@ -28,8 +28,8 @@ from holdfast.ledger.sign_in_codes import (
 )
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.telemetry.logs.scrubbing import scrub
 from holdfast.telemetry.reports.words import in_words
+from holdfast.telemetry.scrubbing import scrub
 
 from .test_operator_calls import frozen
 

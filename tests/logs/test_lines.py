@@ -19,8 +19,8 @@ from holdfast.settings.settings import load_settings
 from holdfast.sockets.listening import CannotListen
 from holdfast.start.single_process import serve
 from holdfast.telemetry.logs import configure_logging, flush_logs, log_event, scrub_secrets
-from holdfast.telemetry.logs.scrubbing import register_secrets, scrub, unregister_secrets
 from holdfast.telemetry.logs.task_events import EVENTS_MAX
+from holdfast.telemetry.scrubbing import register_secrets, scrub, unregister_secrets
 from holdfast.telemetry.traces import within_trace
 from holdfast.wiring.provider_registry import ProviderRegistry
 

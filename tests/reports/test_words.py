@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.telemetry.logs.scrubbing import masked, scrub
 from holdfast.telemetry.reports.report import KINDS, Report
 from holdfast.telemetry.reports.words import in_words
+from holdfast.telemetry.scrubbing import masked, scrub
 
 FAULT = {"reason_type": "ValueError", "reason": "a\n b", "location": "m:3"}
 EXAMPLES: list[tuple[dict[str, Any], str]] = [

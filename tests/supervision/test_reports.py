@@ -14,10 +14,10 @@ from structlog.typing import FilteringBoundLogger
 from holdfast.ledger.clock import utc_now
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.telemetry import metrics
-from holdfast.telemetry.logs.scrubbing import scrub
 from holdfast.telemetry.reports.causes import describe, leaf_of
 from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.reports.reporter import TEXT_LOGGED_CHARS, Reporter
+from holdfast.telemetry.scrubbing import scrub
 
 HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 KEY_TAIL = "3kTMd9RrT2cQ8vXbLw0sYfHj5nPzGaUe1x7B0Q"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.telemetry.logs.scrubbing import register_secrets, unregister_secrets
+from holdfast.telemetry.scrubbing import register_secrets, unregister_secrets
 from holdfast.telemetry.traces import new_traceparent, read_traceparent, trace_id, trace_id_in, within_trace
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

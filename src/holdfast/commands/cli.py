@@ -31,8 +31,8 @@ from holdfast.settings.settings import (
 )
 from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
 from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.logs.scrubbing import register_secrets
 from holdfast.telemetry.reports.report import Level, ReportFilter, ReportKind
+from holdfast.telemetry.scrubbing import register_secrets
 
 app = typer.Typer(
     name="holdfast",

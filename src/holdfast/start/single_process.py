@@ -17,7 +17,7 @@ from holdfast.settings.warnings import find_warnings
 from holdfast.sockets.listening import open_sockets
 from holdfast.start.loading import loading
 from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.logs.scrubbing import register_secrets
+from holdfast.telemetry.scrubbing import register_secrets
 from holdfast.telemetry.traces.export import export_traces
 
 log = structlog.get_logger(__name__)

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.ledger.public_types import Time
-from holdfast.telemetry.logs.scrubbing import scrub
+from holdfast.telemetry.scrubbing import scrub
 
 RING_RECORDS = 1_000
 

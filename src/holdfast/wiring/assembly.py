@@ -36,6 +36,7 @@ from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
 from holdfast.settings.settings import PREFIX, Settings, SettingsFault
+from holdfast.sockets.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.sockets.listening import Sockets
 from holdfast.supervision.control.actor import ControlRef
 from holdfast.supervision.dead_letters import DeadLetters
@@ -51,7 +52,6 @@ from holdfast.wiring.actors import KeyedGroups
 from holdfast.wiring.card import PROVIDER, CardSetup, card_setup
 from holdfast.wiring.cluster import cluster_members, dispatcher_of_all, outbox_that_reports, placed
 from holdfast.wiring.control import collect_dead_letters, control_child, controls_of_all
-from holdfast.wiring.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.http_server import HttpServer
 from holdfast.wiring.poison import poison_replays, poison_writer

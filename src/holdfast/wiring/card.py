@@ -11,9 +11,9 @@ import trio
 from holdfast.providers.card.base import CardPayments
 from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.settings.settings import Settings
+from holdfast.sockets.emulator_ports import EMULATOR_HOST, card_emulator_port, card_port_file
 from holdfast.supervision.tree import RunningChild
 from holdfast.telemetry.reports.conditions import Watch, unwatched
-from holdfast.wiring.emulator_ports import EMULATOR_HOST, card_emulator_port, card_port_file
 
 PROVIDER = "cardprovider"
 WEBHOOK_PATH = "/v2/control/payments/cardprovider/webhook"

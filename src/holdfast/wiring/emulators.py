@@ -7,10 +7,10 @@ from functools import partial
 
 from holdfast.emulators.studio.process import run_studio_process
 from holdfast.settings.settings import Settings
+from holdfast.sockets.emulator_ports import EMULATOR_HOST
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.wiring.card import CardSetup
-from holdfast.wiring.emulator_ports import EMULATOR_HOST
 from holdfast.wiring.provider_registry import ProviderRegistry, studio_token
 
 

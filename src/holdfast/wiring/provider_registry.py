@@ -22,8 +22,8 @@ from holdfast.providers.media.kinds import KINDS, kind_rules
 from holdfast.providers.media.provider_check import CHECK_ATTEMPT
 from holdfast.providers.outbound.guarded import Origin
 from holdfast.settings.settings import Settings
-from holdfast.telemetry.logs.scrubbing import register_secrets
 from holdfast.telemetry.reports.conditions import PROVIDER, Conditions, unwatched
+from holdfast.telemetry.scrubbing import register_secrets
 from holdfast.wiring.provider_secrets import secret_faults
 
 log = structlog.get_logger(__name__)

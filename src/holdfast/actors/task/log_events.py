@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.actors.runtime.turns import LogEvent
 from holdfast.ledger.tasks.task import Task
-from holdfast.telemetry.logs.scrubbing import scrub
+from holdfast.telemetry.scrubbing import scrub
 
 
 def log_event_of(before: Task, after: Task) -> LogEvent | None:

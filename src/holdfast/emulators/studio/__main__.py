@@ -18,7 +18,7 @@ from holdfast.emulators.studio.app import serve_studio
 from holdfast.emulators.studio.process import Options
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.logs.scrubbing import register_secrets
+from holdfast.telemetry.scrubbing import register_secrets
 
 NICENESS = 10
 

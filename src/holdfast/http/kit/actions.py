@@ -24,8 +24,8 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.operator_tables import ActionResult, OperatorAction
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.telemetry.logs.scrubbing import scrub
 from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.scrubbing import scrub
 from holdfast.telemetry.traces import trace_id
 
 log = structlog.get_logger("holdfast.http")

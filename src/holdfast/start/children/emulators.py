@@ -15,6 +15,7 @@ import trio
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.settings.settings import environment, load_settings
+from holdfast.sockets.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.start.children.control import Control
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.start.parent.protocol import EmulatorsArguments
@@ -22,11 +23,10 @@ from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import emulators_tree
 from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.logs.scrubbing import register_secrets
 from holdfast.telemetry.reports.conditions import Conditions, unwatched
 from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.telemetry.scrubbing import register_secrets
 from holdfast.wiring.card import card_setup
-from holdfast.wiring.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.provider_registry import ProviderRegistry
 

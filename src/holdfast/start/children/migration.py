@@ -11,7 +11,7 @@ from holdfast.persistence.server.migrate import MigrationRefused, migrate_when_r
 from holdfast.settings.settings import environment, load_settings
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.logs.scrubbing import register_secrets
+from holdfast.telemetry.scrubbing import register_secrets
 
 log = structlog.get_logger("holdfast.migration")
 

@@ -21,9 +21,9 @@ from holdfast.start.parent.protocol import COVER, REPORT, RETIRE, WorkerArgument
 from holdfast.start.service import run_assembly, stop_in_order, within_open_files
 from holdfast.supervision.faults import NotRunning
 from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.logs.scrubbing import register_secrets
 from holdfast.telemetry.metrics import render_workers
 from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.scrubbing import register_secrets
 from holdfast.telemetry.traces.export import export_traces
 from holdfast.wiring.assembly import Assembly, assemble
 

@@ -25,6 +25,7 @@ from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.revisions import is_migrated
 from holdfast.settings.settings import PREFIX, Settings, environment
 from holdfast.settings.warnings import find_warnings
+from holdfast.sockets.emulator_ports import EMULATOR_HOST, card_emulator_port, studio_port
 from holdfast.sockets.listening import Sockets, open_sockets, refuse_new_connections, url_of
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.start.parent.child_process import ChildProcess, start_process
@@ -37,10 +38,9 @@ from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.logs.scrubbing import register_secrets
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.reporter import Reporter
-from holdfast.wiring.emulator_ports import EMULATOR_HOST, card_emulator_port, studio_port
+from holdfast.telemetry.scrubbing import register_secrets
 
 log = structlog.get_logger(__name__)
 

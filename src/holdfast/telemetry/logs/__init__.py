@@ -22,9 +22,9 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from holdfast.telemetry.logs.folding import Folding
 from holdfast.telemetry.logs.lines import LogFormat, Render, console_renderer, in_order, render_json, time_of_line
-from holdfast.telemetry.logs.scrubbing import SCRUBBED, has_registered_secret, scrub
 from holdfast.telemetry.logs.task_events import EVENTS_MAX, EVENTS_OF_PROCESS_MIN, TaskEvents
 from holdfast.telemetry.logs.writer import LineWriter
+from holdfast.telemetry.scrubbing import SCRUBBED, has_registered_secret, scrub
 from holdfast.telemetry.traces import request_id, trace_id
 
 __all__ = ["configure_logging", "flush_logs", "log_event", "scrub_secrets"]

@@ -8,7 +8,7 @@ from types import TracebackType
 
 import trio
 
-from holdfast.telemetry.logs.scrubbing import scrub
+from holdfast.telemetry.scrubbing import scrub
 
 
 def _leaves(exc: BaseException) -> Iterator[BaseException]:

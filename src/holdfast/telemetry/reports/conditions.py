@@ -14,9 +14,9 @@ import msgspec
 import trio
 
 from holdfast.telemetry import metrics
-from holdfast.telemetry.logs.scrubbing import scrub
 from holdfast.telemetry.reports.report import Report, ReportKind
 from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.telemetry.scrubbing import scrub
 from holdfast.telemetry.traces import trace_id
 
 CHECK_S: Final = 1.0

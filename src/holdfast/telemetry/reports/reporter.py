@@ -16,10 +16,10 @@ from structlog.typing import FilteringBoundLogger
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.telemetry import metrics
-from holdfast.telemetry.logs.scrubbing import masked, scrub
 from holdfast.telemetry.reports.bursts import Bursts
 from holdfast.telemetry.reports.report import Report, level_of
 from holdfast.telemetry.reports.words import in_words
+from holdfast.telemetry.scrubbing import masked, scrub
 
 RING_RECORDS = 1_000
 TEXT_LOGGED_CHARS = 240

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from holdfast.telemetry.logs.scrubbing import has_registered_secret
+from holdfast.telemetry.scrubbing import has_registered_secret
 
 HEADER: Final = "traceparent"
 TRACE_ID_CHARS: Final = 32

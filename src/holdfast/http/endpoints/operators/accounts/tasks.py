@@ -23,7 +23,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import StoredTask, failed_tasks, stored_task, task_by_id, unfinished_tasks
 from holdfast.persistence.records.unreadable import UnreadableRow
-from holdfast.telemetry.logs.scrubbing import scrub
+from holdfast.telemetry.scrubbing import scrub
 
 route = RouteTable("Operators")
 
