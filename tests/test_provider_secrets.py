@@ -30,7 +30,13 @@ def settings_of(folder: Path, providers: str, env: str) -> Settings:
     catalog.write_text(providers + MODEL)
     given = {f"HOLDFAST_{name}": value for name, value in SECRETS.items()}
     return load_settings(
-        {**given, "HOLDFAST_ENV": env, "HOLDFAST_DATA_DIR": str(folder), "HOLDFAST_CATALOG": str(catalog)}
+        {
+            **given,
+            "HOLDFAST_ENV": env,
+            "HOLDFAST_DATABASE_URL": "postgresql://localhost/holdfast",
+            "HOLDFAST_DATA_DIR": str(folder),
+            "HOLDFAST_CATALOG": str(catalog),
+        }
     )
 
 

@@ -76,7 +76,7 @@ async def test_an_operator_at_one_process_controls_another(
         assert last["member_id"] == other["member_id"]
         assert 0 <= last["waited_s"] <= last["total_s"]
         line = ok(await operator.get(f"/accounts/{customer.account_id}/timeline?limit=3"))["data"]
-        assert {"message", "operation"} <= {each["source"] for each in line}
+        assert {"operation", "report"} <= {each["source"] for each in line}
 
         # Quarantined there, it is refused here, with the time left.
         ok(await operator.post(f"{path}/quarantine", json={**WHY, "for_s": 500}))

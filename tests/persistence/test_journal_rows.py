@@ -40,6 +40,7 @@ from holdfast.persistence.records.orders import OrderChangedRow, UnappliedPaymen
 from holdfast.persistence.records.outbox import OutboxOutcomeRow, OutboxResendRow, OutboxRow
 from holdfast.persistence.records.row_types import (
     AssetRow,
+    OrderPaymentRow,
     OutboxAttemptRow,
     PaymentEventRow,
     SessionRow,
@@ -154,6 +155,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         TaskEventRow(a, r, t, t, AT, t, b"\x00" + t.encode()),
         order,
         OrderChangedRow(msgspec.structs.replace(order_changed, wake_at=later)),
+        OrderPaymentRow(t, f"pi{i}{t}", a, f"ord{i}{t}"),
         UnappliedPaymentEventRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"),
         PaymentEventRow(t, f"evt{i}", a, t, t, AT, t, t.encode()),
         UsageChangedRow(changed),
