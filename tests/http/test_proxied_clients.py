@@ -48,6 +48,7 @@ async def test_each_client_that_a_trusted_proxy_names_has_its_own_limit(stage: S
             # What the client wrote itself, further left, counts as little as what is no address.
             assert await status("198.51.100.1, 203.0.113.7") == b"429"
             assert await status("198.51.100.1", "203.0.113.7, 127.0.0.9") == b"429"
+            assert await status(", ".join(["198.51.100.1"] * 40), "203.0.113.7") == b"429"
             assert await status("203.0.113.7, 198.51.100.1") == b"200"
             assert await status("203.0.113.8") == b"200"
             assert await status() == b"200"
@@ -55,3 +56,18 @@ async def test_each_client_that_a_trusted_proxy_names_has_its_own_limit(stage: S
             await stalled.aclose()
             await line.aclose()
             await tree.stop()
+
+
+def test_clients_with_an_unreadable_header_count_together(stage: Stage) -> None:
+    stage.configure(trusted_proxies=(ip_network("127.0.0.0/8"),), proxy_header="Forwarded")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sockets = Sockets({0: SlotSockets(listening)}, is_shared=False)
+        server = HttpServer(sockets, 0, stage.deps, Reporter(), lambda: True)
+
+    def origin(header: bytes) -> str | None:
+        return server._origin_of("127.0.0.1", [(b"forwarded", header)])
+
+    assert origin(b"for=203.0.113.7") == "203.0.113.7"
+    assert origin(b";;, for=203.0.113.7") == origin(b"for=192.0.2.1, " * 40 + b"for=203.0.113.7") == "127.0.0.1"
+    # What a proxy itself leaves out is not limited.
+    assert origin(b"for=unknown") is origin(b"for=127.0.0.2") is server._origin_of("127.0.0.1", []) is None

@@ -14,7 +14,7 @@ from hypercorn.config import Config
 from hypercorn.trio.lifespan import Lifespan
 
 from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, SERVED, HoldfastApp
-from holdfast.http.kit.client_address import client_address, is_trusted, origin_of, parse_address
+from holdfast.http.kit.client_address import client_address, hops_of, is_trusted, origin_of, parse_address
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.server.asgi import AsgiApp
 from holdfast.http.server.connections import Connections
@@ -140,7 +140,7 @@ class HttpServer:
         return address is not None and is_trusted(address, self._settings.trusted_proxies)
 
     def _origin_of(self, peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-        """Return the client of a request that came through a proxy; None if the proxy reports none."""
+        """Return by what a request that came through a proxy counts; None if the proxy reports no client."""
         return self._origin_reported(peer, tuple(value for name, value in headers if name == self._proxy_header))
 
     def _listener(self, child_id: str, listening: socket.socket, app: object) -> ChildSpec:
@@ -187,9 +187,11 @@ class HttpServer:
 def _origin_reported(settings: Settings, peer: str, header_lines: tuple[bytes, ...]) -> str | None:
     lines = [line.decode("latin1") for line in header_lines]
     address = client_address(peer, lines, settings.trusted_proxies, header=settings.proxy_header)
-    if address is None or is_trusted(address, settings.trusted_proxies):
-        return None
-    return origin_of(address)
+    if address is not None and is_trusted(address, settings.trusted_proxies):
+        # A client must not escape its limit by a header that cannot be read: those who send one count together.
+        is_unreadable = bool(lines) and hops_of(lines, settings.proxy_header) is None
+        return origin_of(parse_address(peer)) if is_unreadable else None
+    return None if address is None else origin_of(address)
 
 
 async def run_lifespans(apps: Sequence[object], *, task_status: trio.TaskStatus[None]) -> None:

@@ -23,7 +23,7 @@ UNKNOWN: Final = "unknown"
 """The origin of a request whose connection has no address, such as one over a local socket."""
 
 HOPS_MAX: Final = 32
-"""Longer chains are ignored; real ones are far shorter."""
+"""Real chains are far shorter. Of a longer ``X-Forwarded-For`` the right-most hops are read."""
 
 _PAIR = re.compile(r"""\s*([!#$%&'*+.^_`|~0-9A-Za-z-]+)=("(?:[^"\\]|\\.)*"|[^\s;,"]*)\s*""", re.ASCII)
 _WITH_PORT = re.compile(r"\[([^\[\]]*)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}", re.ASCII)
@@ -44,11 +44,8 @@ def client_address(
     address = parse_address(peer)
     if address is None or not header_lines or not is_trusted(address, trusted):
         return address
-    hops = _forwarded(header_lines) if header == "Forwarded" else _forwarded_for(header_lines)
-    if hops is None or not 0 < len(hops) <= HOPS_MAX:
-        return address
     found = address
-    for hop in reversed(hops):
+    for hop in reversed(hops_of(header_lines, header) or ()):
         parsed = parse_address(hop)
         if parsed is None:
             return address
@@ -56,6 +53,11 @@ def client_address(
         if not is_trusted(parsed, trusted):
             break
     return found
+
+
+def hops_of(header_lines: Sequence[str], header: ProxyHeader) -> list[str] | None:
+    """Return the right-most hops that a header names, from left to right; None if it is malformed or too long."""
+    return _forwarded(header_lines) if header == "Forwarded" else _forwarded_for(header_lines)
 
 
 def origin_of(address: IPAddress | None) -> str:
@@ -86,11 +88,15 @@ def is_trusted(address: IPAddress, trusted: Iterable[IPNetwork]) -> bool:
 
 
 def _forwarded_for(lines: Sequence[str]) -> list[str]:
-    return [hop.strip() for hop in ",".join(lines).split(",", HOPS_MAX + 1)]
+    # From the right: a client that sends a long chain must not hide what our proxies append to it.
+    return [hop.strip() for hop in ",".join(lines).rsplit(",", HOPS_MAX)]
 
 
 def _forwarded(lines: Sequence[str]) -> list[str] | None:
-    """Return the ``for`` of each element, from left to right; None if the header does not follow RFC 7239."""
+    """Return the ``for`` of each element, from left to right.
+
+    None if the header does not follow RFC 7239, or has more than :data:`HOPS_MAX` elements.
+    """
     text, at = ",".join(lines), 0
     hops: list[str] = []
     found: str | None = None
@@ -114,5 +120,7 @@ def _forwarded(lines: Sequence[str]) -> list[str] | None:
             return None
         hops.append(found)
         found = None
-        if not end or len(hops) > HOPS_MAX:
+        if not end:
             return hops
+        if len(hops) == HOPS_MAX:
+            return None
