@@ -146,3 +146,26 @@ def test_the_locks_pin_exact_versions_with_hashes_and_no_addresses() -> None:
 
 def test_the_ci_script_is_executable() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+PRIVATE_NAMES = {
+    "pykka._envelope": "actors/runtime/mailbox.py",
+    "errors._WaitTimeout": "persistence/server/connections.py",
+}
+"""Private names of libraries, each with the one module that uses it.
+
+If a release changes one: pykka's Envelope is the base of ours, so that pykka's own references find the message in it;
+psycopg's _WaitTimeout is raised when a wait for the server is cut by a deadline of the client.
+"""
+
+
+def test_private_names_of_libraries_are_used_in_one_module_each() -> None:
+    found = {
+        (name, named(path))
+        for path in MODULES
+        for name in re.findall(
+            r"\b(?:pykka|quart|quart_trio|hypercorn|psycopg|errors|trio|sqlalchemy|werkzeug)(?:\.\w+)*\._[a-zA-Z]\w*",
+            text_of(path),
+        )
+    }
+    assert found == set(PRIVATE_NAMES.items())

@@ -203,7 +203,7 @@ class ProviderRegistry:
             url=url,
             token=studio_token(self._settings) if config.url is None else config.token,
             secrets=self.secrets_of(config),
-            callback_url=partial(self._hook_address, config.name),
+            seal_callback_url=partial(self._hook_address, config.name),
         )
         return KINDS[config.kind].create(setup)
 

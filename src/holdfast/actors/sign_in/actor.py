@@ -167,13 +167,13 @@ class SignInActor(JournaledActor):
         wrong = within(self._origin.wrong_tokens, at - WRONG_TOKENS_WINDOW)
         refusal = admit_token(wrong, at)
         if refusal is not None:
-            self._count_lockout(refusal)
+            self._report_lockout(refusal)
             # Without a look at the rows, which a guesser need not cause: more wrong tokens are all they could show.
             return refusal
         self._origin = msgspec.structs.replace(self._origin, wrong_tokens=(*wrong, at)[-WRONG_TOKENS_MAX:])
         locked = admit_token(self._origin.wrong_tokens, at)
         if locked is not None:
-            self._count_lockout(locked)
+            self._report_lockout(locked)
         return self._commit(self._origin, OriginAdmitted(), at)
 
     def _request_code(self, command: RequestCode) -> Turn[CodeIssued]:
@@ -188,7 +188,7 @@ class SignInActor(JournaledActor):
             at=at,
         )
         if isinstance(codes, Refusal):
-            self._count_lockout(codes)
+            self._report_lockout(codes)
             return self._confirm(codes)
         self._codes = codes
         return self._commit(codes, CodeIssued(otp_id, digits, rules.codes.ttl_s), at)
@@ -205,7 +205,7 @@ class SignInActor(JournaledActor):
             is_disabled = (await self._load(self._key)).is_disabled
             self._codes = codes
             return self._commit(codes, ACCOUNT_DISABLED, at) if is_disabled else self._sign_in(at)
-        self._count_lockout(refusal)
+        self._report_lockout(refusal)
         if codes is self._codes:
             return self._confirm(refusal)
         self._codes = codes
@@ -228,7 +228,7 @@ class SignInActor(JournaledActor):
         reply = SignedIn(self._account_id, email, self._role, session_id, token, expires_at)
         return self._commit(self._codes, reply, at, *rows)
 
-    def _count_lockout(self, refusal: Refusal) -> None:
+    def _report_lockout(self, refusal: Refusal) -> None:
         """Report a refusal after too many wrong tries, by account or origin; only the owner of the key does."""
         if refusal.code == "sign_in_locked":
             self._conditions.failed(LOCKOUTS, self._key, refusal.message)

@@ -123,14 +123,14 @@ class AssetSweeper:
         self._after = page.next_after
         self._marked.update(dict.fromkeys(page.contents, page.at))
         removed: list[Content] = []
-        await self._empty_store(removed)
+        await self._remove_from_store(removed)
         if removed:
             await self._database.work(delete_marked, {content: self._marked[content] for content in removed})
             for content in removed:
                 del self._marked[content]
         return len(removed)
 
-    async def _empty_store(self, removed: list[Content]) -> None:
+    async def _remove_from_store(self, removed: list[Content]) -> None:
         """Remove marked contents from the store; after a failure the rest waits for the next sweep."""
         limiter = trio.CapacityLimiter(CONCURRENT_MAX)
         async with trio.open_nursery() as nursery:

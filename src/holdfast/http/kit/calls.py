@@ -241,7 +241,7 @@ class Call:
         if isinstance(found, Refusal):
             return found
         self.operator = found
-        return MAY_ONLY_READ if _ROLES[self.route.auth] == "act" != found.role else None
+        return MAY_ONLY_READ if _ROLES[self.route.auth] == "act" and found.role != "act" else None
 
     async def _authenticate(self) -> Refusal | None:
         if self.route.auth is Auth.SESSION:

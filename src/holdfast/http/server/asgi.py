@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from holdfast.http.server.request_parser import Request
+from holdfast.http.server.request_parser import ParsedRequest
 from holdfast.http.server.response_framing import refusal_parts
 from holdfast.ledger.refusals import Refusal
 
@@ -19,7 +19,7 @@ Address = tuple[str, int]
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 
 
-def scope_of(request: Request, client: Address, server: Address) -> MutableMapping[str, Any]:
+def scope_of(request: ParsedRequest, client: Address, server: Address) -> MutableMapping[str, Any]:
     """Return the scope of a request."""
     path, _, query = request.target.partition(b"?")
     return {

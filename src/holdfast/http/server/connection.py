@@ -19,7 +19,7 @@ import trio
 
 from holdfast.http.server.asgi import Address, AsgiApp, Message, refusing, scope_of
 from holdfast.http.server.limits import PIPELINED_MAX, READ_AHEAD_BYTES, SEND_BYTES, ServerLimits
-from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, Request, RequestParser
+from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, ParsedRequest, RequestParser
 from holdfast.http.server.response_framing import CONTINUE, ResponseFraming, refusal_bytes
 from holdfast.http.server.sources import Source, Sources
 from holdfast.ledger.refusals import Refusal
@@ -85,7 +85,7 @@ class Connection:
         self._scope = trio.CancelScope()
         self._calls = trio.CancelScope()
         self._is_calling = False
-        self._request: Request | None = None
+        self._request: ParsedRequest | None = None
         self._framing = ResponseFraming(close=False)
         self._is_last_write = False
         self._is_hung_up = False
@@ -247,7 +247,7 @@ class Connection:
             self._is_calling = False
         return framing.is_complete and request.keep_alive and not (framing.close or self._is_hung_up)
 
-    async def _next_request(self) -> Request | None:
+    async def _next_request(self) -> ParsedRequest | None:
         """Wait for the next request; None if there will be none. A refusal is sent even after a half-close."""
         ready = self._parser.ready
         while not ready:
@@ -257,7 +257,7 @@ class Connection:
         request = ready.popleft()
         return None if self._is_hung_up and request.refusal is None else request
 
-    async def _complete(self, request: Request) -> None:
+    async def _complete(self, request: ParsedRequest) -> None:
         """Complete the last response of the connection, if the application has not."""
         framing = self._framing
         if framing.is_complete:
@@ -271,7 +271,7 @@ class Connection:
             framing.is_complete = True
             await self._write(refusal_bytes(refusal))
 
-    async def _call(self, app: AsgiApp, request: Request) -> None:
+    async def _call(self, app: AsgiApp, request: ParsedRequest) -> None:
         async def receive() -> Message:
             return await self._receive(request)
 
@@ -286,7 +286,7 @@ class Connection:
                 "the application failed", type=found.reason_type, reason=found.reason, location=found.location
             )
 
-    async def _receive(self, request: Request) -> Message:
+    async def _receive(self, request: ParsedRequest) -> Message:
         """ASGI receive: the next part of the body, or the client's disconnect."""
         if request.expects_continue:
             request.expects_continue = False
@@ -307,7 +307,7 @@ class Connection:
             await self._responder.park()
         return {"type": "http.disconnect"}
 
-    async def _send(self, request: Request, message: Message) -> None:
+    async def _send(self, request: ParsedRequest, message: Message) -> None:
         """ASGI send: a part of the response."""
         if message["type"] == "http.response.start":
             self._framing.start(message["status"], message["headers"])
@@ -330,7 +330,7 @@ class Connection:
         if more:
             await trio.lowlevel.checkpoint()  # other tasks run between the parts of a long response
 
-    async def _discard_rest_of_body(self, request: Request) -> None:
+    async def _discard_rest_of_body(self, request: ParsedRequest) -> None:
         """Wait briefly for the rest of a body and discard it; without it the connection must close."""
         request.discard()
         self._reader.unpark_all()

@@ -31,7 +31,7 @@ _CHUNKS: Final = Refusal(code="malformed_request", message="The chunked body has
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
-class Request:
+class ParsedRequest:
     """One request, as far as it has been received; with ``refusal``, an invalid request and its response.
 
     ``chunks`` is the part of the body that has not been read yet, ``waiting_bytes`` its size. With ``is_discarded``
@@ -89,12 +89,12 @@ class RequestParser:
     """
 
     def __init__(self, limits: ServerLimits) -> None:
-        self.ready: deque[Request] = deque()
-        self.receiving: Request | None = None
+        self.ready: deque[ParsedRequest] = deque()
+        self.receiving: ParsedRequest | None = None
         self.is_done = False
         self._limits = limits
         self._parser = httptools.HttpRequestParser(self)
-        self._offering: Request | None = None
+        self._offering: ParsedRequest | None = None
         self._is_repeated = False
         self._begun = False
         self._head_raw_bytes = 0
@@ -148,7 +148,7 @@ class RequestParser:
             self.receiving.refusal = refusal
             self.receiving.keep_alive = False
             return
-        refused = Request("GET", b"", "1.1", [])
+        refused = ParsedRequest("GET", b"", "1.1", [])
         refused.is_complete = True
         refused.refusal = refusal
         self.ready.append(refused)
@@ -230,7 +230,7 @@ class RequestParser:
         if self.is_done:
             raise _Refused(MALFORMED)  # stops the parser; the previous response closes the connection
         version = self._parser.get_http_version()
-        request = Request(self._parser.get_method().decode("ascii"), self._url, version, self._headers)
+        request = ParsedRequest(self._parser.get_method().decode("ascii"), self._url, version, self._headers)
         refusal = refusal_of_head(request)
         if refusal is not None:
             raise _Refused(refusal)
@@ -266,7 +266,7 @@ class RequestParser:
             self.is_done = self.is_done or not request.keep_alive
 
 
-def refusal_of_head(request: Request) -> Refusal | None:
+def refusal_of_head(request: ParsedRequest) -> Refusal | None:
     """Return the refusal of an invalid head, or None.
 
     Checks: 1. version; 2. target; 3. Host; 4. transfer coding. Records on ``request`` whether the client expects

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from holdfast.http.server.limits import BYTES_PER_PEER_MAX, READ_AHEAD_BYTES, ServerLimits
-from holdfast.http.server.request_parser import Request
+from holdfast.http.server.request_parser import ParsedRequest
 from holdfast.ledger.refusals import Refusal
 from holdfast.telemetry import metrics
 
@@ -42,7 +42,7 @@ class Sources:
         self._sources: dict[str, Source] = {}
 
     @contextmanager
-    def counted(self, peer: str, request: Request) -> Iterator[Source | Refusal]:
+    def counted(self, peer: str, request: ParsedRequest) -> Iterator[Source | Refusal]:
         """Count a request of a proxy while it is served, or refuse it. One without a client is not limited."""
         origin = self._origin_of(peer, request.headers)
         if origin is None:
@@ -68,7 +68,7 @@ class Sources:
         return len(self._sources)
 
 
-def _body_bytes(request: Request) -> int:
+def _body_bytes(request: ParsedRequest) -> int:
     """Return the length of a body, or what is read ahead of one that does not tell it."""
     for name, value in request.headers:
         if name == b"content-length":

@@ -55,8 +55,8 @@ def read_provider(
         faults.append(f"{where}: kind must be one of {', '.join(kinds)}, not {kind[:80]!r}")
     # For an unknown kind any valid defaults will do: the kind itself is the fault.
     rules = rules or KIND_RULES["cog"]
-    unused = [key for key in ("name", *rules.unused) if key in given and kind in kinds]
-    faults += [f"{where}: {key} is not a known key of kind {kind}" for key in unused]
+    forbidden = [key for key in ("name", *rules.forbidden) if key in given and kind in kinds]
+    faults += [f"{where}: {key} is not a known key of kind {kind}" for key in forbidden]
     filled = {**rules.defaults, **table, "name": name} if isinstance(table, dict) else table
     found = read_fields(ProviderConfig, filled, where, faults, secret=_PROVIDER_SECRETS)
     if kind in kinds:

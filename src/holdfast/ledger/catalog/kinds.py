@@ -14,12 +14,12 @@ WebhookProof = Literal["signature", "token", "standard"]
 class KindRules:
     """The rules for providers of one kind. ``defaults`` has ``concurrency`` and ``callback_bytes_max`` at least.
 
-    ``required`` and ``unused`` are keys that a provider's table must have, and must not have.
+    ``required`` and ``forbidden`` are keys that a provider's table must have, and must not have.
     """
 
     defaults: Mapping[str, Any]
     required: tuple[str, ...] = ("url",)
-    unused: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
     webhooks: WebhookProof = "signature"
     missing: Mapping[str, str] = field(default_factory=dict)
     """What to add to the fault of a missing key."""
@@ -29,7 +29,7 @@ KIND_RULES: Final[Mapping[str, KindRules]] = {
     "studio": KindRules(
         defaults={"concurrency": 4, "polls": True, "callback_bytes_max": 256 * 1024},
         required=(),
-        unused=("token", "polls", "callback_bytes_max"),
+        forbidden=("token", "polls", "callback_bytes_max"),
     ),
     # Without an upload address a container sends its files inside its webhooks.
     "cog": KindRules(defaults={"concurrency": 16, "callback_bytes_max": 8 * 1024 * 1024}, webhooks="token"),
@@ -42,7 +42,7 @@ KIND_RULES: Final[Mapping[str, KindRules]] = {
             "url": "https://api.replicate.com",
         },
         required=("token",),
-        unused=("polls",),
+        forbidden=("polls",),
         webhooks="standard",
         missing={"token": "; the hosted service requires one"},
     ),

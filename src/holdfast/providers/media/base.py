@@ -79,14 +79,14 @@ class ProviderSetup:
     """What a provider is created with. ``url`` and ``token`` are the configured ones, or those of the studio.
 
     ``secrets`` sign its callbacks, the current one first, including the common one if it has none of its own.
-    ``callback_url`` adds a job's sealed query to a callback URL, given that URL, the task and the attempt.
+    ``seal_callback_url`` adds a job's sealed query to a callback URL, given that URL, the task and the attempt.
     """
 
     config: ProviderConfig
     url: str
     token: str | None
     secrets: tuple[str, ...] = field(repr=False)
-    callback_url: Callable[[str, str, int], str]
+    seal_callback_url: Callable[[str, str, int], str]
 
 
 class MediaProvider(Protocol):

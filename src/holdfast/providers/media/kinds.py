@@ -39,7 +39,7 @@ def _replicate(setup: ProviderSetup) -> MediaProvider:
         setup.url,
         setup.config.own_secrets,
         token=setup.token,
-        webhook_url=setup.callback_url,
+        webhook_url=setup.seal_callback_url,
         submit_timeout_s=setup.config.submit_timeout_s,
     )
 
