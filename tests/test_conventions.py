@@ -154,7 +154,7 @@ PRIVATE_NAMES = {
 }
 """Private names of libraries, each with the one module that uses it.
 
-If a release changes one: pykka's Envelope is the base of ours, so that pykka's own references find the message in it;
+If a release changes one: pykka's Envelope is the base of ours, so that its own references find the message;
 psycopg's _WaitTimeout is raised when a wait for the server is cut by a deadline of the client.
 """
 
