@@ -74,26 +74,30 @@ async def test_no_more_secrets_are_rotated_to_than_sign(shared_service: Service,
 
 @pytest.fixture
 def small_store(new_service: NewService, provider: QuietProvider, tmp_path: Path) -> Service:
-    """A service that stores one large input of ended tasks for each account."""
+    """A service that stores one large input of failed tasks for each account."""
     most = str(INPUT_SMALL_BYTES_MAX // 2)
     service = new_service(CATALOG=str(provider.write_catalog(tmp_path)), STORED_INPUT_BYTES_MAX=most)
     service.start()
     return service
 
 
-async def fail(customer: Customer, provider: QuietProvider, request_id: str) -> None:
-    """Let the provider fail a task, and wait for its end."""
+async def end(customer: Customer, provider: QuietProvider, request_id: str, status: str) -> None:
+    """Let the provider succeed or fail with a task, and wait for its end."""
 
     async def submitted() -> bool | None:
         return any(request_id in job for job in provider.jobs) or None
 
     await until(submitted)
     error = {"code": "out_of_memory", "message": "no"}
-    body = provider.callback_body(request_id, "failed", event_id=f"evt_{request_id}", sequence=1, error=error)
+    event_id = f"evt_{request_id}"
+    if status == "succeeded":
+        body = provider.success(request_id, event_id=event_id, sequence=1)
+    else:
+        body = provider.callback_body(request_id, status, event_id=event_id, sequence=1, error=error)
     ok(await customer.http.post("/v2/callback", content=body, headers=signed(body)))
 
     async def ended() -> bool | None:
-        return (await customer.task(request_id))["status"] == "failed" or None
+        return (await customer.task(request_id))["status"] == status or None
 
     await until(ended)
 
@@ -105,8 +109,10 @@ async def test_large_inputs_of_failed_tasks_have_a_quota(
     # Random, as a picture is: what is repeated takes no room in the database.
     picture = {"prompt": random.Random(7).randbytes(INPUT_SMALL_BYTES_MAX).hex()}
     order = {"model": MODEL, "input": picture}
+    paid = ok(await customer.call("POST", "/v2/task/create", order))["request_id"]
+    await end(customer, provider, paid, "succeeded")
     first = ok(await customer.call("POST", "/v2/task/create", order, key="first"))["request_id"]
-    await fail(customer, provider, first)
+    await end(customer, provider, first, "failed")
     for path, body in (("/v2/task/create", order), (f"/v2/task/{first}/retry", None)):
         refused = await customer.call("POST", path, body)
         assert (refused.status_code, code_of(refused)) == (429, "stored_input_limit_reached")

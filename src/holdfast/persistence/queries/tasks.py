@@ -34,7 +34,9 @@ _HOLD = select(holds.c.amount_micro, holds.c.settled_number).where(
     holds.c.account_id == bindparam("account_id"), holds.c.hold_id == bindparam("hold_id")
 )
 _STORED_INPUTS = select(func.coalesce(func.sum(func.pg_column_size(tasks.c.request)), 0)).where(
-    tasks.c.account_id == bindparam("account_id"), tasks.c.input_until.is_not(None)
+    tasks.c.account_id == bindparam("account_id"),
+    tasks.c.input_until.is_not(None),
+    tasks.c.status != literal_column("'succeeded'"),
 )
 _ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))
 
@@ -76,7 +78,7 @@ def task_of_account(rows: Connection, account_id: str, request_id: str) -> Task 
 
 
 def stored_input_bytes(rows: Connection, account_id: str) -> int:
-    """Return how many bytes the large inputs of the account's ended tasks take in the database."""
+    """Return how many bytes the large inputs of ended tasks take for which the account paid nothing."""
     return int(rows.execute(_STORED_INPUTS, {"account_id": account_id}).scalar_one())
 
 

@@ -183,7 +183,11 @@ tasks = Table(
         postgresql_where=text("status = 'failed' and wake_at is null"),
     ),
     Index("ix_tasks_input_until", "input_until", postgresql_where=text("input_until is not null")),
-    Index("ix_tasks_stored_inputs", "account_id", postgresql_where=text("input_until is not null")),
+    Index(
+        "ix_tasks_stored_inputs",
+        "account_id",
+        postgresql_where=text("input_until is not null and status <> 'succeeded'"),
+    ),
 )
 
 task_events = Table(

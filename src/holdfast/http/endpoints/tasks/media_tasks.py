@@ -85,14 +85,14 @@ async def create_task(call: Call) -> Outcome:
 
 
 async def _refuse_stored_inputs(call: Call, account_id: str) -> Refusal | None:
-    """Refuse another large input while those of the account's ended tasks, stored for a retry, take too much."""
+    """Refuse another large input while those of the account's failed tasks, stored for a retry, take too much."""
     most = call.deps.settings.stored_input_bytes_max
     stored = await call.deps.database.read(lambda rows: stored_input_bytes(rows, account_id))
     if stored <= most:
         return None
     return Refusal(
         code="stored_input_limit_reached",
-        message=f"Large inputs of ended tasks take {stored} bytes; at most {most} are stored. They are deleted "
+        message=f"Large inputs of failed tasks take {stored} bytes; at most {most} are stored. They are deleted "
         f"a week after the end of their task; inputs up to {INPUT_SMALL_BYTES_MAX} bytes are accepted meanwhile.",
     )
 

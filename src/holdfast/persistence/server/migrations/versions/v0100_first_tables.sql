@@ -421,7 +421,8 @@ create index ix_tasks_failed on tasks (created_at, request_id, provider)
     where status = 'failed' and wake_at is null;
 create index ix_tasks_input_until on tasks (input_until) where input_until is not null;
 create index ix_tasks_review on tasks (created_at, request_id) where status = 'review';
-create index ix_tasks_stored_inputs on tasks (account_id) where input_until is not null;
+create index ix_tasks_stored_inputs on tasks (account_id)
+    where input_until is not null and status <> 'succeeded';
 create index ix_tasks_waited on tasks (provider, coalesce(request #>> '{terms,deadlines}', ''), created_at)
     where wake_at is not null and not dispatched;
 create index ix_tasks_waiting on tasks (provider, account_id, wake_at)
