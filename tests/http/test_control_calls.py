@@ -33,9 +33,13 @@ from holdfast.supervision.control.messages import (
 )
 from holdfast.supervision.dead_letters import DeadLetter
 from holdfast.supervision.status import ChildStatus, Work
+from holdfast.telemetry.metrics.figures import RefusalFigures, RouteFigures
 from holdfast.telemetry.metrics.samples import Sample
 
+from .fake_rows import AwayRows
+
 if TYPE_CHECKING:
+    from tests.http.api import Api
     from tests.http.fake_parts import FakeControls
     from tests.http.stage import Stage
 
@@ -66,6 +70,8 @@ PROCESS = ProcessDescription(
             state="up", calls=7, call_p99_s=0.25, errors={"timeout": 2}, callbacks_refused={"invalid_signature": 3}
         )
     },
+    slowest_routes=[RouteFigures(route="quote", requests=12, p50_s=0.002, p99_s=0.75)],
+    refusals=[RefusalFigures(status=402, code="insufficient_credit", requests=9)],
 )
 AWAY = MemberView(member_id="proc_3", is_this=False, state="ready", unreachable_for_s=7.5)
 OTHER = MemberView(member_id="proc_2", is_this=False, state="ready", unreachable_for_s=None)
@@ -80,6 +86,7 @@ def summary(key: str, member_id: str = "proc_1") -> KeySummary:
         incarnation=1,
         restarts=0,
         work=Work(mailbox_depth=0),
+        messages_per_s=0.5,
         quarantined_for_s=None,
         retry_in_s=None,
     )
@@ -117,7 +124,10 @@ async def test_the_tree_names_members_that_do_not_answer(stage: Stage) -> None:
         ("proc_1", None), ("proc_2", None), ("proc_3", 7.5)
     ]  # fmt: skip
     assert [each["process"] is None for each in body["members"]] == [False, True, True]
-    assert body["members"][0]["process"]["tree"]["child_id"] == "holdfast"
+    process = body["members"][0]["process"]
+    assert process["tree"]["child_id"] == "holdfast"
+    assert process["slowest_routes"] == [{"route": "quote", "requests": 12, "p50_s": 0.002, "p99_s": 0.75}]
+    assert process["refusals"] == [{"status": 402, "code": "insufficient_credit", "requests": 9}]
     assert {member for member, _ in controls.asked} == {"proc_1", "proc_2"}
 
 
@@ -138,8 +148,8 @@ async def test_samples_are_listed_by_process(stage: Stage) -> None:
     await stage.refused(await call(stage, "GET", "/ops/api/samples?from=noon"), 400, "invalid_parameter")
 
 
-async def test_actors_of_all_members_are_one_list_in_pages(stage: Stage) -> None:
-    controls = controls_of(stage)
+async def test_actors_of_all_members_are_one_list_in_pages(api: Api) -> None:
+    controls = controls_of(api)
 
     def answer(command: Any) -> Any:
         assert isinstance(command, ListKeys)
@@ -148,15 +158,46 @@ async def test_actors_of_all_members_are_one_list_in_pages(stage: Stage) -> None
         return KeyList([summary(key, member) for key in keys if key > command.after][: command.limit])
 
     controls.answer = answer
-    first = await (await call(stage, "GET", "/ops/api/actors?group=accounts&limit=3")).get_json()
+    first = await (await call(api, "GET", "/ops/api/actors?group=accounts&limit=3")).get_json()
     assert [(each["key"], each["member_id"]) for each in first["data"]] == [
         ("a", "proc_1"), ("b", "proc_2"), ("c", "proc_1")
     ]  # fmt: skip
     assert (first["next_cursor"], first["unreachable"]) == ("c", ["proc_3"])
-    rest = await (await call(stage, "GET", "/ops/api/actors?group=accounts&limit=3&cursor=c")).get_json()
+    rest = await (await call(api, "GET", "/ops/api/actors?group=accounts&limit=3&cursor=c")).get_json()
     assert ([each["key"] for each in rest["data"]], rest["next_cursor"]) == (["d"], None)
     for query, code in (("", "missing_parameter"), ("?group=x", "invalid_parameter")):
-        await stage.refused(await call(stage, "GET", f"/ops/api/actors{query}"), 400, code)
+        await api.refused(await call(api, "GET", f"/ops/api/actors{query}"), 400, code)
+
+
+async def test_the_actors_that_cost_most_come_first_with_their_addresses(api: Api) -> None:
+    controls = controls_of(api)
+    busy = msgspec.structs.replace(
+        summary(api.account_id), work=Work(mailbox_depth=2, oldest_message_age_s=9.0), messages_per_s=1.0
+    )
+    full = msgspec.structs.replace(
+        summary(api.other_account_id, "proc_2"),
+        work=Work(mailbox_depth=7, oldest_message_age_s=3.0),
+        messages_per_s=4.0,
+    )
+    rest = [summary(key) for key in ("acct_y", "acct_z")]
+
+    def answer(command: Any) -> Any:
+        assert (command.order, command.limit) == (order, 3)
+        return KeyList([busy, *rest] if controls.asked[-1][0] == "proc_1" else [full])
+
+    controls.answer = answer
+    for order, first in (("queue", full), ("wait", busy), ("rate", full)):
+        body = await (await call(api, "GET", f"/ops/api/actors?group=accounts&limit=2&order={order}")).get_json()
+        second = busy if first is full else full
+        assert [(each["key"], each["email"]) for each in body["data"]] == [
+            (each.key, f"{each.key}@example.com") for each in (first, second)
+        ]
+        assert (body["data"][0]["messages_per_s"], body["next_cursor"]) == (first.messages_per_s, None)
+    api.change(database=AwayRows())
+    body = await (await call(api, "GET", "/ops/api/actors?group=accounts&limit=2&order=rate")).get_json()
+    assert [(each["key"], each["email"]) for each in body["data"]] == [(full.key, None), (busy.key, None)]
+    refused = await call(api, "GET", "/ops/api/actors?group=accounts&order=rate&cursor=a")
+    await api.refused(refused, 400, "invalid_parameter")
 
 
 async def test_an_actor_away_from_its_owner_is_found_and_acted_on_there(stage: Stage) -> None:

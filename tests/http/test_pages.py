@@ -30,6 +30,7 @@ from holdfast.supervision.control.messages import (
     DescribeProcess,
     GroupDescription,
     KeyList,
+    ListKeys,
     SampleList,
 )
 from holdfast.telemetry.metrics.samples import Sample
@@ -399,6 +400,24 @@ async def test_pages_stay_while_the_database_is_away(api: Api) -> None:
     assert "proc" in (await read_page(api, "/ops/tree", browser)).text
     for path in ("/ops/reviews", "/ops/poison", "/ops/actions"):
         assert "The database is not available" in (await read_page(api, path, browser)).text
+
+
+async def test_what_costs_most_is_shown_first(api: Api) -> None:
+    browser = await sign_in(api)
+    controls: Any = api.deps.controls
+    busy = msgspec.structs.replace(summary(api.account_id), messages_per_s=12.5)
+    controls.answer = lambda command: {
+        "DescribeProcess": PROCESS,
+        "ListKeys": KeyList([summary(api.other_account_id), busy]),
+    }[type(command).__name__]
+    tree = (await read_page(api, "/ops/tree", browser)).text
+    assert [each in tree for each in ("quote", "750 ms", "insufficient_credit", "402")] == [True] * 4
+    page = await read_page(api, "/ops/actors?group=accounts&state=active&order=rate", browser)
+    assert page.text.index(api.account_id) < page.text.index(api.other_account_id)
+    assert f"{api.account_id}@example.com" in page.text
+    assert "12.50" in page.text
+    assert "/ops/actors?group=accounts&state=active&order=queue" in page.links
+    assert [command.order for _, command in controls.asked if isinstance(command, ListKeys)] == ["rate"]
 
 
 async def test_a_task_that_cannot_be_read_is_shown_as_it_is_stored(api: Api) -> None:

@@ -9,7 +9,13 @@ import msgspec
 
 from holdfast.supervision.control.messages import MemberView
 from holdfast.telemetry import metrics
-from holdfast.telemetry.metrics.provider_figures import ProviderFigures, figures_of
+from holdfast.telemetry.metrics.figures import (
+    ProviderFigures,
+    RefusalFigures,
+    figures_of,
+    frequent_refusals,
+    slowest_routes,
+)
 
 from .fake_rows import AwayRows
 from .test_control_calls import PROCESS, call
@@ -80,3 +86,23 @@ def test_figures_are_those_of_one_provider() -> None:
     assert (found.calls, found.errors, found.callbacks_refused) == (2, {"timeout": 3}, {"invalid_signature": 1})
     assert found.call_p99_s is not None
     assert 0.02 <= found.call_p99_s <= 0.05
+
+
+def test_the_slowest_routes_and_the_most_frequent_refusals_come_first() -> None:
+    for status, duration_s in (("200", 0.001), ("200", 0.001), ("503", 14.0)):
+        metrics.HTTP_REQUEST_S.labels("slow_of_this_test", status).observe(duration_s)
+    metrics.HTTP_REQUEST_S.labels("fast_of_this_test", "200").observe(0.001)
+    metrics.REFUSALS.labels("418", "frequent_of_this_test").inc(1_000_000)
+    metrics.REFUSALS.labels("418", "rare_of_this_test").inc()
+    routes = {each.route: each for each in slowest_routes()}
+    slow = routes["slow_of_this_test"]
+    assert slow.requests == 3
+    assert slow.p50_s <= 0.001
+    assert 5 < slow.p99_s <= 15
+    assert [each.p99_s for each in routes.values()] == sorted(
+        (each.p99_s for each in routes.values()), reverse=True
+    )
+    assert len(routes) <= 10
+    refusals = frequent_refusals()
+    assert refusals[0] == RefusalFigures(status=418, code="frequent_of_this_test", requests=1_000_000)
+    assert [each.requests for each in refusals] == sorted((each.requests for each in refusals), reverse=True)

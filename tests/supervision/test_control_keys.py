@@ -16,6 +16,7 @@ from holdfast.supervision.control.messages import (
     CrashKey,
     DescribeKey,
     KeyDescription,
+    KeyOrder,
     ListKeys,
     PauseGroup,
     QuarantineKey,
@@ -220,6 +221,31 @@ async def test_keys_are_listed_in_pages_by_state_and_shown_name(autojump_clock: 
         assert [each.key for each in group.list(ListKeys("actors", "quarantined", "", 9)).keys] == ["masked:b"]
         assert described(group.describe_key(DescribeKey("actors", "masked:a"))).key == "masked:a"
         assert code_of(await group.act(QuarantineKey("actors", "unknown", "x", 60))) == "actor_not_found"
+
+
+async def test_keys_are_listed_by_queue_wait_and_rate(autojump_clock: MockClock) -> None:
+    harness = Harness()
+    group = group_of(harness)
+
+    def first(order: KeyOrder) -> list[str]:
+        return [each.key for each in group.list(ListKeys("actors", None, "", 2, order)).keys]
+
+    async with harness.running(), trio.open_nursery() as nursery:
+        for _ in range(30):
+            await harness.ask("often")
+        for key in ("a", "b"):
+            await harness.ask(key)
+        nursery.start_soon(collect, harness, [("late", Rest(100)), ("late", Say("one"))], {})
+        await trio.sleep(10)
+        nursery.start_soon(collect, harness, [("full", Rest(100)), ("full", Say("one")), ("full", Say("two"))], {})
+        await trio.sleep(10)
+        assert first("key") == ["a", "b"]
+        assert first("queue") == ["full", "late"]
+        assert first("wait") == ["late", "full"]
+        assert first("rate") == ["often", "a"]
+        assert described(group.describe_key(DescribeKey("actors", "often"))).messages_per_s == 0.5
+        await trio.sleep(50)
+        assert described(group.describe_key(DescribeKey("actors", "often"))).messages_per_s == 0.0
 
 
 async def test_the_history_outlives_the_actor(autojump_clock: MockClock) -> None:

@@ -225,6 +225,22 @@ async def test_a_full_record_forgets_the_oldest_and_says_so(autojump_clock: Mock
     assert found[0].waited_s == 0.25
 
 
+async def test_a_rate_is_that_of_the_time_which_the_record_has(autojump_clock: MockClock) -> None:
+    handled = HandledMessages(records_max=4)
+    assert handled.rates() == {}
+    for key, pause_s in (("a", 10), ("b", 20), ("a", 10)):
+        handled.add(AnyChild(key), Envelope(Say()), "replied")
+        await trio.sleep(pause_s)
+    assert handled.rates() == {"a": 2 / 60, "b": 1 / 60}
+    for _ in range(4):
+        handled.add(AnyChild("c"), Envelope(Say()), "replied")
+    assert handled.rates() == {"c": 4}
+    await trio.sleep(20)
+    assert handled.rates() == {"c": 4 / 20}
+    await trio.sleep(41)
+    assert handled.rates() == {}
+
+
 def test_a_list_says_what_the_record_keeps() -> None:
     harness = Harness()
     query = ListMessages("actors", "a", None, None, None, 10)

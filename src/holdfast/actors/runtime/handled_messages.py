@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from math import inf
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import trio
@@ -15,6 +16,8 @@ from holdfast.telemetry.traces import trace_id_in
 
 RECORDS_MAX: Final = 10_000
 """Of a group in one process; some 350 bytes each."""
+
+RATE_PERIOD_S: Final = 60.0
 
 Outcome = Literal["replied", "refused", "done", "orphan_reply", "failed", "crashed", "cancelled"]
 """replied, refused: the reply was sent, once its unit was durable. done: its sender expects no reply.
@@ -97,6 +100,16 @@ class HandledMessages:
     def known_keys(self) -> set[str]:
         """Return the keys of all records."""
         return {record[0] for record in self._records}
+
+    def rates(self) -> dict[str, float]:
+        """Return each key's outcomes a second in the last minute, or in the part of it that a full ring has."""
+        now = trio.current_time()
+        is_full = len(self._records) == self._records.maxlen
+        since = max(now - RATE_PERIOD_S, self._records[0][4] if is_full else -inf)
+        counts = Counter(record[0] for record in self._records if record[4] >= since)
+        # A ring that fills in less than a second does not make the rate infinite.
+        period_s = max(now - since, 1.0)
+        return {key: count / period_s for key, count in counts.items()}
 
     def of(self, key: str) -> Iterator[HandledMessage]:
         """Return the messages of a key, in the order of their outcomes."""

@@ -9,7 +9,7 @@ from holdfast.http.kit.routes import Outcome
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.signatures import SignatureVerdict
 from holdfast.telemetry import metrics
-from holdfast.telemetry.metrics.provider_figures import UNKNOWN
+from holdfast.telemetry.metrics.figures import UNKNOWN
 from holdfast.telemetry.reports.conditions import CALLBACKS
 
 SENDER_ERRORS: Final = (

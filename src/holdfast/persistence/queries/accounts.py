@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -75,6 +76,12 @@ def email_of_account(rows: Connection, account_id: str) -> str | None:
     """Return the e-mail address of an account; None if there is no such account."""
     found: str | None = rows.scalar(select(accounts.c.email).where(accounts.c.id == account_id))
     return found
+
+
+def emails_of_accounts(rows: Connection, account_ids: Sequence[str]) -> dict[str, str]:
+    """Return the e-mail address of each of these accounts that exists."""
+    found = rows.execute(select(accounts.c.id, accounts.c.email).where(accounts.c.id.in_(account_ids)))
+    return {row.id: row.email for row in found}
 
 
 def account_of_email(rows: Connection, email: str) -> str | None:

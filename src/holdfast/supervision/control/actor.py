@@ -42,7 +42,7 @@ from holdfast.supervision.control.messages import (
 )
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.supervisor import Supervisor
-from holdfast.telemetry.metrics.provider_figures import UNKNOWN, figures_of
+from holdfast.telemetry.metrics.figures import UNKNOWN, figures_of, frequent_refusals, slowest_routes
 from holdfast.telemetry.metrics.samples import SampleRing
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.traces import traceparent
@@ -153,6 +153,8 @@ class ControlActor(Worker):
             groups=[group.describe() for group in process.groups.values()],
             dead_letters=process.dead_letters.counts(),
             providers=_providers(process.provider_states()),
+            slowest_routes=slowest_routes(),
+            refusals=frequent_refusals(),
         )
 
     def _dead_letters(self, query: ListDeadLetters) -> DeadLetterList:

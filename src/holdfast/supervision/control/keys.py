@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import nlargest, nsmallest
 
@@ -93,11 +93,24 @@ class ControlledGroup:
 
     def list(self, query: ListKeys) -> KeyList:
         """Return the keys that a query asks for."""
+        now, rates = trio.current_time(), self.directory.handled.rates()
+
+        def figure(child: KeyedChild) -> float:
+            match query.order:
+                case "key":
+                    return 0.0
+                case "queue":
+                    return len(child.mailbox)
+                case "wait":
+                    return now - (child.mailbox.oldest_sent_at() or now)
+                case "rate":
+                    return rates.get(child.key, 0.0)
+
         children = self.directory.lives.children.values()
-        wanted = ((self.mask(c.key), c) for c in children if query.state in (None, _state(c)))
-        after = (pair for pair in wanted if pair[0] > query.after)
-        first = nsmallest(query.limit, after, key=lambda pair: pair[0])
-        return KeyList([self._summary(child) for _, child in first])
+        wanted = ((-figure(c), self.mask(c.key), c) for c in children if query.state in (None, _state(c)))
+        after = (each for each in wanted if each[1] > query.after)
+        first = nsmallest(query.limit, after, key=lambda each: each[:2])
+        return KeyList([self._summary(child, rates) for _, _, child in first])
 
     def describe_key(self, command: DescribeKey) -> KeyDescription | Refusal:
         """Describe an actor, or what is remembered of it."""
@@ -227,7 +240,7 @@ class ControlledGroup:
             message=f"No actor of {self.directory.name} is known here by the key {key[:80]!r}.",
         )
 
-    def _summary(self, child: KeyedChild) -> KeySummary:
+    def _summary(self, child: KeyedChild, rates: Mapping[str, float]) -> KeySummary:
         now = trio.current_time()
         is_quarantined = child.state == "quarantined"
         return KeySummary(
@@ -238,6 +251,7 @@ class ControlledGroup:
             incarnation=child.incarnation,
             restarts=child.window.count(now) if child.window is not None else 0,
             work=work_of(child.mailbox, child.actor, now),
+            messages_per_s=_rounded(rates.get(child.key, 0.0)),
             quarantined_for_s=_rounded(max(child.quarantined_until - now, 0.0)) if is_quarantined else None,
             retry_in_s=_rounded(max(child.backoff.deadline - now, 0.0)) if child.backoff is not None else None,
         )
@@ -245,7 +259,7 @@ class ControlledGroup:
     def _describe(self, child: KeyedChild) -> KeyDescription:
         turn = child.actor.turn if child.actor is not None else None
         return KeyDescription(
-            **msgspec.structs.asdict(self._summary(child)),
+            **msgspec.structs.asdict(self._summary(child, self.directory.handled.rates())),
             budget=self.directory.lives.limits.child_restarts,
             trace_id=turn.trace_id if turn is not None else None,
             await_stack=await_stack(child.task) if child.task is not None else [],

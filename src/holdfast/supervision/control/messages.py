@@ -16,12 +16,14 @@ from holdfast.ledger.public_types import Time
 from holdfast.supervision.dead_letters import DeadLetter, DeadReason
 from holdfast.supervision.restart_history import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
-from holdfast.telemetry.metrics.provider_figures import ProviderFigures
+from holdfast.telemetry.metrics.figures import ProviderFigures, RefusalFigures, RouteFigures
 from holdfast.telemetry.metrics.samples import Sample
 from holdfast.telemetry.reports.conditions import LastingCondition
 
 ActorState = Literal["passivated", "starting", "active", "backing_off", "quarantined"]
 """passivated: not active, but remembered. starting: it loads its rows, or waits until it may."""
+
+KeyOrder = Literal["key", "queue", "wait", "rate"]
 
 
 # -------------------------------------------------------------------------------------------------- what is shown
@@ -76,6 +78,7 @@ class ProcessDescription(ProcessIdentity, frozen=True, kw_only=True):
 
     ``worker`` is its slot below a parent. ``state`` is that of the member. ``dead_letters`` are counted by reason
     since the start, and ``providers`` by name as this process sees them. ``conditions`` are those that last.
+    ``slowest_routes`` and ``refusals``, the most frequent first, are since the start.
     """
 
     state: str
@@ -85,13 +88,15 @@ class ProcessDescription(ProcessIdentity, frozen=True, kw_only=True):
     groups: list[GroupDescription]
     dead_letters: dict[DeadReason, int]
     providers: dict[str, ProviderView]
+    slowest_routes: list[RouteFigures]
+    refusals: list[RefusalFigures]
 
 
 class KeySummary(msgspec.Struct, frozen=True, kw_only=True):
     """An actor, or a key that is remembered without one.
 
-    ``restarts`` are those within the period of its budget. ``quarantined_for_s`` is the time left, and
-    ``retry_in_s`` that of its backoff.
+    ``restarts`` are those within the period of its budget. ``messages_per_s`` are those handled during the last
+    minute, as far as they are kept. ``quarantined_for_s`` is the time left, and ``retry_in_s`` that of its backoff.
     """
 
     group: str
@@ -101,6 +106,7 @@ class KeySummary(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     restarts: int
     work: Work
+    messages_per_s: float
     quarantined_for_s: float | None
     retry_in_s: float | None
 
@@ -120,7 +126,7 @@ class KeyDescription(KeySummary, frozen=True, kw_only=True):
 
 
 class KeyList(msgspec.Struct, frozen=True):
-    """Keys in their order, at most as many as were asked for."""
+    """Keys in the order asked for, at most as many as were asked for."""
 
     keys: list[KeySummary]
 
@@ -189,13 +195,17 @@ class DescribeProcess(Command["ProcessDescription"], frozen=True):
 
 
 class ListKeys(Command["KeyList"], frozen=True):
-    """List a group's keys after ``after``, in their order; only those in ``state`` if given."""
+    """List a group's keys after ``after``, in their order; only those in ``state`` if given.
+
+    With ``order`` those with the most waiting messages, the oldest one or the most handled ones come first.
+    """
 
     is_idempotent: ClassVar[bool] = True
     group: str
     state: ActorState | None
     after: str
     limit: int
+    order: KeyOrder = "key"
 
 
 class DescribeKey(Command["KeyDescription"], frozen=True):

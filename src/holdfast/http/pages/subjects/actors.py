@@ -22,13 +22,21 @@ async def actors(visit: Visit) -> ViewResult:
     """The actors of one group."""
     group = visit.parameter("group") or GROUPS[0]
     state = visit.parameter("state")
-    query = {"group": group, "state": state, "cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
+    order = visit.parameter("order")
+    query = {
+        "group": group,
+        "state": state,
+        "order": order,
+        "cursor": visit.parameter("cursor"),
+        "limit": ROWS_SHOWN,
+    }
     values = {
         "actors": await visit.read(list_actors, ActorList, query=query),
         "group": group,
         "groups": GROUPS,
         "state": state,
         "states": STATES,
+        "order": order,
     }
     return Html("actors.html", values, is_live=True)
 

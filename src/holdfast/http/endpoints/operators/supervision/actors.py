@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Final, get_args
@@ -18,8 +19,11 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import read_window
 from holdfast.http.kit.parameters import CURSOR, LIMIT, filter_by
 from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.shown import invalid_parameter
 from holdfast.http.schemas.operators import GROUPS, ActionWithReason, Reason
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.accounts import emails_of_accounts
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.control.messages import (
     ActorState,
     CrashKey,
@@ -27,6 +31,7 @@ from holdfast.supervision.control.messages import (
     DescribeKey,
     KeyAction,
     KeyDescription,
+    KeyOrder,
     KeySummary,
     ListDeadLetters,
     ListKeys,
@@ -43,6 +48,18 @@ QUARANTINE_MAX_S: Final = 30 * 86_400.0
 _ERRORS: Final = ("group_not_found", "actor_not_found")
 _GROUP: Final = replace(filter_by("group", "The group of actors.", GROUPS), required=True)
 _STATE: Final = filter_by("state", "Only actors in this state.", get_args(ActorState))
+_ORDER: Final = filter_by(
+    "order",
+    "By `key`, if not given; or those first with the most waiting messages (`queue`), the oldest one (`wait`) or "
+    "the most handled ones (`rate`): a single page, without a cursor.",
+    get_args(KeyOrder),
+)
+_FIGURES: Final[dict[KeyOrder, Callable[[KeySummary], float]]] = {
+    "key": lambda _: 0.0,
+    "queue": lambda each: each.work.mailbox_depth,
+    "wait": lambda each: each.work.oldest_message_age_s or 0.0,
+    "rate": lambda each: each.messages_per_s,
+}
 _DEAD_REASON: Final = filter_by(
     "reason", "Only messages that were not handled for this reason.", get_args(DeadReason)
 )
@@ -58,10 +75,16 @@ class QuarantineRequest(msgspec.Struct, frozen=True):
     for_s: Annotated[float, msgspec.Meta(ge=1, le=QUARANTINE_MAX_S)] = QUARANTINE_DEFAULT_S
 
 
-class ActorList(msgspec.Struct, frozen=True):
-    """Actors of all processes, in the order of their keys. `unreachable` are the members that did not answer."""
+class ListedActor(KeySummary, frozen=True, kw_only=True):
+    """An actor in a list. `email` is that of an account; null while the database is away."""
 
-    data: list[KeySummary]
+    email: str | None
+
+
+class ActorList(msgspec.Struct, frozen=True):
+    """Actors of all processes. `unreachable` are the members that did not answer."""
+
+    data: list[ListedActor]
     next_cursor: str | None
     unreachable: list[str]
 
@@ -72,21 +95,32 @@ class ActorList(msgspec.Struct, frozen=True):
     summary="List the actors of a group in all processes: active, backing off, quarantined",
     auth=Auth.OPERATOR_READ,
     reply=ActorList,
-    parameters=(_GROUP, _STATE, CURSOR, LIMIT),
+    parameters=(_GROUP, _STATE, _ORDER, CURSOR, LIMIT),
     errors=("missing_parameter",),
 )
 async def list_actors(call: Call) -> Outcome:
-    """Answered from memory. A passivated actor is remembered if it crashed lately."""
-    window = read_window(call.query(), kind="actors", filters=(_GROUP, _STATE))
+    """Answered from memory, but for the e-mail addresses. A passivated actor is remembered if it crashed lately."""
+    window = read_window(call.query(), kind="actors", filters=(_GROUP, _STATE, _ORDER))
     if isinstance(window, Refusal):
         return window
     group, state = window.filters["group"], msgspec.convert(window.filters.get("state"), ActorState | None)
-    answers = await ask_all(call.deps, ListKeys(group, state, window.cursor or "", window.read_max))
-    found = sorted((key for each in answers.by_member.values() for key in each.keys), key=lambda each: each.key)
-    page = found[: window.limit]
+    order = msgspec.convert(window.filters.get("order", "key"), KeyOrder)
+    if order != "key" and window.cursor is not None:
+        return invalid_parameter("cursor", f"cannot be sent with order={order}")
+    answers = await ask_all(call.deps, ListKeys(group, state, window.cursor or "", window.read_max, order))
+    found = sorted(
+        (key for each in answers.by_member.values() for key in each.keys),
+        key=lambda each: (-_FIGURES[order](each), each.key),
+    )
+    page, emails = found[: window.limit], dict[str, str]()
+    if group == "accounts":
+        with suppress(DatabaseAway):
+            emails = await call.deps.database.read(
+                lambda rows: emails_of_accounts(rows, [each.key for each in page])
+            )
     return ActorList(
-        data=page,
-        next_cursor=page[-1].key if len(found) > window.limit else None,
+        data=[ListedActor(**msgspec.structs.asdict(each), email=emails.get(each.key)) for each in page],
+        next_cursor=page[-1].key if order == "key" and len(found) > window.limit else None,
         unreachable=answers.unreachable,
     )
 
