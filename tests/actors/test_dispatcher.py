@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import psycopg
@@ -20,7 +21,13 @@ from tests.recorded_refs import RecordedRef
 from holdfast.actors.runtime.faults import Crashed, Unavailable
 from holdfast.actors.task.messages import Wake
 from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
-from holdfast.actors.workers.dispatcher import FOLLOW_UP_TICKS, FOLLOW_UPS_MAX, WAKES_AT_ONCE_MAX, Dispatcher
+from holdfast.actors.workers.dispatcher import (
+    FOLLOW_UP_TICKS,
+    FOLLOW_UPS_MAX,
+    RECOVERED_AT_ONCE_MAX,
+    WAKES_AT_ONCE_MAX,
+    Dispatcher,
+)
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import format_time, utc_now
@@ -433,25 +440,29 @@ async def test_tasks_of_a_running_process_are_left_to_it(setup: Setup) -> None:
     assert setup.tasks.woken == [("task_ours", False)]
 
     await setup.database.work(lambda rows: end_lease(rows, other))
+    setup.nursery.start_soon(dispatcher.recover)
     for _ in range(FOLLOW_UP_TICKS):
         await dispatcher.check_due()
-    assert setup.tasks.woken == [("task_ours", False), ("task_theirs", True)]
+    assert await setup.tasks.count(2) == [("task_ours", False), ("task_theirs", True)]
 
 
 async def test_a_lapsed_lease_counts_only_after_time_to_renew(setup: Setup) -> None:
     other = replace(this_process(), machine="another machine")
     lapsed = utc_now() - timedelta(seconds=2 * LEASE_S)
     await setup.database.work(lambda rows: renew_lease(rows, other, lapsed, ["studio"]))
-    await setup.insert_task("task_theirs", dispatched=True, due_in_s=600, touched_ago_s=60, owner=other.process_id)
+    for name, due_in_s in (("task_theirs", 600), ("task_theirs_due", -1)):
+        await setup.insert_task(name, dispatched=True, due_in_s=due_in_s, touched_ago_s=60, owner=other.process_id)
     dispatcher = setup.dispatcher()
+    setup.nursery.start_soon(dispatcher.recover)
     setup.leases_are_reliable = False
     for _ in range(2 * FOLLOW_UP_TICKS):
         await dispatcher.check_due()
+    await trio.testing.wait_all_tasks_blocked()
     assert setup.tasks.woken == []
     setup.leases_are_reliable = True
     for _ in range(FOLLOW_UP_TICKS):
         await dispatcher.check_due()
-    assert setup.tasks.woken == [("task_theirs", True)]
+    assert sorted(await setup.tasks.count(2)) == [("task_theirs", True), ("task_theirs_due", True)]
 
 
 async def test_a_killed_process_on_this_machine_is_detected_at_once(setup: Setup) -> None:
@@ -465,25 +476,46 @@ async def test_a_killed_process_on_this_machine_is_detected_at_once(setup: Setup
     dispatcher = setup.dispatcher()
     setup.leases_are_reliable = False
 
+    setup.nursery.start_soon(dispatcher.recover)
     await dispatcher.check_due()
 
-    assert setup.tasks.woken == [("task_left", True)]
+    assert await setup.tasks.count(1) == [("task_left", True)]
 
 
-async def test_many_tasks_of_an_ended_process_are_taken_over_a_few_at_a_time(setup: Setup) -> None:
-    other = replace(this_process(), machine="another machine")
+async def test_tasks_of_ended_processes_are_woken_a_few_at_a_time(setup: Setup) -> None:
     now = utc_now()
-    await setup.database.work(lambda rows: renew_lease(rows, other, now, ["studio"]))
-    await setup.database.work(lambda rows: end_lease(rows, other))
-    for number in range(2 * TAKEN_OVER_MAX + 1):
-        await setup.insert_task(f"task_{number}", dispatched=True, due_in_s=600, owner=other.process_id)
+    for name, number in (("first", TAKEN_OVER_MAX + 20), ("second", 30)):
+        ended = replace(this_process(), process_id=f"proc_{name}", machine="another machine")
+        await setup.database.work(partial(renew_lease, process=ended, now=now, providers=["studio"]))
+        await setup.database.work(partial(end_lease, process=ended))
+        for task in range(number):
+            await setup.insert_task(f"{name}_{task}", dispatched=True, due_in_s=-1, owner=f"proc_{name}")
+    setup.tasks.may_reply = trio.Event()
     dispatcher = setup.dispatcher()
-    taken = []
-    for _ in range(3 * FOLLOW_UP_TICKS):
+    for loop in dispatcher.background_loops():
+        if loop == dispatcher.recover:
+            setup.nursery.start_soon(loop)
+
+    await dispatcher.check_due()
+    await setup.tasks.count(RECOVERED_AT_ONCE_MAX)
+    # The claims lapse before their tasks have been woken; each is woken once, and no more are taken over.
+    lapse = sqlalchemy.update(tables.tasks).where(tables.tasks.c.owner == setup.process.process_id)
+    await setup.database.work(lambda rows: rows.execute(lapse.values(wake_at=now)).rowcount)
+    for _ in range(2 * FOLLOW_UP_TICKS):
         await dispatcher.check_due()
-        taken.append(len(setup.tasks.woken))
-    each = taken[FOLLOW_UP_TICKS - 2 :: FOLLOW_UP_TICKS]
-    assert each == [TAKEN_OVER_MAX, 2 * TAKEN_OVER_MAX, 2 * TAKEN_OVER_MAX + 1]
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert len(setup.tasks.woken) == RECOVERED_AT_ONCE_MAX
+
+    setup.tasks.may_reply.set()
+    taken_first = await setup.tasks.count(TAKEN_OVER_MAX + 30)
+    assert {name.partition("_")[0] for name, _ in taken_first} == {"first", "second"}
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert len(setup.tasks.woken) == TAKEN_OVER_MAX + 30
+    for _ in range(FOLLOW_UP_TICKS):
+        await dispatcher.check_due()
+    woken = await setup.tasks.count(TAKEN_OVER_MAX + 50)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert Counter(woken) == {(name, True): 1 for name, _ in woken}
 
 
 async def test_a_restarted_dispatcher_keeps_the_slots_of_running_tasks(setup: Setup) -> None:

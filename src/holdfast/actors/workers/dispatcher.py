@@ -10,7 +10,8 @@ are taken over (:mod:`holdfast.persistence.claims.processes`). Tasks of a provid
 woken when its grace period ends, and fail.
 
 Messages are handled in memory, without a wait; one loop reads and claims rows. So no message waits for the
-database, however slow it is, and none is dropped because others wait.
+database, however slow it is, and none is dropped because others wait. Tasks of ended processes are woken a few at a
+time by loops of their own: after a restart with many, callers have most turns.
 
 A busy event loop delays no dispatch: what was sold is finished before more is taken, and slots limit how many tasks
 compete with requests at once.
@@ -36,7 +37,7 @@ from holdfast.actors.workers.passes import one_pass
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.silence import Silence
-from holdfast.persistence.claims.processes import Process, take_over
+from holdfast.persistence.claims.processes import TAKEN_OVER_MAX, Process, take_over
 from holdfast.persistence.claims.tasks import (
     FIRST,
     DispatchedTask,
@@ -63,6 +64,8 @@ OVERDUE_CHECKS_APART_S = 15.0
 FOLLOW_UPS_MAX = 200
 WAKES_AT_ONCE_MAX = 8
 """How many overdue tasks fail at once: callers of the same accounts have most of their turns meanwhile."""
+RECOVERED_AT_ONCE_MAX = 4
+"""How many tasks of ended processes are woken at once."""
 SLOT_CHECK_AFTER_S = 30.0
 CLAIMS_APART_S = 0.05
 """Slots of waiting tasks that are freed within this time of a claim are assigned by one."""
@@ -117,6 +120,9 @@ class Dispatcher(Worker):
         self._arrived: dict[str, list[str]] = {}
         # Tasks that have freed their slots since the read of rows that may still show them there.
         self._ended: set[str] = set()
+        # Tasks of ended processes whose wakes are not answered yet; those that are not sent yet are in the channel.
+        self._recovering: set[str] = set()
+        self._recover_later, self._to_recover = trio.open_memory_channel[str](math.inf)
         self._ticks = 0
         # A dispatched task without an owner, last updated before this time, belongs to no running process.
         self._started_at: datetime = now()
@@ -124,8 +130,8 @@ class Dispatcher(Worker):
         self._assigned: frozenset[str] = frozenset()
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        """Check for due tasks several times a second, and assign freed slots."""
-        return (self._assign_loop, self._overdue_loop)
+        """Check for due tasks several times a second, assign freed slots, and wake tasks of ended processes."""
+        return (self._assign_loop, self._overdue_loop, *[self.recover] * RECOVERED_AT_ONCE_MAX)
 
     def on_receive(self, message: object) -> None:
         """Dispatch a new task, or note that a slot was freed."""
@@ -222,6 +228,9 @@ class Dispatcher(Worker):
 
     async def _take_over(self) -> None:
         """Take over the dispatched tasks of ended processes; they occupy slots until they end."""
+        if len(self._recovering) >= TAKEN_OVER_MAX:
+            # Those taken over earlier come first.
+            return
         now, process, leases_are_reliable = self._now(), self._process, self._leases_are_reliable()
         self._ended.clear()
         taken = await self._database.work(take_over, process, now, leases_are_reliable=leases_are_reliable)
@@ -229,7 +238,7 @@ class Dispatcher(Worker):
         if taken:
             log.info("took over tasks of ended processes", tasks=len(taken))
         for row in taken:
-            self._tasks.ref(row.request_id).tell(Wake(recovering=True))
+            self._recover_soon(row.request_id)
 
     async def _follow_up(self) -> None:
         now, me = self._now(), self._process.process_id
@@ -237,7 +246,21 @@ class Dispatcher(Worker):
         for row in due:
             is_ours = row.owner_before == me
             is_fresh = row.owner_before is None and row.updated_at >= self._started_at
-            self._tasks.ref(row.request_id).tell(Wake(recovering=not (is_ours or is_fresh)))
+            if not is_ours and not is_fresh:
+                self._recover_soon(row.request_id)
+            elif row.request_id not in self._recovering:
+                self._tasks.ref(row.request_id).tell(Wake())
+
+    def _recover_soon(self, request_id: str) -> None:
+        if request_id not in self._recovering:
+            self._recovering.add(request_id)
+            self._recover_later.send_nowait(request_id)
+
+    async def recover(self) -> None:
+        """Wake one task of an ended process after another."""
+        async for request_id in self._to_recover:
+            await self._wake_one(request_id, Wake(recovering=True))
+            self._recovering.discard(request_id)
 
     async def wake_overdue(self) -> None:
         """Wake waiting tasks that can only fail, and release their credit: that needs no slot."""
@@ -259,15 +282,18 @@ class Dispatcher(Worker):
             claimed = await self._database.work(claim)
             async with trio.open_nursery() as nursery:
                 for request_id in claimed:
-                    nursery.start_soon(self._wake_one, request_id, silence, turns)
+                    nursery.start_soon(self._wake_in_turn, request_id, silence, turns)
             if len(claimed) < FOLLOW_UPS_MAX:
                 return
 
-    async def _wake_one(self, request_id: str, silence: Silence | None, turns: trio.CapacityLimiter) -> None:
+    async def _wake_in_turn(self, request_id: str, silence: Silence | None, turns: trio.CapacityLimiter) -> None:
+        async with turns:
+            await self._wake_one(request_id, Wake(silence=silence))
+
+    async def _wake_one(self, request_id: str, wake: Wake) -> None:
         # A task that does not reply, such as one whose row cannot be read, is found again when its claim lapses.
         with suppress(AskFault, Crashed, StaleFence, UnreadableRow):
-            async with turns:
-                await self._tasks.ref(request_id).ask(Wake(silence=silence))
+            await self._tasks.ref(request_id).ask(wake, while_down="wait")
 
     async def _start_waiting(self, provider: str) -> None:
         """Assign free slots to accounts with waiting tasks, in turn."""

@@ -35,7 +35,7 @@ BEAT_S = 4.0
 CLAIM_S = 10
 READ_MS = 3_000
 TAKEN_OVER_MAX = 100
-"""How many tasks of one process are taken over at a time: after a restart with many, callers have most turns."""
+"""How many tasks of one ended process are taken over at a time."""
 
 _RENEW = text(
     "insert into processes (process_id, machine, pid, started, lease_until, providers, state, addresses, protocol) "

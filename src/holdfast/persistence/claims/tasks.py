@@ -61,8 +61,7 @@ _CLAIM_FOLLOW_UPS = text(
     "), owned as (select d.request_id, o.owner from owners o cross join lateral ("
     f"    select t.request_id from tasks t where {_DISPATCHED_TO_OWNER} = o.owner and t.wake_at <= :now "
     "    order by t.wake_at limit :most for update skip locked) d"
-    "  where o.owner = :me or not exists (select from processes p "
-    "    where p.process_id = o.owner and p.lease_until > :now)"
+    "  where o.owner = :me or not exists (select from processes p where p.process_id = o.owner)"
     "), without_owner as ("
     f"  select t.request_id, t.owner from tasks t where {_DISPATCHED_TO_OWNER} is null and t.wake_at <= :now "
     # In the index's order, or the planner may prefer to sort the whole table.
@@ -222,7 +221,10 @@ def _accounts_in_turn(rows: Connection, provider: str, after: str, most: int, no
 
 
 def claim_follow_ups(rows: Connection, *, me: str, most: int, now: datetime) -> list[FollowUp]:
-    """Claim dispatched tasks that are due: this process's own, and those of owners that have ended."""
+    """Claim dispatched tasks that are due: this process's own, and those whose owner has no row of its own.
+
+    The tasks of other processes are taken over once these have ended.
+    """
     claim = {"me": me, "most": most, "now": now, "lease_s": LEASE_S}
     return [FollowUp._make(row) for row in rows.execute(_CLAIM_FOLLOW_UPS, claim)]
 
