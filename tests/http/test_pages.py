@@ -40,7 +40,6 @@ from holdfast.telemetry.reports.report import Report
 from .fake_rows import AwayRows
 from .test_control_calls import CHILD, PROCESS, controls_of, detail, summary
 from .test_event_calls import TASK, plant
-from .test_handled_calls import keep_messages
 from .test_operator_calls import frozen
 from .test_provider_check_calls import checks_of
 
@@ -496,24 +495,10 @@ async def test_an_operator_who_may_read_sees_no_action(api: Api) -> None:
     ] == [(f"{api.account_id}@example.com", "approve_review", "rev_1", "refused", "insufficient_role")]
 
 
-async def test_pages_show_what_an_actor_handled_and_since_when(api: Api) -> None:
+async def test_a_time_line_is_filtered_on_the_page(api: Api) -> None:
     browser = await sign_in(api)
-    await api.add_task(api.task(TASK))
-    controls = keep_messages(api)
-    handled = controls.answer
-    controls.answer = lambda command: (
-        detail(command.key, "proc_1") if isinstance(command, DescribeKey) else handled(command)
-    )
-    account, task = f"/ops/accounts/{api.account_id}", f"/ops/tasks/{TASK}"
-    for path in (account, task):
-        assert "Recharge" not in (await read_page(api, path, browser)).text
-    for path in (f"{account}?source=message", f"{task}?source=message", "/ops/actors/accounts/acct_1"):
-        page = await read_page(api, path, browser)
-        for words in ("Recharge", "crashed", "at most the last 10,000", "proc_2", "did not answer", "proc_3"):
-            assert words in page.text, (path, words)
     other = await read_page(api, f"/ops/accounts/{api.account_id}?source=session", browser)
     assert "signed in" in other.text
-    assert "Recharge" not in other.text
     wrong = await read_page(api, f"/ops/accounts/{api.account_id}?source=gossip", browser)
     assert "Not available" in wrong.text
 
@@ -554,11 +539,8 @@ async def test_the_tree_is_folded_to_what_is_not_well(api: Api) -> None:
 
 async def test_an_actor_is_crashed_on_purpose_in_development_only(api: Api) -> None:
     browser = await sign_in(api)
-    controls = keep_messages(api)
-    handled = controls.answer
-    controls.answer = lambda command: (
-        detail(command.key, "proc_1") if isinstance(command, DescribeKey) else handled(command)
-    )
+    controls = controls_of(api)
+    controls.answer = lambda command: detail("acct_1", "proc_1") if isinstance(command, DescribeKey) else PROCESS
     page = "/ops/actors/accounts/acct_1"
     assert "Crash…" in (await read_page(api, page, browser)).text
     api.configure(env="production")

@@ -113,6 +113,21 @@ async def live(api: Api) -> None:
     await api.write(tables.reports.insert().values(**report_row(report)))
 
 
+async def test_a_time_line_shows_one_kind_of_entries(api: Api) -> None:
+    await live(api)
+    for path, count in ((f"accounts/{api.account_id}", 3), (f"tasks/{TASK}", 2)):
+        body = await (await ask(api, f"{path}/timeline?source=operation")).get_json()
+        assert [each["source"] for each in body["data"]] == ["operation"] * count
+        await api.refused(await ask(api, f"{path}/timeline?source=gossip"), 400, "invalid_parameter")
+
+
+async def test_an_account_without_entries_of_a_kind_exists(api: Api) -> None:
+    body = await (await ask(api, f"accounts/{api.account_id}/timeline?source=order")).get_json()
+    assert body == {"data": [], "next_cursor": None}
+    unknown = await ask(api, "accounts/acct_9/timeline?source=order")
+    await api.refused(unknown, 404, "account_not_found")
+
+
 async def test_an_account_is_shown_by_time_with_everything_about_it(api: Api) -> None:
     await live(api)
     found = await entries(api, f"accounts/{api.account_id}")

@@ -22,10 +22,10 @@ import trio
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded, Unavailable
 from holdfast.actors.runtime.future import TrioFuture
-from holdfast.actors.runtime.handled_messages import HandledMessages
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import KeyedRef, WhileDown, until_accepted
+from holdfast.actors.runtime.turn_rates import TurnRates
 from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
@@ -64,9 +64,9 @@ class KeyedDirectory:
         limits = limits if limits is not None else KeyedLimits()
         rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
         self.history = RestartHistory()
-        self.handled = HandledMessages()
+        self.turns = TurnRates()
         self._reports = KeyedReports(
-            name, limits, reporter, dead_letters, history=self.history, handled=self.handled, poison=poison
+            name, limits, reporter, dead_letters, history=self.history, turns=self.turns, poison=poison
         )
         self.lives = KeyedLives(
             name, factory, gate=gate, probe=probe, reports=self._reports, limits=limits, rng=rng

@@ -1,4 +1,4 @@
-"""The metrics, reports, dead letters and handled messages of a keyed directory."""
+"""The metrics, reports, dead letters and rates of a keyed directory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Literal
 
 import trio
 
+from holdfast.actors.runtime.actor import KeyedMailbox
 from holdfast.actors.runtime.faults import Crashed
-from holdfast.actors.runtime.handled_messages import HandledMessages, RecordedChild
 from holdfast.actors.runtime.mailbox import Envelope
+from holdfast.actors.runtime.turn_rates import TurnRates
 from holdfast.actors.workers.poison_writer import PoisonedMessage, message_crashed_on
 from holdfast.ledger.clock import format_time
 from holdfast.supervision.dead_letters import NOT_HANDLED, DeadLetters, DeadReason
@@ -33,7 +34,7 @@ class KeyedReports:
         dead_letters: DeadLetters,
         *,
         history: RestartHistory,
-        handled: HandledMessages,
+        turns: TurnRates,
         poison: Callable[[PoisonedMessage], None] | None = None,
     ) -> None:
         self.path = name
@@ -42,7 +43,7 @@ class KeyedReports:
         self._reporter = reporter
         self._dead_letters = dead_letters
         self._history = history
-        self.handled = handled
+        self.turns = turns
         self._poison = poison
 
     def count(self, event: str) -> None:
@@ -54,7 +55,7 @@ class KeyedReports:
         metrics.ACTORS_ACTIVE.labels(self._name).set(count)
 
     def dead_letter(
-        self, child: RecordedChild, reason: DeadReason, envelope: Envelope, *, is_reported: bool = True
+        self, child: KeyedMailbox, reason: DeadReason, envelope: Envelope, *, is_reported: bool = True
     ) -> None:
         """Record a message that no actor will handle, or whose sender no longer waits."""
         metrics.DEAD_LETTERS.labels(reason).inc()

@@ -24,11 +24,9 @@ from holdfast.actors.runtime.faults import (
     Unavailable,
 )
 from holdfast.actors.runtime.future import TrioFuture
-from holdfast.actors.runtime.handled_messages import HandledMessages, Outcome, RecordedChild
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
-from holdfast.actors.runtime.messages import Replayed
 from holdfast.actors.runtime.refs import StoppedFlag
-from holdfast.ledger.refusals import Refusal
+from holdfast.actors.runtime.turn_rates import TurnRates
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
@@ -48,13 +46,20 @@ class Ending(Enum):
     """By an operator, with messages left in the mailbox."""
 
 
+class KeyedMailbox(Protocol):
+    """The key of an actor, and its mailbox."""
+
+    key: str
+    mailbox: Mailbox
+
+
 class MessageRecords(Protocol):
     """What is recorded of the messages to a group's actors."""
 
-    handled: HandledMessages
+    turns: TurnRates
 
     def dead_letter(
-        self, child: RecordedChild, reason: Literal["expired", "orphan_reply"], envelope: Envelope
+        self, child: KeyedMailbox, reason: Literal["expired", "orphan_reply"], envelope: Envelope
     ) -> None:
         """Record a message whose deadline passed before its turn, or whose sender does not wait for the reply."""
         ...
@@ -82,9 +87,9 @@ class TrioActor(pykka.Actor):
     """Whether its state is void, so that it must end before the next turn."""
 
     records: MessageRecords | None = None
-    """Where its messages are recorded, as those of ``child``; both are set after its creation, or neither is."""
+    """Where its turns are counted, as those of ``child``; its supervisor sets both, or neither."""
 
-    child: RecordedChild
+    child: KeyedMailbox
 
     is_serving = False
     """Whether it has started, and handles messages."""
@@ -189,7 +194,7 @@ class TrioActor(pykka.Actor):
             self.on_expired(envelope)
             return
         self.last_message = type(envelope.message)
-        self.turn, envelope.began_at, envelope.turn_s = envelope, now, None
+        self.turn, envelope.began_at = envelope, now
         trace = self.trace_of(envelope)
         link = envelope.traceparent if envelope.traceparent != trace else None
         span = start_span(f"turn {self.last_message.__name__}", trace, link=link)
@@ -199,16 +204,17 @@ class TrioActor(pykka.Actor):
             if inspect.iscoroutine(result):
                 result = await result
         except trio.Cancelled:
-            fault = OutcomeUnknown("the actor was stopped while handling the command")
-            self.send_fault(envelope, fault, "cancelled")
+            envelope.fail(OutcomeUnknown("the actor was stopped while handling the command"))
             raise
         except Exception as exc:
             self._on_exception(envelope, exc)
         else:
             self._finish(envelope, result)
         finally:
-            envelope.turn_s = trio.current_time() - now
-            turns.observe(envelope.turn_s)
+            ended_at = trio.current_time()
+            turns.observe(ended_at - now)
+            if self.records is not None:
+                self.records.turns.add(self.child.key, ended_at)
             if span is not None:
                 span.end()
         self.turn = None
@@ -220,12 +226,12 @@ class TrioActor(pykka.Actor):
     def _on_exception(self, envelope: Envelope, exc: Exception) -> None:
         """End the incarnation, for an ask as for a tell: its state may be ahead of the rows."""
         if isinstance(exc, DatabaseAway):
-            self.send_fault(envelope, Unavailable(str(exc), retry_after_s=exc.retry_after_s))
+            envelope.fail(Unavailable(str(exc), retry_after_s=exc.retry_after_s))
             raise exc
         crash = Crashed(f"{type(self).__name__} crashed while handling {type(envelope.message).__name__}")
         crash.__cause__ = exc
         self.crashed_on = envelope
-        self.send_fault(envelope, crash, "crashed")
+        envelope.fail(crash)
         raise exc
 
     def _finish(self, envelope: Envelope, result: object) -> None:
@@ -234,23 +240,8 @@ class TrioActor(pykka.Actor):
     def send_reply(self, envelope: Envelope, value: object) -> None:
         """Send a reply to the sender of a message, if that waits for one."""
         is_sent = envelope.reply(value)
-        if self.records is None:
-            return
-        outcome: Outcome = "replied" if is_sent else "done"
-        if isinstance(value.reply if isinstance(value, Replayed) else value, Refusal):
-            outcome = "refused"
-        if not is_sent and envelope.reply_to is not None:
-            outcome = "orphan_reply"
-            self.records.dead_letter(self.child, outcome, envelope)
-        self.records.handled.add(self.child, envelope, outcome)
-
-    def send_fault(
-        self, envelope: Envelope, fault: Exception, outcome: Literal["failed", "crashed", "cancelled"] = "failed"
-    ) -> None:
-        """Send a fault to the sender of a message that was handled, if that waits for a reply."""
-        envelope.fail(fault)
-        if self.records is not None:
-            self.records.handled.add(self.child, envelope, outcome)
+        if not is_sent and envelope.reply_to is not None and self.records is not None:
+            self.records.dead_letter(self.child, "orphan_reply", envelope)
 
     def on_expired(self, envelope: Envelope) -> None:
         """Skip a message whose deadline has passed."""

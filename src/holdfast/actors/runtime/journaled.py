@@ -133,11 +133,11 @@ class JournaledActor(TrioActor):
             self._decide_again(envelope)
         elif isinstance(exc, UnreadableRow):
             # The actor reads several rows, and its state may already depend on others of them, so it is reloaded.
-            self.send_fault(envelope, exc)
+            envelope.fail(exc)
             self.is_void = True
         elif isinstance(exc, AskFault):
             # Another actor did not reply to this turn's ask. If it may have acted, this actor's state is in doubt.
-            self.send_fault(envelope, exc)
+            envelope.fail(exc)
             self.is_void = self.is_void or isinstance(exc, OutcomeUnknown)
         else:
             super()._on_exception(envelope, exc)
@@ -212,16 +212,16 @@ class JournaledActor(TrioActor):
 
     def _on_not_committed(self, envelope: Envelope, unit: Unit, result: UnitResult) -> None:
         if isinstance(result, Unknown):
-            self.send_fault(envelope, OutcomeUnknown(result.reason))
+            envelope.fail(OutcomeUnknown(result.reason))
         elif isinstance(result, Broken):
             crash = Crashed(f"the database refuses the unit of work of {type(envelope.message).__name__}")
             crash.__cause__ = result.cause
-            self.send_fault(envelope, crash, "crashed")
+            envelope.fail(crash)
             self._broken, self.crashed_on = crash, envelope
         elif isinstance(result, Stale) and all(fence.kind != self.own_fence for fence in result.fences):
             # Deciding again would not help: the row with the newer version is the asking actor's.
             stale = ", ".join(f"{fence.kind} {fence.key}" for fence in result.fences)
-            self.send_fault(envelope, StaleFence(stale))
+            envelope.fail(StaleFence(stale))
         else:
             self._become_void("database" if isinstance(result, NotWritten) else "stale")
             if isinstance(result, AlreadyReplied) and unit.probe is not None:

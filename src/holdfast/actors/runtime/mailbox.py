@@ -33,12 +33,9 @@ class MailboxFull(Exception):
 
 
 class Envelope(PykkaEnvelope[object]):
-    """A message with the future of its reply, its deadline (trio's clock) and its trace.
+    """A message with the future of its reply, its deadline (trio's clock), its trace and when its turn began."""
 
-    ``began_at`` is when its turn began, and ``turn_s`` how long that took, None before its end.
-    """
-
-    __slots__ = ("began_at", "deadline", "sent_at", "traceparent", "turn_s")
+    __slots__ = ("began_at", "deadline", "sent_at", "traceparent")
 
     reply_to: TrioFuture[object] | None
 
@@ -56,7 +53,6 @@ class Envelope(PykkaEnvelope[object]):
         self.sent_at = sent_at
         self.traceparent = traceparent
         self.began_at = 0.0
-        self.turn_s: float | None = None
 
     @property
     def trace_id(self) -> str | None:

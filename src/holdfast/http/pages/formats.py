@@ -24,14 +24,13 @@ ID_TAIL_CHARS: Final = 7
 _WORDS: Final[dict[Tone, str]] = {
     "ok": """
         succeeded up running ready yes paid credited reconciled delivered done verified active released recovered
-        balanced enabled approved capture_approved start recovery release resume finished replied
+        balanced enabled approved capture_approved start recovery release resume finished
     """,
     "live": "processing submitted starting trial joining hosting act backing_off",
     "idle": "",
     "warn": """
         review held restarting silent paused stopping retrying dead_letter refusal lockout pause restart slow
         waiting kept replaying capture_blocked disabled stuck refused unknown loss draining stopped cancelled
-        orphan_reply
     """,
     "bad": """
         failed down crashed quarantined crash crash_loop quarantine escalation mismatch poison difference outage

@@ -23,7 +23,7 @@ from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.reports.words import in_words
 
-RowSource = Literal[
+Source = Literal[
     "operation", "task", "progress", "order", "payment_event", "callback", "event", "delivery", "session",
     "api_key", "action", "report",
 ]  # fmt: skip
@@ -37,7 +37,7 @@ class TimeLineEntry(NamedTuple):
 
     at: datetime
     id: str
-    source: RowSource
+    source: Source
     what: str
     subject: str
     text: str | None = None

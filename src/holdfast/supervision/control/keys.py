@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from heapq import nlargest, nsmallest
+from heapq import nsmallest
 
 import msgspec
 import trio
 
 from holdfast.actors.runtime.faults import EndedByOperator
-from holdfast.actors.runtime.handled_messages import HandledMessage
 from holdfast.actors.runtime.mailbox import SystemMessage
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.await_stack import await_stack
 from holdfast.supervision.control.messages import (
@@ -23,15 +21,11 @@ from holdfast.supervision.control.messages import (
     GroupAction,
     GroupCommand,
     GroupDescription,
-    KeptMessages,
     KeyAction,
     KeyDescription,
     KeyList,
     KeySummary,
     ListKeys,
-    ListMessages,
-    MessageList,
-    MessageView,
     PauseGroup,
     QuarantineKey,
     ReleaseKey,
@@ -61,8 +55,6 @@ class ControlledGroup:
                 return self.list(command)
             case DescribeKey():
                 return self.describe_key(command)
-            case ListMessages():
-                return self.list_messages(command)
             case PauseGroup() | ResumeGroup():
                 return self.pause_or_resume(command)
             case _:
@@ -93,7 +85,7 @@ class ControlledGroup:
 
     def list(self, query: ListKeys) -> KeyList:
         """Return the keys that a query asks for."""
-        now, rates = trio.current_time(), self.directory.handled.rates()
+        now, rates = trio.current_time(), self.directory.turns.rates()
 
         def figure(child: KeyedChild) -> float:
             match query.order:
@@ -119,27 +111,6 @@ class ControlledGroup:
             return self._not_found(command.key)
         # One without a child is described as the child that it would be with its next message.
         return self._describe(self.directory.lives.children.get(key) or KeyedChild(key, 0))
-
-    def list_messages(self, query: ListMessages) -> MessageList:
-        """Return the messages that a query asks for."""
-        handled = self.directory.handled
-        key = self._known_key(query.key)
-        mine = () if key is None else handled.of(key)
-        found = ((message.at, self._message_id(message), message) for message in mine)
-        wanted = (
-            each
-            for each in found
-            if (query.since is None or each[0] >= query.since)
-            and (query.until is None or each[0] < query.until)
-            and (query.before is None or each[:2] < query.before)
-        )
-        newest = nlargest(query.limit, wanted, key=lambda each: each[:2])
-        return MessageList(
-            messages=[self._message(message_id, message) for _, message_id, message in newest],
-            kept=KeptMessages(
-                member_id=self.member_id, since=format_time(handled.since), kept_max=handled.records_max
-            ),
-        )
 
     # ------------------------------------------------------------------------------------------------ actions
 
@@ -207,32 +178,14 @@ class ControlledGroup:
         return found
 
     def _known_key(self, masked: str) -> str | None:
-        """Return the key that is seen as ``masked``, if it has an actor or anything is remembered of it."""
+        """Return the key that is seen as ``masked``, if it has an actor or its restarts are remembered."""
         child = self._find(masked)
         if child is not None:
             return child.key
-        known = self.directory.handled.known_keys() | self.directory.history.known_keys()
+        known = self.directory.history.known_keys()
         if self.mask(masked) == masked:
             return masked if masked in known else None
         return next((key for key in known if self.mask(key) == masked), None)
-
-    def _message_id(self, message: HandledMessage) -> str:
-        # Padded, so that messages of one millisecond are in the order of their outcomes.
-        return f"{self.member_id}-{self.directory.name}-{message.number:012}"
-
-    def _message(self, message_id: str, message: HandledMessage) -> MessageView:
-        return MessageView(
-            at=format_time(message.at),
-            id=message_id,
-            member_id=self.member_id,
-            incarnation=message.incarnation,
-            message_type=message.message_type,
-            outcome=message.outcome,
-            waited_s=round(message.waited_s, 6),
-            turn_s=round(message.turn_s, 6),
-            total_s=round(message.total_s, 6),
-            trace_id=message.trace_id,
-        )
 
     def _not_found(self, key: str) -> Refusal:
         return Refusal(
@@ -259,7 +212,7 @@ class ControlledGroup:
     def _describe(self, child: KeyedChild) -> KeyDescription:
         turn = child.actor.turn if child.actor is not None else None
         return KeyDescription(
-            **msgspec.structs.asdict(self._summary(child, self.directory.handled.rates())),
+            **msgspec.structs.asdict(self._summary(child, self.directory.turns.rates())),
             budget=self.directory.lives.limits.child_restarts,
             trace_id=turn.trace_id if turn is not None else None,
             await_stack=await_stack(child.task) if child.task is not None else [],

@@ -10,7 +10,6 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.actors.runtime.handled_messages import Outcome
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.public_types import Time
 from holdfast.supervision.dead_letters import DeadLetter, DeadReason
@@ -131,40 +130,6 @@ class KeyList(msgspec.Struct, frozen=True):
     keys: list[KeySummary]
 
 
-class MessageView(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that an actor handled, by type: its content is not stored. ``at`` is when it arrived.
-
-    ``waited_s`` is the time until the turn that decided it, ``turn_s`` that of the turn, and ``total_s`` that from
-    its arrival until its outcome: the reply, once what it tells of was durable.
-    """
-
-    at: Time
-    id: str
-    member_id: str
-    incarnation: int
-    message_type: str
-    outcome: Outcome
-    waited_s: float
-    turn_s: float
-    total_s: float
-    trace_id: str | None
-
-
-class KeptMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """Which messages a process still knows of: those of a group since ``since``, at most the last ``kept_max``."""
-
-    member_id: str
-    since: Time
-    kept_max: int
-
-
-class MessageList(msgspec.Struct, frozen=True):
-    """Messages that an actor handled in one process, the newest first."""
-
-    messages: list[MessageView]
-    kept: KeptMessages
-
-
 class DeadLetterList(msgspec.Struct, frozen=True):
     """Dead letters, the newest first, and all counts by reason since the start."""
 
@@ -214,22 +179,6 @@ class DescribeKey(Command["KeyDescription"], frozen=True):
     is_idempotent: ClassVar[bool] = True
     group: str
     key: str
-
-
-class ListMessages(Command["MessageList"], frozen=True):
-    """List the newest messages that a key's actors handled, as far as they are kept.
-
-    Only those that arrived from ``since`` on and before ``until``, and that come after the position ``before``
-    (time, id) in the list. A key of which nothing is known has no messages. Refused: ``group_not_found``.
-    """
-
-    is_idempotent: ClassVar[bool] = True
-    group: str
-    key: str
-    since: datetime | None
-    until: datetime | None
-    before: tuple[datetime, str] | None
-    limit: int
 
 
 class ListDeadLetters(Command["DeadLetterList"], frozen=True):
@@ -319,7 +268,7 @@ class DrainProcess(Command["Draining"], frozen=True):
 KeyAction: TypeAlias = RestartKey | CrashKey | QuarantineKey | ReleaseKey
 ChildAction: TypeAlias = StopChild | StartChild | RestartChild
 GroupAction: TypeAlias = PauseGroup | ResumeGroup
-GroupCommand: TypeAlias = ListKeys | DescribeKey | ListMessages | KeyAction | GroupAction
+GroupCommand: TypeAlias = ListKeys | DescribeKey | KeyAction | GroupAction
 ControlCommand: TypeAlias = (
     DescribeProcess | ListDeadLetters | ReadSamples | DrainProcess | ChildAction | GroupCommand
 )

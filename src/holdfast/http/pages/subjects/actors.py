@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final, get_args
 
 from holdfast.http.endpoints.operators.supervision.actors import ActorList, list_actors, read_actor
-from holdfast.http.endpoints.operators.supervision.messages import HandledList, list_messages
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.http.schemas.operators import GROUPS
@@ -47,8 +46,7 @@ async def actor(visit: Visit) -> ViewResult:
     found = await visit.read(read_actor, KeyDescription, path=visit.path)
     if isinstance(found, Refusal):
         return found
-    messages = await visit.read_list(list_messages, HandledList, path=visit.path)
-    return Html("actor.html", {"actor": found, "messages": messages}, is_live=True)
+    return Html("actor.html", {"actor": found}, is_live=True)
 
 
 @view("/ops/quarantine")
