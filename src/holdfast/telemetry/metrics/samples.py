@@ -1,4 +1,4 @@
-"""Samples of one process: what it did in each interval of a few seconds, for plots and ``holdfast top``."""
+"""Samples of one process: what it did in each interval of a few seconds, for plots."""
 
 from __future__ import annotations
 
