@@ -123,3 +123,23 @@ async def test_large_inputs_of_failed_tasks_have_a_quota(
     ok(await customer.call("POST", f"/v2/task/{small['request_id']}/cancel"))
     other = await new_customer(small_store, credit="10.00")
     ok(await other.call("POST", "/v2/task/create", order))
+
+
+async def test_a_used_key_is_replayed_above_the_rate_of_creates(
+    new_service: NewService, new_customer: NewCustomer, provider: QuietProvider, tmp_path: Path
+) -> None:
+    catalog = str(provider.write_catalog(tmp_path))
+    service = new_service(CATALOG=catalog, TASK_CREATES_PER_ACCOUNT_S="1", TASK_CREATES_BURST="1")
+    service.start()
+    customer = await new_customer(service, credit="10.00")
+    order = {"model": MODEL, "input": {"prompt": "a cat"}}
+    first = ok(await customer.call("POST", "/v2/task/create", order, key="first"))["request_id"]
+    # What the account's actor remembers is lost; the rows have the reply.
+    service.stop()
+    service.start()
+    number, refused = 0, False
+    while not refused:
+        number += 1
+        created = await customer.call("POST", "/v2/task/create", order, key=f"later {number}")
+        refused = created.status_code == 429
+    assert ok(await customer.call("POST", "/v2/task/create", order, key="first"))["request_id"] == first

@@ -222,8 +222,8 @@ class AccountActor(JournaledActor):
         state, terms = self._units.state, request.terms
         refusal = self._create_rate.refuse()
         if refusal is not None:
-            # It does not depend on the account's state: without a key the rows need not confirm it.
-            return self._units.refuse(refusal, command.idempotency) if command.idempotency else refusal
+            # It does not depend on the account's state, so the rows need not confirm it.
+            return refusal
         if len(state.holds) >= self._limits.tasks_in_flight_max:
             refusal = Refusal(
                 code="concurrency_limit_exceeded",

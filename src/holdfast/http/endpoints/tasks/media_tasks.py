@@ -109,6 +109,9 @@ async def _ask_account(
             reply = await call.ask(account, RefuseTask(command, key.key_id, TASKS_WRITE, idempotency))
     else:
         reply = await call.ask(account, command)
+        if isinstance(reply, Refusal) and reply.code == "rate_limit_exceeded":
+            # Decided without the rows, where the reply to an earlier request with this key may be.
+            reply = await call.refuse(reply, idempotency, TaskAccepted)
         if isinstance(reply, TaskAccepted):
             _created_of(command.request.terms.provider).inc()
     return render_reply(reply, lambda accepted: task_created(call.deps, accepted))
