@@ -197,6 +197,10 @@ FAULTS_OF_A_PAGE = """() => {
   const faults = [];
   const over = document.documentElement.scrollWidth - innerWidth;
   if (over > 0) faults.push(`${over} pixels too wide`);
+  for (const box of document.querySelectorAll(innerWidth < 761 ? ".card, .scroll" : ".card")) {
+    const hidden = box.scrollWidth - box.clientWidth;
+    if (hidden > 0) faults.push(`${hidden} pixels of a ${box.className} are clipped or outside it`);
+  }
   const channel = (value) => (value /= 255, value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
   const colour = (text) => {
     const context = Object.assign(document.createElement("canvas"), {width: 1, height: 1}).getContext("2d");
