@@ -50,7 +50,6 @@ TRENDS: Final = (
         _per_s,
     ),
     Trend("Commits", (("commits", lambda sample: sample.commits_per_s),), sum, _per_s),
-    Trend("Units in a commit", (("units", lambda sample: sample.units_per_commit),), max, number_text),
     Trend(
         "Time of a commit",
         (

@@ -43,7 +43,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     creates_per_s: float
     settled_per_s: float
     commits_per_s: float
-    units_per_commit: float | None
     commit_p50_s: float | None
     commit_p99_s: float | None
     wal_sync_mean_s: float | None = None
@@ -74,7 +73,6 @@ class Totals(NamedTuple):
     creates: float
     settled: int
     commits: Distribution
-    units: float
     waits: Distribution
     cpu_s: float | None
     memory_bytes: int | None
@@ -130,7 +128,6 @@ def read_totals() -> Totals:
         creates=_value_of(metrics.TASKS_CREATED),
         settled=_all_of(metrics.TASK_S).count,
         commits=metrics.JOURNAL_COMMIT_S.distribution,
-        units=metrics.JOURNAL_BATCH_UNITS.distribution.total,
         waits=_all_of(metrics.MAILBOX_WAIT_S),
         cpu_s=None if usage is None else usage.cpu_s,
         memory_bytes=None if usage is None else usage.memory_bytes,
@@ -153,7 +150,6 @@ def sample_between(
         creates_per_s=(now.creates - before.creates) / interval_s,
         settled_per_s=(now.settled - before.settled) / interval_s,
         commits_per_s=commits.count / interval_s,
-        units_per_commit=(now.units - before.units) / commits.count if commits.count else None,
         commit_p50_s=commits.quantile(0.5),
         commit_p99_s=commits.quantile(0.99),
         wal_sync_mean_s=None if isnan(wal_sync_s := _value_of(metrics.WAL_SYNC_S)) else wal_sync_s,
