@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import structlog
@@ -18,7 +20,7 @@ from holdfast.cluster.faults import LinkLost
 from holdfast.cluster.frames import HELLO_S
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.cluster.members import SINGLETONS as FIXED
-from holdfast.cluster.members import UNREACHED_S, slots_of
+from holdfast.cluster.members import JOIN_S, UNREACHED_S, slots_of
 from holdfast.ledger.places import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member
 from holdfast.persistence.records.accounts import SessionRevokedRow
@@ -68,6 +70,33 @@ async def test_a_new_member_takes_over_its_places_only(autojump_clock: MockClock
         assert [await node.ask(key) for key in ACCOUNTS for node in nodes] == [
             after[key] for key in ACCOUNTS for _ in nodes
         ]
+
+
+async def test_a_member_whose_links_open_after_it_is_ready_takes_its_places_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    rows = Rows()
+    nodes = [Node(rows, "proc_a"), Node(rows, "proc_b")]
+    can_dial = trio.Event()
+    for node in nodes:
+        node.endpoint.dial = partial(dial_after, can_dial, node.endpoint.dial)  # type: ignore[method-assign]
+    async with running(nodes[0]) as nursery:
+        await nursery.start(nodes[1].run)
+        nodes[0].presence.beat_soon()
+        await trio.sleep(JOIN_S + BEAT_S / 8)
+        assert [node.members.state for node in nodes] == ["ready", "ready"]
+        can_dial.set()
+        await trio.sleep(BEAT_S / 8)
+        owners = [{key: node.owner_of(key) for key in ACCOUNTS} for node in nodes]
+        assert owners[0] == owners[1]
+        assert set(owners[0].values()) == {"proc_a", "proc_b"}
+
+
+async def dial_after(
+    event: trio.Event, dial: Callable[[Member], Awaitable[trio.abc.Stream]], member: Member
+) -> trio.abc.Stream:
+    await event.wait()
+    return await dial(member)
 
 
 async def test_the_places_of_a_killed_member_move_at_once(autojump_clock: MockClock) -> None:

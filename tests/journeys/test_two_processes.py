@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 
 import httpx2
 import pytest
@@ -37,6 +38,7 @@ def services(provider: QuietProvider) -> Iterator[list[Service]]:
         started = [Service(folder, **settings) for folder in folders]
         try:
             start_together(started)
+            trio.run(until, partial(both_are_members, started))
             yield started
             assert [service.stop() for service in started] == [0, 0]
         finally:

@@ -282,6 +282,9 @@ class Members:
         peer.unreachable_since = None
         peer.failures = 0
         peer.logged.clear()
+        if peer.link is not None and self._announced.is_set():
+            # The other may have read this process's row before its last change, which was announced without this link.
+            peer.link.announce_change()
         self._assign_places()
 
     def _on_down(self, peer: Peer, reason: str) -> None:
