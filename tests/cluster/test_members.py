@@ -19,8 +19,8 @@ from holdfast.cluster.codec import Codec
 from holdfast.cluster.faults import LinkLost
 from holdfast.cluster.frames import HELLO_S
 from holdfast.cluster.link import PING_S, SILENT_S
-from holdfast.cluster.members import SINGLETONS as FIXED
 from holdfast.cluster.members import JOIN_S, UNREACHED_S, slots_of
+from holdfast.cluster.members import SINGLETONS as FIXED
 from holdfast.ledger.places import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member
 from holdfast.persistence.records.accounts import SessionRevokedRow
