@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +90,8 @@ def drive(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float |
         return int(found[0])
 
     waiting = selectors.DefaultSelector()
-    idle = [load.Connection(("127.0.0.1", side.port)) for _ in range(CONNECTIONS)]
+    # In turn, so that none is idle for so long that the server closes it.
+    idle = deque(load.Connection(("127.0.0.1", side.port)) for _ in range(CONNECTIONS))
     for connection in idle:
         waiting.register(connection.socket, selectors.EVENT_READ, connection)
     before, cpu_before = finished(), cpu_s(side.process)
@@ -100,7 +102,7 @@ def drive(side: Side, rows: psycopg.Connection, *, seconds: float, rate: float |
         if now - begun < seconds:
             allowed = created + refused + OPEN_MAX if rate is None else int((now - begun) * rate)
             while idle and sent < allowed and sent - refused - done < (OPEN_MAX if rate is None else sys.maxsize):
-                idle.pop().send(side.requests[sent % len(side.requests)])
+                idle.popleft().send(side.requests[sent % len(side.requests)])
                 sent += 1
         elif len(idle) == CONNECTIONS and done == created:
             break
