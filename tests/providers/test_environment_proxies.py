@@ -9,13 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.threaded_server import serving
 
 from holdfast.commands.service_client import ServiceClient, ServiceFault
 from holdfast.providers.storage.base import StoreFault
 from holdfast.providers.storage.s3 import S3Store
 from holdfast.settings.settings import S3Bucket, ServiceLocation
-
-from .threaded_server import serving
 
 TOKEN = "op-Zq3vN8xKfT2mWc7RbY5hJd9LsA4eGuPi"
 

@@ -15,7 +15,7 @@ from holdfast.providers.media.kinds import KINDS, ProviderKind
 from holdfast.settings.settings import load_settings
 from holdfast.wiring.provider_registry import ProviderRegistry
 
-CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
+CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 CATALOG = """
 [providers.parrot]
 kind = "echo"
