@@ -15,7 +15,6 @@ import httpx2
 import pytest
 from PIL import Image
 
-from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.reports.report import KINDS
@@ -135,14 +134,6 @@ def test_catalog_tables_can_be_added_to_the_shipped_catalog(page: Path, tmp_path
 def test_links_exist(page: Path) -> None:
     broken = [link for link in _LINK.findall(page.read_text("utf-8")) if not (page.parent / link).exists()]
     assert broken == []
-
-
-def test_every_error_is_documented() -> None:
-    page = (ROOT / "docs" / "api.md").read_text("utf-8")
-    documented = {
-        code: int(status) for status, code in re.findall(r"^\| (\d{3}) \| `(\w+)` \|", page, re.MULTILINE)
-    }
-    assert documented == {code: row.status for code, row in ERROR_TABLE.items()}
 
 
 def test_every_setting_is_documented() -> None:

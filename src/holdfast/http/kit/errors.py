@@ -1,8 +1,8 @@
 """The error table: the response to each refusal and fault.
 
 The body of an error is ``{"error": {message, type, code, param, request_id}}``. :data:`ERROR_TABLE` alone gives a
-code its status, type and headers; handlers only name codes. Clients branch on ``code``, so a published row keeps
-its meaning.
+code its status, type, headers and meaning, also in the API reference; handlers only name codes. Clients branch on
+``code``, so a published row keeps its meaning.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ API = "api_error"
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """The response to a code. ``retry_after_s`` is sent if the refusal has no time of its own.
+    """The response to a code, and in ``when`` what it means.
 
+    ``retry_after_s`` is sent if the refusal has no time of its own.
     ``final`` sends ``X-Should-Retry: false``: common client libraries otherwise repeat every 409.
     ``challenge`` sends ``WWW-Authenticate: Bearer``.
     """
 
     status: int
     type: str
+    when: str
     retry_after_s: int | None = None
     final: bool = False
     challenge: bool = False
@@ -51,110 +53,178 @@ class ErrorRow:
 
 ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     # Any endpoint.
-    "route_not_found": ErrorRow(404, NOT_FOUND),
-    "method_not_allowed": ErrorRow(405, INVALID),
-    "malformed_request": ErrorRow(400, INVALID),
-    "request_timeout": ErrorRow(408, INVALID),
-    "invalid_json": ErrorRow(400, INVALID),
-    "unsupported_media_type": ErrorRow(415, INVALID),
-    "headers_too_large": ErrorRow(431, INVALID),
-    "request_too_large": ErrorRow(413, INVALID),
-    "missing_parameter": ErrorRow(400, INVALID),
-    "invalid_parameter": ErrorRow(400, INVALID),
-    "missing_credentials": ErrorRow(401, AUTHENTICATION, challenge=True),
-    "invalid_credentials": ErrorRow(401, AUTHENTICATION, challenge=True),
-    "invalid_session": ErrorRow(401, AUTHENTICATION, challenge=True),
-    "session_expired": ErrorRow(401, AUTHENTICATION, challenge=True),
-    "invalid_api_key": ErrorRow(401, AUTHENTICATION, challenge=True),
-    "wrong_credential_type": ErrorRow(401, AUTHENTICATION, challenge=True),
-    "insufficient_scope": ErrorRow(403, PERMISSION),
-    "insufficient_role": ErrorRow(403, PERMISSION),
-    "cross_origin_request": ErrorRow(403, PERMISSION),
-    "invalid_csrf_token": ErrorRow(403, PERMISSION),
-    "sign_in_locked": ErrorRow(429, RATE_LIMIT, retry_after_s=900),
-    "account_disabled": ErrorRow(403, PERMISSION),
-    "rate_limit_exceeded": ErrorRow(429, RATE_LIMIT, retry_after_s=1),
-    "temporarily_unavailable": ErrorRow(503, API, retry_after_s=1),
-    "overloaded": ErrorRow(503, API, retry_after_s=1),
-    "quarantined": ErrorRow(503, API, retry_after_s=60),
-    "record_unreadable": ErrorRow(503, API, retry_after_s=60),
-    "internal_error": ErrorRow(500, API),
-    "not_implemented": ErrorRow(501, INVALID),
-    "http_version_not_supported": ErrorRow(505, INVALID),
+    "route_not_found": ErrorRow(404, NOT_FOUND, "the path does not exist"),
+    "method_not_allowed": ErrorRow(
+        405, INVALID, "the path does not support the method; `Allow` lists those it supports"
+    ),
+    "malformed_request": ErrorRow(400, INVALID, "the request could not be understood"),
+    "request_timeout": ErrorRow(408, INVALID, "the body was not received in time"),
+    "invalid_json": ErrorRow(400, INVALID, "the body is not a valid JSON object"),
+    "unsupported_media_type": ErrorRow(415, INVALID, "the media type is not JSON in UTF-8"),
+    "headers_too_large": ErrorRow(431, INVALID, "the headers are too many or too large"),
+    "request_too_large": ErrorRow(413, INVALID, "the body is too large"),
+    "missing_parameter": ErrorRow(400, INVALID, "`param` is required"),
+    "invalid_parameter": ErrorRow(400, INVALID, "the value of `param` is not valid"),
+    "missing_credentials": ErrorRow(401, AUTHENTICATION, "no credential was sent", challenge=True),
+    "invalid_credentials": ErrorRow(
+        401, AUTHENTICATION, "the header is not one bearer credential, or not the operators' token", challenge=True
+    ),
+    "invalid_session": ErrorRow(401, AUTHENTICATION, "the session is unknown or was signed out", challenge=True),
+    "session_expired": ErrorRow(401, AUTHENTICATION, "sign in again", challenge=True),
+    "invalid_api_key": ErrorRow(401, AUTHENTICATION, "the key is unknown or was revoked", challenge=True),
+    "wrong_credential_type": ErrorRow(
+        401,
+        AUTHENTICATION,
+        "a session where a key belongs, or the reverse; either where the operators' token belongs",
+        challenge=True,
+    ),
+    "insufficient_scope": ErrorRow(403, PERMISSION, "the key does not have the required scope"),
+    "insufficient_role": ErrorRow(403, PERMISSION, "the account is no operator's, or the operator may only read"),
+    "cross_origin_request": ErrorRow(403, PERMISSION, "a page of another origin made an operator's request"),
+    "invalid_csrf_token": ErrorRow(
+        403, PERMISSION, "an operator's change by cookie lacks the session's `X-CSRF-Token`"
+    ),
+    "sign_in_locked": ErrorRow(
+        429, RATE_LIMIT, "ten wrong operators' tokens came from this address within 15 minutes", retry_after_s=900
+    ),
+    "account_disabled": ErrorRow(403, PERMISSION, "the account is disabled"),
+    "rate_limit_exceeded": ErrorRow(
+        429,
+        RATE_LIMIT,
+        "too many requests or connections from one address, or more new tasks than the account's rate",
+        retry_after_s=1,
+    ),
+    "temporarily_unavailable": ErrorRow(
+        503,
+        API,
+        "the database is away, a part restarts, or there was no result in time; it may have taken effect",
+        retry_after_s=1,
+    ),
+    "overloaded": ErrorRow(503, API, "too many requests are waiting; nothing was changed", retry_after_s=1),
+    "quarantined": ErrorRow(
+        503,
+        API,
+        "the account or task failed repeatedly, or an operator stopped it; nothing was changed",
+        retry_after_s=60,
+    ),
+    "record_unreadable": ErrorRow(
+        503,
+        API,
+        "what is stored cannot be read now; nothing was changed. If it lasts, report the request's id",
+        retry_after_s=60,
+    ),
+    "internal_error": ErrorRow(500, API, "an internal error"),
+    "not_implemented": ErrorRow(501, INVALID, "a transfer coding other than `chunked`"),
+    "http_version_not_supported": ErrorRow(505, INVALID, "neither HTTP/1.1 nor HTTP/1.0"),
     # Idempotency.
-    "invalid_idempotency_key": ErrorRow(400, IDEMPOTENCY),
-    "idempotency_key_reused": ErrorRow(422, IDEMPOTENCY),
-    "idempotency_key_in_use": ErrorRow(409, IDEMPOTENCY, retry_after_s=1),
+    "invalid_idempotency_key": ErrorRow(400, IDEMPOTENCY, "the key is empty, too long or not ASCII"),
+    "idempotency_key_reused": ErrorRow(422, IDEMPOTENCY, "the key was used for another request"),
+    "idempotency_key_in_use": ErrorRow(
+        409, IDEMPOTENCY, "the first request with this key is in progress", retry_after_s=1
+    ),
     # Sign-in, sessions and keys.
-    "invalid_email": ErrorRow(400, INVALID),
-    "otp_rate_limited": ErrorRow(429, RATE_LIMIT, retry_after_s=30),
-    "otp_delivery_failed": ErrorRow(503, API, retry_after_s=30),
-    "invalid_otp": ErrorRow(401, AUTHENTICATION),
-    "otp_expired": ErrorRow(401, AUTHENTICATION),
-    "otp_attempts_exceeded": ErrorRow(429, RATE_LIMIT, retry_after_s=600),
-    "api_key_not_found": ErrorRow(404, NOT_FOUND),
-    "api_key_limit_reached": ErrorRow(409, CONFLICT, final=True),
-    "account_not_found": ErrorRow(404, NOT_FOUND),
+    "invalid_email": ErrorRow(400, INVALID, "the e-mail address is not valid"),
+    "otp_rate_limited": ErrorRow(429, RATE_LIMIT, "too many codes were requested", retry_after_s=30),
+    "otp_delivery_failed": ErrorRow(503, API, "the mail could not be sent", retry_after_s=30),
+    "invalid_otp": ErrorRow(401, AUTHENTICATION, "the code is wrong, used or replaced"),
+    "otp_expired": ErrorRow(401, AUTHENTICATION, "the code is too old"),
+    "otp_attempts_exceeded": ErrorRow(429, RATE_LIMIT, "too many wrong attempts", retry_after_s=600),
+    "api_key_not_found": ErrorRow(404, NOT_FOUND, "the API key does not exist"),
+    "api_key_limit_reached": ErrorRow(
+        409, CONFLICT, "too many live keys, or too many with the revoked ones", final=True
+    ),
+    "account_not_found": ErrorRow(404, NOT_FOUND, "the account does not exist"),
     # Credit.
-    "invalid_amount": ErrorRow(400, INVALID),
-    "amount_too_small": ErrorRow(400, INVALID),
-    "amount_too_large": ErrorRow(400, INVALID),
-    "sandbox_disabled": ErrorRow(403, PERMISSION),
-    "insufficient_credit": ErrorRow(402, CREDIT),
+    "invalid_amount": ErrorRow(400, INVALID, "not an amount, or out of bounds"),
+    "amount_too_small": ErrorRow(400, INVALID, "below the least amount"),
+    "amount_too_large": ErrorRow(400, INVALID, "above the largest amount"),
+    "sandbox_disabled": ErrorRow(403, PERMISSION, "the sandbox is disabled"),
+    "insufficient_credit": ErrorRow(402, CREDIT, "less is available than must be held"),
     # Payment orders.
-    "payment_order_not_found": ErrorRow(404, NOT_FOUND),
-    "payment_order_expired": ErrorRow(409, CONFLICT, final=True),
-    "payment_order_not_payable": ErrorRow(409, CONFLICT, final=True),
-    "payment_order_not_refundable": ErrorRow(409, CONFLICT, final=True),
-    "provider_event_mismatch": ErrorRow(400, INVALID),
-    "stored_input_limit_reached": ErrorRow(429, RATE_LIMIT, retry_after_s=3600),
-    "too_many_open_orders": ErrorRow(429, RATE_LIMIT, retry_after_s=60),
-    "provider_not_configured": ErrorRow(503, PROVIDER),
-    "provider_not_found": ErrorRow(404, NOT_FOUND),
-    "cost_not_accepted": ErrorRow(409, CONFLICT, final=True),
-    "provider_unavailable": ErrorRow(502, PROVIDER),
-    "provider_timeout": ErrorRow(504, PROVIDER),
-    "provider_rejected": ErrorRow(502, PROVIDER, final=True),
-    "provider_rate_limited": ErrorRow(503, PROVIDER, retry_after_s=5),
+    "payment_order_not_found": ErrorRow(404, NOT_FOUND, "the payment order does not exist"),
+    "payment_order_expired": ErrorRow(409, CONFLICT, "the order expired before it was paid", final=True),
+    "payment_order_not_payable": ErrorRow(409, CONFLICT, "the order has ended in another way", final=True),
+    "payment_order_not_refundable": ErrorRow(
+        409, CONFLICT, "no card payment was received for the order, or all of it is refunded", final=True
+    ),
+    "provider_event_mismatch": ErrorRow(400, INVALID, "the event or the payment belongs to another order"),
+    "stored_input_limit_reached": ErrorRow(
+        429,
+        RATE_LIMIT,
+        "the large inputs of the account's failed tasks take more than is allowed",
+        retry_after_s=3600,
+    ),
+    "too_many_open_orders": ErrorRow(
+        429, RATE_LIMIT, "too many orders of the account are unpaid", retry_after_s=60
+    ),
+    "provider_not_configured": ErrorRow(503, PROVIDER, "no provider, or no secret of one, is configured for this"),
+    "provider_not_found": ErrorRow(404, NOT_FOUND, "the catalog has no such provider"),
+    "cost_not_accepted": ErrorRow(
+        409, CONFLICT, "the provider charges for the job of a check; repeat it with `accept_cost`", final=True
+    ),
+    "provider_unavailable": ErrorRow(
+        502, PROVIDER, "the card provider cannot be reached; the order exists, repeat the request"
+    ),
+    "provider_timeout": ErrorRow(
+        504, PROVIDER, "the card provider did not respond in time; the order exists, repeat the request"
+    ),
+    "provider_rejected": ErrorRow(
+        502, PROVIDER, "the card provider refused the order; `provider_code` says why", final=True
+    ),
+    "provider_rate_limited": ErrorRow(503, PROVIDER, "the card provider limits the rate of calls", retry_after_s=5),
     # Catalog and quotes. An unknown model keeps the type that clients of compatible listings expect.
-    "model_not_found": ErrorRow(404, INVALID),
-    "model_not_available": ErrorRow(400, INVALID),
-    "model_not_async": ErrorRow(400, INVALID),
-    "invalid_input": ErrorRow(400, INVALID),
-    "quote_unavailable": ErrorRow(503, API),
-    "quote_expired": ErrorRow(409, CONFLICT, final=True),
-    "quote_mismatch": ErrorRow(400, INVALID),
+    "model_not_found": ErrorRow(404, INVALID, "the model does not exist"),
+    "model_not_available": ErrorRow(400, INVALID, "the model is disabled"),
+    "model_not_async": ErrorRow(400, INVALID, "the model does not run as a task"),
+    "invalid_input": ErrorRow(400, INVALID, "the model's schema refuses the input; `param` says where"),
+    "quote_unavailable": ErrorRow(
+        503, API, "the catalog has no price for this value of `param`; another value may have one"
+    ),
+    "quote_expired": ErrorRow(409, CONFLICT, "the quote has expired; request a new one", final=True),
+    "quote_mismatch": ErrorRow(400, INVALID, "the quote is for another model, input or account"),
     # Tasks, lists and assets.
-    "task_not_found": ErrorRow(404, NOT_FOUND),
-    "task_not_terminal": ErrorRow(409, CONFLICT, final=True),
-    "task_already_terminal": ErrorRow(409, CONFLICT, final=True),
-    "task_input_expired": ErrorRow(410, NOT_FOUND),
-    "event_not_found": ErrorRow(404, NOT_FOUND),
-    "review_not_found": ErrorRow(404, NOT_FOUND),
-    "review_not_open": ErrorRow(409, CONFLICT),
-    "concurrency_limit_exceeded": ErrorRow(429, RATE_LIMIT, retry_after_s=5),
-    "invalid_cursor": ErrorRow(400, INVALID),
-    "asset_expired": ErrorRow(410, NOT_FOUND),
-    "invalid_link": ErrorRow(403, PERMISSION),
-    "range_not_satisfiable": ErrorRow(416, INVALID),
+    "task_not_found": ErrorRow(404, NOT_FOUND, "the task does not exist"),
+    "task_not_terminal": ErrorRow(409, CONFLICT, "only an ended task can be retried", final=True),
+    "task_already_terminal": ErrorRow(409, CONFLICT, "the task has ended and cannot be canceled", final=True),
+    "task_input_expired": ErrorRow(
+        410, NOT_FOUND, "the task cannot be retried: its input was large and has been deleted"
+    ),
+    "event_not_found": ErrorRow(404, NOT_FOUND, "the task has no such event"),
+    "review_not_found": ErrorRow(404, NOT_FOUND, "the review does not exist"),
+    "review_not_open": ErrorRow(409, CONFLICT, "the task is not in review, or was decided otherwise"),
+    "concurrency_limit_exceeded": ErrorRow(
+        429, RATE_LIMIT, "too many tasks of the account are running", retry_after_s=5
+    ),
+    "invalid_cursor": ErrorRow(
+        400, INVALID, "the cursor belongs to another list, another account or other filters"
+    ),
+    "asset_expired": ErrorRow(410, NOT_FOUND, "the link or the result has expired"),
+    "invalid_link": ErrorRow(403, PERMISSION, "the link was altered"),
+    "range_not_satisfiable": ErrorRow(416, INVALID, "the range is outside the file"),
     # Operators.
-    "actor_not_found": ErrorRow(404, NOT_FOUND),
-    "actor_not_active": ErrorRow(409, CONFLICT),
-    "actor_not_quarantined": ErrorRow(409, CONFLICT),
-    "development_only": ErrorRow(403, PERMISSION),
-    "group_not_found": ErrorRow(404, NOT_FOUND),
-    "child_not_found": ErrorRow(404, NOT_FOUND),
-    "child_not_stoppable": ErrorRow(409, CONFLICT, final=True),
-    "child_running": ErrorRow(409, CONFLICT),
-    "member_not_found": ErrorRow(404, NOT_FOUND),
-    "poison_not_found": ErrorRow(404, NOT_FOUND),
-    "poison_not_open": ErrorRow(409, CONFLICT),
-    "poison_not_replayable": ErrorRow(409, CONFLICT, final=True),
+    "actor_not_found": ErrorRow(404, NOT_FOUND, "no actor is known by this key"),
+    "actor_not_active": ErrorRow(409, CONFLICT, "the actor has no incarnation to end"),
+    "actor_not_quarantined": ErrorRow(409, CONFLICT, "the actor is not quarantined"),
+    "development_only": ErrorRow(
+        403, PERMISSION, "an operator crashes an actor on purpose, and this is production"
+    ),
+    "group_not_found": ErrorRow(404, NOT_FOUND, "there is no such group of actors"),
+    "child_not_found": ErrorRow(404, NOT_FOUND, "the process's tree has no such child"),
+    "child_not_stoppable": ErrorRow(
+        409, CONFLICT, "the child answers operators, and ends with its process", final=True
+    ),
+    "child_running": ErrorRow(409, CONFLICT, "the child is running, or about to start"),
+    "member_not_found": ErrorRow(404, NOT_FOUND, "there is no such process"),
+    "poison_not_found": ErrorRow(404, NOT_FOUND, "there is no such poison message"),
+    "poison_not_open": ErrorRow(409, CONFLICT, "the message was replayed or discarded, or is being replayed"),
+    "poison_not_replayable": ErrorRow(
+        409, CONFLICT, "the content of the message is not stored, or its `Idempotency-Key` has expired", final=True
+    ),
     # Signed notifications.
-    "missing_signature": ErrorRow(401, AUTHENTICATION),
-    "invalid_signature": ErrorRow(401, AUTHENTICATION),
-    "signature_expired": ErrorRow(401, AUTHENTICATION),
-    "invalid_event": ErrorRow(400, INVALID),
+    "missing_signature": ErrorRow(401, AUTHENTICATION, "no signature was sent"),
+    "invalid_signature": ErrorRow(401, AUTHENTICATION, "the signature does not match"),
+    "signature_expired": ErrorRow(401, AUTHENTICATION, "the signature's time is outside the tolerance"),
+    "invalid_event": ErrorRow(400, INVALID, "the body is not an event"),
 }
 
 

@@ -85,8 +85,9 @@ Prepaid credit and media tasks. Amounts are decimal strings (1 credit = 1 USD), 
 are null, never omitted; new fields may be added. Success is 200. Every response has `X-Request-Id`.
 
 **Errors** have one format: `{"error": {"message", "type", "code", "param", "request_id"}}`. Branch on `code`;
-`message` is for people. `insufficient_credit` adds `required` and `available`. If waiting helps there is
-`Retry-After`; if repeating never helps there is `X-Should-Retry: false`.
+`message` names the wrong value and may change. `insufficient_credit` adds `required` and `available`,
+`provider_rejected` the provider's own `provider_code`. If waiting helps there is `Retry-After`; if repeating never
+helps there is `X-Should-Retry: false`. Objects of other accounts are 404. The codes are listed below.
 
 **Idempotency-Key** makes a request safe to repeat for 24 hours: the repeat gets the first response again, with
 `Idempotent-Replayed: true`. After a 503 to a request that changes something, the change may have happened: repeat
@@ -102,6 +103,9 @@ covers the values of the body, not its bytes, and is valid until the order expir
 **Payment orders** have five statuses that change independently; `state_history` lists each change and its cause.
 Credit given is `amount_breakdown.gross`; what is refunded or disputed later is reversed in the ledger, below zero
 if necessary.
+
+| Status | Code | When |
+|---|---|---|
 """
 
 
@@ -120,7 +124,7 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
         paths[route.path][route.method.lower()] = _operation(route, public_url, schemas)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Holdfast", "version": __version__, "description": _DESCRIPTION},
+        "info": {"title": "Holdfast", "version": __version__, "description": _DESCRIPTION + _error_rows()},
         "servers": [{"url": public_url}],
         "tags": [{"name": tag} for tag in dict.fromkeys((*_TAGS, *(route.tag for route in routes)))],
         "paths": dict(paths),
@@ -153,6 +157,12 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
             },
         },
     }
+
+
+def _error_rows() -> str:
+    """Return a line of Markdown for each code of the error table, by status."""
+    rows = sorted(ERROR_TABLE.items(), key=lambda item: item[1].status)
+    return "".join(f"| {row.status} | `{code}` | {row.when} |\n" for code, row in rows)
 
 
 def _components(shapes: set[type[msgspec.Struct]]) -> JsonSchema:

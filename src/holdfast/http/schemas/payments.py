@@ -210,7 +210,10 @@ class CardOrderCreated(OrderPart, frozen=True, kw_only=True):
 
 
 class PaymentOrderBody(OrderPart, frozen=True, kw_only=True):
-    """A payment order with all its fields."""
+    """A payment order with all its fields.
+
+    ``operation_id`` is the id of the credit, ``ledger_operation_refs`` are all operations so far.
+    """
 
     provider_payment_id: str | None
     provider_charge_id: str | None
