@@ -20,23 +20,21 @@ SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0
 
 HTTP_REQUEST_S = BatchedHistogram(
     "holdfast_http_request_duration_seconds",
-    "Time from a request's head to its response, by route and status.",
+    "Time from a request's head to its response.",
     ["route", "status"],
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 15),
 )
 HTTP_CONNECTIONS = Gauge("holdfast_http_connections", "Open connections.", multiprocess_mode="livesum")
 HTTP_CONNECTIONS_CLOSED = Counter(
     "holdfast_http_connections_closed",
-    "Connections that the server closed, by reason: head_timeout, body_timeout, send_timeout, refused (too many), "
+    "Connections that the server closed: head_timeout, body_timeout, send_timeout, refused (too many), "
     "room (idle, closed for a new one), stop, fault.",
     ["reason"],
 )
-REFUSALS = Counter(
-    "holdfast_refusals", "Requests that were refused, by status and code of the error.", ["status", "code"]
-)
+REFUSALS = Counter("holdfast_refusals", "Requests that were refused.", ["status", "code"])
 CALLBACKS_REFUSED = Counter(
     "holdfast_callbacks_refused",
-    "Callbacks that were refused, by provider (unknown: none of the catalog) and code of the refusal.",
+    "Callbacks that were refused; the provider unknown is none of the catalog.",
     ["provider", "reason"],
 )
 
@@ -44,7 +42,7 @@ CALLBACKS_REFUSED = Counter(
 
 JOURNAL_UNITS = Counter(
     "holdfast_journal_units",
-    "Units of work, by result: committed, stale, already_answered, not_written, broken, unknown.",
+    "Units of work: committed, stale, already_answered, not_written, broken, unknown.",
     ["result"],
 )
 JOURNAL_BATCH_UNITS = BatchedHistogram(
@@ -64,13 +62,13 @@ JOURNAL_QUEUE = Gauge(
 )
 FENCE_STALE = Counter(
     "holdfast_fence_stale_units",
-    "Units refused because a row had changed, by kind of row. None with one process, a few whenever processes come "
-    "or go; a steady increase means that processes are not linked.",
+    "Units refused because a row had changed: a few whenever processes come or go. A steady increase means that "
+    "processes are not linked.",
     ["kind"],
 )
 COMMIT_LOOKUPS = Counter(
     "holdfast_commit_lookups",
-    "Batches whose COMMIT got no response, by what the look-up found: committed, void.",
+    "Batches whose COMMIT got no response, found committed or void.",
     ["result"],
 )
 DATABASE_UP = Gauge(
@@ -94,52 +92,49 @@ DATABASE_OUTAGES = Counter("holdfast_database_outages", "How often the database 
 
 # Actors
 
-ACTORS_ACTIVE = Gauge("holdfast_actors_active", "Active actors, by kind.", ["kind"], multiprocess_mode="livesum")
+ACTORS_ACTIVE = Gauge("holdfast_actors_active", "Active actors.", ["kind"], multiprocess_mode="livesum")
 ACTOR_EVENTS = Counter(
     "holdfast_actor_events",
-    "Events of actors, by kind and event: activated, passivated, stopped, restarted (by an operator), crashed, "
+    "Events of actors: activated, passivated, stopped, restarted (by an operator), crashed, "
     "voided, postponed (by the database), quarantined, tried (their quarantine being over), released.",
     ["kind", "event"],
 )
 ACTORS_QUARANTINED = Gauge(
     "holdfast_actors_quarantined",
-    "Actors in quarantine, by kind: their messages are refused.",
+    "Actors in quarantine.",
     ["kind"],
     multiprocess_mode="livesum",
 )
 CONDITIONS = Gauge(
     "holdfast_conditions",
-    "Lasting trouble, summed over processes: of how many subjects (such as providers) one sees it. By condition: "
-    "database, provider, card, mail, storage, webhooks, callbacks, unavailable (requests answered 503), lockouts, "
-    "crash-loops.",
+    "Lasting trouble: of how many subjects (such as providers) a process sees it, by condition: database, provider, "
+    "card, mail, storage, webhooks, callbacks, unavailable (requests answered 503), lockouts, crash-loops.",
     ["condition"],
     multiprocess_mode="livesum",
 )
-REPORTS = Counter("holdfast_reports", "Reports to operators, by kind and level.", ["kind", "level"])
+REPORTS = Counter("holdfast_reports", "Reports to operators.", ["kind", "level"])
 MAILBOX_WAIT_S = BatchedHistogram(
     "holdfast_mailbox_wait_seconds",
-    "Time that a message waited in its mailbox, by kind of actor or worker.",
+    "Time that a message waited in its mailbox.",
     ["kind"],
     buckets=SECONDS,
 )
 TURN_S = BatchedHistogram(
     "holdfast_turn_seconds",
-    "Time that a message took to be handled, waits for others included, by kind of actor or worker.",
+    "Time that a message took to be handled, waits for others included.",
     ["kind"],
     buckets=SECONDS,
 )
 WORKER_PASS_S = BatchedHistogram(
     "holdfast_worker_pass_seconds",
-    "Time of one pass of a worker, a round of its loop or a turn, without the wait for the next; by worker.",
+    "Time of one pass of a worker, without the wait for the next.",
     ["worker"],
     buckets=SECONDS,
 )
-POISON_MESSAGES = Counter(
-    "holdfast_poison_messages", "Messages that crashed their actor and were kept, by kind of actor.", ["kind"]
-)
+POISON_MESSAGES = Counter("holdfast_poison_messages", "Messages that crashed their actor and were kept.", ["kind"])
 DEAD_LETTERS = Counter(
     "holdfast_dead_letters",
-    "Messages that no actor handled, by reason: dead (quarantined), full (mailbox), expired (deadline), "
+    "Messages that no actor handled: dead (quarantined), full (mailbox), expired (deadline), "
     "orphan_reply (its sender had gone).",
     ["reason"],
 )
@@ -151,23 +146,22 @@ LOOP_LAG_S = BatchedHistogram(
 
 # Tasks
 
-TASKS_CREATED = Counter("holdfast_tasks_created", "Tasks that were accepted, by provider.", ["provider"])
+TASKS_CREATED = Counter("holdfast_tasks_created", "Tasks that were accepted.", ["provider"])
 TASK_S = BatchedHistogram(
     "holdfast_task_duration_seconds",
-    "Time from a task's creation to its end, by provider and last status.",
+    "Time from a task's creation to its end.",
     ["provider", "status"],
     buckets=(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 21600, 86400),
 )
 TASKS_UNFINISHED = Gauge(
     "holdfast_tasks_unfinished",
-    "Tasks that have not ended, by provider and status, in the database. Of a provider's queue at most 10000 are "
-    "counted.",
+    "Tasks that have not ended, in the database. Of a provider's queue at most 10000 are counted.",
     ["provider", "status"],
     multiprocess_mode="livemostrecent",
 )
 TASKS_QUEUED_AGE_S = Gauge(
     "holdfast_tasks_queued_age_seconds",
-    "Age of the oldest task that waits for a slot, by provider, in the database; 0 if none waits.",
+    "Age of the oldest task that waits for a slot, in the database; 0 if none waits.",
     ["provider"],
     multiprocess_mode="livemostrecent",
 )
@@ -192,13 +186,13 @@ PROVIDER_STATE = Gauge(
 )
 PROVIDER_CALL_S = BatchedHistogram(
     "holdfast_provider_call_duration_seconds",
-    "Time from a call to its response or failure, by provider and call: submit, poll, cancel, probe.",
+    "Time from a call to its response or failure: submit, poll, cancel, probe.",
     ["provider", "call"],
     buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )
 PROVIDER_ERRORS = Counter(
     "holdfast_provider_call_errors",
-    "Calls that failed, by provider, call and reason: timeout, connect_error, connect_timeout, pool_timeout, "
+    "Calls that failed: timeout, connect_error, connect_timeout, pool_timeout, "
     "read_error, read_timeout, write_error, write_timeout, remote_protocol_error, body_too_large, or status_ with "
     "the number of an HTTP status: 401, 402, 403, 408, 429, and from 500.",
     ["provider", "call", "reason"],
@@ -220,7 +214,7 @@ PROVIDER_SLOTS_USED = Gauge(
 
 ORDER_CHECKS = Counter(
     "holdfast_order_checks",
-    "Checks of due orders, by result: the order's reconcile status after a comparison with the card provider, or "
+    "Checks of due orders: the order's reconcile status after a comparison with the card provider, or "
     "expired, attached or refused (its intent), left (nothing to do).",
     ["result"],
 )
@@ -238,7 +232,7 @@ ORDERS_MISMATCHED = Gauge(
 # Events to customers
 
 EVENT_DELIVERIES = Counter(
-    "holdfast_event_deliveries", "Deliveries of events, by result: delivered, failed, given_up.", ["result"]
+    "holdfast_event_deliveries", "Deliveries of events: delivered, failed, given_up.", ["result"]
 )
 EVENTS_PENDING = Gauge(
     "holdfast_events_pending",
@@ -262,7 +256,7 @@ EVENTS_PENDING_AGE_S = Gauge(
 )
 NAME_LOOKUPS = Counter(
     "holdfast_name_lookups",
-    "Look-ups of host names, by purpose (webhooks, downloads, providers) and result: answered, failed, timed_out, "
+    "Look-ups of host names, for webhooks, downloads and providers: answered, failed, timed_out, "
     "late (answered after the caller gave up), remembered (refused or answered from memory), no_thread (too many).",
     ["purpose", "result"],
 )
@@ -291,14 +285,12 @@ BUILD_INFO = Gauge(
 )
 PROCESS_CPU_S = Counter(
     "holdfast_process_cpu_seconds",
-    "CPU time that a process used, user and system, by process: a worker's number, parent, or single (one without "
-    "a parent).",
+    "CPU time that a process used: a worker, by its number, parent, or single (without a parent).",
     ["process"],
 )
 PROCESS_MEMORY_BYTES = Gauge(
     "holdfast_process_resident_memory_bytes",
-    "Resident memory of a process, by process: a worker's number (during a roll it and its successor), parent, or "
-    "single (one without a parent).",
+    "Resident memory of a process: a worker, by its number (during a roll with its successor), parent, or single.",
     ["process"],
     multiprocess_mode="livesum",
 )
@@ -312,7 +304,7 @@ MEMBERS = Gauge(
 )
 FORWARDED = Counter(
     "holdfast_forwarded_asks",
-    "Asks sent to the member that owns their actor, by result: answered, served_here (not accepted there), lost.",
+    "Asks sent to the member that owns their actor: answered, served_here (not accepted there), lost.",
     ["result"],
 )
 
