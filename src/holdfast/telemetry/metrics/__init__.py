@@ -107,8 +107,8 @@ ACTORS_QUARANTINED = Gauge(
 )
 CONDITIONS = Gauge(
     "holdfast_conditions",
-    "Lasting trouble: of how many subjects (such as providers) a process sees it, by condition: database, provider, "
-    "card, mail, storage, webhooks, callbacks, unavailable (requests answered 503), lockouts, crash-loops.",
+    "Lasting trouble: of how many subjects (such as providers) a process sees it, by condition: database, "
+    "provider, card, mail, storage, webhooks, callbacks, unavailable (requests get 503), lockouts, crash-loops.",
     ["condition"],
     multiprocess_mode="livesum",
 )
