@@ -7,6 +7,7 @@ import pytest
 from holdfast.actors.account.actor import AccountLimits
 from holdfast.actors.account.create_rate import CreateRate
 from holdfast.actors.account.messages import Recharge, TaskAccepted
+from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.refusals import Refusal
 
 from .actor_system import StartSystem, create_task
@@ -62,3 +63,21 @@ async def test_creates_above_the_rate_are_refused_replays_not_counted(
     refused = await system.accounts.ref(account_id).ask(create_task(key_id, key="three"))
     assert isinstance(refused, Refusal)
     assert (refused.code, (refused.retry_after_s or 0) > 900) == ("rate_limit_exceeded", True)
+
+
+async def test_repeats_that_are_found_in_rows_neither_cost_nor_free_allowance(start_system: StartSystem) -> None:
+    limits = AccountLimits(task_creates_per_s=0.001, task_creates_burst=3, replies_max=1)
+    system = await start_system(account_limits=limits)
+    account_id, key_id = await system.open_account()
+    account = system.accounts.ref(account_id)
+    await account.ask(Recharge(100_000_000))
+    for key in ("one", "two"):
+        assert isinstance(await account.ask(create_task(key_id, key=key)), TaskAccepted)
+    # The account remembers one reply: the other is found as the create is written, which ends the incarnation.
+    for _ in range(2):
+        for key in ("one", "two"):
+            assert isinstance(await account.ask(create_task(key_id, key=key)), Replayed)
+    assert isinstance(await account.ask(create_task(key_id)), TaskAccepted)
+    refused = await account.ask(create_task(key_id))
+    assert isinstance(refused, Refusal)
+    assert refused.code == "rate_limit_exceeded"

@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 import trio
 
 from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
 from holdfast.supervision.intensity import Backoff, RestartWindow
 from holdfast.telemetry.traces import traceparent
 
@@ -74,20 +74,19 @@ class KeyedChild:
     __slots__ = (
         "actor",
         "backoff",
+        "before",
         "began_at",
         "crashed",
         "end_request",
         "incarnation",
         "key",
         "last_used",
-        "learned",
         "mailbox",
         "postponed",
         "quarantine_reason",
         "quarantined_until",
         "quarantines",
         "refused_types",
-        "reloads_in_row",
         "scope",
         "state",
         "task",
@@ -118,8 +117,6 @@ class KeyedChild:
         self.voids_in_row = 0
         self.postponed = 0
         """How many incarnations in a row the database ended although the gate was open."""
-        self.reloads_in_row = 0
-        """See :class:`~holdfast.actors.runtime.journaled.JournaledActor`."""
         self.quarantines = 0
         self.quarantined_until = 0.0
         self.quarantine_reason: str | None = None
@@ -127,7 +124,8 @@ class KeyedChild:
         """The types of messages that its quarantine has refused."""
         self.trial_at: float | None = None
         self.waiting_on: KeyedChild | None = None
-        self.learned: list[tuple[IdempotencyProbe, StoredReply]] | None = None
+        self.before: JournaledActor | None = None
+        """The last incarnation, unless it ended in order: the next one inherits from it."""
 
     def finish_end_request(self) -> None:
         """Record that the incarnation that an operator ended has ended."""

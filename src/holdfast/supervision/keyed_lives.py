@@ -225,7 +225,7 @@ class KeyedLives:
         except Exception as exc:
             if isinstance(actor, JournaledActor):
                 await actor.wind_down()
-                child.reloads_in_row = actor.reloads_in_row
+                child.before = actor
             request = child.end_request
             if request is not None and (isinstance(exc, EndedByOperator) or request.kind == "quarantine"):
                 if not isinstance(exc, EndedByOperator | DatabaseAway):
@@ -235,7 +235,8 @@ class KeyedLives:
         if ending is Ending.VOIDED:
             assert isinstance(actor, JournaledActor)
             return self._on_void(child, actor)
-        child.postponed = child.reloads_in_row = 0
+        child.postponed = 0
+        child.before = None
         self.quarantine.recovered(child)
         self._reports.count(ending.value)
         return None
@@ -270,11 +271,9 @@ class KeyedLives:
         child.began_at = trio.current_time()
         actor = child.actor = self._factory(child.key, child.mailbox)
         actor.records, actor.child = self._reports, child
-        if isinstance(actor, JournaledActor):
-            actor.reloads_in_row = child.reloads_in_row
-            if child.learned:
-                actor.learn(child.learned)
-                child.learned = None
+        if child.before is not None and isinstance(actor, JournaledActor):
+            actor.inherit(child.before)
+            child.before = None
         return actor
 
     # ------------------------------------------------------------------------------ the end of an incarnation
@@ -285,7 +284,7 @@ class KeyedLives:
         assert request is not None
         traceparent.set(request.traceparent)
         if isinstance(actor, JournaledActor):
-            child.learned = actor.learned
+            child.before = actor
         cause = EndedByOperator(request.reason)
         if request.kind == "crash":
             return self._on_crash(child, cause)
@@ -297,7 +296,7 @@ class KeyedLives:
 
     def _on_void(self, child: KeyedChild, actor: JournaledActor) -> float | None:
         self._reports.count("voided")
-        child.learned, child.reloads_in_row = actor.learned, actor.reloads_in_row
+        child.before = actor
         # A reply found in rows is progress too: its message will be answered next.
         if actor.committed_any or actor.learned:
             child.voids_in_row = child.postponed = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from holdfast.actors.account.create_rate import CreateRate
 from holdfast.actors.account.messages import (
@@ -49,7 +49,7 @@ from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.journal.units import Fence, Unit, UnitResult
+from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
 from holdfast.persistence.queries.loading import LoadedAccount
 from holdfast.persistence.records.accounts import (
     AccountAccessRow,
@@ -57,9 +57,7 @@ from holdfast.persistence.records.accounts import (
     ApiKeyRevokedRow,
     ApiKeyRow,
     ApiKeyUsedRow,
-    IdempotencyProbe,
     SessionRevokedRow,
-    StoredReply,
 )
 from holdfast.persistence.server.database import Database
 
@@ -126,9 +124,11 @@ class AccountActor(JournaledActor):
         state, self._live_keys, self._disabled_at = await self._load(self._account_id)
         self._units = AccountUnits(state, self._replies, self._now)
 
-    def learn(self, learned: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
-        """Add replies that were found in rows."""
-        self._replies.learn(learned)
+    def inherit(self, before: Self) -> None:
+        """Take over the replies that were found in rows, and what is left of the allowance of creates."""
+        super().inherit(before)
+        self._replies.learn(before.learned)
+        self._create_rate = before._create_rate
 
     def on_receive(self, message: AccountCommand) -> Turn[object] | Awaitable[Turn[object]]:
         """Decide one command."""
@@ -160,6 +160,9 @@ class AccountActor(JournaledActor):
         """Take the journal's result for a unit; the orders whose decision it was may then be evicted."""
         if self._orders is not None:
             self._orders.settled(unit)
+        if not isinstance(result, Committed) and any(isinstance(row, Task) for row in unit.rows):
+            # It is decided again, or was a repeat, which costs no allowance.
+            self._create_rate.give_back()
         super().settle(unit, result)
 
     # --------------------------------------------------------------------------------------------------- credit

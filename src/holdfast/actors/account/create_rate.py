@@ -13,8 +13,8 @@ from holdfast.ledger.refusals import Refusal
 class CreateRate:
     """Allows ``burst`` creates at once and ``per_s`` a second in the long run; ``per_s`` 0: no limit.
 
-    It starts full. A bucket of the default size fills before its idle actor is passivated, so passivation gains a
-    client little.
+    It starts full, and an actor's next incarnation inherits it. A bucket of the default size fills before its idle
+    actor is passivated, so passivation gains a client little.
     """
 
     def __init__(self, per_s: float, burst: int, *, counter: Callable[[], float] = trio.current_time) -> None:
@@ -43,3 +43,7 @@ class CreateRate:
     def take(self) -> None:
         """Take one token."""
         self._left -= 1
+
+    def give_back(self) -> None:
+        """Return the token of a create that was not committed."""
+        self._left += 1

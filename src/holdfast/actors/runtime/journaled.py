@@ -9,7 +9,7 @@ incarnation reloads the rows and decides them again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, Self
 
 import structlog
 
@@ -73,8 +73,9 @@ class JournaledActor(TrioActor):
         """Called when messages return to the mailbox after this incarnation has ended, to start the next one."""
         self._awaits_units = False
 
-    def learn(self, learned: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
-        """Take over the stored replies that an earlier incarnation found."""
+    def inherit(self, before: Self) -> None:
+        """Take over what the incarnation before this one found out, if that did not end in order."""
+        self.reloads_in_row = before.reloads_in_row
 
     async def wind_down(self) -> None:
         """Wait for all open units, then return the messages of void ones to the mailbox."""
