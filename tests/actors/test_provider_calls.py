@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import trio
+import trio.testing
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.task.messages import RecordPoll, RecordSubmission
 from holdfast.actors.task.worker_messages import CallProvider
 from holdfast.actors.workers.provider_calls import CALLS_MAX, SEND_WAIT_S, ProviderCaller
-from holdfast.actors.workers.worker import WorkerRef
+from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, WorkerRef
 from holdfast.ledger.tasks.transitions import CancelJob, PollJob
 from holdfast.providers.media.base import Accepted, Job, NotSent
 from holdfast.providers.media.health import ProviderHealth
@@ -57,6 +58,13 @@ class Broken(Good):
 
     async def submit(self, job: Job) -> Accepted:
         raise ZeroDivisionError(job)
+
+
+class Silent(Good):
+    """Accepts jobs, and does not answer polls."""
+
+    async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> None:
+        await trio.sleep_forever()
 
 
 async def test_repeated_submit_messages_make_one_call(autojump_clock: Any) -> None:
@@ -109,4 +117,21 @@ async def test_a_hanging_provider_delays_no_other(autojump_clock: Any) -> None:
             ]
             assert sorted(tasks.received, key=str) == sorted(received, key=str)
             assert stuck.calls == CALLS_MAX
+            nursery.cancel_scope.cancel()
+
+
+async def test_polls_that_wait_delay_no_new_task(autojump_clock: Any) -> None:
+    tasks = Tasks()
+    providers: Any = {"silent": Silent()}
+    ref = WorkerRef("provider-calls")
+    caller = ProviderCaller(ref, providers=providers, tasks=tasks, submits=set())
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda task_status: caller.run(task_status=task_status))
+            for number in range(WORKER_MAILBOX_MAX):
+                ref.tell(CallProvider("silent", PollJob(f"task_{number}", 1, "job")))
+            await trio.testing.wait_all_tasks_blocked()
+            ref.tell(submit("silent", "task_new"))
+            await trio.testing.wait_all_tasks_blocked()
+            assert tasks.received == [("task_new", RecordSubmission(1, Accepted("task_new", "queued")))]
             nursery.cancel_scope.cancel()

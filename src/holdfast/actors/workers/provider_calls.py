@@ -6,7 +6,7 @@ task again.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -22,12 +22,16 @@ from holdfast.actors.task.worker_messages import CallProvider
 from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, Worker, WorkerRef
 from holdfast.ledger.tasks.transitions import CancelJob, PollJob
 from holdfast.providers.media.base import Ambiguous, Job, MediaProvider, NotSent, PollFault, Submission
+from holdfast.providers.media.client import CONNECTIONS_MAX_COUNT
 from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)
 
-CALLS_MAX = 32
-"""How many calls to one provider run at once, so that a hanging provider delays only its own tasks."""
+CALLS_MAX = CONNECTIONS_MAX_COUNT // 2
+"""How many polls of one provider run at once, and how many other calls beside them.
+
+A hanging provider so delays only its own tasks, and polls, as after a restart with many tasks, no new task.
+"""
 SEND_WAIT_S = 10.0
 """How long a call waits until it may be sent. Shorter than a submission's lease."""
 
@@ -55,14 +59,18 @@ class ProviderCaller(Worker):
         self._providers = providers
         self._tasks = tasks
         self._submits = submits
-        self._limiters = defaultdict[str, trio.CapacityLimiter](partial(trio.CapacityLimiter, CALLS_MAX))
-        self._unfinished = 0
+        self._limiters = defaultdict[tuple[str, bool], trio.CapacityLimiter](
+            partial(trio.CapacityLimiter, CALLS_MAX)
+        )
+        # Polls are counted apart, as their limiters are.
+        self._unfinished = Counter[bool]()
 
     async def on_receive(self, message: object) -> None:
         """Start a call, or drop it if too many are unfinished: the task's row makes it due again."""
         assert isinstance(message, CallProvider)
         call = message.call
-        if self._unfinished >= WORKER_MAILBOX_MAX:
+        is_poll = isinstance(call, PollJob)
+        if self._unfinished[is_poll] >= WORKER_MAILBOX_MAX:
             metrics.DEAD_LETTERS.labels("full").inc()
             log.warning("too many provider calls wait", call=type(call).__name__)
             return
@@ -72,14 +80,15 @@ class ProviderCaller(Worker):
                 # Requested again before the first call was answered: one call is enough.
                 return
             self._submits.add(key)
-        self._unfinished += 1
+        self._unfinished[is_poll] += 1
         self.nursery.start_soon(self._run, message.provider, message.account_id, call)
 
     async def _run(self, name: str, account_id: str | None, call: Job | PollJob | CancelJob) -> None:
         # For all lines of this trio task, also those of the provider's adapter.
         bind_contextvars(task_id=call.request_id, account_id=account_id, provider=name)
+        is_poll = isinstance(call, PollJob)
         try:
-            limiter = self._limiters[name]
+            limiter = self._limiters[name, is_poll]
             if await _acquire(limiter):
                 try:
                     await self._call(name, call)
@@ -92,7 +101,7 @@ class ProviderCaller(Worker):
             # A defect in one provider's adapter must not end all calls; the task's row makes this one due again.
             log.exception("provider call failed", call=type(call).__name__)
         finally:
-            self._unfinished -= 1
+            self._unfinished[is_poll] -= 1
             if isinstance(call, Job):
                 self._submits.discard((call.request_id, call.attempt))
 

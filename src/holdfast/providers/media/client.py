@@ -32,7 +32,7 @@ ANSWER_MAX_BYTES = 16 * 1024 * 1024
 RETRY_AFTER_MAX_S = 3600
 CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 5.0
-CONNECTIONS_MAX_COUNT = 32
+CONNECTIONS_MAX_COUNT = 64
 
 REFUSING_STATUSES = frozenset({401, 402, 403, 408, 429})
 """Statuses that concern us. Others below 500 concern the job: an input that is refused, a job that is unknown."""
@@ -95,7 +95,7 @@ class ProviderClient:
             connect_timeout_s=CONNECT_TIMEOUT_S,
             idle_timeout_s=timeout_s,
             connections_max_count=CONNECTIONS_MAX_COUNT,
-            idle_max_count=CONNECTIONS_MAX_COUNT,
+            idle_max_count=CONNECTIONS_MAX_COUNT // 2,
         )
 
     async def ask(
