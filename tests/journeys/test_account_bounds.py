@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.http.endpoints.control.account import STORED_KEYS_MAX
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
 from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT
+from holdfast.persistence.claims.expired import REVOKED_KEYS_MAX
 from holdfast.persistence.queries.credentials import api_keys_of_account
 from holdfast.persistence.records.tables import api_keys
 from holdfast.persistence.server.connections import connected
@@ -22,8 +22,12 @@ from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider, signed
 from .service_process import Customer, Service, code_of, ok, until
 
+RETENTION_S = 30 * 24 * 3600
 
-async def test_revoked_keys_count_and_are_deleted(shared_service: Service, new_customer: NewCustomer) -> None:
+
+async def test_the_newest_revoked_keys_are_retained_and_hourly_rotation_meets_no_limit(
+    shared_service: Service, new_customer: NewCustomer
+) -> None:
     customer = await new_customer(shared_service)
 
     async def create() -> int:
@@ -41,26 +45,34 @@ async def test_revoked_keys_count_and_are_deleted(shared_service: Service, new_c
 
     now = datetime.now(UTC)
     with connected(shared_service.database_url) as rows, rows.begin():
-        old = [revoked(number, now - timedelta(days=2)) for number in range(STORED_KEYS_MAX - 2)]
-        rows.execute(api_keys.insert(), [*old, revoked(STORED_KEYS_MAX, now)])
+        # A key for each hour of its retention.
+        hours = RETENTION_S // 3600
+        rows.execute(api_keys.insert(), [revoked(number, now - timedelta(hours=number)) for number in range(hours)])
     refused = await customer.call("POST", "/v2/control/api-keys", {}, as_session=True)
     assert (refused.status_code, code_of(refused)) == (409, "api_key_limit_reached")
     database = Database(shared_service.database_url)
     await database.open()
-    day_s = 24 * 3600
-    sweeper = Sweeper(
-        database=database,
-        now=utc_now,
-        idempotency_ttl_s=day_s,
-        revoked_keys_retention_s=day_s,
-        reports_retention_s=day_s,
-        reports_max=100_000,
-    )
-    assert (await sweeper.sweep())["api_keys"] == STORED_KEYS_MAX - 2
+
+    async def sweep(retention_s: int) -> int:
+        sweeper = Sweeper(
+            database=database,
+            now=utc_now,
+            idempotency_ttl_s=RETENTION_S,
+            revoked_keys_retention_s=retention_s,
+            reports_retention_s=RETENTION_S,
+            reports_max=100_000,
+        )
+        return (await sweeper.sweep())["api_keys"]
+
+    assert await sweep(RETENTION_S) == hours - REVOKED_KEYS_MAX
+    assert await sweep(RETENTION_S) == 0
+    half = REVOKED_KEYS_MAX // 2
+    assert await sweep(half * 3600) == half
     database.close()
-    with connected(shared_service.database_url) as rows:
-        assert len(api_keys_of_account(rows, customer.account_id)) == 2
     assert await create() == 200
+    with connected(shared_service.database_url) as rows:
+        kept = {key.key_id for key in api_keys_of_account(rows, customer.account_id) if key.revoked_at is not None}
+    assert kept == {f"key_{number}" for number in range(half)}
 
 
 async def test_no_more_secrets_are_rotated_to_than_sign(shared_service: Service, new_customer: NewCustomer) -> None:

@@ -11,7 +11,7 @@ from holdfast.actors.workers.loops import always, repeat
 from holdfast.ledger.clock import Now
 from holdfast.ledger.sign_in_codes import PROVEN_FOR
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
-from holdfast.persistence.claims.expired import delete_expired
+from holdfast.persistence.claims.expired import delete_expired, delete_surplus_keys
 from holdfast.persistence.claims.reports import delete_old_reports
 from holdfast.persistence.journal.journal import MARKER_RETENTION_S
 from holdfast.persistence.server.database import Database
@@ -78,6 +78,7 @@ class Sweeper:
             what: await self._delete(delete_expired, what=what, retention_s=retention_s, now=now)
             for what, retention_s in self._retention_s.items()
         }
+        removed["api_keys"] += await self._delete(delete_surplus_keys, now=now)
         removed["reports"] += await self._delete(delete_old_reports, kept=self._reports_max)
         if any(removed.values()):
             log.info("expired rows deleted", **removed)

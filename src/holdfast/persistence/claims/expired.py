@@ -67,7 +67,24 @@ _DELETES: dict[str, TextClause] = {
     "journal_batches": text(_delete("journal_batches", "at < now() - make_interval(secs => :retention_s)")),
 }
 
+REVOKED_KEYS_MAX = 100
+"""How many revoked API keys of an account are retained, the newest, however long ago they were revoked."""
+_SURPLUS_KEYS = text(
+    _delete(
+        "api_keys",
+        # Only accounts that revoked a key lately are looked at; those of others were deleted then.
+        "t.revoked_at <= (select n.revoked_at from api_keys n where n.account_id = t.account_id "
+        "and n.revoked_at is not null order by n.revoked_at desc offset :kept limit 1) and t.account_id in "
+        "(select account_id from api_keys where revoked_at > cast(:now as timestamptz) - interval '1 hour')",
+    )
+)
+
 
 def delete_expired(rows: Connection, what: str, *, retention_s: int, now: datetime, most: int) -> int:
     """Delete up to ``most`` rows of a kind whose retention is over at ``now``; return how many were deleted."""
     return rows.execute(_DELETES[what], {"retention_s": retention_s, "now": now, "most": most}).rowcount
+
+
+def delete_surplus_keys(rows: Connection, *, now: datetime, most: int) -> int:
+    """Delete up to ``most`` revoked keys of accounts with more than :data:`REVOKED_KEYS_MAX`, the oldest ones."""
+    return rows.execute(_SURPLUS_KEYS, {"kept": REVOKED_KEYS_MAX, "now": now, "most": most}).rowcount

@@ -26,13 +26,14 @@ from holdfast.http.schemas.rendering import render
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.claims.expired import REVOKED_KEYS_MAX
 from holdfast.persistence.queries.accounts import account_totals
 from holdfast.persistence.queries.credentials import api_keys_of_account
 
 route = RouteTable("Account")
 
 STORED_KEYS_MAX: Final = 500
-"""The most keys of an account, with the revoked ones that are still stored."""
+"""The most keys of an account. It is met only by one that revokes hundreds between two sweeps of the oldest."""
 
 
 @route(
@@ -74,7 +75,7 @@ async def create_api_key(call: Call) -> Outcome:
         return Refusal(
             code="api_key_limit_reached",
             message=f"This account has {stored} API keys with the revoked ones, the most allowed; "
-            f"these are deleted {call.deps.settings.revoked_keys_retention_s} seconds after their revocation.",
+            f"all but the newest {REVOKED_KEYS_MAX} revoked ones are deleted within minutes.",
         )
     name = (wanted.name or "").strip()
     if not name.isprintable():
