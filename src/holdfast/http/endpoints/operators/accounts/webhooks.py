@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 from sqlalchemy import Connection
 
+from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import Position, list_of_all_accounts
 from holdfast.http.kit.parameters import PAGE, filter_by
@@ -153,6 +154,7 @@ async def _retry_all(call: Call, *, account_id: str | None = None, host: str | N
         name = shown(account_id or host or "")
         return Refusal(code="event_not_found", message=f"No delivery fails for {name}, besides those due now.")
     await call.deps.events.resend_all(found)
+    note_effect(call, retried=str(len(found)))
     return EventsRetried(len(found), has_more=len(found) == RETRIED_MAX)
 
 
