@@ -13,7 +13,7 @@ from holdfast.telemetry.scrubbing import masked, scrub
 
 FAULT = {"reason_type": "ValueError", "reason": "a\n b", "location": "m:3"}
 EXAMPLES: list[tuple[dict[str, Any], str]] = [
-    ({"kind": "start", "reason": "children: 9"}, "up: children: 9"),
+    ({"kind": "start", "reason": "9 children"}, "started: 9 children"),
     ({"kind": "stop"}, "stopped"),
     ({"kind": "crash", **FAULT}, "crashed: ValueError: a b (m:3); not restarted"),
     (

@@ -46,7 +46,7 @@ def run(settings: Settings, sockets: Sockets, database_url: str, embedded: Embed
     settings, own = within_open_files(settings), sockets.of_slots[0]
     report = migrate_when_reachable(database_url)
     if report.applied:
-        log.info("database migrated", applied=list(report.applied))
+        log.info("database migrated", applied=", ".join(report.applied))
     assembly = assemble(
         settings,
         database_url=database_url,

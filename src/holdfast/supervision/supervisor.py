@@ -232,7 +232,7 @@ class Supervisor:
             if not self._booted and all(child.was_up or child.ended_as for child in self._children):
                 self._booted = True
                 if "/" not in self.path:
-                    self._reports.report("start", None, reason=f"children: {len(self._children)}")
+                    self._reports.report("start", None, reason=f"{len(self._children)} children")
                 assert self._task_status is not None
                 self._task_status.started()
         self._pulse()

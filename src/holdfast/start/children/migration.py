@@ -31,7 +31,7 @@ def main() -> int:
         print(f"The database cannot be reached: {away.reason}", file=sys.stderr)  # noqa: T201
         return GAVE_UP
     if report.applied:
-        log.info("database migrated", applied=list(report.applied))
+        log.info("database migrated", applied=", ".join(report.applied))
     return CLEAN
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from holdfast.telemetry.reports.report import Report, ReportKind
 
 _HAPPENED: Final[dict[ReportKind, str]] = {
-    "start": "up",
+    "start": "started",
     "stop": "stopped",
     "crash": "crashed",
     "crash_loop": "keeps crashing",
