@@ -37,6 +37,47 @@ PAGES = tuple(
     if view.method == "GET" and view.auth is Auth.OPERATOR_READ and "{" not in view.path
 )
 
+FAULTS_OF_A_PAGE = """() => {
+  const faults = [];
+  const over = document.documentElement.scrollWidth - innerWidth;
+  if (over > 0) faults.push(`${over} pixels too wide`);
+  for (const box of document.querySelectorAll(".card, .scroll")) {
+    const hidden = box.scrollWidth - box.clientWidth;
+    if (hidden > 0) faults.push(`${hidden} pixels of a ${box.className} are clipped or outside it`);
+  }
+  const channel = (value) => (value /= 255, value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  const colour = (text) => {
+    const context = Object.assign(document.createElement("canvas"), {width: 1, height: 1}).getContext("2d");
+    context.fillStyle = text;
+    context.fillRect(0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([red, green, blue]) => 0.2126 * channel(red) + 0.7152 * channel(green) + 0.0722 * channel(blue);
+  const behind = (element) => {
+    for (let each = element; each; each = each.parentElement) {
+      const found = colour(getComputedStyle(each).backgroundColor);
+      if (found[3] === 255) return found;
+    }
+    return [255, 255, 255, 255];
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    const element = text.parentElement;
+    if (!text.data.trim() || !element.checkVisibility() || element.closest("noscript, template")) continue;
+    const [front, back] = [light(colour(getComputedStyle(element).color)), light(behind(element))];
+    const contrast = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+    if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(2)}: ${text.data.trim().slice(0, 40)}`);
+  }
+  const controls = "a, button, input:not([type=hidden]), select, textarea, summary";
+  for (const control of document.querySelectorAll(controls)) {
+    if (!control.checkVisibility()) continue;
+    const name = control.getAttribute("aria-label") || control.textContent.trim() || control.closest("label");
+    if (!name) faults.push(`no name: ${control.outerHTML.slice(0, 80)}`);
+  }
+  return faults;
+}"""
+"""What a reader would stumble over: a page that is too wide, text that is too pale, controls without a name."""
+
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:

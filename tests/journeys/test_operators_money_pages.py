@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from .card_provider import CardProviderProcess, Payer
 from .operators_pages import Pages, act, open_pages
+from .page_browser import FAULTS_OF_A_PAGE
 from .receiver import Receiver, receiver
 from .service_process import Customer, Service, loopback_client, ok
 
@@ -30,13 +32,15 @@ def pages(card_service: Service, card_provider: CardProviderProcess, browser: Br
         yield pages
 
 
-def as_payer(pages: Pages, card_provider: CardProviderProcess, do: Callable[[Payer], Awaitable[T]]) -> T:
-    """Do something as a new customer who pays by card."""
+def as_payer(
+    pages: Pages, card_provider: CardProviderProcess, do: Callable[[Payer], Awaitable[T]], **given: str
+) -> T:
+    """Do something as a new customer who pays by card, ``email`` among what may be given."""
 
     async def run() -> T:
         with trio.fail_after(WAIT_S):
             async with loopback_client(base_url=pages.url, timeout=WAIT_S) as http:
-                customer = Customer(http)
+                customer = Customer(http, **given)
                 await customer.sign_in()
                 return await do(Payer(customer, card_provider))
 
@@ -131,6 +135,23 @@ def test_an_order_not_compared_yet_is_compared_from_the_list(
     order_with(pages, order_id, reconcile_status="reconciled")
     page.goto("/ops/orders?trouble=unreconciled")
     expect(page.locator(f"#{order_id}")).to_have_count(0)
+
+
+@pytest.mark.parametrize("screen", ["phone", "desktop"])
+def test_pages_of_orders_fit_their_screen(pages: Pages, card_provider: CardProviderProcess, screen: str) -> None:
+    async def orders(payer: Payer) -> list[str]:
+        held, paid = await held_order(payer), await payer.paid_order()
+        return [held["order_id"], paid["order_id"]]
+
+    email = f"{secrets.token_hex(32)}@a-customer-with-a-long-name.accounts.example.com"
+    order_ids = as_payer(pages, card_provider, orders, email=email)
+    page = pages.page("/ops", screen=screen)
+    found = {}
+    for path in ("/ops/orders", "/ops/payments", *(f"/ops/payments/{each}" for each in order_ids)):
+        page.goto(path)
+        if faults := page.evaluate(FAULTS_OF_A_PAGE):
+            found[path] = faults
+    assert found == {}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from holdfast.persistence.records.tables import accounts
 from holdfast.persistence.server.connections import connected
 
 from .operators_pages import Pages, act, open_pages
-from .page_browser import PAGES, Scheme
+from .page_browser import FAULTS_OF_A_PAGE, PAGES, Scheme
 from .quiet_provider import MODEL, QuietProvider, signed
 from .service_process import Service
 
@@ -191,48 +191,6 @@ def test_pages_of_another_origin_get_and_change_nothing(pages: Pages) -> None:
     expect(evil.get_by_text("Not allowed")).to_be_visible()
     assert pages.api(f"/ops/api/actors/accounts/{account.account_id}")["state"] == "active"
     assert account.recharge().status_code == 200
-
-
-FAULTS_OF_A_PAGE = """() => {
-  const faults = [];
-  const over = document.documentElement.scrollWidth - innerWidth;
-  if (over > 0) faults.push(`${over} pixels too wide`);
-  for (const box of document.querySelectorAll(innerWidth < 761 ? ".card, .scroll" : ".card")) {
-    const hidden = box.scrollWidth - box.clientWidth;
-    if (hidden > 0) faults.push(`${hidden} pixels of a ${box.className} are clipped or outside it`);
-  }
-  const channel = (value) => (value /= 255, value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
-  const colour = (text) => {
-    const context = Object.assign(document.createElement("canvas"), {width: 1, height: 1}).getContext("2d");
-    context.fillStyle = text;
-    context.fillRect(0, 0, 1, 1);
-    return [...context.getImageData(0, 0, 1, 1).data];
-  };
-  const light = ([red, green, blue]) => 0.2126 * channel(red) + 0.7152 * channel(green) + 0.0722 * channel(blue);
-  const behind = (element) => {
-    for (let each = element; each; each = each.parentElement) {
-      const found = colour(getComputedStyle(each).backgroundColor);
-      if (found[3] === 255) return found;
-    }
-    return [255, 255, 255, 255];
-  };
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
-    const element = text.parentElement;
-    if (!text.data.trim() || !element.checkVisibility() || element.closest("noscript, template")) continue;
-    const [front, back] = [light(colour(getComputedStyle(element).color)), light(behind(element))];
-    const contrast = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
-    if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(2)}: ${text.data.trim().slice(0, 40)}`);
-  }
-  const controls = "a, button, input:not([type=hidden]), select, textarea, summary";
-  for (const control of document.querySelectorAll(controls)) {
-    if (!control.checkVisibility()) continue;
-    const name = control.getAttribute("aria-label") || control.textContent.trim() || control.closest("label");
-    if (!name) faults.push(`no name: ${control.outerHTML.slice(0, 80)}`);
-  }
-  return faults;
-}"""
-"""What a reader would stumble over: a page that is too wide, text that is too pale, controls without a name."""
 
 
 @pytest.mark.parametrize(("screen", "scheme"), [("phone", "dark"), ("desktop", "light")])
