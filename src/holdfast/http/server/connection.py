@@ -73,7 +73,7 @@ class Connection:
         self.peer = peer
         self.is_for_operators = is_for_operators
         self._sources = sources
-        self._source = Source()
+        self._source = Source(None)
         self._app = app
         self._stream = stream
         self._limits = limits
@@ -238,12 +238,15 @@ class Connection:
             if self._sources is None:
                 await self._call(self._app, request)
             else:
-                with self._sources.counted(self.client[0], request) as found:
-                    if isinstance(found, Refusal):
-                        await self._call(refusing(found), request)
-                    else:
-                        self._source = found
+                found = self._sources.begin(self.client[0], request)
+                if isinstance(found, Refusal):
+                    await self._call(refusing(found), request)
+                else:
+                    self._source, body_bytes = found
+                    try:
                         await self._call(self._app, request)
+                    finally:
+                        self._sources.end(self._source, body_bytes)
             self._is_calling = False
         return framing.is_complete and request.keep_alive and not (framing.close or self._is_hung_up)
 

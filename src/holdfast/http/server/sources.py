@@ -6,8 +6,7 @@ address that the proxy reports, from the head of a request to the end of its res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from holdfast.http.server.limits import BYTES_PER_PEER_MAX, READ_AHEAD_BYTES, ServerLimits
@@ -26,9 +25,10 @@ OriginOf: TypeAlias = Callable[[str, Sequence[tuple[bytes, bytes]]], str | None]
 class Source:
     """One client: its requests, and the bytes of their bodies and responses that are in flight."""
 
-    __slots__ = ("bytes_count", "requests")
+    __slots__ = ("bytes_count", "origin", "requests")
 
-    def __init__(self) -> None:
+    def __init__(self, origin: str | None) -> None:
+        self.origin = origin
         self.requests = 0
         self.bytes_count = 0
 
@@ -41,28 +41,31 @@ class Sources:
         self._origin_of = origin_of
         self._sources: dict[str, Source] = {}
 
-    @contextmanager
-    def counted(self, peer: str, request: ParsedRequest) -> Iterator[Source | Refusal]:
-        """Count a request of a proxy while it is served, or refuse it. One without a client is not limited."""
+    def begin(self, peer: str, request: ParsedRequest) -> tuple[Source, int] | Refusal:
+        """Count a request of a proxy until :meth:`end`, which takes what this returns, or refuse it.
+
+        One without a client is not limited.
+        """
         origin = self._origin_of(peer, request.headers)
         if origin is None:
-            yield Source()
-            return
-        source = self._sources.setdefault(origin, Source())
-        if source.requests >= self._requests_max or source.bytes_count >= BYTES_PER_PEER_MAX:
+            return Source(None), 0
+        source = self._sources.get(origin)
+        if source is None:
+            source = self._sources[origin] = Source(origin)
+        elif source.requests >= self._requests_max or source.bytes_count >= BYTES_PER_PEER_MAX:
             metrics.REFUSALS.labels("429", TOO_MANY_OF_PEER.code).inc()
-            yield TOO_MANY_OF_PEER
-            return
+            return TOO_MANY_OF_PEER
         body_bytes = _body_bytes(request)
         source.requests += 1
         source.bytes_count += body_bytes
-        try:
-            yield source
-        finally:
-            source.requests -= 1
-            source.bytes_count -= body_bytes
-            if not source.requests:
-                del self._sources[origin]
+        return source, body_bytes
+
+    def end(self, source: Source, body_bytes: int) -> None:
+        """Count a request no more."""
+        source.requests -= 1
+        source.bytes_count -= body_bytes
+        if not source.requests and source.origin is not None:
+            del self._sources[source.origin]
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -70,6 +73,8 @@ class Sources:
 
 def _body_bytes(request: ParsedRequest) -> int:
     """Return the length of a body, or what is read ahead of one that does not tell it."""
+    if request.is_complete and not request.waiting_bytes:
+        return 0
     for name, value in request.headers:
         if name == b"content-length":
             return int(value)
