@@ -19,14 +19,11 @@ from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
-from holdfast.emulators.card.app import create_card_emulator
-from holdfast.emulators.card.changes import Changes, Reply
-from holdfast.emulators.card.controls import json_response, read_body
-from holdfast.emulators.card.objects import ApiError, Event
-from holdfast.emulators.card.service import serve_card_emulator
-from holdfast.emulators.card.state import Store
-from holdfast.emulators.card.webhooks import SIGNATURE_HEADER, WebhookSender
-from holdfast.emulators.signed_sender import SignedSender
+from holdfast_emulators.card.app import create_card_emulator, serve_card_emulator
+from holdfast_emulators.card.changes import SIGNATURE_HEADER, Changes, Reply, WebhookSender
+from holdfast_emulators.card.controls import json_response, read_body
+from holdfast_emulators.card.state import ApiError, Event, Store
+from holdfast_emulators.signed_sender import SignedSender
 
 ABORT_HEADER = "x-abort-connection"
 SERVER_ERROR = "Something went wrong on our end."

@@ -19,12 +19,12 @@ from quart import request
 from quart_trio import QuartTrio
 from torture.card_faults import serve_faulty_card_emulator
 
-from holdfast.emulators.studio.app import serve_studio
-from holdfast.emulators.studio.model import OutputFile, RenderContext
-from holdfast.emulators.studio.renderer import Renderer
 from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.providers.media.callbacks import parse_callback
 from holdfast.providers.signatures import verify
+from holdfast_emulators.studio.app import serve_studio
+from holdfast_emulators.studio.model import OutputFile, RenderContext
+from holdfast_emulators.studio.renderer import Renderer
 
 SECRET = "studio-callback-secret"
 CARD_KEY = "sk_test_emulatorkey0123456789"

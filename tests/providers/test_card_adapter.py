@@ -11,8 +11,6 @@ import trio
 from quart import Response
 from quart_trio import QuartTrio
 
-from holdfast.emulators.card import app
-from holdfast.emulators.card.rendering import render
 from holdfast.ledger.orders.facts import Attempt, Claim, OrderFacts, join
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.providers.card.base import (
@@ -24,6 +22,8 @@ from holdfast.providers.card.base import (
     CardUnavailable,
 )
 from holdfast.providers.card.stripe_adapter import StripeProvider
+from holdfast_emulators.card import app
+from holdfast_emulators.card.wire import render
 
 from .conftest import CARD_KEY, ServeApp, StartBank
 

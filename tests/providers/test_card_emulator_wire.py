@@ -15,9 +15,9 @@ import pytest
 import stripe
 import trio
 
-from holdfast.emulators.card.forms import parse_form
-from holdfast.emulators.card.objects import ApiError
 from holdfast.providers.card.wire import TrioHttp
+from holdfast_emulators.card.state import ApiError
+from holdfast_emulators.card.wire import parse_form
 
 from .conftest import CARD_KEY, RunningBank, StartBank
 
@@ -318,7 +318,7 @@ async def test_state_survives_the_process_and_pending_settlements_resume(start_b
 KILLED = """
 import sys, trio
 from pathlib import Path
-from holdfast.emulators.card.service import serve_card_emulator
+from holdfast_emulators.card.app import serve_card_emulator
 
 async def main():
     async with trio.open_nursery() as nursery:

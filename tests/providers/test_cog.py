@@ -12,11 +12,11 @@ import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from holdfast.emulators.studio.model import BadInput, OutputFile, RenderContext
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, MediaProvider, NotSent, PollFault, Rejected
 from holdfast.providers.media.client import ANSWER_MAX_BYTES
 from holdfast.providers.media.cog import CogProvider
+from holdfast_emulators.studio.model import BadInput, OutputFile, RenderContext
 
 from .conftest import SECRET, CallbackReceiver, ServeApp, Stalled, StartStudio, is_last
 

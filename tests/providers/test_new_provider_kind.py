@@ -46,7 +46,7 @@ def open_registry(folder: Path, catalog: str = CATALOG) -> ProviderRegistry:
     file = folder / "catalog.toml"
     file.write_text(catalog)
     values = {"HOLDFAST_CATALOG": str(file), "HOLDFAST_DATA_DIR": str(folder)}
-    return ProviderRegistry(load_settings(values), studio_url="http://127.0.0.1:7000")
+    return ProviderRegistry(load_settings(values))
 
 
 async def test_a_registered_kind_runs_jobs(

@@ -20,11 +20,11 @@ from PIL import Image
 from quart import request
 from quart_trio import QuartTrio
 
-from holdfast.emulators.studio.app import serve_studio
-from holdfast.emulators.studio.model import OutputFile, RenderContext, finished
-from holdfast.emulators.studio.renderer import Renderer
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import sign_link
+from holdfast_emulators.studio.app import serve_studio
+from holdfast_emulators.studio.model import OutputFile, RenderContext, finished
+from holdfast_emulators.studio.renderer import Renderer
 
 from .conftest import SECRET, CallbackReceiver, ReceivedCallback, ServeApp, Stalled, StartStudio, is_last
 
@@ -105,7 +105,7 @@ async def test_progress_is_reported_while_a_job_runs(start_studio: StartStudio, 
 async def test_the_end_of_a_job_hangs_up_on_no_receiver_of_its_progress(
     start_studio: StartStudio, serve_app: ServeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.emulators.studio.callbacks.OVERTAKE_S", 0.01)
+    monkeypatch.setattr("holdfast_emulators.studio.jobs.OVERTAKE_S", 0.01)
     slow, app = Slow(), QuartTrio("slow receiver", static_folder=None)
     has_progress, has_result, may_answer, has_answered = trio.Event(), trio.Event(), trio.Event(), trio.Event()
 

@@ -14,10 +14,10 @@ from PIL import Image
 from quart import Response
 from quart_trio import QuartTrio
 
-from holdfast.emulators.studio import render_edit
-from holdfast.emulators.studio.model import BadInput, OutputFile, RenderContext
-from holdfast.emulators.studio.render_edit import Edit
 from holdfast.providers.outbound.guarded import GuardedClient
+from holdfast_emulators.studio import edit as render_edit
+from holdfast_emulators.studio.edit import Edit
+from holdfast_emulators.studio.model import BadInput, OutputFile, RenderContext
 
 from .conftest import ServeApp, StartStudio
 

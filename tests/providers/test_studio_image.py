@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from holdfast.emulators.studio.model import OutputFile, RenderContext
-from holdfast.emulators.studio.render_image import Poster
+from holdfast_emulators.studio.drawing import Poster
+from holdfast_emulators.studio.model import OutputFile, RenderContext
 
 STYLES = ("gradient", "mosaic", "plasma")
 

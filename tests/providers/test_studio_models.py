@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from holdfast.emulators.studio.renderer import MODELS
+from holdfast_emulators.studio.renderer import MODELS
 
 _SHIPPED = files("holdfast.ledger.catalog") / "default_catalog"
 _SOLD = [

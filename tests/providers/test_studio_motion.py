@@ -12,11 +12,10 @@ import msgspec
 import pytest
 from PIL import Image
 
-from holdfast.emulators.studio.model import OutputFile, RenderContext
-from holdfast.emulators.studio.render_clip import Clip
-from holdfast.emulators.studio.render_tone import Tone
-from holdfast.emulators.studio.webm import vp8_frame, write_webm
 from holdfast.providers.storage.sniffing import HEAD_BYTES, measure, sniff
+from holdfast_emulators.studio.drawing import Clip, vp8_frame, write_webm
+from holdfast_emulators.studio.model import OutputFile, RenderContext
+from holdfast_emulators.studio.tone import Tone
 
 
 def make(model: type[Clip | Tone], directory: Path, **order: Any) -> tuple[OutputFile, list[int]]:

@@ -209,7 +209,7 @@ def test_every_configured_secret_is_scrubbed_in_any_form(out: io.StringIO, tmp_p
         )
         with pytest.raises(CannotListen):
             serve(settings)
-    ProviderRegistry(settings, studio_url="http://127.0.0.1:7000")
+    ProviderRegistry(settings)
     configure_logging("json", stream=out)
     for secret in secrets:
         structlog.get_logger("holdfast.x").warning(f"it said {secret} twice", detail=[secret])

@@ -42,7 +42,6 @@ class Setup:
         values = {"HOLDFAST_CATALOG": str(self.file), "HOLDFAST_DATA_DIR": str(folder)}
         self.registry = ProviderRegistry(
             load_settings(values),
-            studio_url="http://127.0.0.1:7000",
             counter=lambda: self.counted_s,
         )
 

@@ -66,10 +66,10 @@ def settings_of(folder: Path, providers: str, env: str) -> Settings:
 )
 def test_production_refuses_weak_or_shared_catalog_secrets(tmp_path: Path, providers: str, line: str) -> None:
     with pytest.raises(CatalogFault) as caught:
-        ProviderRegistry(settings_of(tmp_path, providers, "production"), studio_url="http://127.0.0.1:7000")
+        ProviderRegistry(settings_of(tmp_path, providers, "production"))
     assert len(caught.value.lines) == 1
     assert caught.value.lines[0].startswith(line)
-    ProviderRegistry(settings_of(tmp_path, providers, "development"), studio_url="http://127.0.0.1:7000")
+    ProviderRegistry(settings_of(tmp_path, providers, "development"))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_production_refuses_weak_or_shared_catalog_secrets(tmp_path: Path, provi
     ],
 )
 async def test_production_accepts_strong_secrets_and_checks_reloads(tmp_path: Path, providers: str) -> None:
-    registry = ProviderRegistry(settings_of(tmp_path, providers, "production"), studio_url="http://127.0.0.1:7000")
+    registry = ProviderRegistry(settings_of(tmp_path, providers, "production"))
     version = registry.catalog.version
     settings_of(tmp_path, f'[providers.box]\n{BOX}secret = "secret-1"\n', "production")
     assert not await registry.reload()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from itertools import combinations
 
 from holdfast.settings.secret_strength import weakness
@@ -25,6 +26,8 @@ _CARD_SECRET = re.compile(r"(?:sk|rk|whsec)_", re.ASCII)
 _CARD_KEY = re.compile(r"(?:sk|rk)_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
 _CARD_PUBLIC_KEY = re.compile(r"pk_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
 
+INSTALL_EMULATORS = "install the package holdfast-emulators to use it"
+
 Fault = tuple[str, str]
 """A variable's name, and the rest of the sentence."""
 
@@ -32,6 +35,11 @@ Fault = tuple[str, str]
 def split_list(text: str) -> tuple[str, ...]:
     """Split a comma-separated value; blank parts are left out."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def has_emulators() -> bool:
+    """Whether the emulators of external systems are installed: a wheel of its own, which production leaves out."""
+    return find_spec("holdfast_emulators") is not None
 
 
 def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
@@ -42,6 +50,9 @@ def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
                 yield name, "is missing; HOLDFAST_ASSET_STORE=s3 needs it"
     yield from _member_faults(given)
     yield from _port_faults(given)
+    for name in ("STUDIO_PORT", "CARD_EMULATOR_PORT"):
+        if given.get(name, "0") != "0" and not has_emulators():
+            yield name, f"is of an emulator: {INSTALL_EMULATORS}"
     if _CARD_SECRET.match(given.get("CARD_PUBLISHABLE_KEY", "")):
         yield "CARD_PUBLISHABLE_KEY", "is a secret key, which would be sent to browsers"
     if given.get("ENV") == "production":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.settings.checks import has_emulators
 from holdfast.settings.secret_strength import is_plainly_weak
 from holdfast.settings.settings import PREFIX, Settings
 from holdfast.settings.values import trusts_the_public
@@ -41,6 +42,8 @@ def _development_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
     for name, secret in secrets.items():
         if is_plainly_weak(secret):
             yield name, "is weak: production refuses it"
+    if settings.card_api_key is None and not has_emulators():
+        yield "CARD_API_KEY", "is not set, and the card emulator is not installed: nobody can pay by card"
     if trusts_the_public(settings.trusted_proxies):
         yield "TRUSTED_PROXIES", "trusts public addresses: production refuses it"
 

@@ -6,13 +6,14 @@ import socket
 from pathlib import Path
 from typing import Final
 
+from holdfast.settings.checks import has_emulators
 from holdfast.settings.settings import PREFIX, Settings, SettingsFault
 
 EMULATOR_HOST: Final = "127.0.0.1"
 
 
 def studio_port(settings: Settings) -> int:
-    """Return the port of the in-tree studio."""
+    """Return the port of the built-in studio."""
     return _stored_port(settings.data_dir / "studio.port", configured=settings.studio_port)
 
 
@@ -22,8 +23,8 @@ def card_port_file(settings: Settings) -> Path:
 
 
 def card_emulator_port(settings: Settings) -> int | None:
-    """Return the port of the card emulator; None if these settings use none."""
-    if settings.card_api_key is not None or settings.is_production:
+    """Return the port of the card emulator; None if these settings use none, or it is not installed."""
+    if settings.card_api_key is not None or settings.is_production or not has_emulators():
         return None
     return _stored_port(card_port_file(settings), configured=settings.card_emulator_port)
 

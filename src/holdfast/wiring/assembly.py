@@ -36,7 +36,6 @@ from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
 from holdfast.settings.settings import PREFIX, Settings, SettingsFault
-from holdfast.sockets.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.sockets.listening import Sockets
 from holdfast.supervision.control.actor import ControlRef
 from holdfast.supervision.dead_letters import DeadLetters
@@ -99,8 +98,7 @@ def assemble(
     urls = PublicUrls(
         base=public_url, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s
     )
-    studio = studio_port(settings)
-    registry = ProviderRegistry(settings, studio_url=f"http://{EMULATOR_HOST}:{studio}")
+    registry = ProviderRegistry(settings)
     store = asset_store(settings)
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
     presence = Presence(process := this_process(), ServiceClock(process.process_id))
@@ -111,7 +109,7 @@ def assemble(
     conditions = Conditions(reporter)
     database.gate.watch = conditions.watch(DATABASE)
     registry.watch(conditions)
-    card = card_setup(settings, local_url=local_url, watch=conditions.watch(CARD))
+    card = card_setup(settings, conditions.watch(CARD))
     feed = ReportFeed(reporter, ReportTable(database))
     journal = Journal(
         BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s),
@@ -182,7 +180,7 @@ def assemble(
         accounts=local_accounts,
         sign_ins=local_sign_ins,
         tasks=local_tasks,
-        emulators=emulators_of(settings, registry, studio, card) if has_emulators else {},
+        emulators=emulators_of(settings, registry, local_url=local_url) if has_emulators else {},
         workers=worker_children(
             settings,
             refs,

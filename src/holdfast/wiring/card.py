@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-import trio
 
 from holdfast.providers.card.base import CardPayments
 from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.settings.settings import Settings
 from holdfast.sockets.emulator_ports import EMULATOR_HOST, card_emulator_port, card_port_file
-from holdfast.supervision.tree import RunningChild
 from holdfast.telemetry.reports.conditions import Watch, unwatched
 
 PROVIDER = "cardprovider"
@@ -21,39 +16,22 @@ WEBHOOK_PATH = "/v2/control/payments/cardprovider/webhook"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardSetup(CardPayments):
-    """Card payments; ``emulator`` starts the emulator, on ``emulator_url``, where the provider is that."""
+    """Card payments; ``emulator_url`` is the emulator's address, where the provider is that."""
 
-    emulator: partial[RunningChild] | None = None
     emulator_url: str | None = None
 
 
-def card_setup(settings: Settings, *, local_url: str, watch: Watch) -> CardSetup | None:
-    """Return the card provider of these settings; ``local_url`` is where this service listens, ``watch`` takes
-    the outcomes of calls.
+def card_setup(settings: Settings, watch: Watch) -> CardSetup | None:
+    """Return the card provider of these settings; ``watch`` takes the outcomes of calls.
 
-    None in production without a key: production never uses the emulator.
+    None without a key in production, which never uses the emulator, and where the emulator is not installed.
     """
     if settings.card_api_key is not None:
         return _configured(settings, settings.card_api_key, watch)
     port = card_emulator_port(settings)
     if port is None:
         return None
-
-    async def run_emulator(*, task_status: trio.TaskStatus[Any]) -> None:
-        # Imported here: workers, and production, run without it.
-        from holdfast.emulators.card.service import serve_card_emulator
-
-        await serve_card_emulator(
-            api_key=_emulator_key(settings),
-            webhook_secret=_emulator_webhook_secret(settings),
-            webhook_url=lambda: local_url + WEBHOOK_PATH,
-            files_dir=settings.data_dir / "card",
-            host=EMULATOR_HOST,
-            port=port,
-            task_status=task_status,
-        )
-
-    return _emulated(settings, port, watch=watch, emulator=partial(RunningChild, run_emulator))
+    return _emulated(settings, port, watch)
 
 
 def card_setup_with_emulator(settings: Settings) -> CardSetup | None:
@@ -74,16 +52,13 @@ def _configured(settings: Settings, api_key: str, watch: Watch = unwatched) -> C
     )
 
 
-def _emulated(
-    settings: Settings, port: int, *, watch: Watch = unwatched, emulator: partial[RunningChild] | None = None
-) -> CardSetup:
+def _emulated(settings: Settings, port: int, watch: Watch = unwatched) -> CardSetup:
     url = f"http://{EMULATOR_HOST}:{port}"
     return CardSetup(
-        provider=_adapter(settings, _emulator_key(settings), url, watch),
-        webhook_secrets=(_emulator_webhook_secret(settings),),
+        provider=_adapter(settings, emulator_key(settings), url, watch),
+        webhook_secrets=(emulator_webhook_secret(settings),),
         publishable_key=settings.card_publishable_key or "pk_test_emulator",
         livemode=False,
-        emulator=emulator,
         emulator_url=url,
     )
 
@@ -100,11 +75,13 @@ def _adapter(settings: Settings, api_key: str, api_base: str | None, watch: Watc
     )
 
 
-def _emulator_key(settings: Settings) -> str:
+def emulator_key(settings: Settings) -> str:
+    """Return the key that the card emulator requires."""
     return "sk_test_" + settings.derived_key("card emulator key").hex()
 
 
-def _emulator_webhook_secret(settings: Settings) -> str:
+def emulator_webhook_secret(settings: Settings) -> str:
+    """Return the secret that the card emulator signs its webhooks with."""
     return "whsec_" + settings.derived_key("card emulator webhooks").hex()
 
 

@@ -1,36 +1,62 @@
-"""The emulators that these settings and this catalog need."""
+"""The emulators that these settings and this catalog need. They are a distribution of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from holdfast.emulators.studio.process import run_studio_process
+from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.settings.settings import Settings
-from holdfast.sockets.emulator_ports import EMULATOR_HOST
+from holdfast.sockets.emulator_ports import EMULATOR_HOST, card_emulator_port
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
-from holdfast.wiring.card import CardSetup
+from holdfast.wiring.card import WEBHOOK_PATH, emulator_key, emulator_webhook_secret
 from holdfast.wiring.provider_registry import ProviderRegistry, studio_token
 
 
 def emulators_of(
-    settings: Settings, registry: ProviderRegistry, studio_port: int, card: CardSetup | None
+    settings: Settings, registry: ProviderRegistry, *, local_url: str
 ) -> Mapping[str, Callable[[], Child]]:
-    """Return how the emulators are started: the studio, if the catalog gives it no URL, and the card emulator."""
+    """Return how the emulators are started: the studio, if the catalog has it, and the card emulator.
+
+    ``local_url`` is where the service listens. Each is imported here, because production runs without them.
+    """
     children: dict[str, Callable[[], Child]] = {}
-    found = [c for c in registry.catalog.providers.values() if c.kind == "studio" and c.url is None]
-    if found:
-        run = partial(
-            run_studio_process,
-            secret=registry.secrets_of(found[0])[0],
-            token=studio_token(settings),
-            files_dir=settings.data_dir / "studio",
-            host=EMULATOR_HOST,
-            port=studio_port,
-            log_format=settings.log_format,
-        )
-        children["studio"] = partial(RunningChild, run)
-    if card is not None and card.emulator is not None:
-        children["card"] = card.emulator
+    studio = next((config for config in registry.catalog.providers.values() if config.is_built_in), None)
+    if studio is not None:
+        children["studio"] = _studio(settings, registry, studio)
+    port = card_emulator_port(settings)
+    if port is not None:
+        children["card"] = _card(settings, port, local_url + WEBHOOK_PATH)
     return children
+
+
+def _studio(settings: Settings, registry: ProviderRegistry, config: ProviderConfig) -> Callable[[], Child]:
+    from holdfast_emulators.studio.process import run_studio_process
+
+    assert registry.studio_port is not None, "a catalog with the studio is refused if it is not installed"
+    run = partial(
+        run_studio_process,
+        secret=registry.secrets_of(config)[0],
+        token=studio_token(settings),
+        files_dir=settings.data_dir / "studio",
+        host=EMULATOR_HOST,
+        port=registry.studio_port,
+        log_format=settings.log_format,
+    )
+    return partial(RunningChild, run)
+
+
+def _card(settings: Settings, port: int, webhook_url: str) -> Callable[[], Child]:
+    from holdfast_emulators.card.app import serve_card_emulator
+
+    run = partial(
+        serve_card_emulator,
+        api_key=emulator_key(settings),
+        webhook_secret=emulator_webhook_secret(settings),
+        webhook_url=lambda: webhook_url,
+        files_dir=settings.data_dir / "card",
+        host=EMULATOR_HOST,
+        port=port,
+    )
+    return partial(RunningChild, run)

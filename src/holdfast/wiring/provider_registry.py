@@ -21,10 +21,12 @@ from holdfast.providers.media.health import ProviderHealth, ProviderState
 from holdfast.providers.media.kinds import KINDS, kind_rules
 from holdfast.providers.media.provider_check import CHECK_ATTEMPT
 from holdfast.providers.outbound.guarded import Origin
+from holdfast.settings.checks import has_emulators
 from holdfast.settings.settings import Settings
+from holdfast.sockets.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.telemetry.reports.conditions import PROVIDER, Conditions, unwatched
 from holdfast.telemetry.scrubbing import register_secrets
-from holdfast.wiring.provider_secrets import secret_faults
+from holdfast.wiring.catalog_checks import check_secrets, check_studio, needs_studio
 
 log = structlog.get_logger(__name__)
 
@@ -48,15 +50,9 @@ class ProviderRegistry:
     addresses of configured providers: the only private addresses from which outputs may be downloaded.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        studio_url: str,
-        counter: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, settings: Settings, *, counter: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        self._studio_url = studio_url
+        self.studio_port = studio_port(settings) if has_emulators() else None
         self._counter = counter
         self._past: dict[str, tuple[float, Catalog]] = {}
         self._reading = trio.CapacityLimiter(1)
@@ -90,7 +86,7 @@ class ProviderRegistry:
             for line in getattr(fault, "lines", (str(fault),)):
                 log.error("catalog fault", fault=line)
             return False
-        if self._needs_studio(catalog) and not self._needs_studio(self.catalog):
+        if needs_studio(catalog) and not needs_studio(self.catalog):
             log.warning("the built-in studio starts only with the service; restart to use it")
         self._retain(catalog)
         for name in self.catalog.providers.keys() - catalog.providers.keys():
@@ -120,11 +116,10 @@ class ProviderRegistry:
         self._past = dict(live[-PAST_CATALOGS_MAX:])
 
     def _checked(self, catalog: Catalog) -> Catalog:
-        """Return the catalog if its secrets are acceptable. Raises :class:`CatalogFault`."""
-        faults = secret_faults(catalog, self._settings)
-        if faults:
-            raise CatalogFault(faults)
-        if self._settings.is_production and self._needs_studio(catalog):
+        """Return the catalog if it can be used here. Raises :class:`CatalogFault`."""
+        check_studio(catalog)
+        check_secrets(catalog, self._settings)
+        if self._settings.is_production and needs_studio(catalog):
             log.warning("the catalog sells placeholder outputs of the built-in studio")
         return catalog
 
@@ -187,12 +182,8 @@ class ProviderRegistry:
         url = None if config is None else self._url_of(config)
         return frozenset() if url is None else frozenset({_origin(url)})
 
-    @staticmethod
-    def _needs_studio(catalog: Catalog) -> bool:
-        return any(config.kind == "studio" and config.url is None for config in catalog.providers.values())
-
     def _url_of(self, config: ProviderConfig) -> str | None:
-        return config.url or (self._studio_url if config.kind == "studio" else None)
+        return f"http://{EMULATOR_HOST}:{self.studio_port}" if config.is_built_in else config.url
 
     def _provider(self, config: ProviderConfig) -> MediaProvider | None:
         url = self._url_of(config)
@@ -201,7 +192,7 @@ class ProviderRegistry:
         setup = ProviderSetup(
             config=config,
             url=url,
-            token=studio_token(self._settings) if config.url is None else config.token,
+            token=studio_token(self._settings) if config.is_built_in else config.token,
             secrets=self.secrets_of(config),
             seal_callback_url=partial(self._hook_address, config.name),
         )
@@ -238,8 +229,7 @@ class ProviderRegistry:
         Providers with a webhook format of their own get a path of their own.
         """
         config = self.config_of(provider)
-        is_built_in = config is not None and config.kind == "studio" and config.url is None
-        url = f"{local_url if is_built_in else public_url}/v2/callback"
+        url = f"{local_url if config is not None and config.is_built_in else public_url}/v2/callback"
         return url if config is None or config.kind == "studio" else f"{url}/{provider}"
 
     def check_callback_url(self, provider: str, check_id: str, *, public_url: str, local_url: str) -> str:

@@ -92,6 +92,11 @@ class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
         return f"ProviderConfig(name={self.name!r}, kind={self.kind!r})"
 
     @property
+    def is_built_in(self) -> bool:
+        """Whether this is the studio that comes with the emulators, at an address that the service chooses."""
+        return self.kind == "studio" and self.url is None
+
+    @property
     def own_secrets(self) -> tuple[str, ...]:
         """The secrets that the catalog gives to this provider alone, the current one first."""
         return tuple(secret for secret in (self.secret, *self.previous_secrets) if secret)

@@ -15,7 +15,6 @@ import trio
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.settings.settings import environment, load_settings
-from holdfast.sockets.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.start.children.control import Control
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.start.parent.protocol import EmulatorsArguments
@@ -23,10 +22,9 @@ from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import emulators_tree
 from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.reports.conditions import Conditions, unwatched
+from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.telemetry.scrubbing import register_secrets
-from holdfast.wiring.card import card_setup
 from holdfast.wiring.emulators import emulators_of
 from holdfast.wiring.provider_registry import ProviderRegistry
 
@@ -36,14 +34,11 @@ def main(arguments: EmulatorsArguments) -> int:
     settings = load_settings(environment())
     configure_logging(settings.log_format, level=settings.log_level, in_thread=True)
     register_secrets(settings.secret_values())
-    port = studio_port(settings)
     try:
-        registry = ProviderRegistry(settings, studio_url=f"http://{EMULATOR_HOST}:{port}")
+        registry = ProviderRegistry(settings)
     except CatalogFault:
         return BAD_CONFIGURATION  # the workers print the reason
-    emulators = emulators_of(
-        settings, registry, port, card_setup(settings, local_url=arguments.local_url, watch=unwatched)
-    )
+    emulators = emulators_of(settings, registry, local_url=arguments.local_url)
     if not emulators:
         return CLEAN
     conditions = Conditions(reporter := Reporter())

@@ -23,6 +23,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from holdfast import __version__
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.revisions import is_migrated
+from holdfast.settings.checks import has_emulators
 from holdfast.settings.settings import PREFIX, Settings, environment
 from holdfast.settings.warnings import find_warnings
 from holdfast.sockets.emulator_ports import EMULATOR_HOST, card_emulator_port, studio_port
@@ -112,8 +113,9 @@ class Parent:
         shutdown_s = settings.shutdown_s + STOP_MARGIN_S
         specs = self._workers.specs(shutdown_s)
         # Stopped last, in reverse order: workers may still use both.
-        emulators = partial(ProcessSlot, self._start_emulators, may_finish=True)
-        specs.insert(0, ChildSpec("emulators", emulators, restart="transient", shutdown_s=shutdown_s))
+        if has_emulators():
+            emulators = partial(ProcessSlot, self._start_emulators, may_finish=True)
+            specs.insert(0, ChildSpec("emulators", emulators, restart="transient", shutdown_s=shutdown_s))
         if embedded is not None:
             specs.insert(0, ChildSpec("database", partial(DatabaseServer, embedded, reporter)))
         self._tree = Supervisor(
@@ -278,7 +280,9 @@ class Parent:
 
 def _environment(settings: Settings, embedded: EmbeddedPostgres | None) -> dict[str, str]:
     """Return the settings that the parent decides for all its children."""
-    decided = {"PROCESSES": str(settings.processes), "STUDIO_PORT": str(studio_port(settings))}
+    decided = {"PROCESSES": str(settings.processes)}
+    if has_emulators():
+        decided["STUDIO_PORT"] = str(studio_port(settings))
     card_port = card_emulator_port(settings)
     if card_port is not None:
         decided["CARD_EMULATOR_PORT"] = str(card_port)

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import trio
 
-from holdfast.emulators.studio.app import serve_studio
-from holdfast.emulators.studio.process import Options
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.scrubbing import register_secrets
+from holdfast_emulators.studio.app import serve_studio
+from holdfast_emulators.studio.process import Options
 
 NICENESS = 10
 

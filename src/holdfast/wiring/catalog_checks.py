@@ -1,11 +1,12 @@
-"""Production's checks of the secrets in a catalog: each must be strong and used once."""
+"""Checks of a catalog against this installation: the studio, and in production its secrets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.ledger.catalog.catalog import Catalog
+from holdfast.ledger.catalog.catalog import Catalog, CatalogFault
 from holdfast.providers.media.kinds import KINDS
+from holdfast.settings.checks import INSTALL_EMULATORS, has_emulators
 from holdfast.settings.secret_strength import weakness
 from holdfast.settings.settings import Settings
 
@@ -16,11 +17,21 @@ TOKEN_CHARS_MIN = 16
 """For a token, whose length the provider chooses."""
 
 
-def secret_faults(catalog: Catalog, settings: Settings) -> tuple[str, ...]:
-    """Return a line for each secret that is weak, missing or used twice; none outside production."""
-    if not settings.is_production:
-        return ()
-    return (*_weak(catalog), *_shared(catalog, settings))
+def needs_studio(catalog: Catalog) -> bool:
+    """Whether the catalog has the built-in studio as a provider."""
+    return any(config.is_built_in for config in catalog.providers.values())
+
+
+def check_studio(catalog: Catalog) -> None:
+    """Raise :class:`CatalogFault` if the built-in studio is not installed, and the catalog has it."""
+    if needs_studio(catalog) and not has_emulators():
+        raise CatalogFault((f"providers: the built-in studio has no url and is an emulator: {INSTALL_EMULATORS}",))
+
+
+def check_secrets(catalog: Catalog, settings: Settings) -> None:
+    """In production, raise :class:`CatalogFault` with a line for each secret that is weak, missing or reused."""
+    if settings.is_production and (faults := (*_weak(catalog), *_shared(catalog, settings))):
+        raise CatalogFault(faults)
 
 
 def _weak(catalog: Catalog) -> Iterator[str]:

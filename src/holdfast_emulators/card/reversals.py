@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.emulators.card.objects import ApiError, Charge, Dispute, Refund
-from holdfast.emulators.card.state import Store
+from holdfast_emulators.card.state import ApiError, Charge, Dispute, Refund, Store
 
 DISPUTE_FEE_MINOR: Final = 1500
 DISPUTE_REASONS: Final = (

@@ -53,7 +53,7 @@ async def run_studio_process(
         )
         # A separate session: Ctrl-C at the terminal reaches the service alone, which then stops the studio.
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "holdfast.emulators.studio"],
+            [sys.executable, "-m", "holdfast_emulators.studio"],
             stdin=subprocess.PIPE,
             pass_fds=(listening.fileno(),),
             start_new_session=True,

@@ -7,18 +7,144 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
+import structlog
 import trio
 
-from holdfast.emulators.card import intents
-from holdfast.emulators.card.objects import ApiError
-from holdfast.emulators.card.state import Store, StoredResponse
-from holdfast.emulators.card.state_file import StateFile
-from holdfast.emulators.card.webhooks import WebhookSender
+from holdfast.ledger.clock import Now, utc_now
+from holdfast_emulators.card import intents
+from holdfast_emulators.card.state import ApiError, Event, State, Store, StoredResponse
+from holdfast_emulators.signed_sender import RETRY_DELAYS_S, SignedSender
+
+FILE_NAME: Final = "card-emulator.json"
+
+_log = structlog.get_logger(__name__)
+
+
+def load_state(folder: Path) -> State:
+    """Load the state of the previous run; blocking. An unreadable file is renamed and the state starts empty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=State)
+    except FileNotFoundError:
+        return State()
+    except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
+        _log.warning("the card emulator's state is unreadable", fault=type(fault).__name__)
+        path.replace(path.with_suffix(".unreadable"))
+        return State()
+
+
+class StateFile:
+    """Writes the state. ``write`` returns once every change made before the call is in the file."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self._store = store
+        self._path = folder / FILE_NAME
+        self._writing = trio.Lock()
+        self._thread = trio.CapacityLimiter(1)
+        self._wanted = 0
+        self._written = 0
+
+    async def write(self) -> None:
+        """Write all changes so far. No change is answered or sent before. Raises ``OSError``."""
+        self._wanted += 1
+        mine = self._wanted
+        async with self._writing:
+            if self._written >= mine:
+                return
+            covered = self._wanted
+            self._store.prune()
+            content = msgspec.json.encode(self._store.state)
+            # Not abandoned when cancelled: a leftover writer would race the next one for the draft.
+            await trio.to_thread.run_sync(_replace, self._path, content, limiter=self._thread)
+            self._written = covered
+
+
+def _replace(path: Path, content: bytes) -> None:
+    draft = path.with_suffix(".draft")
+    # The state contains client secrets.
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    draft.replace(path)
+
+
+SIGNATURE_HEADER = "Cardprovider-Signature"
+
+
+class WebhookSender:
+    """Delivers events, in ``nursery`` while that is set.
+
+    ``webhook_url`` is evaluated for each attempt; empty means that there is no receiver yet.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        secret: str,
+        webhook_url: Callable[[], str],
+        *,
+        now: Now = utc_now,
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+    ) -> None:
+        self._store = store
+        self._url = webhook_url
+        self._retry_delays_s = tuple(retry_delays_s)
+        self._sender = SignedSender("card", secret, header=SIGNATURE_HEADER, now=now)
+        self.nursery: trio.Nursery | None = None
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._sender.close()
+
+    def in_state(self, state: str) -> list[Event]:
+        """Return the events whose delivery is in this state, oldest first."""
+        found = self._store.state
+        return [found.events[key] for key, delivery in found.outbound.items() if delivery.state == state]
+
+    def send(self, events: list[Event]) -> None:
+        """Deliver the events of one change."""
+        self.start(events)
+
+    def start(self, batch: list[Event]) -> None:
+        """Deliver events, in sequence; without a nursery they wait."""
+        for event in batch:
+            delivery = self._store.state.outbound[event.id]
+            delivery.state, delivery.tries = "waiting", 0
+        if batch and self.nursery is not None:
+            self.nursery.start_soon(self.deliver, self.nursery, batch)
+
+    async def deliver(self, nursery: trio.Nursery, batch: list[Event]) -> None:
+        """Attempt each event once, and retry in ``nursery`` those that were not accepted."""
+        for event in batch:
+            if not await self.attempt(event):
+                nursery.start_soon(self._retry, event)
+
+    async def attempt(self, event: Event) -> bool:
+        """Send an event once; returns whether the receiver accepted it."""
+        delivery = self._store.state.outbound[event.id]
+        delivery.tries += 1
+        url = self._url()
+        if url and await self._sender.send(url, msgspec.json.encode(event)):
+            delivery.state = "heard"
+            return True
+        return False
+
+    async def _retry(self, event: Event) -> None:
+        delivery = self._store.state.outbound[event.id]
+        for delay_s in self._retry_delays_s[1:]:
+            await trio.sleep(delay_s)
+            if delivery.state != "waiting" or await self.attempt(event):
+                return
+        _log.warning("card webhook given up", event_id=event.id, event_type=event.type)
+        delivery.state = "given_up"
+
 
 T = TypeVar("T")
 

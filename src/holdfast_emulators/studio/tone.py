@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from holdfast.emulators.studio.model import OutputFile, Prompt, RenderContext, Seed, finished, new_seed
+from holdfast_emulators.studio.model import OutputFile, Prompt, RenderContext, Seed, finished, new_seed
 
 RATE_HZ = 22_050
 

@@ -19,16 +19,14 @@ import msgspec
 import structlog
 import trio
 
-from holdfast.emulators.signed_sender import RETRY_DELAYS_S
-from holdfast.emulators.studio.callbacks import PROGRESS_EVERY_S, CallbackSender
-from holdfast.emulators.studio.jobs import Job, Order
-from holdfast.emulators.studio.model import BadInput, OutputFile, Prepare, RenderContext
-from holdfast.emulators.studio.render_clip import Clip
-from holdfast.emulators.studio.render_edit import Edit
-from holdfast.emulators.studio.render_image import Poster
-from holdfast.emulators.studio.render_tone import Tone
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import sign_link
+from holdfast_emulators.signed_sender import RETRY_DELAYS_S
+from holdfast_emulators.studio.drawing import Clip, Poster
+from holdfast_emulators.studio.edit import Edit
+from holdfast_emulators.studio.jobs import PROGRESS_EVERY_S, CallbackSender, Job, Order
+from holdfast_emulators.studio.model import BadInput, OutputFile, Prepare, RenderContext
+from holdfast_emulators.studio.tone import Tone
 
 WORKERS_COUNT = 2
 WAITING_MAX_COUNT = 256

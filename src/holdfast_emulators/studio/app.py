@@ -18,14 +18,13 @@ from quart import Response, request, send_file
 from quart.typing import ResponseReturnValue
 from quart_trio import QuartTrio
 
-from holdfast.emulators.serving import ANY_PORT, serve_app
-from holdfast.emulators.studio.callbacks import usage
-from holdfast.emulators.studio.jobs import Job, Order, describe
-from holdfast.emulators.studio.model import content_type_of
-from holdfast.emulators.studio.renderer import OrderRefused, Renderer
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.links import check_link
 from holdfast.telemetry.traces import HEADER, read_traceparent, traceparent
+from holdfast_emulators.serving import ANY_PORT, serve_app
+from holdfast_emulators.studio.jobs import Job, Order, describe, usage
+from holdfast_emulators.studio.model import content_type_of
+from holdfast_emulators.studio.renderer import OrderRefused, Renderer
 
 BODY_MAX_BYTES = 16 * 1024 * 1024
 BUSY_RETRY_AFTER_S = 2

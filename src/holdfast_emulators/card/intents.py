@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, Literal
 
-from holdfast.emulators.card.objects import UNFINISHED, ApiError, Charge, PaymentIntent
-from holdfast.emulators.card.state import Store
+from holdfast_emulators.card.state import UNFINISHED, ApiError, Charge, PaymentIntent, Store
 
 AMOUNT_MAX_MINOR: Final = 99_999_999
 AMOUNT_MIN_MINOR: Final = 50

@@ -17,15 +17,14 @@ import msgspec
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from holdfast.emulators.card import intents, reversals
-from holdfast.emulators.card.changes import Changes
-from holdfast.emulators.card.objects import ApiError
-from holdfast.emulators.card.state import State, Store
+from holdfast_emulators.card import intents, reversals
+from holdfast_emulators.card.changes import Changes
+from holdfast_emulators.card.state import ApiError, State, Store
 
 PAGE_INTENTS_COUNT: Final = 50
 PAGE_EVENTS_COUNT: Final = 100
 
-_PAGE: Final = files("holdfast.emulators.card").joinpath("page.html").read_text(encoding="utf-8")
+_PAGE: Final = files("holdfast_emulators.card").joinpath("page.html").read_text(encoding="utf-8")
 """One file with inline style and script, which connects to its own origin only."""
 
 

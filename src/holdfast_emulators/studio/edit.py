@@ -10,10 +10,10 @@ import msgspec
 import trio
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from holdfast.emulators.studio.model import BadInput, OutputFile, RenderContext, finished
 from holdfast.providers.outbound.downloads import Downloaded, DownloadRefused, ExpectedOutput, download
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
+from holdfast_emulators.studio.model import BadInput, OutputFile, RenderContext, finished
 
 SOURCE_MAX_BYTES = 16 * 1024 * 1024
 SOURCE_MAX_PIXELS = 24_000_000

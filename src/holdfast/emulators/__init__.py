@@ -1,1 +1,0 @@
-"""Servers that imitate external systems, for development and tests: a card provider and a media provider."""

@@ -1,0 +1,122 @@
+"""Production's wheel has no emulators: the service runs without them, and says which setting asks for one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from secrets import token_urlsafe
+
+import pytest
+
+from holdfast.settings.checks import REQUIRED_SECRETS
+
+from .journeys.service_process import Service
+
+ROOT = Path(__file__).parents[1]
+EMULATORS = ROOT / "src" / "holdfast_emulators"
+CATALOG = """
+[providers.box]
+kind = "cog"
+url = "https://box.example"
+polls = true
+[[models]]
+id = "m"
+modality = "image"
+type = "async"
+created = "2026-11-01"
+pricing = { mode = "per_request", unit_price = "1" }
+upstream = { provider = "box" }
+input_schema = { type = "object" }
+"""
+
+
+@pytest.fixture
+def hidden(tmp_path: Path) -> dict[str, str]:
+    """The environment of interpreters that cannot import the emulators."""
+    folder = tmp_path / "hidden"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['holdfast_emulators'] = None\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> str:
+    file = tmp_path / "catalog.toml"
+    file.write_text(CATALOG)
+    return str(file)
+
+
+def run(folder: Path, hidden: dict[str, str], *command: str, **settings: str) -> tuple[int, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    given = {f"HOLDFAST_{name}": value for name, value in {"DATA_DIR": str(folder / "var"), **settings}.items()}
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *command],
+        env={**inherited, **hidden, **given},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def names_in(wheel: str) -> set[str]:
+    with zipfile.ZipFile(wheel) as opened:
+        return {name for name in opened.namelist() if ".dist-info/" not in name}
+
+
+def test_the_two_wheels_share_no_file_and_miss_none(tmp_path: Path) -> None:
+    hatchling = pytest.importorskip("hatchling.builders.wheel", reason="make installs it")
+    [service], [emulators] = (
+        list(hatchling.WheelBuilder(str(project)).build(directory=str(tmp_path), versions=["standard"]))
+        for project in (ROOT, EMULATORS)
+    )
+    assert {name.split("/")[0] for name in names_in(service)} == {"holdfast"}
+    there = {path for pattern in ("*.py", "*.html") for path in EMULATORS.rglob(pattern)}
+    assert names_in(emulators) == {path.relative_to(EMULATORS.parent).as_posix() for path in there}
+
+
+@pytest.mark.parametrize("command", [("serve",), ("catalog", "check")])
+def test_a_catalog_with_the_studio_is_refused_in_one_line(
+    tmp_path: Path, hidden: dict[str, str], command: tuple[str, ...]
+) -> None:
+    code, printed = run(tmp_path, hidden, *command, PORT="0", PROCESSES="0")
+    last = printed.splitlines()[-1]
+    assert (code, last) == (
+        2,
+        "providers: the built-in studio has no url and is an emulator: "
+        "install the package holdfast-emulators to use it",
+    )
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("name", ["CARD_EMULATOR_PORT", "STUDIO_PORT"])
+def test_the_port_of_an_emulator_is_refused(
+    tmp_path: Path, hidden: dict[str, str], catalog: str, name: str
+) -> None:
+    code, printed = run(tmp_path, hidden, "serve", CATALOG=catalog, **{name: "7001"})
+    wanted = f"HOLDFAST_{name} is of an emulator: install the package holdfast-emulators to use it\n"
+    assert (code, printed) == (2, wanted)
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_production_serves_without_emulators(
+    tmp_path: Path, hidden: dict[str, str], catalog: str, processes: str
+) -> None:
+    secrets = {name: token_urlsafe(32) for name in (*REQUIRED_SECRETS, "SERVER_KEY")}
+    service = Service(
+        tmp_path, **secrets, ENV="production", DATABASE_URL="embedded", CATALOG=catalog, PROCESSES=processes
+    )
+    service.environment |= hidden
+    try:
+        service.start()
+        assert service.stop() == 0
+    finally:
+        if service.is_alive():
+            service.kill()
+    assert not list(service.data_dir.glob("*.port"))
+    assert "emulator" not in "".join(str(line.get("path")) for line in service.log_lines())
