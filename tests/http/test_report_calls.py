@@ -30,7 +30,7 @@ from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.reports import feed as feed_module
 from holdfast.telemetry.reports.feed import ReportFeed
 from holdfast.telemetry.reports.report import Report
-from holdfast.wiring.assembly import ReportTable
+from holdfast.wiring.parts import ReportTable
 
 from .fake_rows import AwayRows, CountingRows
 

@@ -13,7 +13,7 @@ import trio
 from holdfast.providers.storage.local import LocalStore
 from holdfast.providers.storage.s3 import S3Store
 from holdfast.settings.settings import Settings, SettingsFault, load_settings
-from holdfast.wiring.assembly import asset_store
+from holdfast.wiring.parts import asset_store
 
 BUCKET = {
     "HOLDFAST_ASSET_STORE": "s3",

@@ -90,12 +90,12 @@ async def test_a_removed_provider_has_a_grace_period(setup: Setup) -> None:
     )
     assert list(registry.callback_secrets("box")) == ["secret of the box"]
     setup.counted_s += 299
-    assert not registry.removed("box")
+    assert not registry.track_grace("box")
     assert await setup.write(CATALOG)
     assert registry.traits("box").listed == "yes"
     assert await setup.write(without_box)
     setup.counted_s += 300
-    assert (registry.removed("box"), registry.traits("box").listed) == (True, "no")
+    assert (registry.track_grace("box"), registry.traits("box").listed) == (True, "no")
     assert list(registry.callback_secrets("box")) == []
 
 

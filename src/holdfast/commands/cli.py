@@ -228,7 +228,7 @@ def catalog_check_command(
     """Check a catalog file: list its faults, or count its models and providers."""
     from holdfast.ledger.catalog.catalog import load_catalog
     from holdfast.providers.media.kinds import kind_rules
-    from holdfast.wiring.catalog_checks import check_studio
+    from holdfast.wiring.provider_registry import check_studio
 
     with report_faults():
         catalog = load_catalog(file or load_locations(environment()).catalog, kind_rules())

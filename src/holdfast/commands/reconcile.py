@@ -16,6 +16,7 @@ from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.worker import WorkerRef
+from holdfast.cluster.groups import ACCOUNTS
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
@@ -27,7 +28,7 @@ from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.settings.settings import Settings
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.telemetry.reports.reporter import Reporter
-from holdfast.wiring.actors import KeyedGroups
+from holdfast.wiring.actors import create_account, keyed_group
 from holdfast.wiring.card import card_setup_with_emulator
 
 CONCURRENT_MAX = 4
@@ -61,8 +62,17 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
         database.gate,
     )
     # This process creates no tasks, so the dispatcher's address receives nothing.
-    accounts = KeyedGroups(settings, database, journal, Reporter(), DeadLetters()).accounts(
-        dispatcher=WorkerRef("dispatcher"), new_tasks=NewTasks(), now=clock.now
+    create = create_account(
+        settings, database, journal, dispatcher=WorkerRef("dispatcher"), new_tasks=NewTasks(), now=clock.now
+    )
+    accounts = keyed_group(
+        ACCOUNTS,
+        create,
+        settings=settings,
+        database=database,
+        journal=journal,
+        reporter=Reporter(),
+        dead_letters=DeadLetters(),
     )
     order_checks = OrderChecks(
         database=database, accounts=accounts, card=card.provider, env=settings.env, now=clock.now

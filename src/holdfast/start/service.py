@@ -97,7 +97,7 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
     limit_name_lookups()
     code = CLEAN
     try:
-        await assembly.store.prepare()
+        await assembly.parts.store.prepare()
     except OSError as fault:
         where = "" if fault.filename is None else f" ({fault.filename})"
         print(f"The asset store is not usable: {fault.strerror}{where}.", file=sys.stderr)  # noqa: T201
@@ -110,11 +110,11 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
         except GaveUp as gave_up:
             log.critical("the tree gave up", reason=str(gave_up))
             code = GAVE_UP
-        assembly.samples.leave()
-        await store_last_reports(assembly.reports, assembly.database.url)
-        if assembly.card is not None:
+        assembly.parts.samples.leave()
+        await store_last_reports(assembly.parts.reports, assembly.parts.database.url)
+        if assembly.parts.card is not None:
             with trio.move_on_after(CLOSE_CLIENTS_S):
-                await assembly.card.provider.close()
+                await assembly.parts.card.provider.close()
         nursery.cancel_scope.cancel()
     log.info("stopped", exit_code=code)
     return code
@@ -133,16 +133,16 @@ async def _log_when_ready(assembly: Assembly, sockets: SlotSockets) -> None:
         url=url,
         docs=f"{url}/docs",
         operators=f"{url if sockets.operators is None else url_of(sockets.operators)}/ops",
-        sign_in_with=str(assembly.settings.token_file) if assembly.settings.has_token_file else None,
-        env=assembly.settings.env,
-        database=assembly.database.url if not assembly.settings.is_production else "configured",
-        card_emulator=assembly.card.emulator_url if assembly.card is not None else None,
+        sign_in_with=str(assembly.parts.settings.token_file) if assembly.parts.settings.has_token_file else None,
+        env=assembly.parts.settings.env,
+        database=assembly.parts.database.url if not assembly.parts.settings.is_production else "configured",
+        card_emulator=assembly.parts.card.emulator_url if assembly.parts.card is not None else None,
     )
 
 
 async def stop_in_order(assembly: Assembly) -> None:
     """Give this process's accounts to other members, then drain the tree."""
-    await assembly.members.drain()
+    await assembly.parts.members.drain()
     await assembly.tree.stop()
 
 
@@ -158,8 +158,8 @@ async def _handle_signals(assembly: Assembly) -> None:
         with trio.open_signal_receiver(*wanted) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    await assembly.registry.reload()
-                    assembly.presence.beat_soon()
+                    await assembly.parts.registry.reload()
+                    assembly.parts.presence.beat_soon()
                 elif number == signal.SIGUSR2:
                     log.warning("only a parent of worker processes can roll them")
                 elif not is_stopping:

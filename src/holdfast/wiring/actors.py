@@ -1,14 +1,18 @@
-"""The keyed actors of one process: how each kind reads its rows, and its limits."""
+"""The keyed actors of one process: how each kind reads its rows, its limits, and its messages that crash it."""
 
 from __future__ import annotations
 
+import hmac
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final, cast
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Mailbox
+from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.runtime.turns import Tell
 from holdfast.actors.sign_in.actor import SignInActor, SignInRules
@@ -16,12 +20,17 @@ from holdfast.actors.task.actor import TaskActor
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.actors.task.worker_messages import TaskQueued
-from holdfast.actors.workers.poison_writer import PoisonQueue
+from holdfast.actors.workers.poison_writer import PoisonQueue, PoisonWriter
+from holdfast.cluster.codec import CannotEncode
+from holdfast.cluster.groups import ACCOUNTS, SIGN_INS, TASKS, codecs
+from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.clock import Now
+from holdfast.ledger.places import place_carried_by, place_of
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.write_path import WritePath
+from holdfast.persistence.operators.encryption import RowCipher
 from holdfast.persistence.queries.loading import (
     LoadedAccount,
     LoadedSignIn,
@@ -34,101 +43,226 @@ from holdfast.settings.settings import Settings
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.poison_replays import PoisonReplays
+from holdfast.supervision.spec import Child
+from holdfast.supervision.tree import RunningChild
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.wiring.cluster import dispatcher_of_all, placed
+from holdfast.wiring.parts import Parts
+
+MASK_DIGITS: Final = 16
+
+Create = Callable[[str, Mailbox], TrioActor]
+"""Creates the actor of a key."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedGroups:
-    """The directories of one process. Without ``poison``, messages that crash their actor are not kept."""
+class Actors:
+    """The directories of a process: those of all members' actors, and ``local``, in the same order, of its own."""
 
-    settings: Settings
-    database: Database
-    journal: Journal
-    reporter: Reporter
-    dead_letters: DeadLetters
-    poison: PoisonQueue | None = None
+    accounts: PlacedDirectory
+    sign_ins: PlacedDirectory
+    tasks: PlacedDirectory
+    local: tuple[KeyedDirectory, KeyedDirectory, KeyedDirectory]
 
-    def accounts(self, *, dispatcher: TrioActorRef, new_tasks: NewTasks, now: Now) -> KeyedDirectory:
-        """Return that of accounts. They announce queued tasks to ``dispatcher``; ``now`` is service time."""
-        settings, database = self.settings, self.database
-        limits = AccountLimits(
-            tasks_in_flight_max=settings.tasks_in_flight_max,
-            task_creates_per_s=settings.task_creates_per_account_s,
-            task_creates_burst=settings.task_creates_burst,
-        )
 
-        async def load(account_id: str) -> LoadedAccount:
-            return await database.read(load_account, account_id)
+def actors_of(parts: Parts) -> Actors:
+    """Return the directories of a process; other members may ask its actors."""
+    settings, database, journal, members, now = (
+        parts.settings,
+        parts.database,
+        parts.journal,
+        parts.members,
+        parts.now,
+    )
+    group = partial(
+        keyed_group,
+        settings=settings,
+        database=database,
+        journal=journal,
+        reporter=parts.reporter,
+        dead_letters=parts.dead_letters,
+        poison=parts.poison,
+    )
+    dispatcher = dispatcher_of_all(parts.refs.dispatcher, members)
+    new_tasks = NewTasks()
+    local_accounts = group(
+        ACCOUNTS, create_account(settings, database, journal, dispatcher=dispatcher, new_tasks=new_tasks, now=now)
+    )
+    accounts = placed(ACCOUNTS, local_accounts, members, place_of)
+    local_sign_ins = group(SIGN_INS, _create_sign_in(settings, database, journal, parts.conditions, now))
+    deps = _task_dependencies(parts, accounts, dispatcher)
+    local_tasks = group(TASKS, _create_task(database, journal, deps, new_tasks))
+    return Actors(
+        accounts=accounts,
+        sign_ins=placed(SIGN_INS, local_sign_ins, members, place_of),
+        tasks=placed(TASKS, local_tasks, members, place_carried_by),
+        local=(local_accounts, local_sign_ins, local_tasks),
+    )
 
-        def announce(task: Task) -> Tell:
-            new_tasks.add(task)
-            return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
 
-        create = partial(
-            AccountActor,
-            journal=self.journal,
-            load=load,
-            database=database,
-            announce=announce,
-            now=now,
-            limits=limits,
-        )
-        return self._directory("accounts", create)
+def keyed_group(
+    name: str,
+    create: Create,
+    *,
+    settings: Settings,
+    database: Database,
+    journal: Journal,
+    reporter: Reporter,
+    dead_letters: DeadLetters,
+    poison: PoisonQueue | None = None,
+) -> KeyedDirectory:
+    """Return the directory of one kind of actor. Without ``poison``, messages that crash an actor are not kept."""
 
-    def sign_ins(self, conditions: Conditions, now: Now) -> KeyedDirectory:
-        """Return that of sign-in actors, one for each e-mail address and each origin."""
-        settings, database = self.settings, self.database
-        rules = SignInRules(
-            pepper=settings.otp_pepper,
-            codes=CodeLimits(
-                ttl_s=settings.otp_ttl_s,
-                tries_max=settings.otp_attempts,
-                failures_day_max=settings.otp_failures_day,
-                resend_s=settings.otp_resend_s,
-                per_hour_max=settings.otp_per_email_hour,
-                per_day_max=settings.otp_per_email_day,
-                all_origins_hour_max=settings.otp_all_origins_hour,
-                all_origins_day_max=settings.otp_all_origins_day,
-            ),
-            otp_per_origin_hour=settings.otp_per_origin_hour,
-            session_ttl_s=settings.session_ttl_s,
-            brand_id=settings.brand_id,
-            operators=frozenset(settings.operators),
-        )
+    async def probe() -> bool:
+        await database.open()
+        return True
 
-        async def load(key: str) -> LoadedSignIn:
-            return await database.read(load_sign_in, key)
+    return KeyedDirectory(
+        name,
+        create,
+        gate=WritePath(database.gate, journal),
+        probe=probe,
+        reporter=reporter,
+        dead_letters=dead_letters,
+        poison=None if poison is None else poison.put,
+        limits=KeyedLimits(
+            mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, active_max=settings.active_max
+        ),
+    )
 
-        create = partial(SignInActor, journal=self.journal, load=load, now=now, rules=rules, conditions=conditions)
-        return self._directory("sign-in", create)
 
-    def tasks(self, deps: TaskDependencies, new_tasks: NewTasks) -> KeyedDirectory:
-        """Return that of tasks."""
+def create_account(
+    settings: Settings,
+    database: Database,
+    journal: Journal,
+    *,
+    dispatcher: TrioActorRef,
+    new_tasks: NewTasks,
+    now: Now,
+) -> Create:
+    """Return how an account's actor is created. It announces queued tasks to ``dispatcher``."""
+    limits = AccountLimits(
+        tasks_in_flight_max=settings.tasks_in_flight_max,
+        task_creates_per_s=settings.task_creates_per_account_s,
+        task_creates_burst=settings.task_creates_burst,
+    )
 
-        async def load(request_id: str) -> tuple[Task, frozenset[tuple[str, str]]]:
-            task = new_tasks.take(request_id)
-            if task is not None:
-                return task, frozenset()
-            return await self.database.read(load_task_and_events, request_id)
+    async def load(account_id: str) -> LoadedAccount:
+        return await database.read(load_account, account_id)
 
-        return self._directory("tasks", partial(TaskActor, journal=self.journal, load=load, deps=deps))
+    def announce(task: Task) -> Tell:
+        new_tasks.add(task)
+        return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
 
-    def _directory(self, name: str, create: Callable[[str, Mailbox], TrioActor]) -> KeyedDirectory:
-        async def probe() -> bool:
-            await self.database.open()
-            return True
+    return partial(
+        AccountActor, journal=journal, load=load, database=database, announce=announce, now=now, limits=limits
+    )
 
-        settings = self.settings
-        return KeyedDirectory(
-            name,
-            create,
-            gate=WritePath(self.database.gate, self.journal),
-            probe=probe,
-            reporter=self.reporter,
-            dead_letters=self.dead_letters,
-            poison=None if self.poison is None else self.poison.put,
-            limits=KeyedLimits(
-                mailbox_max=settings.mailbox_max, idle_s=settings.idle_passivate_s, active_max=settings.active_max
-            ),
-        )
+
+def _create_sign_in(
+    settings: Settings, database: Database, journal: Journal, conditions: Conditions, now: Now
+) -> Create:
+    """Return how a sign-in actor is created, of an e-mail address or an origin."""
+    rules = SignInRules(
+        pepper=settings.otp_pepper,
+        codes=CodeLimits(
+            ttl_s=settings.otp_ttl_s,
+            tries_max=settings.otp_attempts,
+            failures_day_max=settings.otp_failures_day,
+            resend_s=settings.otp_resend_s,
+            per_hour_max=settings.otp_per_email_hour,
+            per_day_max=settings.otp_per_email_day,
+            all_origins_hour_max=settings.otp_all_origins_hour,
+            all_origins_day_max=settings.otp_all_origins_day,
+        ),
+        otp_per_origin_hour=settings.otp_per_origin_hour,
+        session_ttl_s=settings.session_ttl_s,
+        brand_id=settings.brand_id,
+        operators=frozenset(settings.operators),
+    )
+
+    async def load(key: str) -> LoadedSignIn:
+        return await database.read(load_sign_in, key)
+
+    return partial(SignInActor, journal=journal, load=load, now=now, rules=rules, conditions=conditions)
+
+
+def _create_task(database: Database, journal: Journal, deps: TaskDependencies, new_tasks: NewTasks) -> Create:
+    async def load(request_id: str) -> tuple[Task, frozenset[tuple[str, str]]]:
+        task = new_tasks.take(request_id)
+        if task is not None:
+            return task, frozenset()
+        return await database.read(load_task_and_events, request_id)
+
+    return partial(TaskActor, journal=journal, load=load, deps=deps)
+
+
+def _task_dependencies(parts: Parts, accounts: PlacedDirectory, dispatcher: TrioActorRef) -> TaskDependencies:
+    registry, refs = parts.registry, parts.refs
+    return TaskDependencies(
+        accounts=accounts,
+        dispatcher=dispatcher,
+        provider_calls=refs.provider_calls,
+        hosting=refs.hosting,
+        outbox=refs.outbox,
+        traits=registry.traits,
+        callback_url=partial(registry.callback_url, public_url=parts.public_url, local_url=parts.local_url),
+        now=parts.now,
+        rng=random.Random(),  # noqa: S311 - spreads retries
+        process_id=parts.presence.process.process_id,
+        health=registry.health_of,
+        is_submitting=lambda request_id, attempt: (request_id, attempt) in parts.submits,
+    )
+
+
+def masked_key(settings: Settings, group: str, key: str) -> str:
+    """Return what operators see as the key of an actor.
+
+    It is the key; of a sign-in actor its kind, and a digest of the e-mail address or the origin.
+    """
+    if group != SIGN_INS:
+        return key
+    kind, _, address = key.partition(":")
+    secret = settings.derived_key("shown keys")
+    return f"{kind}:{hmac.digest(secret, address.encode(errors='replace'), 'sha256').hex()[:MASK_DIGITS]}"
+
+
+def poison_writer(parts: Parts) -> Callable[[], Child]:
+    """Return the function that starts the worker which stores poison messages."""
+    writer = PoisonWriter(
+        parts.poison,
+        database=parts.database,
+        reporter=parts.reporter,
+        cipher=_poison_cipher(parts.settings),
+        encode=_encode,
+        mask=partial(masked_key, parts.settings),
+    )
+    return lambda: RunningChild(writer.run)
+
+
+def poison_replays(parts: Parts, actors: Actors) -> PoisonReplays:
+    """Return what replays poison messages to accounts and tasks, and discards them."""
+    return PoisonReplays(
+        parts.database,
+        {ACCOUNTS: actors.accounts, TASKS: actors.tasks},
+        decode=lambda group, message_type, body: codecs()[group].decode_command(message_type, body),
+        cipher=_poison_cipher(parts.settings),
+        now=parts.now,
+        idempotency_ttl_s=parts.settings.idempotency_ttl_s,
+    )
+
+
+def _poison_cipher(settings: Settings) -> RowCipher:
+    return RowCipher(settings.derived_key("poison messages"))
+
+
+def _encode(group: str, message: object) -> bytes | None:
+    """Return a message's body; None for one of sign-in, which may hold a code, or that links do not carry."""
+    if group == SIGN_INS:
+        return None
+    try:
+        return codecs()[group].encode_command(cast("Command[object]", message))
+    except CannotEncode:
+        return None

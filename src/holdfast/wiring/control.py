@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from socket import gethostname
 
@@ -15,17 +15,13 @@ from holdfast.cluster.groups import ACCOUNTS, CONTROL, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.places import place_carried_by, place_of
-from holdfast.persistence.server.database import Database
-from holdfast.settings.settings import Settings
 from holdfast.supervision.control.actor import ControlActor, ControlledProcess, ControlRef
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import ProcessIdentity
-from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.supervisor import Supervisor
-from holdfast.telemetry.metrics.samples import SampleRing
-from holdfast.telemetry.reports.conditions import Conditions
-from holdfast.wiring.masked_keys import masked_key
+from holdfast.wiring.actors import masked_key
+from holdfast.wiring.parts import Parts
 
 
 def controls_of_all(ref: ControlRef, members: Members) -> Controls:
@@ -34,8 +30,9 @@ def controls_of_all(ref: ControlRef, members: Members) -> Controls:
     return Controls(members, ref, {ACCOUNTS: place_of, SIGN_INS: place_of, TASKS: place_carried_by})
 
 
-def collect_dead_letters(dead_letters: DeadLetters, workers: Iterable[WorkerRef], members: Members) -> None:
+def collect_dead_letters(parts: Parts) -> None:
     """Record messages that a worker's full mailbox or a full link drops; keyed actors record their own."""
+    dead_letters = parts.dead_letters
 
     def dropped(path: str, key: str | None, message_type: str, trace_id: str | None = None) -> None:
         dead_letters.record("full", path=path, key=key, message_type=message_type, trace_id=trace_id)
@@ -44,36 +41,25 @@ def collect_dead_letters(dead_letters: DeadLetters, workers: Iterable[WorkerRef]
         path = f"holdfast/workers/{worker.name}"
         worker.on_full = lambda letter: dropped(path, None, type(letter.message).__name__, letter.trace_id)
 
-    for worker in workers:
+    for worker in parts.refs.all():
         watch(worker)
-    members.on_full = lambda group, key, message_type: dropped(f"link:{group}", key or None, message_type)
+    parts.members.on_full = lambda group, key, message_type: dropped(f"link:{group}", key or None, message_type)
 
 
 def control_child(
-    settings: Settings,
-    ref: ControlRef,
-    *,
-    tree: Callable[[], Supervisor],
-    members: Members,
-    database: Database,
-    conditions: Conditions,
-    directories: tuple[KeyedDirectory, ...],
-    dead_letters: DeadLetters,
-    samples: SampleRing,
-    provider_states: Callable[[], Mapping[str, str]],
-    worker: int | None,
+    parts: Parts, ref: ControlRef, *, tree: Callable[[], Supervisor], directories: Iterable[KeyedDirectory]
 ) -> Callable[[], ControlActor]:
     """Return the function that starts an incarnation of the control actor. ``tree`` is called at its start."""
     identity = ProcessIdentity(
-        member_id=members.me,
+        member_id=parts.members.me,
         host=gethostname(),
         pid=os.getpid(),
-        worker=worker,
+        worker=parts.worker,
         version=__version__,
         started_at=format_time(utc_now()),
     )
     groups = {
-        each.name: ControlledGroup(each, members.me, partial(masked_key, settings, each.name))
+        each.name: ControlledGroup(each, parts.members.me, partial(masked_key, parts.settings, each.name))
         for each in directories
     }
 
@@ -82,12 +68,12 @@ def control_child(
             identity=identity,
             tree=tree(),
             groups=groups,
-            dead_letters=dead_letters,
-            member_state=lambda: members.state,
-            is_database_open=lambda: database.gate.is_open,
-            conditions=conditions,
-            provider_states=provider_states,
-            samples=samples,
+            dead_letters=parts.dead_letters,
+            member_state=lambda: parts.members.state,
+            is_database_open=lambda: parts.database.gate.is_open,
+            conditions=parts.conditions,
+            provider_states=parts.registry.provider_states,
+            samples=parts.samples,
             drain=partial(signal.raise_signal, signal.SIGTERM),
         )
         return ControlActor(ref, process)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -21,14 +21,20 @@ from holdfast.providers.media.health import ProviderHealth, ProviderState
 from holdfast.providers.media.kinds import KINDS, kind_rules
 from holdfast.providers.media.provider_check import CHECK_ATTEMPT
 from holdfast.providers.outbound.guarded import Origin
-from holdfast.settings.checks import has_emulators
+from holdfast.settings.checks import INSTALL_EMULATORS, has_emulators
+from holdfast.settings.secret_strength import weakness
 from holdfast.settings.settings import Settings
 from holdfast.sockets.emulator_ports import EMULATOR_HOST, studio_port
 from holdfast.telemetry.reports.conditions import PROVIDER, Conditions, unwatched
 from holdfast.telemetry.scrubbing import register_secrets
-from holdfast.wiring.catalog_checks import check_secrets, check_studio, needs_studio
 
 log = structlog.get_logger(__name__)
+
+SECRET_CHARS_MIN = 24
+"""For a signing secret: the hosted service's is 24 random bytes in base64."""
+
+TOKEN_CHARS_MIN = 16
+"""For a token, whose length the provider chooses."""
 
 PAST_CATALOGS_MAX = 16
 """How many earlier catalogs are retained at most."""
@@ -158,7 +164,7 @@ class ProviderRegistry:
     def _configs(self) -> Mapping[str, ProviderConfig]:
         """The providers of the catalog, and removed ones within their grace period."""
         in_grace = {
-            name: gone.config for name, gone in self._removed.items() if gone.config and not self.removed(name)
+            name: gone.config for name, gone in self._removed.items() if gone.config and not self._is_over(gone)
         }
         return in_grace | dict(self.catalog.providers)
 
@@ -166,14 +172,16 @@ class ProviderRegistry:
         """Return a provider's configuration, also within its grace period after removal."""
         return self._configs.get(provider)
 
-    def removed(self, provider: str) -> bool:
-        """Whether a provider has been out of the catalog for longer than its grace period.
+    def track_grace(self, provider: str) -> bool:
+        """Begin the grace period of a provider that is not in the catalog, unless begun; return whether it is over.
 
-        A provider unknown to this process counts as removed at the first call.
+        That of one which left the catalog here has begun. Another process may have a catalog with this provider.
         """
         if provider in self.catalog.providers:
             return False
-        gone = self._removed.setdefault(provider, _Removed(self._counter()))
+        return self._is_over(self._removed.setdefault(provider, _Removed(self._counter())))
+
+    def _is_over(self, gone: _Removed) -> bool:
         return self._counter() - gone.at_s >= self._settings.provider_removed_grace_s
 
     def origins_of(self, provider: str) -> frozenset[Origin]:
@@ -253,12 +261,52 @@ class ProviderRegistry:
         found = self.providers.get(provider)
         listed: Literal["yes", "recently", "no"] = "yes"
         if provider not in self.catalog.providers:
-            listed = "no" if self.removed(provider) else "recently"
+            listed = "no" if self.track_grace(provider) else "recently"
         if found is None:
             return ProviderTraits(idempotent_submit=False, polls=False, cancels=False, listed=listed)
         return ProviderTraits(
             idempotent_submit=found.idempotent_submit, polls=found.polls, cancels=found.cancels, listed=listed
         )
+
+
+def needs_studio(catalog: Catalog) -> bool:
+    """Whether the catalog has the built-in studio as a provider."""
+    return any(config.is_built_in for config in catalog.providers.values())
+
+
+def check_studio(catalog: Catalog) -> None:
+    """Raise :class:`CatalogFault` if the built-in studio is not installed, and the catalog has it."""
+    if needs_studio(catalog) and not has_emulators():
+        raise CatalogFault((f"providers: the built-in studio has no url and is an emulator: {INSTALL_EMULATORS}",))
+
+
+def check_secrets(catalog: Catalog, settings: Settings) -> None:
+    """In production, raise :class:`CatalogFault` with a line for each secret that is weak, missing or reused."""
+    if settings.is_production and (faults := (*_weak(catalog), *_shared(catalog, settings))):
+        raise CatalogFault(faults)
+
+
+def _weak(catalog: Catalog) -> Iterator[str]:
+    for config in catalog.providers.values():
+        where = f"provider {config.name}"
+        if config.secret is None and KINDS[config.kind].rules.webhooks == "token" and not config.polls:
+            yield f"{where}: secret is missing: without one its webhooks are refused, and polling is off"
+        reasons = [(weakness(secret, chars_min=SECRET_CHARS_MIN), "secret") for secret in config.own_secrets]
+        if config.token is not None:
+            reasons.append((weakness(config.token, chars_min=TOKEN_CHARS_MIN), "token"))
+        yield from dict.fromkeys(f"{where}: {name} {reason}" for reason, name in reasons if reason is not None)
+
+
+def _shared(catalog: Catalog, settings: Settings) -> Iterator[str]:
+    """Yield secrets used by two providers, or by a provider and the settings."""
+    own = set(settings.secret_values())
+    owner: dict[str, str] = {}
+    for config in catalog.providers.values():
+        for secret in sorted(config.secret_values):
+            if secret in own:
+                yield f"provider {config.name}: a secret is also a secret of the settings; give each use its own"
+            elif owner.setdefault(secret, config.name) != config.name:
+                yield f"provider {config.name}: a secret is also one of provider {owner[secret]}; give each its own"
 
 
 def studio_token(settings: Settings) -> str:

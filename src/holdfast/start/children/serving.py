@@ -87,7 +87,7 @@ async def _follow_parent(assembly: Assembly, control: Control) -> None:
                 nursery.start_soon(_retire, assembly)
             elif command == REPORT:
                 with suppress(msgspec.MsgspecError):  # of another release
-                    assembly.reporter.accept(msgspec.json.decode(rest, type=Report))
+                    assembly.parts.reporter.accept(msgspec.json.decode(rest, type=Report))
         log.warning("stopping: the parent is gone")
         await stop_in_order(assembly)
 
@@ -104,7 +104,7 @@ async def _report_when_ready(assembly: Assembly, control: Control) -> None:
 async def _retire(assembly: Assembly) -> None:
     """Give the accounts to the other members, finish what is open, and stop."""
     assert assembly.http is not None
-    await assembly.members.drain()
+    await assembly.parts.members.drain()
     await assembly.http.retire()
     await assembly.tree.stop()
 
