@@ -39,6 +39,7 @@ from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.migrate import migrate
+from holdfast.providers.media.kinds import kind_rules
 
 PAGE = 100
 COLD_MAX = 80
@@ -176,7 +177,7 @@ def write(name: str, server: str, catalog: Path, operations: int, processes: int
         connection.execute(f"create database {name}")
     url = urlsplit(server)._replace(path=f"/{name}").geturl()
     migrate(url)
-    loaded = load_catalog(catalog)
+    loaded = load_catalog(catalog, kind_rules())
     work = quote_input(loaded, "gpu/image-1", msgspec.json.decode(BODY)["input"])
     assert isinstance(work, PricedInput)
     begun = time.perf_counter()

@@ -44,6 +44,7 @@ from holdfast.persistence.records.ledger import OPENED_HOLDS, OPERATIONS, POSTIN
 from holdfast.persistence.records.mapping import RowMapping
 from holdfast.persistence.records.tasks import TASKS, USAGE_ENTRIES
 from holdfast.persistence.server.database import Database
+from holdfast.providers.media.kinds import kind_rules
 from holdfast.start.service import tune_interpreter
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
@@ -65,7 +66,7 @@ class IgnoringRef(TrioActorRef):
 
 def priced() -> PricedInput:
     """Return an image task at catalog prices."""
-    found = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
+    found = quote_input(load_catalog(None, kind_rules()), "studio/image-1", {"prompt": "a lighthouse at dusk"})
     assert isinstance(found, PricedInput)
     return found
 

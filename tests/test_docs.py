@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.providers.media.kinds import kind_rules
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.reports.report import KINDS
 
@@ -126,8 +127,8 @@ def test_catalog_tables_can_be_added_to_the_shipped_catalog(page: Path, tmp_path
     shutil.copytree(shipped, tmp_path / "catalog")
     with (tmp_path / "catalog" / "catalog.toml").open("a") as file:
         file.write(script_of(page, "toml"))
-    known = load_catalog(None).models
-    assert load_catalog(tmp_path / "catalog" / "catalog.toml").models.keys() > known.keys()
+    known = load_catalog(None, kind_rules()).models
+    assert load_catalog(tmp_path / "catalog" / "catalog.toml", kind_rules()).models.keys() > known.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -32,6 +32,7 @@ from holdfast.ledger.tasks.transitions import Context, HostingFailure, ProviderT
 from holdfast.persistence.journal.units import Fence
 from holdfast.persistence.queries.loading import RowMissing
 from holdfast.persistence.records.row_types import TaskEventRow
+from holdfast.providers.media.kinds import kind_rules
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TRAITS = ProviderTraits(idempotent_submit=True, polls=True, cancels=True)
@@ -39,7 +40,7 @@ TRAITS = ProviderTraits(idempotent_submit=True, polls=True, cancels=True)
 
 def running_task() -> Task:
     """A task whose provider has taken its job."""
-    priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse"})
+    priced = quote_input(load_catalog(None, kind_rules()), "studio/image-1", {"prompt": "a lighthouse"})
     assert not isinstance(priced, Refusal)
     task = accept_task(
         "acct_1",

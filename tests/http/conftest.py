@@ -14,6 +14,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.server.database import Database
+from holdfast.providers.media.kinds import kind_rules
 from holdfast.providers.storage.local import LocalStore
 from holdfast.settings.settings import Settings, load_settings
 from holdfast.telemetry.reports.feed import ReportFeed
@@ -50,7 +51,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def stage(settings: Settings, tmp_path: Path) -> Stage:
     """The API without a database: every read fails."""
-    catalog = load_catalog(None)
+    catalog = load_catalog(None, kind_rules())
     secrets = {"studio": ("studio-callback-secret",), None: ("common-callback-secret",)}
     accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(OriginAdmitted()), FakeDirectory()
     reports: list[Report] = []

@@ -26,6 +26,7 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.providers.card.base import CardPayments
+from holdfast.providers.media.kinds import kind_rules
 from holdfast.providers.storage.local import LocalStore
 from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.reports.reporter import Reporter
@@ -40,7 +41,7 @@ def make_task(
     request_id: str = "task_" + "1" * 32, *, account_id: str = ACCOUNT, at: datetime = NOW, **fields: Any
 ) -> Task:
     """A task as it is first written; ``fields`` replace the row's own."""
-    priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
+    priced = quote_input(load_catalog(None, kind_rules()), "studio/image-1", {"prompt": "a lighthouse at dusk"})
     assert not isinstance(priced, Refusal)
     task = accept_task(
         account_id,

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.ledger.catalog.catalog import Catalog, parse_catalog
+from holdfast.providers.media.kinds import kind_rules
 
 if TYPE_CHECKING:
     from tests.http.api import Api
@@ -41,7 +42,7 @@ SMALL = '{ when = { size = "small" }, unit_price = "0.05" }, '
 
 
 def catalog_of(text: str = MODEL, schema: object = SCHEMA) -> Catalog:
-    return parse_catalog(text, read_schema=lambda name: json.dumps(schema))
+    return parse_catalog(text, read_schema=lambda name: json.dumps(schema), kinds=kind_rules())
 
 
 def put(stage: Stage, catalog: Catalog, *, past: Catalog | None = None) -> None:

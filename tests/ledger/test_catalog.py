@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.ledger.catalog.catalog import Catalog, CatalogFault, load_catalog, parse_catalog
+from holdfast.providers.media.kinds import kind_rules
 
 SCHEMA = {
     "type": "object",
@@ -62,7 +63,7 @@ def read(schemas: dict[str, object] | None = None) -> Callable[[str], str]:
 
 
 def parse(text: str = CATALOG, schema: object = SCHEMA) -> Catalog:
-    return parse_catalog(text, read_schema=read({"image-1.json": schema}))
+    return parse_catalog(text, read_schema=read({"image-1.json": schema}), kinds=kind_rules())
 
 
 def faults_of(text: str, schema: object = SCHEMA) -> tuple[str, ...]:
@@ -344,7 +345,7 @@ def test_a_sync_model_needs_no_configured_provider() -> None:
 def test_a_catalog_is_loaded_with_the_schemas_beside_it(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(CATALOG, encoding="utf-8")
     (tmp_path / "image-1.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
-    assert load_catalog(tmp_path / "mine.toml").version == parse().version
+    assert load_catalog(tmp_path / "mine.toml", kind_rules()).version == parse().version
 
 
 @pytest.mark.parametrize("name", ["../image-1.json", "/etc/hostname"])
@@ -354,15 +355,15 @@ def test_a_schema_outside_the_catalogs_folder_is_not_read(tmp_path: Path, name: 
     (tmp_path / "image-1.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
     (below / "mine.toml").write_text(CATALOG.replace("image-1.json", name), encoding="utf-8")
     with pytest.raises(CatalogFault, match="must lie beside the catalog file"):
-        load_catalog(below / "mine.toml")
+        load_catalog(below / "mine.toml", kind_rules())
 
 
 def test_a_missing_file_is_a_fault_not_a_crash(tmp_path: Path) -> None:
     with pytest.raises(CatalogFault, match="cannot be read"):
-        load_catalog(tmp_path / "none.toml")
+        load_catalog(tmp_path / "none.toml", kind_rules())
     (tmp_path / "mine.toml").write_text(CATALOG, encoding="utf-8")
     with pytest.raises(CatalogFault, match=r"input_schema 'image-1\.json' cannot be read"):
-        load_catalog(tmp_path / "mine.toml")
+        load_catalog(tmp_path / "mine.toml", kind_rules())
 
 
 OPERATORS_CATALOG = """
@@ -410,7 +411,7 @@ def operators_catalog(folder: Path, text: str = OPERATORS_CATALOG) -> Catalog:
     (folder / "shapes").mkdir(exist_ok=True)
     (folder / "shapes" / "still.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
     (folder / "mine.toml").write_text(text, encoding="utf-8")
-    return load_catalog(folder / "mine.toml")
+    return load_catalog(folder / "mine.toml", kind_rules())
 
 
 def test_an_operators_catalog_is_read_with_all_its_keys(tmp_path: Path) -> None:
@@ -479,7 +480,7 @@ def test_settings_that_the_service_does_not_support_are_refused(
 
 
 def test_the_shipped_catalog_has_no_faults() -> None:
-    catalog = load_catalog(None)
+    catalog = load_catalog(None, kind_rules())
     assert list(catalog.models) == [
         "gateway/chat-1",
         "studio/image-1",

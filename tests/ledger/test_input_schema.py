@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.input_schema import InputSchema
+from holdfast.providers.media.kinds import kind_rules
 
 
 def filled(schema: dict[str, object], value: dict[str, object]) -> dict[str, object]:
@@ -139,7 +140,7 @@ def test_bounds_are_read_through_references_and_branches() -> None:
     assert schema.number_range("f") == (None, None)
 
 
-SHIPPED = [model.schema for model in load_catalog(None).models.values()]
+SHIPPED = [model.schema for model in load_catalog(None, kind_rules()).models.values()]
 
 values: st.SearchStrategy[object] = st.recursive(
     st.none()

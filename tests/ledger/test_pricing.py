@@ -15,6 +15,7 @@ from holdfast.ledger.catalog.pricing import charge_for, price_micro
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.refusals import Refusal
+from holdfast.providers.media.kinds import kind_rules
 
 SCHEMA = {
     "type": "object",
@@ -50,7 +51,7 @@ units = {{ {units} }}
 upstream = {{ provider = "studio" }}
 input_schema = "s"
 """
-    return parse_catalog(text, read_schema=lambda name: json.dumps(SCHEMA))
+    return parse_catalog(text, read_schema=lambda name: json.dumps(SCHEMA), kinds=kind_rules())
 
 
 def terms_of(catalog: Catalog, given_input: dict[str, object]) -> Terms:
@@ -206,7 +207,7 @@ def test_the_price_hash_differs_by_tier_and_base_price_not_by_markup() -> None:
 
 
 def test_the_worked_example_of_a_clip() -> None:
-    catalog = load_catalog(None)
+    catalog = load_catalog(None, kind_rules())
     exact = quote_input(catalog, "studio/clip-1", {"prompt": "a lighthouse at dusk", "duration": 4})
     open_ended = quote_input(catalog, "studio/clip-1", {"prompt": "a lighthouse at dusk", "duration": "auto"})
     assert isinstance(exact, PricedInput)
@@ -230,7 +231,7 @@ def test_the_worked_example_of_a_clip() -> None:
     ],
 )
 def test_a_charge_follows_the_units_up_to_the_hold(units: Units, charge_micro: int) -> None:
-    priced = quote_input(load_catalog(None), "studio/clip-1", {"prompt": "x", "duration": "auto"})
+    priced = quote_input(load_catalog(None, kind_rules()), "studio/clip-1", {"prompt": "x", "duration": "auto"})
     assert isinstance(priced, PricedInput)
     assert charge_for(priced.terms, units) == charge_micro
 
@@ -362,7 +363,7 @@ def test_valid_inputs_without_a_price_are_a_warning(tiers: str, gaps: str) -> No
 def test_a_price_for_every_value_gives_no_warning() -> None:
     tiers = ", ".join(f'{{ when = {{ resolution = "{r}" }}, unit_price = "1" }}' for r in ("low", "high", "vast"))
     assert catalog_of(f'mode = "per_request", unit_price = "0.05", tiers = [{tiers}]').warnings == ()
-    assert load_catalog(None).warnings == ()
+    assert load_catalog(None, kind_rules()).warnings == ()
 
 
 def test_the_hold_is_the_maximum_cost_or_as_configured_the_estimate() -> None:

@@ -19,8 +19,9 @@ from holdfast.ledger.catalog.seals import QUOTE_ID_CHARS_MAX, SealedQuote, quote
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.plain_json import canonical_json
 from holdfast.ledger.refusals import Refusal
+from holdfast.providers.media.kinds import kind_rules
 
-CATALOG = load_catalog(None)
+CATALOG = load_catalog(None, kind_rules())
 KEY = b"a key of thirty-two bytes, or so"
 NOW = datetime(2026, 11, 20, 18, 40, tzinfo=UTC)
 IMAGE = {"prompt": "a lighthouse at dusk"}
@@ -41,7 +42,7 @@ input_schema = { type = "object" }
 
 def loose() -> Catalog:
     """Return a catalog whose one model accepts any object."""
-    return parse_catalog(LOOSE, read_schema=lambda name: "{}")
+    return parse_catalog(LOOSE, read_schema=lambda name: "{}", kinds=kind_rules())
 
 
 def accepted(input: object, model: str = "studio/image-1") -> PricedInput:  # noqa: A002 - the API's name
@@ -99,12 +100,12 @@ def test_an_unknown_model_is_refused_first() -> None:
 
 
 def test_a_disabled_model_is_refused_before_its_input_is_validated() -> None:
-    catalog = parse_catalog(LOOSE + 'status = "disabled"\n', read_schema=lambda name: "{}")
+    catalog = parse_catalog(LOOSE + 'status = "disabled"\n', read_schema=lambda name: "{}", kinds=kind_rules())
     refused(quote_input(catalog, "loose", 7), "model_not_available", "model")
 
 
 def test_a_deprecated_model_is_still_priced() -> None:
-    catalog = parse_catalog(LOOSE + 'status = "deprecated"\n', read_schema=lambda name: "{}")
+    catalog = parse_catalog(LOOSE + 'status = "deprecated"\n', read_schema=lambda name: "{}", kinds=kind_rules())
     assert isinstance(quote_input(catalog, "loose", {}), PricedInput)
 
 

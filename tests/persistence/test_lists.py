@@ -27,6 +27,7 @@ from holdfast.persistence.queries.tasks import (
 )
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
+from holdfast.providers.media.kinds import kind_rules
 from holdfast.telemetry.reports.report import ReportFilter
 
 from .read_costs import Reads
@@ -43,7 +44,7 @@ US = timedelta(microseconds=1)
 @functools.cache
 def documents(*, in_review: bool = False) -> dict[str, str]:
     """Return a task's JSON columns, of the usual length."""
-    priced = quote_input(load_catalog(None), "studio/image-1", {"prompt": "a lighthouse at dusk"})
+    priced = quote_input(load_catalog(None, kind_rules()), "studio/image-1", {"prompt": "a lighthouse at dusk"})
     assert not isinstance(priced, Refusal)
     task = accept_task(
         ADA,

@@ -16,6 +16,7 @@ from holdfast.ledger.tasks.provider_update import Output
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, MediaProvider, NotSent, PollFault, Rejected
 from holdfast.providers.media.client import ANSWER_MAX_BYTES
 from holdfast.providers.media.cog import CogProvider
+from holdfast.providers.media.prediction_provider import Polling
 from holdfast_emulators.studio.model import BadInput, OutputFile, RenderContext
 
 from .conftest import SECRET, CallbackReceiver, ServeApp, Stalled, StartStudio, is_last
@@ -291,24 +292,24 @@ async def test_answers_to_a_cancel(serve_app: ServeApp, status: int, body: bytes
 
 
 @pytest.mark.parametrize(
-    ("polls", "status", "outcome", "asks_again"),
+    ("polling", "status", "outcome", "asks_again"),
     [
-        (True, 404, "unknown", True),
-        (True, 405, "fault", True),
-        (None, 404, "fault", True),
-        (None, 410, "fault", True),
-        (None, 405, "fault", False),
-        (None, 501, "fault", False),
-        (None, 500, "fault", True),
-        (None, 200, "updates", True),
+        ("always", 404, "unknown", True),
+        ("always", 405, "fault", True),
+        ("until_unsupported", 404, "fault", True),
+        ("until_unsupported", 410, "fault", True),
+        ("until_unsupported", 405, "fault", False),
+        ("until_unsupported", 501, "fault", False),
+        ("until_unsupported", 500, "fault", True),
+        ("until_unsupported", 200, "updates", True),
     ],
 )
 async def test_what_a_server_does_not_know_is_lost_only_where_it_keeps_every_job(
-    serve_app: ServeApp, polls: bool | None, status: int, outcome: str, asks_again: bool
+    serve_app: ServeApp, polling: Polling, status: int, outcome: str, asks_again: bool
 ) -> None:
     with trio.fail_after(60):
         async with serve_app(answering(status, b'{"status":"processing"}')) as url:
-            cog = CogProvider("studio", url, polls=polls)
+            cog = CogProvider("studio", url, polling=polling)
             try:
                 if outcome == "fault":
                     with pytest.raises(PollFault):
@@ -321,7 +322,7 @@ async def test_what_a_server_does_not_know_is_lost_only_where_it_keeps_every_job
 
 
 def test_a_server_that_is_said_not_to_answer_is_never_asked() -> None:
-    assert not CogProvider("studio", "http://127.0.0.1:9", polls=False).polls
+    assert not CogProvider("studio", "http://127.0.0.1:9", polling="never").polls
 
 
 @pytest.mark.parametrize("url", ["", "studio:9", "ftp://a/", "http://"])

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.providers.media.base import Accepted, Job, MediaProvider
-from holdfast.providers.media.kinds import KINDS, ProviderKind
+from holdfast.providers.media.kinds import KINDS
 from holdfast.settings.settings import load_settings
 from holdfast.wiring.provider_registry import ProviderRegistry
 
@@ -52,7 +52,7 @@ def open_registry(folder: Path, catalog: str = CATALOG) -> ProviderRegistry:
 async def test_a_registered_kind_runs_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, echo: ModuleType
 ) -> None:
-    monkeypatch.setitem(KINDS, "echo", ProviderKind(echo.RULES, echo.EchoProvider))
+    monkeypatch.setitem(KINDS, "echo", echo.ECHO)
     registry = open_registry(tmp_path)
     provider: MediaProvider = registry.providers["parrot"]
     assert registry.slots() == {"parrot": 4}
@@ -74,7 +74,7 @@ def test_an_unregistered_kind_is_a_fault_of_the_catalog(tmp_path: Path) -> None:
 def test_the_rules_of_a_kind_hold_for_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, echo: ModuleType
 ) -> None:
-    monkeypatch.setitem(KINDS, "echo", ProviderKind(echo.RULES, echo.EchoProvider))
+    monkeypatch.setitem(KINDS, "echo", echo.ECHO)
     for old, new, fault in (
         ("url = ", "polls = true\nurl = ", "polls is not a known key of kind echo"),
         ('url = "http://parrot.internal:5000"', "", "url is missing"),

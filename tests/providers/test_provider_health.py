@@ -119,7 +119,7 @@ async def test_the_watch_probes_providers_that_are_not_called(mock_clock: MockCl
     if kind == "cog":
         provider = CogProvider("box", "http://box.example")
     else:
-        provider = ReplicateProvider("box", "http://box.example", token="t", webhook_url=lambda *_: "")
+        provider = ReplicateProvider("box", "http://box.example", token="t", seal_callback_url=lambda *_: "")
         # Its probes cost, so only a provider that is down gets any.
         for _ in range(FAILURES_MAX):
             provider.health.failed("calls", "ConnectError")

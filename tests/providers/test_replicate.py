@@ -47,7 +47,7 @@ async def adapter(
     def address(base: str, request_id: str, attempt: int) -> str:
         return hook_address(base, KEY, "hosted", request_id, attempt)
 
-    provider = ReplicateProvider("hosted", url, secrets, token=token, webhook_url=address)
+    provider = ReplicateProvider("hosted", url, secrets, token=token, seal_callback_url=address)
     try:
         yield provider
     finally:

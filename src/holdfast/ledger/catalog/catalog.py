@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from holdfast.ledger.catalog.entries import IN_TREE_STUDIO, ReadSchema, in_tree_studio, read_model, read_provider
-from holdfast.ledger.catalog.kinds import KIND_RULES, KindRules
+from holdfast.ledger.catalog.kinds import KindRules
 from holdfast.ledger.catalog.models import CatalogTable, Model, ProviderConfig, epoch_s
 from holdfast.ledger.catalog.price_gaps import price_gaps
 from holdfast.ledger.catalog.tables import read_fields
@@ -53,7 +53,7 @@ class Catalog:
     warnings: tuple[str, ...] = ()
 
 
-def load_catalog(path: Path | None, kinds: Mapping[str, KindRules] = KIND_RULES) -> Catalog:
+def load_catalog(path: Path | None, kinds: Mapping[str, KindRules]) -> Catalog:
     """Read the catalog at ``path``, or the one shipped with the package. Raises :class:`CatalogFault`."""
     folder: Traversable
     if path is None:
@@ -75,7 +75,7 @@ def load_catalog(path: Path | None, kinds: Mapping[str, KindRules] = KIND_RULES)
     return parse_catalog(text, read_schema=read, kinds=kinds)
 
 
-def parse_catalog(text: str, *, read_schema: ReadSchema, kinds: Mapping[str, KindRules] = KIND_RULES) -> Catalog:
+def parse_catalog(text: str, *, read_schema: ReadSchema, kinds: Mapping[str, KindRules]) -> Catalog:
     """Read a catalog from its text. Raises :class:`CatalogFault` with every fault found."""
     try:
         data = tomllib.loads(text)
@@ -96,7 +96,7 @@ def parse_catalog(text: str, *, read_schema: ReadSchema, kinds: Mapping[str, Kin
     read = {name: read_provider(name, table, faults, kinds) for name, table in tables.items()}
     providers = {name: provider for name, provider in read.items() if provider is not None}
     if IN_TREE_STUDIO not in tables and any(map(_runs_on_studio, entries)):
-        providers[IN_TREE_STUDIO] = in_tree_studio()
+        providers[IN_TREE_STUDIO] = in_tree_studio(kinds)
 
     models: dict[str, Model] = {}
     for number, entry in enumerate(entries, 1):

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.ledger.catalog.input_schema import InputSchema
-from holdfast.ledger.catalog.kinds import KIND_RULES, KindRules
+from holdfast.ledger.catalog.kinds import KindRules
 from holdfast.ledger.catalog.metering import Meter, UnitFields
 from holdfast.ledger.catalog.models import Model, ModelTable, Pricing, ProviderConfig
 from holdfast.ledger.catalog.pricing import make_tariffs, price_micro
@@ -38,9 +38,9 @@ _PROVIDER_SECRETS = frozenset({"secret", "previous_secrets", "token", "url"})
 _PRICES = ("unit_price", "input_price", "output_price")
 
 
-def in_tree_studio() -> ProviderConfig:
+def in_tree_studio(kinds: Mapping[str, KindRules]) -> ProviderConfig:
     """Return the studio's configuration if the catalog has no table for it."""
-    return ProviderConfig(name=IN_TREE_STUDIO, kind="studio", **KIND_RULES["studio"].defaults)
+    return ProviderConfig(name=IN_TREE_STUDIO, kind="studio", **kinds["studio"].defaults)
 
 
 def read_provider(
@@ -54,7 +54,7 @@ def read_provider(
     if isinstance(kind, str) and rules is None:
         faults.append(f"{where}: kind must be one of {', '.join(kinds)}, not {kind[:80]!r}")
     # For an unknown kind any valid defaults will do: the kind itself is the fault.
-    rules = rules or KIND_RULES["cog"]
+    rules = rules or next(iter(kinds.values()))
     forbidden = [key for key in ("name", *rules.forbidden) if key in given and kind in kinds]
     faults += [f"{where}: {key} is not a known key of kind {kind}" for key in forbidden]
     filled = {**rules.defaults, **table, "name": name} if isinstance(table, dict) else table

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from holdfast.ledger.catalog.kinds import KindRules
 from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate, UpdateStatus
 from holdfast.providers.media.health import ProviderHealth
@@ -87,6 +88,14 @@ class ProviderSetup:
     token: str | None
     secrets: tuple[str, ...] = field(repr=False)
     seal_callback_url: Callable[[str, str, int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderKind:
+    """One kind of provider. ``create`` raises ``ValueError`` for a configuration that cannot be used."""
+
+    rules: KindRules
+    create: Callable[[ProviderSetup], MediaProvider]
 
 
 class MediaProvider(Protocol):

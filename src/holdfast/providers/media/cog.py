@@ -2,12 +2,7 @@
 
 ``PUT /predictions/{id}`` starts a job under our name and is idempotent while it runs; ``POST …/cancel`` stops it. A
 plain container has no endpoint for a job's status and reports it by webhooks alone. Servers that add ``GET`` on the
-same path are polled. The meaning of a ``GET`` that finds no job depends on the server, hence ``polls``:
-
-- True: the server retains every job, so an unknown job is lost and is submitted again;
-- None: unknown. A response about the job counts, its absence proves nothing, and a server without that method is
-  not polled again;
-- False: the server is never polled.
+same path are polled, as the catalog's ``polls`` says: see :data:`~.prediction_provider.Polling`.
 
 A submission contains the model's input and the webhook, and also the model's name and ``client`` with the task and
 attempt, which plain containers ignore. Without a secret no webhook is requested.
@@ -15,9 +10,22 @@ attempt, which plain containers ignore. Without a secret no webhook is requested
 
 from __future__ import annotations
 
-from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Submission, job_id
+from functools import partial
+from typing import Final
+
+from holdfast.ledger.catalog.kinds import KindRules
+from holdfast.providers.media.base import (
+    Accepted,
+    Ambiguous,
+    Job,
+    NotSent,
+    ProviderKind,
+    ProviderSetup,
+    Submission,
+    job_id,
+)
 from holdfast.providers.media.client import ProviderResponse
-from holdfast.providers.media.prediction_provider import PredictionProvider, rejected
+from holdfast.providers.media.prediction_provider import Polling, PredictionProvider, rejected
 from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, read_prediction
 from holdfast.providers.media.text import tidy
 
@@ -67,3 +75,31 @@ def _submission(answer: ProviderResponse, name: str) -> Submission:
     if status >= 500:
         return Ambiguous(f"the provider answered {status}")
     return rejected(answer)
+
+
+def _create(provider: type[CogProvider], setup: ProviderSetup) -> CogProvider:
+    polling: dict[bool | None, Polling] = {True: "always", None: "until_unsupported", False: "never"}
+    return provider(
+        setup.config.name,
+        setup.url,
+        setup.secrets,
+        token=setup.token,
+        polling=polling[setup.config.polls],
+        submit_timeout_s=setup.config.submit_timeout_s,
+    )
+
+
+STUDIO: Final = ProviderKind(
+    KindRules(
+        defaults={"concurrency": 4, "polls": True, "callback_bytes_max": 256 * 1024},
+        required=(),
+        forbidden=("token", "polls", "callback_bytes_max"),
+    ),
+    partial(_create, CogProvider),
+)
+
+CONTAINER: Final = ProviderKind(
+    # Without an upload address a container sends its files inside its webhooks.
+    KindRules(defaults={"concurrency": 16, "callback_bytes_max": 8 * 1024 * 1024}, webhooks="token"),
+    partial(_create, PlainCogProvider),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -17,12 +17,16 @@ from holdfast.providers.media.predictions import TERMINAL, PredictionFault, read
 _INPUT_REFUSED = frozenset({400, 413, 422})
 _NO_SUCH_METHOD = frozenset({405, 501})
 
+Polling = Literal["always", "until_unsupported", "never"]
+"""``always``: the server retains every job, so one that it does not know is lost, and is submitted again.
+``until_unsupported``: that it does not know a job proves nothing, and a server without the method is not polled
+again."""
+
 
 class PredictionProvider:
     """A server at ``url``, called with a bearer ``token`` if there is one.
 
     Without ``secrets`` no webhook is requested. ``submit_timeout_s`` and ``ask_timeout_s`` bound a whole request.
-    ``polls`` None: an unknown job proves nothing, and a server that cannot be polled is not polled again.
     """
 
     cancels = True
@@ -39,14 +43,14 @@ class PredictionProvider:
         secrets: Sequence[str] = (),
         *,
         token: str | None = None,
-        polls: bool | None = True,
+        polling: Polling = "always",
         submit_timeout_s: float = 15.0,
         ask_timeout_s: float = 10.0,
     ) -> None:
         self.name = name
         self.callback_secrets = tuple(secret for secret in secrets if secret.strip())
-        self.polls = polls is not False
-        self._retains_jobs = polls is True
+        self.polls = polling != "never"
+        self._retains_jobs = polling == "always"
         self._submit_timeout_s = submit_timeout_s
         self._ask_timeout_s = ask_timeout_s
         self._client = ProviderClient(name, url, token=token, timeout_s=max(submit_timeout_s, ask_timeout_s))

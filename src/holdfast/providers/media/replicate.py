@@ -26,10 +26,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
-from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, Rejected, Submission
+from holdfast.ledger.catalog.kinds import KindRules
+from holdfast.providers.media.base import (
+    Accepted,
+    Ambiguous,
+    Job,
+    NotSent,
+    ProviderKind,
+    ProviderSetup,
+    Rejected,
+    Submission,
+)
 from holdfast.providers.media.client import ProviderResponse, detail_of
 from holdfast.providers.media.prediction_provider import PredictionProvider, rejected
 from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, read_prediction
@@ -49,10 +60,7 @@ log = structlog.get_logger(__name__)
 
 
 class ReplicateProvider(PredictionProvider):
-    """The hosted service.
-
-    ``webhook_url`` is called with the callback URL, the task's id and the attempt.
-    """
+    """The hosted service. ``seal_callback_url`` is that of :class:`ProviderSetup`."""
 
     idempotent_submit = False
     probes_when_idle = False
@@ -67,11 +75,11 @@ class ReplicateProvider(PredictionProvider):
         secrets: Sequence[str] = (),
         *,
         token: str,
-        webhook_url: Callable[[str, str, int], str],
+        seal_callback_url: Callable[[str, str, int], str],
         submit_timeout_s: float = 15.0,
     ) -> None:
         super().__init__(name, url, secrets, token=token, submit_timeout_s=submit_timeout_s)
-        self._webhook_url = webhook_url
+        self._seal_callback_url = seal_callback_url
 
     async def submit(self, job: Job) -> Submission:
         """Start the job. Never call this twice for a job that may have arrived."""
@@ -85,7 +93,7 @@ class ReplicateProvider(PredictionProvider):
         if version is not None:
             order["version"] = version
         if self.callback_secrets:
-            webhook = self._webhook_url(job.callback_url, job.request_id, job.attempt)
+            webhook = self._seal_callback_url(job.callback_url, job.request_id, job.attempt)
             order |= {"webhook": webhook, "webhook_events_filter": EVENTS}
         answer = await self._send("POST", path, order, {})
         return self._submission(answer) if isinstance(answer, ProviderResponse) else answer
@@ -123,3 +131,34 @@ def target_of(upstream_model: str) -> tuple[str, str | None] | None:
     if found["version"] is not None:
         return "/v1/predictions", found["version"]
     return f"/v1/models/{found['owner']}/{found['name']}/predictions", None
+
+
+def _create(setup: ProviderSetup) -> ReplicateProvider:
+    # The catalog requires a token.
+    assert setup.token is not None
+    return ReplicateProvider(
+        setup.config.name,
+        setup.url,
+        setup.config.own_secrets,
+        token=setup.token,
+        seal_callback_url=setup.seal_callback_url,
+        submit_timeout_s=setup.config.submit_timeout_s,
+    )
+
+
+REPLICATE: Final = ProviderKind(
+    KindRules(
+        # A webhook contains the whole input and log; outputs are URLs.
+        defaults={
+            "concurrency": 16,
+            "polls": True,
+            "callback_bytes_max": 1024 * 1024,
+            "url": "https://api.replicate.com",
+        },
+        required=("token",),
+        forbidden=("polls",),
+        webhooks="standard",
+        missing={"token": "; the hosted service requires one"},
+    ),
+    _create,
+)
