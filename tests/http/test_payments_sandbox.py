@@ -10,7 +10,7 @@ import pytest
 from quart import Response
 
 from holdfast.actors.account.order_messages import CreateOrder, PaySandboxOrder
-from holdfast.ledger.orders.sandbox_signature import SandboxValues, sign, verify
+from holdfast.ledger.orders.sandbox_signature import SandboxValues, sign, verify_sandbox
 
 if TYPE_CHECKING:
     from tests.http.api import Api
@@ -81,7 +81,7 @@ async def test_creating_an_order_returns_the_callback_that_pays_it(api: Api, rul
     }
     values = msgspec.convert(created["callback"]["payload"], SandboxValues)
     signature = created["callback"]["signature"]
-    assert verify(signature, values, [SECRET], event_id=request.sandbox_event_id) is None
+    assert verify_sandbox(signature, values, [SECRET], event_id=request.sandbox_event_id) is None
 
 
 async def test_the_callback_credits_the_order_and_returns_its_fields(api: Api, rules: OrderRules) -> None:

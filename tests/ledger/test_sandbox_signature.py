@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.ledger.orders.sandbox_signature import SandboxValues, read_values, sign, verify
+from holdfast.ledger.orders.sandbox_signature import SandboxValues, read_values, sign, verify_sandbox
 from holdfast.ledger.refusals import Refusal
 
 SECRET = "a sandbox secret for these tests"
@@ -37,7 +37,7 @@ SIGNATURE = sign(SECRET, values(), event_id=EVENT, at=AT)
 
 
 def verdict(header: str | None, given: SandboxValues, *secrets: str | bytes, event_id: str | None = EVENT) -> str:
-    refused = verify(header, given, secrets or (SECRET,), event_id=event_id)
+    refused = verify_sandbox(header, given, secrets or (SECRET,), event_id=event_id)
     return "valid" if refused is None else refused.code
 
 
@@ -106,8 +106,8 @@ def test_the_signed_event_id_is_the_stored_one() -> None:
 
 
 def test_an_unknown_order_is_refused_like_a_wrong_signature() -> None:
-    unknown = verify(SIGNATURE, values(), (SECRET,), event_id=None)
-    wrong = verify(SIGNATURE, values(status="failed"), (SECRET,), event_id=EVENT)
+    unknown = verify_sandbox(SIGNATURE, values(), (SECRET,), event_id=None)
+    wrong = verify_sandbox(SIGNATURE, values(status="failed"), (SECRET,), event_id=EVENT)
     assert unknown is not None
     assert unknown == wrong
     made_up = sign(SECRET, values(), event_id="evt_none", at=AT)
@@ -125,7 +125,7 @@ def test_an_old_secret_verifies_while_it_is_listed() -> None:
 def test_an_empty_secret_verifies_nothing(empty: str | bytes) -> None:
     for key in (b"", b"  ", b"-"):
         assert verdict(forge(key), values(), empty) == "invalid_signature"
-    assert verify(SIGNATURE, values(), (), event_id=EVENT) is not None
+    assert verify_sandbox(SIGNATURE, values(), (), event_id=EVENT) is not None
     with pytest.raises(ValueError, match="secret is empty"):
         sign(empty, values(), event_id=EVENT, at=AT)
 

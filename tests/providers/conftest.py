@@ -21,7 +21,7 @@ from torture.card_faults import serve_faulty_card_emulator
 
 from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.providers.media.callbacks import parse_callback
-from holdfast.providers.signatures import verify
+from holdfast.providers.signatures import verify_signature
 from holdfast_emulators.studio.app import serve_studio
 from holdfast_emulators.studio.model import OutputFile, RenderContext
 from holdfast_emulators.studio.renderer import Renderer
@@ -41,7 +41,7 @@ class ReceivedCallback:
 
     @property
     def verdict(self) -> str:
-        return verify(self.header, self.raw, [SECRET], now=datetime.now(UTC))
+        return verify_signature(self.header, self.raw, [SECRET], now=datetime.now(UTC))
 
 
 @dataclass
@@ -200,7 +200,7 @@ class Posted:
 
     @property
     def verdict(self) -> str:
-        return verify(self.header, self.raw, [CARD_WEBHOOK_SECRET], now=datetime.now(UTC))
+        return verify_signature(self.header, self.raw, [CARD_WEBHOOK_SECRET], now=datetime.now(UTC))
 
 
 @dataclass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -31,14 +33,19 @@ input_schema = { type = "object" }
 """
 
 
-@pytest.fixture
-def echo() -> ModuleType:
+def example() -> str:
     """The module in CONTRIBUTING.md."""
     section = CONTRIBUTING.read_text(encoding="utf-8").partition("## Adding a provider kind")[2]
     found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def echo() -> ModuleType:
+    """The module, loaded."""
     module = ModuleType("echo")
-    exec(compile(found[1], "echo.py", "exec"), module.__dict__)
+    exec(compile(example(), "echo.py", "exec"), module.__dict__)
     return module
 
 
@@ -64,6 +71,20 @@ async def test_a_registered_kind_runs_jobs(
     assert output.data is not None
     assert (update.status, base64.b64decode(output.data)) == ("succeeded", b"hello")
     assert await provider.poll("task_2", 1, None) is None
+
+
+@pytest.mark.parametrize("check", [("check",), ("format", "--check")])
+def test_the_module_is_in_the_style_of_the_project(check: tuple[str, ...]) -> None:
+    name = "src/holdfast/providers/media/echo.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *check, "--stdin-filename", name, "-"],
+        cwd=CONTRIBUTING.parent,
+        input=example(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_unregistered_kind_is_a_fault_of_the_catalog(tmp_path: Path) -> None:

@@ -95,15 +95,15 @@ def test_a_callback_or_card_signature_holds_only_for_what_was_signed() -> None:
         header = rng.choice((",", ", ", " ,")).join(parts)
         secrets = rng.sample([secret, some_secret(rng), "", " "], 4)
 
-        assert signatures.verify(header, body, secrets, now=NOW) == "valid"
-        assert signatures.verify(header, body + b"\0", secrets, now=NOW) == "invalid"
-        assert signatures.verify(header, body, [some_secret(rng), "", " "], now=NOW) == "invalid"
-        assert signatures.verify(header, body, [], now=NOW) == "invalid"
+        assert signatures.verify_signature(header, body, secrets, now=NOW) == "valid"
+        assert signatures.verify_signature(header, body + b"\0", secrets, now=NOW) == "invalid"
+        assert signatures.verify_signature(header, body, [some_secret(rng), "", " "], now=NOW) == "invalid"
+        assert signatures.verify_signature(header, body, [], now=NOW) == "invalid"
         late = datetime.fromtimestamp(at + rng.choice((-1, 1)) * rng.randint(301, 10**6), UTC)
-        assert signatures.verify(header, body, secrets, now=late) == "expired"
+        assert signatures.verify_signature(header, body, secrets, now=late) == "expired"
 
         for changed in (mutated(header, rng), some_text(rng), None):
-            verdict = signatures.verify(changed, body, secrets, now=NOW)
+            verdict = signatures.verify_signature(changed, body, secrets, now=NOW)
             if verdict in {"valid", "expired"}:
                 # Only what still says the true time and the true signature may pass.
                 assert changed is not None
@@ -141,12 +141,12 @@ def test_a_sandbox_payment_signature_holds_only_for_its_values() -> None:
         read = sandbox_signature.read_values(sent)
         assert isinstance(read, SandboxValues)
 
-        assert sandbox_signature.verify(header, read, [secret], event_id=event_id) is None
+        assert sandbox_signature.verify_sandbox(header, read, [secret], event_id=event_id) is None
         for refused in (
-            sandbox_signature.verify(header, read, [some_secret(rng), ""], event_id=event_id),
-            sandbox_signature.verify(header, read, [secret], event_id="evt_other"),
-            sandbox_signature.verify(header, read, [secret], event_id=None),
-            sandbox_signature.verify(None, read, [secret], event_id=event_id),
+            sandbox_signature.verify_sandbox(header, read, [some_secret(rng), ""], event_id=event_id),
+            sandbox_signature.verify_sandbox(header, read, [secret], event_id="evt_other"),
+            sandbox_signature.verify_sandbox(header, read, [secret], event_id=None),
+            sandbox_signature.verify_sandbox(None, read, [secret], event_id=event_id),
         ):
             assert isinstance(refused, Refusal)
         name = rng.choice(list(values))
@@ -156,9 +156,9 @@ def test_a_sandbox_payment_signature_holds_only_for_its_values() -> None:
             *read.signed_parts(),
             read.status,
         ):
-            assert sandbox_signature.verify(header, other, [secret], event_id=event_id) is not None
+            assert sandbox_signature.verify_sandbox(header, other, [secret], event_id=event_id) is not None
         for text in (mutated(header, rng), some_text(rng)):
-            if sandbox_signature.verify(text, read, [secret], event_id=event_id) is None:
+            if sandbox_signature.verify_sandbox(text, read, [secret], event_id=event_id) is None:
                 assert f"t={at}" in text
                 assert digest in text.lower()
 

@@ -9,7 +9,7 @@ import stripe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.providers.signatures import HEADER_MAX_CHARS, SIGNATURES_MAX_COUNT, key_name, sign, verify
+from holdfast.providers.signatures import HEADER_MAX_CHARS, SIGNATURES_MAX_COUNT, key_name, sign, verify_signature
 
 SECRET = "studio-callback-secret"
 BODY = (
@@ -25,7 +25,7 @@ OTHER = "0" * 64
 def test_published_vector_signs_and_verifies() -> None:
     assert sign(SECRET, BODY, at=AT) == f"t={AT},v1={DIGEST}"
     assert sign(SECRET, BODY, at=AT, key_name="studio") == f"k=studio,t={AT},v1={DIGEST}"
-    assert verify(f"k=studio,t={AT},v1={DIGEST}", BODY, [SECRET], now=NOW) == "valid"
+    assert verify_signature(f"k=studio,t={AT},v1={DIGEST}", BODY, [SECRET], now=NOW) == "valid"
 
 
 @pytest.mark.parametrize(
@@ -67,19 +67,19 @@ def test_published_vector_signs_and_verifies() -> None:
     ],
 )
 def test_header_forms(header: str | None, verdict: str) -> None:
-    assert verify(header, BODY, [SECRET], now=NOW) == verdict
+    assert verify_signature(header, BODY, [SECRET], now=NOW) == verdict
 
 
 def test_huge_header_is_refused_unread() -> None:
     padded = f"t={AT},v1={DIGEST},x="
-    assert verify(padded + "a" * (HEADER_MAX_CHARS - len(padded)), BODY, [SECRET], now=NOW) == "valid"
-    assert verify(padded + "a" * HEADER_MAX_CHARS, BODY, [SECRET], now=NOW) == "invalid"
+    assert verify_signature(padded + "a" * (HEADER_MAX_CHARS - len(padded)), BODY, [SECRET], now=NOW) == "valid"
+    assert verify_signature(padded + "a" * HEADER_MAX_CHARS, BODY, [SECRET], now=NOW) == "invalid"
 
 
 def test_too_many_signatures_are_refused() -> None:
     full = f"t={AT}" + f",v1={OTHER}" * (SIGNATURES_MAX_COUNT - 1) + f",v1={DIGEST}"
-    assert verify(full, BODY, [SECRET], now=NOW) == "valid"
-    assert verify(full + f",v1={OTHER}", BODY, [SECRET], now=NOW) == "invalid"
+    assert verify_signature(full, BODY, [SECRET], now=NOW) == "valid"
+    assert verify_signature(full + f",v1={OTHER}", BODY, [SECRET], now=NOW) == "invalid"
 
 
 @pytest.mark.parametrize(
@@ -87,23 +87,25 @@ def test_too_many_signatures_are_refused() -> None:
     [(-3600, "expired"), (-301, "expired"), (-300, "valid"), (300, "valid"), (301, "expired")],
 )
 def test_age_is_bounded_in_both_directions(skew_s: int, verdict: str) -> None:
-    assert verify(sign(SECRET, BODY, at=AT), BODY, [SECRET], now=NOW + timedelta(seconds=skew_s)) == verdict
+    assert (
+        verify_signature(sign(SECRET, BODY, at=AT), BODY, [SECRET], now=NOW + timedelta(seconds=skew_s)) == verdict
+    )
 
 
 def test_forged_and_old_is_called_invalid_not_expired() -> None:
-    assert verify(sign("other", BODY, at=1), BODY, [SECRET], now=NOW) == "invalid"
+    assert verify_signature(sign("other", BODY, at=1), BODY, [SECRET], now=NOW) == "invalid"
 
 
 def test_rolled_secret_verifies_with_the_old_and_the_new() -> None:
     for secret in ("old", "new"):
-        assert verify(sign(secret, BODY, at=AT), BODY, ["new", "old"], now=NOW) == "valid"
-    assert verify(sign("retired", BODY, at=AT), BODY, ["new", "old"], now=NOW) == "invalid"
+        assert verify_signature(sign(secret, BODY, at=AT), BODY, ["new", "old"], now=NOW) == "valid"
+    assert verify_signature(sign("retired", BODY, at=AT), BODY, ["new", "old"], now=NOW) == "invalid"
 
 
 @pytest.mark.parametrize("secrets", [[], [""], ["", "  "]])
 def test_empty_secret_never_verifies(secrets: list[str]) -> None:
     forged = stripe.WebhookSignature.generate_signature_header(BODY.decode(), secrets[-1] if secrets else "", AT)
-    assert verify(forged, BODY, secrets, now=NOW) == "invalid"
+    assert verify_signature(forged, BODY, secrets, now=NOW) == "invalid"
 
 
 @pytest.mark.parametrize("secret", ["", b"", "  ", b"\t"])
@@ -121,7 +123,7 @@ def test_unreadable_time_or_name_never_signs() -> None:
 
 def test_body_need_not_be_text() -> None:
     body = b"\xff\x00\xfe"
-    assert verify(sign(SECRET, body, at=AT), body, [SECRET], now=NOW) == "valid"
+    assert verify_signature(sign(SECRET, body, at=AT), body, [SECRET], now=NOW) == "valid"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_key_name_is_read_only_where_it_is_one(header: str | None, name: str | N
 def test_agrees_with_the_card_provider_sdk(body: str, secret: str, at: int) -> None:
     oracle = stripe.WebhookSignature.generate_signature_header(body, secret, at)
     assert sign(secret, body.encode(), at=at) == oracle
-    assert verify(oracle, body.encode(), [secret], now=datetime.fromtimestamp(at, UTC)) == "valid"
+    assert verify_signature(oracle, body.encode(), [secret], now=datetime.fromtimestamp(at, UTC)) == "valid"
 
 
 @given(st.binary(min_size=1, max_size=300), st.data())
@@ -155,17 +157,17 @@ def test_any_flipped_bit_of_the_body_is_refused(body: bytes, data: st.DataObject
     place = data.draw(st.integers(0, len(body) - 1))
     flipped = bytearray(body)
     flipped[place] ^= 1 << data.draw(st.integers(0, 7))
-    assert verify(sign(SECRET, body, at=AT), bytes(flipped), [SECRET], now=NOW) == "invalid"
+    assert verify_signature(sign(SECRET, body, at=AT), bytes(flipped), [SECRET], now=NOW) == "invalid"
 
 
 @given(st.integers(0, 63), st.sampled_from("0123456789abcdef"))
 def test_any_changed_digit_of_the_signature_is_refused(place: int, digit: str) -> None:
     changed = DIGEST[:place] + digit + DIGEST[place + 1 :]
     expected = "valid" if changed == DIGEST else "invalid"
-    assert verify(f"t={AT},v1={changed}", BODY, [SECRET], now=NOW) == expected
+    assert verify_signature(f"t={AT},v1={changed}", BODY, [SECRET], now=NOW) == expected
 
 
 @given(st.text(max_size=200))
 def test_no_header_raises(header: str) -> None:
-    assert verify(header, BODY, [SECRET], now=NOW) in ("missing", "invalid")
+    assert verify_signature(header, BODY, [SECRET], now=NOW) in ("missing", "invalid")
     key_name(header)

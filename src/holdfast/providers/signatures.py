@@ -47,7 +47,7 @@ def sign(secret: bytes | str, body: bytes, *, at: int, key_name: str | None = No
     return f"{name}t={moment},v1={_digest(key, moment, body).decode('ascii')}"
 
 
-def verify(header: str | None, body: bytes, secrets: Sequence[str], *, now: datetime) -> SignatureVerdict:
+def verify_signature(header: str | None, body: bytes, secrets: Sequence[str], *, now: datetime) -> SignatureVerdict:
     """Verify ``header`` over the raw ``body`` with each secret in turn; empty secrets never verify."""
     if header is None or not header.strip():
         return "missing"

@@ -83,7 +83,7 @@ def sign(secret: str | bytes, values: SandboxValues, *, event_id: str, at: int) 
     return f"t={at},v1={_digest(key, str(at), values, event_id)}"
 
 
-def verify(
+def verify_sandbox(
     header: str | None, values: SandboxValues, secrets: Sequence[str | bytes], *, event_id: str | None
 ) -> Refusal | None:
     """Verify a callback's signature header; None means that it is valid.

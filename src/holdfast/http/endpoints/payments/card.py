@@ -43,7 +43,7 @@ from holdfast.providers.card.base import (
     IntentCreated,
 )
 from holdfast.providers.card.events import EVENT_BYTES_MAX, parse_card_event
-from holdfast.providers.signatures import verify
+from holdfast.providers.signatures import verify_signature
 
 route = RouteTable("Payments")
 
@@ -142,7 +142,7 @@ async def _receive_event(call: Call) -> Outcome:
     secrets = () if card is None else card.webhook_secrets
     if card is None or not any(secret.strip() for secret in secrets):
         return NOT_CONFIGURED
-    verdict = verify(_signature(call), body, secrets, now=deps.wall())
+    verdict = verify_signature(_signature(call), body, secrets, now=deps.wall())
     if verdict != "valid":
         return refused_signature(verdict, SIGNATURE_HEADER)
     event = parse_card_event(body)

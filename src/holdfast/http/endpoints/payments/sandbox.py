@@ -24,7 +24,7 @@ from holdfast.http.schemas.payments import (
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.orders.order import Order
-from holdfast.ledger.orders.sandbox_signature import read_values, sign, verify
+from holdfast.ledger.orders.sandbox_signature import read_values, sign, verify_sandbox
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_by_id
 
@@ -99,7 +99,7 @@ async def _receive(call: Call) -> Outcome:
         order = await deps.database.read(lambda rows: order_by_id(rows, order_id))
     event_id = None if order is None else order.request.sandbox_event_id
     header = ",".join(call.request.headers.getlist(SIGNATURE_HEADER))
-    refusal = verify(header, values, deps.sandbox_secrets, event_id=event_id)
+    refusal = verify_sandbox(header, values, deps.sandbox_secrets, event_id=event_id)
     if refusal is not None:
         return refusal
     assert order is not None

@@ -29,7 +29,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.providers.media.callbacks import BODY_MAX_BYTES, parse_callback
-from holdfast.providers.signatures import key_name, verify
+from holdfast.providers.signatures import key_name, verify_signature
 
 route = RouteTable("Callbacks")
 
@@ -89,7 +89,7 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
         return refused_signature("missing", SIGNATURE_HEADER)
     if named is None and not any(secrets):
         return Refusal(code="provider_not_configured", message="No callback secret is configured.")
-    verdict = verify(header, call.raw, secrets, now=deps.wall())
+    verdict = verify_signature(header, call.raw, secrets, now=deps.wall())
     if verdict != "valid":
         return refused_signature(verdict, SIGNATURE_HEADER)
     # A sender that names no key may name itself in the body.
@@ -102,7 +102,7 @@ async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
         provider = await _provider_of(call, update.request_id)
         if provider is None or (sender is not None and sender != provider):
             return task_not_found(update.request_id)
-        verdict = verify(header, call.raw, deps.callback_secrets(provider), now=deps.wall())
+        verdict = verify_signature(header, call.raw, deps.callback_secrets(provider), now=deps.wall())
         if verdict != "valid":
             return refused_signature(verdict, SIGNATURE_HEADER)
         update = msgspec.structs.replace(update, provider=provider)
