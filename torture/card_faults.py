@@ -23,7 +23,7 @@ from holdfast_emulators.card.app import create_card_emulator, serve_card_emulato
 from holdfast_emulators.card.changes import SIGNATURE_HEADER, Changes, Reply, WebhookSender
 from holdfast_emulators.card.controls import json_response, read_body
 from holdfast_emulators.card.state import ApiError, Event, Store
-from holdfast_emulators.signed_sender import SignedSender
+from holdfast_emulators.serving import SignedSender
 
 ABORT_HEADER = "x-abort-connection"
 SERVER_ERROR = "Something went wrong on our end."

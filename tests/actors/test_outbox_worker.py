@@ -28,7 +28,7 @@ from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.records.outbox import OutboxOutcomeRow
 from holdfast.persistence.records.row_types import OutboxAttemptRow
-from holdfast.providers.standard_webhooks import verify_standard
+from holdfast.providers.signatures import verify_standard
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.reporter import Reporter
 

@@ -14,8 +14,7 @@ from tests.persistence.account_history import write_books
 from tests.persistence.tampered_rows import BALANCES, tamper
 
 from holdfast.commands import audit_watch
-from holdfast.commands.audit_watch import AuditWatch
-from holdfast.commands.progress_line import LINES_S, ProgressLine
+from holdfast.commands.audit_watch import LINES_S, AuditWatch, ProgressLine
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 

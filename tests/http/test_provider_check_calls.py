@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import pytest
 
-from holdfast.providers.media.callback_address import PURPOSE, hook_address
+from holdfast.providers.media.callbacks import PURPOSE, hook_address
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.providers.signatures import sign
 

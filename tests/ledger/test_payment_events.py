@@ -22,7 +22,7 @@ from holdfast.ledger.orders.facts import (
     ReviewVerdict,
 )
 from holdfast.ledger.refusals import Refusal
-from holdfast.providers.card.amounts import micro_per_minor
+from holdfast.providers.card.base import micro_per_minor
 from holdfast.providers.card.events import EVENT_BYTES_MAX, HANDLED_TYPES, parse_card_event
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import Any
 import httpx2
 from tests.threaded_server import serving
 
-from holdfast.providers.standard_webhooks import standard_headers
+from holdfast.providers.signatures import standard_headers
 
 TOKEN = "r8_0123456789abcdefghijklmnopqrstuvwxyz0"
 SECRET = "whsec_" + base64.b64encode(b"a signing key of the service").decode()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.providers.card.amounts import minor_decimals, minor_from_micro
+from holdfast.providers.card.base import minor_decimals, minor_from_micro
 
 MICRO_PER_MINOR = {"USD": 10_000, "eur": 10_000, "JPY": 1_000_000, "krw": 1_000_000, "KWD": 1000, "HUF": 10_000}
 

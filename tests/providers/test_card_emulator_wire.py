@@ -15,7 +15,7 @@ import pytest
 import stripe
 import trio
 
-from holdfast.providers.card.wire import TrioHttp
+from holdfast.providers.card.stripe_adapter import TrioHttp
 from holdfast_emulators.card.state import ApiError
 from holdfast_emulators.card.wire import parse_form
 

@@ -16,7 +16,7 @@ from holdfast.ledger.tasks.provider_update import Output
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, MediaProvider, NotSent, PollFault, Rejected
 from holdfast.providers.media.client import ANSWER_MAX_BYTES
 from holdfast.providers.media.cog import CogProvider
-from holdfast.providers.media.prediction_provider import Polling
+from holdfast.providers.media.predictions import Polling
 from holdfast_emulators.studio.model import BadInput, OutputFile, RenderContext
 
 from .conftest import SECRET, CallbackReceiver, ServeApp, Stalled, StartStudio, is_last

@@ -9,25 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.providers.outbound.connection_pool import (
-    KEEP_ALIVE_S,
-    Endpoint,
-    render_request,
-)
-from holdfast.providers.outbound.faults import (
-    BodyTooLarge,
-    ConnectError,
-    PoolTimeout,
-    ReadTimeout,
-    RemoteProtocolError,
-    WriteError,
-    WriteTimeout,
-)
-from holdfast.providers.outbound.response_parser import (
     HEADER_BYTES_MAX,
     HEADER_COUNT_MAX,
     INFORMATIONAL_MAX_COUNT,
+    KEEP_ALIVE_S,
     OVERHEAD_BYTES_MAX,
+    BodyTooLarge,
+    ConnectError,
+    Endpoint,
+    PoolTimeout,
+    ReadTimeout,
+    RemoteProtocolError,
     ResponseParser,
+    WriteError,
+    WriteTimeout,
+    render_request,
 )
 
 from .pool_servers import GET, HERE, OK, Servers, answers, ask, head_of, pool_of

@@ -11,7 +11,7 @@ import trio
 import trio.lowlevel
 from tests.certificates import Authority
 
-from holdfast.providers.outbound.faults import (
+from holdfast.providers.outbound.connection_pool import (
     ConnectError,
     ConnectTimeout,
 )

@@ -14,38 +14,29 @@ import pytest
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.providers.media.base import Accepted, Job, MediaProvider
 from holdfast.providers.media.kinds import KINDS
+from holdfast.providers.storage.sniffing import sniff
 from holdfast.settings.settings import load_settings
 from holdfast.wiring.provider_registry import ProviderRegistry
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
-CATALOG = """
-[providers.parrot]
-kind = "echo"
-url = "http://parrot.internal:5000"
-[[models]]
-id = "m"
-modality = "image"
-type = "async"
-created = "2026-11-01"
-pricing = { mode = "per_request", unit_price = "1" }
-upstream = { provider = "parrot" }
-input_schema = { type = "object" }
-"""
 
 
-def example() -> str:
-    """The module in CONTRIBUTING.md."""
+def example(language: str) -> str:
+    """The module or the catalog in CONTRIBUTING.md."""
     section = CONTRIBUTING.read_text(encoding="utf-8").partition("## Adding a provider kind")[2]
-    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    found = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
     assert found is not None
     return found[1]
 
 
+CATALOG = example("toml")
+
+
 @pytest.fixture
-def echo() -> ModuleType:
+def colour() -> ModuleType:
     """The module, loaded."""
-    module = ModuleType("echo")
-    exec(compile(example(), "echo.py", "exec"), module.__dict__)
+    module = ModuleType("colour")
+    exec(compile(example("python"), "colour.py", "exec"), module.__dict__)
     return module
 
 
@@ -57,29 +48,31 @@ def open_registry(folder: Path, catalog: str = CATALOG) -> ProviderRegistry:
 
 
 async def test_a_registered_kind_runs_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, echo: ModuleType
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, colour: ModuleType
 ) -> None:
-    monkeypatch.setitem(KINDS, "echo", echo.ECHO)
+    monkeypatch.setitem(KINDS, "colour", colour.COLOUR)
     registry = open_registry(tmp_path)
-    provider: MediaProvider = registry.providers["parrot"]
-    assert registry.slots() == {"parrot": 4}
+    provider: MediaProvider = registry.providers["painter"]
+    assert registry.slots() == {"painter": 4}
     submission = await provider.submit(Job("task_1", 1, "m", {"prompt": "hello"}, "http://here/callback"))
     assert isinstance(submission, Accepted)
     update = await provider.poll("task_1", 1, submission.provider_ref)
     assert update is not None
     (output,) = update.outputs
     assert output.data is not None
-    assert (update.status, base64.b64decode(output.data)) == ("succeeded", b"hello")
+    # Hosting takes it: its bytes are of a type that is hosted.
+    assert (update.status, sniff(base64.b64decode(output.data))) == ("succeeded", output.content_type)
+    assert await provider.cancel("task_1", 1, submission.provider_ref) == "confirmed"
     assert await provider.poll("task_2", 1, None) is None
 
 
 @pytest.mark.parametrize("check", [("check",), ("format", "--check")])
 def test_the_module_is_in_the_style_of_the_project(check: tuple[str, ...]) -> None:
-    name = "src/holdfast/providers/media/echo.py"
+    name = "src/holdfast/providers/media/colour.py"
     done = subprocess.run(
         [sys.executable, "-m", "ruff", *check, "--stdin-filename", name, "-"],
         cwd=CONTRIBUTING.parent,
-        input=example(),
+        input=example("python"),
         capture_output=True,
         text=True,
         check=False,
@@ -88,17 +81,17 @@ def test_the_module_is_in_the_style_of_the_project(check: tuple[str, ...]) -> No
 
 
 def test_an_unregistered_kind_is_a_fault_of_the_catalog(tmp_path: Path) -> None:
-    with pytest.raises(CatalogFault, match="kind must be one of studio, cog, replicate, not 'echo'"):
+    with pytest.raises(CatalogFault, match="kind must be one of studio, cog, replicate, not 'colour'"):
         open_registry(tmp_path)
 
 
 def test_the_rules_of_a_kind_hold_for_its_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, echo: ModuleType
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, colour: ModuleType
 ) -> None:
-    monkeypatch.setitem(KINDS, "echo", echo.ECHO)
+    monkeypatch.setitem(KINDS, "colour", colour.COLOUR)
     for old, new, fault in (
-        ("url = ", "polls = true\nurl = ", "polls is not a known key of kind echo"),
-        ('url = "http://parrot.internal:5000"', "", "url is missing"),
+        ("url = ", "polls = true\nurl = ", "polls is not a known key of kind colour"),
+        ('url = "http://painter.internal:5000"', "", "url is missing"),
     ):
         with pytest.raises(CatalogFault, match=fault):
             open_registry(tmp_path, CATALOG.replace(old, new))

@@ -16,7 +16,7 @@ from holdfast.actors.workers.provider_watch import CHECK_S, PROBE_S, ProviderWat
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.health import FAILURES_MAX, SILENT_AFTER_S, ProviderHealth
 from holdfast.providers.media.replicate import ReplicateProvider
-from holdfast.providers.outbound.faults import ConnectError
+from holdfast.providers.outbound.connection_pool import ConnectError
 
 
 async def test_three_unanswered_calls_in_a_row_are_down_and_one_answer_is_up() -> None:

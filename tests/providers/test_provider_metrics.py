@@ -16,7 +16,7 @@ from holdfast.actors.workers.provider_watch import CHECK_S, ProviderWatch
 from holdfast.providers.media.base import Job, PollFault
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.health import FAILURES_MAX
-from holdfast.providers.outbound.faults import BodyTooLarge, ConnectError, PoolTimeout, ReadTimeout
+from holdfast.providers.outbound.connection_pool import BodyTooLarge, ConnectError, PoolTimeout, ReadTimeout
 from holdfast.telemetry import metrics
 
 JOB = Job("task_1", 1, "m", {}, "http://callback.example")

@@ -19,10 +19,10 @@ from replicate.webhook import Webhooks, WebhookSigningSecret, WebhookValidationE
 
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, PollFault, Rejected
-from holdfast.providers.media.callback_address import hook_address, names_same_job, read_hook_query
+from holdfast.providers.media.callbacks import hook_address, names_same_job, read_hook_query
 from holdfast.providers.media.predictions import percent_of
 from holdfast.providers.media.replicate import ReplicateProvider, target_of
-from holdfast.providers.standard_webhooks import verify_standard
+from holdfast.providers.signatures import verify_standard
 
 from .conftest import ServeApp
 from .replicate_server import SECRET, TOKEN, VERSION, Hosted, hosted_service

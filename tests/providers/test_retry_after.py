@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from holdfast.providers.outbound.retry_after import parse_retry_after
+from holdfast.providers.outbound.connection_pool import parse_retry_after
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 

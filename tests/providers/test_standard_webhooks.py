@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.ledger.standard_secrets import standard_key
-from holdfast.providers.signatures import HEADER_MAX_CHARS, SIGNATURES_MAX_COUNT
-from holdfast.providers.standard_webhooks import (
+from holdfast.providers.signatures import (
+    HEADER_MAX_CHARS,
+    SIGNATURES_MAX_COUNT,
     sign_standard,
     standard_headers,
     verify_standard,

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from holdfast.providers.storage.sniffing import MEDIA_TYPES, opened
-from holdfast.providers.storage.truncation import is_complete
+from holdfast.providers.storage.sniffing import MEDIA_TYPES, is_complete, opened
 
 
 def picture(form: str) -> bytes:

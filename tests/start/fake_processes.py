@@ -6,8 +6,7 @@ import signal
 
 import trio
 
-from holdfast.start.parent.child_process import ChildProcess
-from holdfast.start.parent.protocol import READY
+from holdfast.start.parent.child_process import READY, ChildProcess
 
 
 class FakeProcess(ChildProcess):

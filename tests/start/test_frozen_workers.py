@@ -7,8 +7,8 @@ import signal
 import trio
 from trio.testing import MockClock
 
+from holdfast.start.parent.child_process import ALIVE, ALIVE_S
 from holdfast.start.parent.process_slot import FROZEN_S, SILENT_S
-from holdfast.start.parent.protocol import ALIVE, ALIVE_S
 
 from .fake_parent import Parent, running
 from .fake_processes import FakeProcess

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.start.parent.metrics_folder import metrics_folder
+from holdfast.start.parent.parent import metrics_folder
 
 HOLDER = """
 import signal
-from holdfast.start.parent.metrics_folder import metrics_folder
+from holdfast.start.parent.parent import metrics_folder
 with metrics_folder() as folder:
     print(folder, flush=True)
     signal.pause()

@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 
-from holdfast.start.parent.protocol import WorkerArguments
+from holdfast.start.parent.child_process import WorkerArguments
 
 APPLICATION = {
     *("sqlalchemy", "alembic", "quart", "quart_trio", "hypercorn", "pykka", "httpx2", "stripe", "jsonschema_rs"),
@@ -46,7 +46,7 @@ def test_a_worker_whose_parent_ends_while_it_loads_exits_at_once() -> None:
         "sys.modules['holdfast.start.children.serving'] = Loading('serving')\n"
         "import msgspec\n"
         "from holdfast.start.children.worker import main\n"
-        "from holdfast.start.parent.protocol import WorkerArguments\n"
+        "from holdfast.start.parent.child_process import WorkerArguments\n"
         "main(msgspec.json.decode(sys.argv[1], type=WorkerArguments))\n"
     )
     with ours:

@@ -130,8 +130,7 @@ def audit_command(
 
     Prints a line for each difference and each rule, and exits with 1 if there is a difference.
     """
-    from holdfast.commands.audit_watch import AuditWatch
-    from holdfast.commands.progress_line import ProgressLine
+    from holdfast.commands.audit_watch import AuditWatch, ProgressLine
     from holdfast.persistence.audit.audit import RULE_NAMES
 
     ends = quiet_ends() if watch else nullcontext()

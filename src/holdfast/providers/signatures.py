@@ -10,12 +10,15 @@ body that was parsed and encoded again is another body.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
+
+from holdfast.ledger.standard_secrets import KEY_MAX_BYTES, KEY_MIN_BYTES, SECRET_PREFIX, standard_key
 
 SignatureVerdict = Literal["valid", "missing", "invalid", "expired"]
 """``expired`` is returned only for a signature that is otherwise right, so it reveals nothing to a forger."""
@@ -100,3 +103,68 @@ def _key(secret: bytes | str) -> bytes:
 
 def _digest(key: bytes, moment: str, body: bytes) -> bytes:
     return hmac.new(key, moment.encode("ascii") + b"." + body, hashlib.sha256).hexdigest().encode("ascii")
+
+
+ID_HEADER: Final = "webhook-id"
+TIMESTAMP_HEADER: Final = "webhook-timestamp"
+SIGNATURE_HEADER: Final = "webhook-signature"
+
+# Without dots, since dots separate the signed parts.
+_ID = re.compile(r"[!-\-/-~]{1,200}\Z")
+
+
+def sign_standard(secret: str, message_id: str, at: int, body: bytes) -> str:
+    """Return one signature, ``v1,<base64>``, of ``body`` sent under ``message_id`` at ``at`` (unix seconds).
+
+    Raises ``ValueError`` for an invalid secret, an id with a dot or a blank, or a negative time.
+    """
+    key = standard_key(secret)
+    if key is None:
+        raise ValueError(f"a secret is {SECRET_PREFIX} and the base64 of {KEY_MIN_BYTES} to {KEY_MAX_BYTES} bytes")
+    moment = str(at)
+    if not _ID.match(message_id) or not TIME.match(moment):
+        raise ValueError("a message has an id without dots and blanks, and a time that is not negative")
+    return f"v1,{_standard_digest(key, message_id, moment, body).decode('ascii')}"
+
+
+def standard_headers(secrets: Sequence[str], message_id: str, at: int, body: bytes) -> dict[str, str]:
+    """Return the three headers of one attempt, signed with each of ``secrets``. Raises as :func:`sign_standard`."""
+    return {
+        ID_HEADER: message_id,
+        TIMESTAMP_HEADER: str(at),
+        SIGNATURE_HEADER: " ".join(sign_standard(secret, message_id, at, body) for secret in secrets),
+    }
+
+
+def verify_standard(
+    headers: Mapping[str, str],
+    body: bytes,
+    secrets: Sequence[str],
+    *,
+    now: datetime,
+) -> SignatureVerdict:
+    """Verify a message by its headers, with names in lower case, and each secret in turn.
+
+    ``expired`` is returned only for a signature that is otherwise right. Signatures other than ``v1`` and invalid
+    secrets are ignored; without a secret nothing verifies.
+    """
+    message_id = headers.get(ID_HEADER, "").strip()
+    moment = headers.get(TIMESTAMP_HEADER, "").strip()
+    signatures = headers.get(SIGNATURE_HEADER, "").strip()
+    if not (message_id and moment and signatures):
+        return "missing"
+    if not _ID.match(message_id) or not TIME.match(moment):
+        return "invalid"
+    if len(signatures) > HEADER_MAX_CHARS or not signatures.isascii():
+        return "invalid"
+    words = signatures.split()
+    if len(words) > SIGNATURES_MAX_COUNT:
+        return "invalid"
+    offered = [word[3:].encode("ascii") for word in words if word.startswith("v1,")]
+    keys = filter(None, map(standard_key, secrets))
+    return judge([_standard_digest(key, message_id, moment, body) for key in keys], offered, moment, now)
+
+
+def _standard_digest(key: bytes, message_id: str, moment: str, body: bytes) -> bytes:
+    signed = message_id.encode("ascii") + b"." + moment.encode("ascii") + b"." + body
+    return base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest())

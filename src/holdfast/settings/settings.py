@@ -7,9 +7,11 @@ to start without its secrets, or with weak ones.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hmac
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from holdfast.settings.checks import OWN_SECRETS, Fault, find_faults, find_location_faults
-from holdfast.settings.secret_files import read_or_create_secret
 from holdfast.settings.values import (
     AbsolutePath,
     BaseUrl,
@@ -37,6 +38,33 @@ from holdfast.settings.values import (
     SmtpUrl,
     TextList,
 )
+
+
+def read_or_create_secret(path: Path) -> str:
+    """Read a secret's file, or create it atomically, so that processes started together agree on one value.
+
+    Raises OSError, and ValueError for a file that is not one word of ASCII.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return _read(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        draft.touch(mode=0o600, exist_ok=False)
+        with draft.open("w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(36) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return _read(path)
+
+
+def _read(path: Path) -> str:
+    [secret] = path.read_text("ascii").split()
+    return secret
+
 
 __all__ = [
     "PREFIX",

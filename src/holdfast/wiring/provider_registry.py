@@ -16,7 +16,7 @@ from holdfast.ledger.catalog.catalog import Catalog, CatalogFault, load_catalog
 from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.providers.media.base import MediaProvider, ProviderSetup
-from holdfast.providers.media.callback_address import PURPOSE, hook_address
+from holdfast.providers.media.callbacks import PURPOSE, hook_address
 from holdfast.providers.media.health import ProviderHealth, ProviderState
 from holdfast.providers.media.kinds import KINDS, kind_rules
 from holdfast.providers.media.provider_check import CHECK_ATTEMPT

@@ -32,8 +32,7 @@ from holdfast_emulators.card.wire import (
     required,
     string,
 )
-from holdfast_emulators.serving import serve_app
-from holdfast_emulators.signed_sender import RETRY_DELAYS_S
+from holdfast_emulators.serving import RETRY_DELAYS_S, serve_app
 
 BODY_MAX_BYTES: Final = 1024 * 1024
 PUBLIC_CALLS: Final = ("payment_intents.retrieve", "payment_intents.confirm")

@@ -20,7 +20,7 @@ import trio
 from holdfast.ledger.clock import Now, utc_now
 from holdfast_emulators.card import intents
 from holdfast_emulators.card.state import ApiError, Event, State, Store, StoredResponse
-from holdfast_emulators.signed_sender import RETRY_DELAYS_S, SignedSender
+from holdfast_emulators.serving import RETRY_DELAYS_S, SignedSender
 
 FILE_NAME: Final = "card-emulator.json"
 

@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from holdfast.ledger.clock import Now, format_time, utc_now
-from holdfast_emulators.signed_sender import RETRY_DELAYS_S, SignedSender
+from holdfast_emulators.serving import RETRY_DELAYS_S, SignedSender
 from holdfast_emulators.studio.model import CheckedInput, OutputFile
 
 Status = Literal["starting", "processing", "succeeded", "failed", "canceled"]

@@ -21,7 +21,7 @@ import trio
 
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import sign_link
-from holdfast_emulators.signed_sender import RETRY_DELAYS_S
+from holdfast_emulators.serving import RETRY_DELAYS_S
 from holdfast_emulators.studio.drawing import Clip, Poster
 from holdfast_emulators.studio.edit import Edit
 from holdfast_emulators.studio.jobs import PROGRESS_EVERY_S, CallbackSender, Job, Order

@@ -27,8 +27,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.orders import expect_change
 from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database
-from holdfast.providers.card.amounts import minor_from_micro
-from holdfast.providers.card.base import CardFault, CardProvider, CardRejected
+from holdfast.providers.card.base import CardFault, CardProvider, CardRejected, minor_from_micro
 from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)

@@ -37,7 +37,7 @@ from holdfast.persistence.records.outbox import OutboxOutcomeRow
 from holdfast.persistence.records.row_types import OutboxAttemptRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.urls import parse_url
-from holdfast.providers.standard_webhooks import standard_headers
+from holdfast.providers.signatures import standard_headers
 from holdfast.telemetry import metrics
 from holdfast.telemetry.reports.conditions import WEBHOOKS, Conditions
 from holdfast.telemetry.traces import traceparent

@@ -27,7 +27,7 @@ from holdfast.ledger.orders.order import (
     fx_of,
 )
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
-from holdfast.providers.card.amounts import minor_decimals
+from holdfast.providers.card.base import minor_decimals
 
 S = TypeVar("S", bound=OrderPart)
 

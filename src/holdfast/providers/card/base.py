@@ -1,6 +1,6 @@
 """The interface of a card provider.
 
-Amounts are integers in the currency's minor unit (:mod:`holdfast.providers.card.amounts` converts); currency codes
+Amounts are integers in the currency's minor unit (:mod:`holdfast.providers.card.base` converts); currency codes
 are upper case. A snapshot is what the provider reports now, as facts; the payment order's rules decide what follows
 from them.
 
@@ -12,9 +12,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
+from holdfast.ledger.money import MICRO
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
+
+_ZERO_DECIMALS: Final = frozenset(
+    "BIF CLP DJF GNF JPY KMF KRW MGA PYG RWF VND VUV XAF XOF XPF".split()  # noqa: SIM905 - reads as a table
+)
+_THREE_DECIMALS: Final = frozenset({"BHD", "JOD", "KWD", "OMR", "TND"})
+DECIMALS_DEFAULT: Final = 2
+
+
+def minor_decimals(currency: str) -> int:
+    """Return how many decimals the minor unit of ``currency`` (in either case) has."""
+    code = currency.upper()
+    if code in _ZERO_DECIMALS:
+        return 0
+    return 3 if code in _THREE_DECIMALS else DECIMALS_DEFAULT
+
+
+def micro_per_minor(currency: str) -> int:
+    """Return how many micro-units one minor unit of ``currency`` is: 10_000 for a cent."""
+    return int(MICRO // 10 ** minor_decimals(currency))
+
+
+def minor_from_micro(amount_micro: int, currency: str) -> int:
+    """Convert micro-units to minor units. Raises ``ValueError`` unless the amount is a whole number of them."""
+    minor, rest = divmod(amount_micro, micro_per_minor(currency))
+    if rest:
+        raise ValueError(f"{amount_micro} micro-credits are not whole minor units of {currency.upper()}")
+    return minor
 
 
 class CardFault(Exception):

@@ -29,7 +29,7 @@ from holdfast.ledger.orders.facts import (
     join,
 )
 from holdfast.ledger.orders.snapshots import ProviderSnapshot, SnapshotState, synthetic_events
-from holdfast.providers.card.amounts import micro_per_minor
+from holdfast.providers.card.base import micro_per_minor
 
 Object = Mapping[str, object]
 """A JSON object; numbers with a fraction are decoded as strings, so that amounts are never floats."""

@@ -10,9 +10,10 @@ submitted again only if ``idempotent_submit`` holds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -20,6 +21,20 @@ from holdfast.ledger.catalog.kinds import KindRules
 from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate, UpdateStatus
 from holdfast.providers.media.health import ProviderHealth
+
+MESSAGE_MAX_CHARS: Final = 500
+WORD_MAX_CHARS: Final = 64
+"""The longest stage, status, unit or code."""
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+def tidy(text: str | None, limit_chars: int) -> str | None:
+    """Replace control characters by blanks and truncate; None if nothing remains."""
+    if text is None:
+        return None
+    clean = _CONTROLS.sub(" ", text[: limit_chars * 4]).strip()
+    return (clean if len(clean) <= limit_chars else clean[: limit_chars - 1] + "…") or None
 
 
 class Job(msgspec.Struct, frozen=True, tag=True):

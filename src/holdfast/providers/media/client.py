@@ -11,18 +11,20 @@ import msgspec
 import trio
 
 from holdfast.ledger.clock import utc_now
-from holdfast.providers.media.base import Ambiguous, NotSent, PollFault
+from holdfast.providers.media.base import MESSAGE_MAX_CHARS, Ambiguous, NotSent, PollFault, tidy
 from holdfast.providers.media.health import ProviderHealth
-from holdfast.providers.media.text import MESSAGE_MAX_CHARS, tidy
-from holdfast.providers.outbound.connection_pool import ConnectionPool, Endpoint, render_request, tls_context
-from holdfast.providers.outbound.faults import (
+from holdfast.providers.outbound.connection_pool import (
     BodyTooLarge,
+    ConnectionPool,
     ConnectTimeout,
+    Endpoint,
     NeverSent,
     PoolTimeout,
     TransportFault,
+    parse_retry_after,
+    render_request,
+    tls_context,
 )
-from holdfast.providers.outbound.retry_after import parse_retry_after
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.telemetry import metrics
 from holdfast.telemetry.traces import trace_header

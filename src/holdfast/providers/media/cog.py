@@ -23,11 +23,17 @@ from holdfast.providers.media.base import (
     ProviderSetup,
     Submission,
     job_id,
+    tidy,
 )
 from holdfast.providers.media.client import ProviderResponse
-from holdfast.providers.media.prediction_provider import Polling, PredictionProvider, rejected
-from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, read_prediction
-from holdfast.providers.media.text import tidy
+from holdfast.providers.media.predictions import (
+    REF_MAX_CHARS,
+    Polling,
+    PredictionFault,
+    PredictionProvider,
+    read_prediction,
+    rejected,
+)
 
 _BUSY = frozenset({408, 409, 425, 429, 503})
 

@@ -40,11 +40,16 @@ from holdfast.providers.media.base import (
     ProviderSetup,
     Rejected,
     Submission,
+    tidy,
 )
 from holdfast.providers.media.client import ProviderResponse, detail_of
-from holdfast.providers.media.prediction_provider import PredictionProvider, rejected
-from holdfast.providers.media.predictions import REF_MAX_CHARS, PredictionFault, read_prediction
-from holdfast.providers.media.text import tidy
+from holdfast.providers.media.predictions import (
+    REF_MAX_CHARS,
+    PredictionFault,
+    PredictionProvider,
+    read_prediction,
+    rejected,
+)
 
 EVENTS = ("start", "completed")
 """``completed`` contains everything; events in between would repeat input, logs and outputs twice a second."""

@@ -18,8 +18,7 @@ from typing import IO, Literal, TypeVar
 
 import trio
 
-from holdfast.providers.outbound.connection_pool import Response
-from holdfast.providers.outbound.faults import BodyTooLarge
+from holdfast.providers.outbound.connection_pool import BodyTooLarge, Response
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Origin, Unreachable
 from holdfast.providers.storage.base import clear_leftovers
 from holdfast.providers.storage.sniffing import (
@@ -27,12 +26,12 @@ from holdfast.providers.storage.sniffing import (
     MEDIA_TYPES,
     NotMedia,
     TooManyPixels,
+    is_complete,
     measure,
     opened,
     plain_type,
     sniff,
 )
-from holdfast.providers.storage.truncation import is_complete
 
 BYTES_MAX = 256 * 1024 * 1024
 TOTAL_TIMEOUT_S = 300.0

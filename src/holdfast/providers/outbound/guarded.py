@@ -18,15 +18,17 @@ import trio
 
 from holdfast.providers.outbound.addresses import is_plain_host, is_public
 from holdfast.providers.outbound.connection_pool import (
+    ConnectError,
     ConnectionPool,
+    ConnectTimeout,
     Endpoint,
     Response,
     StartTls,
+    TransportFault,
     render_request,
     start_tls,
     tls_context,
 )
-from holdfast.providers.outbound.faults import ConnectError, ConnectTimeout, TransportFault
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.providers.outbound.urls import Target, parse_url
 

@@ -14,8 +14,8 @@ import trio
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.deliveries import DeliveryResponse
 from holdfast.providers.outbound.addresses import is_plain_host, is_public, names_address
+from holdfast.providers.outbound.connection_pool import parse_retry_after
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
-from holdfast.providers.outbound.retry_after import parse_retry_after
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.telemetry.traces import trace_header
 from holdfast.telemetry.traces.spans import span

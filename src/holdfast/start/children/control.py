@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import trio
 
-from holdfast.start.parent.protocol import ALIVE, ALIVE_S, LINE_BYTES_MAX, READY
+from holdfast.start.parent.child_process import ALIVE, ALIVE_S, LINE_BYTES_MAX, READY
 
 
 class Control:

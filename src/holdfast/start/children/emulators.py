@@ -17,7 +17,7 @@ from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.settings.settings import environment, load_settings
 from holdfast.start.children.control import Control
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
-from holdfast.start.parent.protocol import EmulatorsArguments
+from holdfast.start.parent.child_process import EmulatorsArguments
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import emulators_tree

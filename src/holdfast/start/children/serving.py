@@ -17,7 +17,7 @@ from holdfast.settings.settings import environment, load_settings
 from holdfast.sockets.listening import SlotSockets, Sockets, url_of
 from holdfast.start.children.control import Control
 from holdfast.start.exit_codes import BAD_CONFIGURATION
-from holdfast.start.parent.protocol import COVER, REPORT, RETIRE, WorkerArguments
+from holdfast.start.parent.child_process import COVER, REPORT, RETIRE, WorkerArguments
 from holdfast.start.service import run_assembly, stop_in_order, within_open_files
 from holdfast.supervision.faults import NotRunning
 from holdfast.telemetry.logs import configure_logging

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.start.exit_codes import GAVE_UP
 from holdfast.start.loading import loading
-from holdfast.start.parent.protocol import WorkerArguments
+from holdfast.start.parent.child_process import WorkerArguments
 
 
 def main(arguments: WorkerArguments) -> int:

@@ -8,13 +8,20 @@ connection.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from socket import gethostname
+from typing import Final
 
 import structlog
 import trio
@@ -22,6 +29,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from holdfast import __version__
 from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.postmaster import EmbeddedFault
 from holdfast.persistence.server.revisions import is_migrated
 from holdfast.settings.checks import has_emulators
 from holdfast.settings.settings import PREFIX, Settings, environment
@@ -29,21 +37,95 @@ from holdfast.settings.warnings import find_warnings
 from holdfast.sockets.emulator_ports import EMULATOR_HOST, card_emulator_port, studio_port
 from holdfast.sockets.listening import Sockets, open_sockets, refuse_new_connections, url_of
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
-from holdfast.start.parent.child_process import ChildProcess, start_process
-from holdfast.start.parent.database_server import DatabaseServer
-from holdfast.start.parent.metrics_folder import metrics_folder
+from holdfast.start.parent.child_process import ChildProcess, EmulatorsArguments, WorkerArguments, start_process
 from holdfast.start.parent.process_slot import ProcessSlot
-from holdfast.start.parent.protocol import EmulatorsArguments, WorkerArguments
 from holdfast.start.parent.workers import Workers
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.report import Report, ReportKind
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.telemetry.scrubbing import register_secrets
 
+_PREFIX: Final = "holdfast-metrics-"
+_LOCK: Final = "lock"
+_NEW_S: Final = 60.0
+"""A folder that is younger may not be locked yet."""
+
+
+@contextmanager
+def metrics_folder() -> Iterator[str]:
+    """Create the folder, and remove it at the end."""
+    _remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, (Path(folder) / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+def _remove_abandoned() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            found = folder.lstat()
+            if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _NEW_S:
+                continue
+            with (folder / _LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+
+
 log = structlog.get_logger(__name__)
+
+RETRY_FIRST_S = 0.1
+RETRY_LAST_S = 1.0
+
+
+class DatabaseServer:
+    """Starts the server again whenever it has ended, at no cost in restarts: the workers wait for it meanwhile.
+
+    It does not stop the server, which must outlive the last worker.
+    """
+
+    def __init__(self, embedded: EmbeddedPostgres, reporter: Reporter) -> None:
+        self._embedded = embedded
+        self._reporter = reporter
+        self._scope = trio.CancelScope()
+        self._limiter = trio.CapacityLimiter(2)
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Watch the server until stopped."""
+        task_status.started()
+        with self._scope:
+            while True:
+                await trio.to_thread.run_sync(self._embedded.wait, limiter=self._limiter, abandon_on_cancel=True)
+                began = trio.current_time()
+                self._report("outage", "the embedded database has stopped")
+                await self._start_again()
+                self._report("recovery", "the embedded database runs again", round(trio.current_time() - began, 3))
+
+    async def stop(self) -> None:
+        """End the watch."""
+        self._scope.cancel()
+
+    def _report(self, kind: ReportKind, reason: str, duration_s: float | None = None) -> None:
+        now = self._reporter.now()
+        self._reporter.report(
+            Report(kind=kind, at=now, path="processes/database", reason=reason, duration_s=duration_s)
+        )
+
+    async def _start_again(self) -> None:
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                await trio.to_thread.run_sync(self._embedded.start, limiter=self._limiter)
+            except EmbeddedFault as fault:
+                log.error("the embedded database does not start", reason=str(fault))
+                await trio.sleep(pause_s)
+                pause_s = min(pause_s * 2, RETRY_LAST_S)
+            else:
+                return
+
 
 AT_ONCE_S = 3.0
 """How long the children may take to end after a second signal."""

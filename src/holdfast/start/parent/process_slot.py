@@ -15,8 +15,7 @@ import structlog
 import trio
 
 from holdfast.start.exit_codes import BAD_CONFIGURATION
-from holdfast.start.parent.child_process import ChildProcess
-from holdfast.start.parent.protocol import ALIVE, ALIVE_S, READY, RETIRE
+from holdfast.start.parent.child_process import ALIVE, ALIVE_S, READY, RETIRE, ChildProcess
 from holdfast.supervision.status import ChildStatus
 
 START_S = 60.0

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import signal
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from holdfast.start.parent.child_process import ChildProcess
+import msgspec
+
+from holdfast.start.parent.child_process import COVER, REPORT, ChildProcess
 from holdfast.start.parent.process_slot import ProcessSlot
-from holdfast.start.parent.protocol import COVER
-from holdfast.start.parent.report_relay import ReportRelay
 from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.spec import ChildSpec
 from holdfast.telemetry.reports.report import Level, Report
 from holdfast.telemetry.reports.reporter import Reporter
+
+WAITING_MAX = 1_000
+
+
+class ReportRelay:
+    """Passes reports on in their order; without a worker that serves the newest ones wait.
+
+    ``send`` sends a line to one worker, and returns whether it was taken.
+    """
+
+    def __init__(self, send: Callable[[str], bool]) -> None:
+        self._send = send
+        self._waiting: deque[Report] = deque(maxlen=WAITING_MAX)
+
+    def accept(self, report: Report) -> None:
+        """Pass a report on, after those that wait: a listener of the reporter."""
+        self._waiting.append(report)
+        self.flush()
+
+    def flush(self) -> None:
+        """Pass on what waits, as far as it is taken."""
+        while self._waiting and self._send(f"{REPORT} {msgspec.json.encode(self._waiting[0]).decode()}"):
+            self._waiting.popleft()
+
 
 BACKOFF = Backoff(0.1, 30.0, factor=3.0)
 """Steep: a slot whose process always ends at once spends little more than its share of the restart budget."""

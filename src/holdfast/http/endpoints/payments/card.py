@@ -33,7 +33,6 @@ from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_of_event
-from holdfast.providers.card.amounts import minor_from_micro
 from holdfast.providers.card.base import (
     CardFault,
     CardPayments,
@@ -41,6 +40,7 @@ from holdfast.providers.card.base import (
     CardRejected,
     CardTimeout,
     IntentCreated,
+    minor_from_micro,
 )
 from holdfast.providers.card.events import EVENT_BYTES_MAX, parse_card_event
 from holdfast.providers.signatures import verify_signature

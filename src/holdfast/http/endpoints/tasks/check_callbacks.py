@@ -8,7 +8,7 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
-from holdfast.providers.media.callback_address import PURPOSE, read_hook_query
+from holdfast.providers.media.callbacks import PURPOSE, read_hook_query
 from holdfast.providers.media.provider_check import CHECK_PREFIX
 
 

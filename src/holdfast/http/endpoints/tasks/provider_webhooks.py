@@ -31,12 +31,11 @@ from holdfast.http.schemas.tasks import TaskBody
 from holdfast.ledger.catalog.models import CALLBACK_BYTES_MOST, ProviderConfig
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
-from holdfast.providers.media.callback_address import PURPOSE, names_same_job, read_hook_query
-from holdfast.providers.media.callbacks import BODY_MAX_BYTES
+from holdfast.providers.media.callbacks import BODY_MAX_BYTES, PURPOSE, names_same_job, read_hook_query
 from holdfast.providers.media.kinds import KINDS
 from holdfast.providers.media.predictions import TERMINAL, PredictionFault, read_prediction, update_of
-from holdfast.providers.standard_webhooks import ID_HEADER, verify_standard
-from holdfast.providers.standard_webhooks import SIGNATURE_HEADER as STANDARD_HEADER
+from holdfast.providers.signatures import ID_HEADER, verify_standard
+from holdfast.providers.signatures import SIGNATURE_HEADER as STANDARD_HEADER
 
 route = RouteTable("Callbacks")
 

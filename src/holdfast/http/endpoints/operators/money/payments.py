@@ -28,8 +28,7 @@ from holdfast.ledger.orders.targets import received_micro
 from holdfast.ledger.public_types import Amount
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
 from holdfast.persistence.queries.orders import order_by_id
-from holdfast.providers.card.amounts import micro_per_minor, minor_from_micro
-from holdfast.providers.card.base import CardFault, CardRejected
+from holdfast.providers.card.base import CardFault, CardRejected, micro_per_minor, minor_from_micro
 
 route = RouteTable("Operators")
 
