@@ -20,6 +20,12 @@ GRACEFUL_TIMEOUT_S = 0.1
 """Short, because idle connections last as long: clients close theirs before an emulator is stopped."""
 KEEP_ALIVE_TIMEOUT_S = 30
 
+RETRY_DELAYS_S: tuple[float, ...] = (0, 1, 5, 30, 120, 600, 600, 600, 600, 600, 600)
+"""The delay before each attempt to send one message; after the last it is given up."""
+TIMEOUT_S = 15.0
+"""Longer than a receiver waits for its own parts, so that it is not hung up on."""
+_log = structlog.get_logger(__name__)
+
 
 async def serve_app(
     app: QuartTrio,
@@ -67,15 +73,6 @@ def _config(bind: str) -> Config:
     config.h11_max_incomplete_size = 64 * 1024
     config.include_server_header = False
     return config
-
-
-RETRY_DELAYS_S: tuple[float, ...] = (0, 1, 5, 30, 120, 600, 600, 600, 600, 600, 600)
-"""The delay before each attempt to send one message; after the last it is given up."""
-
-TIMEOUT_S = 15.0
-"""Longer than a receiver waits for its own parts, so that it is not hung up on."""
-
-_log = structlog.get_logger(__name__)
 
 
 class SignedSender:

@@ -21,6 +21,10 @@ REFRESH_S = 0.2
 LINES_S = 10.0
 _CLEAR = "\r\x1b[K"
 
+PAUSE_S = 5.0
+"""The time between two passes."""
+RETRY_S = 1.0
+
 
 class ProgressLine:
     """Writes to ``out``. Lines stay; the progress below them is replaced, or shown every ten seconds."""
@@ -48,11 +52,6 @@ class ProgressLine:
         self._out.write(f"{_CLEAR}{text}" if self._is_terminal else f"{text}\n")
         self._out.flush()
         self._is_drawn = self._is_terminal
-
-
-PAUSE_S = 5.0
-"""The time between two passes."""
-RETRY_S = 1.0
 
 
 @dataclass

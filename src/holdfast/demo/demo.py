@@ -38,6 +38,19 @@ STOP_S: Final = 40.0
 AUDIT_S: Final = 120.0
 TAIL_LINES: Final = 40
 
+OUTPUT: Final = Path("demo-output")
+EMAIL: Final = "ada@example.com"
+RECHARGE: Final = "10.00"
+CARD_ORDER: Final = "25.00"
+TEST_CARD: Final = "pm_card_visa"
+MODEL: Final = "studio/image-1"
+PICTURE: Final = {"prompt": "a lighthouse at dusk, calm sea", "n": 4, "width": 1536, "height": 1536, "seed": 7}
+LONG_WORK: Final = {"prompt": "a city of glass in the rain", "n": 4, "width": 1536, "height": 1536}
+TASK_S: Final = 120.0
+PAYMENT_S: Final = 30.0
+POLL_S: Final = 0.1
+ENDED: Final = frozenset({"succeeded", "failed", "canceled"})
+
 
 class ServiceFailed(Exception):
     """The service did not start or stop; the message says how."""
@@ -143,20 +156,6 @@ class DemoService:
                 except ValueError:
                     return None  # the line is not complete yet
         return None
-
-
-OUTPUT: Final = Path("demo-output")
-EMAIL: Final = "ada@example.com"
-RECHARGE: Final = "10.00"
-CARD_ORDER: Final = "25.00"
-TEST_CARD: Final = "pm_card_visa"
-MODEL: Final = "studio/image-1"
-PICTURE: Final = {"prompt": "a lighthouse at dusk, calm sea", "n": 4, "width": 1536, "height": 1536, "seed": 7}
-LONG_WORK: Final = {"prompt": "a city of glass in the rain", "n": 4, "width": 1536, "height": 1536}
-TASK_S: Final = 120.0
-PAYMENT_S: Final = 30.0
-POLL_S: Final = 0.1
-ENDED: Final = frozenset({"succeeded", "failed", "canceled"})
 
 
 class StepFailed(Exception):

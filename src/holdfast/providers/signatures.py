@@ -1,10 +1,16 @@
-"""The signature header shared by provider callbacks and card webhooks: ``t=<unix>,v1=<hex>[,v1=<hex>…]``.
+"""Signatures of messages: our header, which card webhooks share, and Standard Webhooks.
 
-``v1`` is the lower-case hex HMAC-SHA256 of ``t + "." + raw body``. While a secret is rotated there are several
-``v1``; one that matches is enough. An optional ``k=<name>`` names the signer, so that the right secrets can be
-chosen before the body is trusted.
+Ours is ``t=<unix>,v1=<hex>[,v1=<hex>…]``. ``v1`` is the lower-case hex HMAC-SHA256 of ``t + "." + raw body``.
+While a secret is rotated there are several ``v1``; one that matches is enough. An optional ``k=<name>`` names the
+signer, so that the right secrets can be chosen before the body is trusted.
 
-Verification never raises: every defect of the header is a verdict. It works on the raw bytes as received, since a
+Standard Webhooks has three headers: ``webhook-id`` is the message's id, the same for each attempt;
+``webhook-timestamp`` is when this attempt was signed (unix seconds); ``webhook-signature`` contains one or more
+``v1,<base64>``, separated by blanks, one for each current secret. The HMAC-SHA256 covers ``id.timestamp.body``; a
+secret is ``whsec_<base64>``. The URL is not signed: anyone who sees a message could send it to another URL, so a
+receiver must learn from the body what the message is about.
+
+Verification never raises: every defect of a header is a verdict. It works on the raw bytes as received, since a
 body that was parsed and encoded again is another body.
 """
 
@@ -31,6 +37,12 @@ SIGNATURES_MAX_COUNT = 16
 TIME = re.compile(r"(?:0|[1-9][0-9]{0,11})\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+
+ID_HEADER: Final = "webhook-id"
+TIMESTAMP_HEADER: Final = "webhook-timestamp"
+SIGNATURE_HEADER: Final = "webhook-signature"
+# Without dots, since dots separate the signed parts.
+_ID = re.compile(r"[!-\-/-~]{1,200}\Z")
 
 
 def sign(secret: bytes | str, body: bytes, *, at: int, key_name: str | None = None) -> str:
@@ -103,14 +115,6 @@ def _key(secret: bytes | str) -> bytes:
 
 def _digest(key: bytes, moment: str, body: bytes) -> bytes:
     return hmac.new(key, moment.encode("ascii") + b"." + body, hashlib.sha256).hexdigest().encode("ascii")
-
-
-ID_HEADER: Final = "webhook-id"
-TIMESTAMP_HEADER: Final = "webhook-timestamp"
-SIGNATURE_HEADER: Final = "webhook-signature"
-
-# Without dots, since dots separate the signed parts.
-_ID = re.compile(r"[!-\-/-~]{1,200}\Z")
 
 
 def sign_standard(secret: str, message_id: str, at: int, body: bytes) -> str:

@@ -39,6 +39,31 @@ from holdfast.settings.values import (
     TextList,
 )
 
+__all__ = [
+    "PREFIX",
+    "Locations",
+    "ServiceLocation",
+    "Settings",
+    "SettingsFault",
+    "environment",
+    "load_locations",
+    "load_service_location",
+    "load_settings",
+    "prefer",
+]
+PREFIX = "HOLDFAST_"
+SHOWN_CHARS_MAX = 20
+"""A longer invalid value is not shown: it could be a secret in the wrong variable."""
+PRODUCTION_DEFAULTS = {
+    "LOG_FORMAT": "json",
+    "PROCESSES": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
+    "SANDBOX_ENABLED": "false",
+    "TASK_CREATES_PER_ACCOUNT_S": "1000",
+    "WEBHOOK_LOCAL_ALLOWED": "false",
+}
+"""The defaults in production that differ from those of the fields."""
+S = TypeVar("S", bound="Locations")
+
 
 def read_or_create_secret(path: Path) -> str:
     """Read a secret's file, or create it atomically, so that processes started together agree on one value.
@@ -64,35 +89,6 @@ def read_or_create_secret(path: Path) -> str:
 def _read(path: Path) -> str:
     [secret] = path.read_text("ascii").split()
     return secret
-
-
-__all__ = [
-    "PREFIX",
-    "Locations",
-    "ServiceLocation",
-    "Settings",
-    "SettingsFault",
-    "environment",
-    "load_locations",
-    "load_service_location",
-    "load_settings",
-    "prefer",
-]
-
-PREFIX = "HOLDFAST_"
-SHOWN_CHARS_MAX = 20
-"""A longer invalid value is not shown: it could be a secret in the wrong variable."""
-
-PRODUCTION_DEFAULTS = {
-    "LOG_FORMAT": "json",
-    "PROCESSES": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
-    "SANDBOX_ENABLED": "false",
-    "TASK_CREATES_PER_ACCOUNT_S": "1000",
-    "WEBHOOK_LOCAL_ALLOWED": "false",
-}
-"""The defaults in production that differ from those of the fields."""
-
-S = TypeVar("S", bound="Locations")
 
 
 class SettingsFault(Exception):

@@ -38,6 +38,8 @@ BODY_MAX_BYTES: Final = 1024 * 1024
 PUBLIC_CALLS: Final = ("payment_intents.retrieve", "payment_intents.confirm")
 """What a publishable key allows, with the client secret of the intent."""
 
+SETTLE_DELAY_S = 1.0
+
 
 class RequestHandler:
     """Turns a request into a response: API key, form, idempotency, errors."""
@@ -183,9 +185,6 @@ def _add_reads(app: QuartTrio, handler: RequestHandler, changes: Changes) -> Non
 
 def _write(reply: Reply) -> Response:
     return Response(reply.body, status=reply.status, content_type="application/json")
-
-
-SETTLE_DELAY_S = 1.0
 
 
 async def serve_card_emulator(

@@ -1,6 +1,8 @@
 """Apply changes to the emulator's state: run without awaiting, stored on disk, then answered and sent as events.
 
-A change that was started is completed even if the client disconnects, as at a real provider.
+A change that was started is completed even if the client disconnects, as at a real provider. The file is replaced
+as a whole; it is not fsynced, because it has to survive the death of the process, not of the machine. The first
+attempts to send one change's events are in sequence; retries may arrive in any order, as with the real provider.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from holdfast_emulators.serving import RETRY_DELAYS_S, SignedSender
 FILE_NAME: Final = "card-emulator.json"
 
 _log = structlog.get_logger(__name__)
+
+SIGNATURE_HEADER = "Cardprovider-Signature"
+T = TypeVar("T")
 
 
 def load_state(folder: Path) -> State:
@@ -73,9 +78,6 @@ def _replace(path: Path, content: bytes) -> None:
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
     draft.replace(path)
-
-
-SIGNATURE_HEADER = "Cardprovider-Signature"
 
 
 class WebhookSender:
@@ -144,9 +146,6 @@ class WebhookSender:
                 return
         _log.warning("card webhook given up", event_id=event.id, event_type=event.type)
         delivery.state = "given_up"
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,13 @@ Fields = dict[str, Any]
 IntentStatus = Literal["requires_payment_method", "requires_action", "processing", "canceled", "succeeded"]
 UNFINISHED: frozenset[IntentStatus] = frozenset({"requires_payment_method", "requires_action", "processing"})
 
+API_VERSION: Final = "2026-10-28.endive"
+OBJECTS_MAX_COUNT: Final = 2000
+"""How many payments, events and responses under idempotency keys are retained, each."""
+AVAILABLE_AFTER_S: Final = 2 * 24 * 3600
+_ALPHABET = string.ascii_letters + string.digits
+T = TypeVar("T")
+
 
 class ApiError(Exception):
     """An error response, ``{"error": {type, code, message, …}}``, with its status."""
@@ -131,14 +138,6 @@ class Event(msgspec.Struct, kw_only=True):
     type: str
 
 
-API_VERSION: Final = "2026-10-28.endive"
-OBJECTS_MAX_COUNT: Final = 2000
-"""How many payments, events and responses under idempotency keys are retained, each."""
-AVAILABLE_AFTER_S: Final = 2 * 24 * 3600
-
-_ALPHABET = string.ascii_letters + string.digits
-
-
 class StoredResponse(msgspec.Struct, kw_only=True):
     """The response stored under an idempotency key."""
 
@@ -165,9 +164,6 @@ class State(msgspec.Struct, kw_only=True):
     events: dict[str, Event] = {}
     outbound: dict[str, Outbound] = {}
     answers: dict[str, StoredResponse] = {}
-
-
-T = TypeVar("T")
 
 
 class Store:

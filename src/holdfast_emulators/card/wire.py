@@ -22,6 +22,18 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 Form = dict[str, str | dict[str, str]]
 
+PAGE_DEFAULT_COUNT: Final = 10
+PAGE_MAX_COUNT: Final = 100
+Json = dict[str, Any]
+_RELATED: Final[Mapping[str, str]] = {
+    "latest_charge": "charges",
+    "charge": "charges",
+    "payment_intent": "intents",
+    "balance_transaction": "transactions",
+    "failure_balance_transaction": "transactions",
+}
+"""The fields that name another object, and the collection it is in."""
+
 
 def parse_form(raw: bytes | str) -> Form:
     """Parse a form, in which a value may have fields of its own. Raises :class:`ApiError`."""
@@ -85,21 +97,6 @@ def fields(form: Form, name: str) -> dict[str, str]:
     if isinstance(value, str):
         raise ApiError(400, f"Invalid hash or array: {name}", param=name)
     return value
-
-
-PAGE_DEFAULT_COUNT: Final = 10
-PAGE_MAX_COUNT: Final = 100
-
-Json = dict[str, Any]
-
-_RELATED: Final[Mapping[str, str]] = {
-    "latest_charge": "charges",
-    "charge": "charges",
-    "payment_intent": "intents",
-    "balance_transaction": "transactions",
-    "failure_balance_transaction": "transactions",
-}
-"""The fields that name another object, and the collection it is in."""
 
 
 def render(store: Store, thing: object, form: Form) -> Json:

@@ -29,6 +29,12 @@ TYPE_MIN_PX: Final = 9
 _DOTS: Final[dict[Style, int]] = {"gradient": 4, "mosaic": 24, "plasma": 9}
 """How many dots of colour a side of each style's ground has."""
 
+Side = Annotated[int, msgspec.Meta(ge=64, le=2048)]
+SIZES = {"360p": (640, 360), "480p": (854, 480), "720p": (1280, 720)}
+FRAMES_PER_S = 12
+AUTO_DURATION_S = 4.0
+QUALITY = 62
+
 
 class Ground:
     """Random dots of colour between a dark and a light one, stretched: softly, or in squares for a mosaic."""
@@ -78,9 +84,6 @@ def draw_title(image: Image.Image, prompt: str, ground: Ground) -> None:
 def _colour(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
     red, green, blue = colorsys.hsv_to_rgb(hue % 1, saturation, value)
     return round(red * 255), round(green * 255), round(blue * 255)
-
-
-Side = Annotated[int, msgspec.Meta(ge=64, le=2048)]
 
 
 class Poster(msgspec.Struct, frozen=True):
@@ -178,12 +181,6 @@ def _element(mark: int, content: bytes) -> bytes:
 
 def _number(mark: int, value: int) -> bytes:
     return _element(mark, value.to_bytes(max(1, (value.bit_length() + 7) // 8), "big"))
-
-
-SIZES = {"360p": (640, 360), "480p": (854, 480), "720p": (1280, 720)}
-FRAMES_PER_S = 12
-AUTO_DURATION_S = 4.0
-QUALITY = 62
 
 
 class Clip(msgspec.Struct, frozen=True):

@@ -1,4 +1,7 @@
-"""A job at the studio: its order, its progress, its results, and the callbacks that tell of them."""
+"""A job at the studio: its order, its progress, its results, and the callbacks that tell of them.
+
+Progress is sent once, at most every ``progress_every_s``; the result is retried until it is accepted.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,14 @@ from holdfast_emulators.studio.model import CheckedInput, OutputFile
 
 Status = Literal["starting", "processing", "succeeded", "failed", "canceled"]
 TERMINAL: frozenset[Status] = frozenset({"succeeded", "failed", "canceled"})
+
+NAME = "studio"
+SIGNATURE_HEADER = "X-Callback-Signature"
+PROGRESS_EVERY_S = 0.2
+OVERTAKE_S = 1.0
+"""The result follows the last progress, but does not wait longer than this for the receiver's answer to that."""
+_PUBLIC_STATUS = {"starting": "queued"}
+_log = structlog.get_logger(__name__)
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -121,16 +132,6 @@ def describe(file: OutputFile, url: str) -> Mapping[str, object]:
         "duration_s": file.duration_s,
     }
     return {name: value for name, value in fields.items() if value is not None}
-
-
-NAME = "studio"
-SIGNATURE_HEADER = "X-Callback-Signature"
-PROGRESS_EVERY_S = 0.2
-OVERTAKE_S = 1.0
-"""The result follows the last progress, but does not wait longer than this for the receiver's answer to that."""
-
-_PUBLIC_STATUS = {"starting": "queued"}
-_log = structlog.get_logger(__name__)
 
 
 class CallbackSender:

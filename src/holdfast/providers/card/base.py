@@ -1,8 +1,9 @@
 """The interface of a card provider.
 
-Amounts are integers in the currency's minor unit (:mod:`holdfast.providers.card.base` converts); currency codes
-are upper case. A snapshot is what the provider reports now, as facts; the payment order's rules decide what follows
-from them.
+Amounts are integers in the currency's minor unit. Most currencies have two decimals, some none, a few three; the
+table is Stripe's, in which UGX has two. One credit is one unit of the order's currency. Currency codes are upper
+case. A snapshot is what the provider reports now, as facts; the payment order's rules decide what follows from
+them.
 
 Failures are raised as a :class:`CardFault`. After :class:`CardUnavailable` or :class:`CardTimeout` it is unknown
 whether the call had an effect; creating an intent again for the same order finds the first one.

@@ -1,10 +1,16 @@
 """The card provider, called through the official ``stripe`` client, asynchronously on trio.
 
 Each intent is created under our own idempotency key, the order's id, so that a retry after a crash or a lost
-response finds the intent of the first attempt. The provider retains such keys for a day, as long as an order lives.
+response finds the intent of the first attempt. The provider retains such keys for a day, as long as an order
+lives.
 
 Client secrets are passed on and never stored: the client's own logging, which would write whole responses, is
 disabled, and no fault carries the provider's messages or bodies.
+
+The client's HTTP transport is ours, so that the rules for outbound HTTP hold for it too: no proxy or certificate
+from the environment, no redirects, a limit on the size of a response, and a timeout for each whole exchange. A
+response that no provider would send (a proxy's page, a truncated object) becomes a plain connection error, since
+the client would fail on it.
 """
 
 from __future__ import annotations
@@ -41,6 +47,21 @@ CONNECTIONS_MAX_COUNT = 32
 KEEP_ALIVE_S = 15
 
 _ERROR_WITHOUT_MESSAGE = b'{"error": {"type": "api_error"}}'
+
+PAGE_COUNT: Final = 100
+PAGES_MAX_COUNT: Final = 20
+REFUND_KEY: Final = "holdfast_refund"
+REFUND_REQUEST: Final = "holdfast_refund_request"
+"""The name of a refund's key in its metadata."""
+RETRY_AFTER_DEFAULT_S: Final = 2
+RETRY_AFTER_MAX_S: Final = 3600
+_RETRIEVE: Final = [
+    "latest_charge.balance_transaction",
+    "latest_charge.refunds.data.balance_transaction",
+    "latest_charge.refunds.data.failure_balance_transaction",
+]
+_REFUNDS: Final = ["data.balance_transaction", "data.failure_balance_transaction"]
+T = TypeVar("T")
 
 
 class NoResponse(stripe.APIConnectionError):
@@ -134,24 +155,6 @@ async def _read(blocks: AsyncIterable[bytes], limit_bytes: int) -> bytes:
     if len(read) > limit_bytes:
         raise BodyTooLarge(limit_bytes)
     return bytes(read)
-
-
-PAGE_COUNT: Final = 100
-PAGES_MAX_COUNT: Final = 20
-REFUND_KEY: Final = "holdfast_refund"
-REFUND_REQUEST: Final = "holdfast_refund_request"
-"""The name of a refund's key in its metadata."""
-RETRY_AFTER_DEFAULT_S: Final = 2
-RETRY_AFTER_MAX_S: Final = 3600
-
-_RETRIEVE: Final = [
-    "latest_charge.balance_transaction",
-    "latest_charge.refunds.data.balance_transaction",
-    "latest_charge.refunds.data.failure_balance_transaction",
-]
-_REFUNDS: Final = ["data.balance_transaction", "data.failure_balance_transaction"]
-
-T = TypeVar("T")
 
 
 class StripeProvider:

@@ -30,7 +30,10 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def tidy(text: str | None, limit_chars: int) -> str | None:
-    """Replace control characters by blanks and truncate; None if nothing remains."""
+    """Replace control characters by blanks and truncate; None if nothing remains.
+
+    A bad text is no reason to refuse an update, and a NUL cannot be stored.
+    """
     if text is None:
         return None
     clean = _CONTROLS.sub(" ", text[: limit_chars * 4]).strip()

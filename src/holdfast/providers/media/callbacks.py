@@ -1,7 +1,11 @@
-"""Parse the body of a provider's callback into a :class:`ProviderUpdate` or a refusal.
+"""Callbacks of media providers: the URL for them, and their body as a :class:`ProviderUpdate` or a refusal.
 
-The signature has been verified; here the structure is validated. Text is cleaned
-(:mod:`holdfast.providers.media.base`), and an identifier that is too long or contains a control character is
+The URL for providers whose webhooks do not name our task contains the task, the attempt and a seal over both. A
+webhook's signature covers its body but not its URL, so without the seal anyone who saw a genuine message could send
+it to another task's URL.
+
+When a body is parsed, its signature has been verified; here the structure is validated. Text is cleaned
+(:func:`~holdfast.providers.media.base.tidy`), and an identifier that is too long or contains a control character is
 refused.
 """
 
@@ -35,6 +39,16 @@ PURPOSE = "callback addresses"
 """The purpose for which the seals' key is derived."""
 
 QUERY_MAX_CHARS = 1000
+
+BODY_MAX_BYTES = 256 * 1024
+OUTPUTS_MAX_COUNT = 64
+INLINE_MAX_CHARS = 64 * 1024
+"""The longest base64 text of an output inside a callback."""
+CATEGORIES_MAX_COUNT = 32
+_COUNT_MAX = 2**63 - 1
+_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_COUNT_MAX)]
+_Side = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 def hook_address(url: str, key: bytes, provider: str, request_id: str, attempt: int) -> str:
@@ -72,19 +86,6 @@ def names_same_job(address: str, job: tuple[str, int], key: bytes, provider: str
 def _seal(key: bytes, provider: str, request_id: str, attempt: int) -> str:
     signed: Sequence[str] = (provider, request_id, str(attempt))
     return hmac.new(key, "\n".join(signed).encode(), "sha256").hexdigest()[:40]
-
-
-BODY_MAX_BYTES = 256 * 1024
-OUTPUTS_MAX_COUNT = 64
-INLINE_MAX_CHARS = 64 * 1024
-"""The longest base64 text of an output inside a callback."""
-CATEGORIES_MAX_COUNT = 32
-
-_COUNT_MAX = 2**63 - 1
-
-_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=_COUNT_MAX)]
-_Side = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class _Output(msgspec.Struct, frozen=True):

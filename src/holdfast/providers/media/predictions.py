@@ -55,6 +55,13 @@ TERMINAL: Final = frozenset({"succeeded", "failed", "canceled"})
 _PERCENT = re.compile(r"(?<![\d.])(100|[1-9]?\d)(?:\.\d+)?%")
 _NESTED_MAX: Final = 4
 
+_INPUT_REFUSED = frozenset({400, 413, 422})
+_NO_SUCH_METHOD = frozenset({405, 501})
+Polling = Literal["always", "until_unsupported", "never"]
+"""``always``: the server retains every job, so one that it does not know is lost, and is submitted again.
+``until_unsupported``: that it does not know a job proves nothing, and a server without the method is not polled
+again."""
+
 
 class PredictionFault(Exception):
     """The body is not a prediction, or one that cannot be used."""
@@ -223,15 +230,6 @@ def _error(prediction: Prediction) -> ReportedError:
     return ReportedError(
         code=code, message=tidy(message, MESSAGE_MAX_CHARS), retryable=code not in ("invalid_upstream_input",)
     )
-
-
-_INPUT_REFUSED = frozenset({400, 413, 422})
-_NO_SUCH_METHOD = frozenset({405, 501})
-
-Polling = Literal["always", "until_unsupported", "never"]
-"""``always``: the server retains every job, so one that it does not know is lost, and is submitted again.
-``until_unsupported``: that it does not know a job proves nothing, and a server without the method is not polled
-again."""
 
 
 class PredictionProvider:

@@ -1,7 +1,10 @@
-"""HTTP/1.1 requests on persistent connections.
+"""HTTP/1.1 requests on persistent connections, and the parsing of a server's bytes into responses.
 
 A pool does not know which servers may be called: its owner's ``dial`` connects, and decides that. A connection is
 used again only for the endpoint it was dialed for, so no request uses one that was dialed under other conditions.
+
+llhttp refuses what makes a response's end ambiguous: a Content-Length beside Transfer-Encoding, or a second one.
+Lines that end with a bare LF, and folded headers, are accepted: they are obsolete, but not ambiguous in a response.
 """
 
 from __future__ import annotations
@@ -21,6 +24,17 @@ import httptools
 import trio
 
 from holdfast.sockets.connected import RECEIVE_BYTES, ConnectedSocket
+
+_DIGITS_READ = 9
+HEADER_BYTES_MAX: Final = 64 * 1024
+HEADER_COUNT_MAX: Final = 256
+INFORMATIONAL_MAX_COUNT: Final = 8
+"""How many responses of status 1xx may precede the final one."""
+OVERHEAD_BYTES_MAX: Final = 256 * 1024
+"""How many bytes a response may take in addition to eight times its body: a chunk with one byte takes six."""
+KEEP_ALIVE_S: Final = 5.0
+"""How long an idle connection is kept."""
+StartTls = Callable[[ConnectedSocket, ssl.SSLContext, str], Awaitable[trio.abc.Stream]]
 
 
 class TransportFault(Exception):
@@ -67,9 +81,6 @@ class BodyTooLarge(Exception):
     """The body is larger than the limit, which is the argument, in bytes."""
 
 
-_DIGITS_READ = 9
-
-
 def parse_retry_after(value: str | None, now: datetime) -> float | None:
     """Return the pause in seconds from ``now``, without an upper bound; None if there is none."""
     if value is None:
@@ -84,14 +95,6 @@ def parse_retry_after(value: str | None, now: datetime) -> float | None:
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
     return max(0.0, (at - now).total_seconds())
-
-
-HEADER_BYTES_MAX: Final = 64 * 1024
-HEADER_COUNT_MAX: Final = 256
-INFORMATIONAL_MAX_COUNT: Final = 8
-"""How many responses of status 1xx may precede the final one."""
-OVERHEAD_BYTES_MAX: Final = 256 * 1024
-"""How many bytes a response may take in addition to eight times its body: a chunk with one byte takes six."""
 
 
 class _Refused(Exception):
@@ -208,10 +211,6 @@ class ResponseParser:
             raise _Refused("the server sent too many informational responses")
 
 
-KEEP_ALIVE_S: Final = 5.0
-"""How long an idle connection is kept."""
-
-
 class Endpoint(NamedTuple):
     """Where a connection leads: host in lower case, port, and whether it speaks TLS.
 
@@ -226,8 +225,6 @@ class Endpoint(NamedTuple):
 
 Dial = Callable[[Endpoint, str], Awaitable[trio.SocketStream]]
 """Connects, on behalf of a requester. Raises :class:`ConnectTimeout`, and ``OSError`` or its owner's refusal."""
-
-StartTls = Callable[[ConnectedSocket, ssl.SSLContext, str], Awaitable[trio.abc.Stream]]
 
 
 @cache

@@ -1,4 +1,9 @@
-"""Detect a file's media type by its first bytes, and measure it."""
+"""Detect a file's media type by its first bytes, measure it, and detect that it is truncated.
+
+The beginning of a truncated file is that of a complete one. Its structure is walked and never decoded, so a file
+needs no memory for the sizes it declares. Formats without a length or an end marker (MP3, Ogg, FLAC, WebM) are
+not checked.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +68,11 @@ _AVIF_BRANDS = frozenset({b"avif", b"avis"})
 _MP4_BRANDS = frozenset(
     {b"isom", b"iso2", b"iso4", b"iso5", b"iso6", b"mp41", b"mp42", b"avc1", b"M4V ", b"dash", b"MSNV"}
 )
+
+_JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+"""Markers without a length."""
+_NEEDED_BOX = {"image/avif": b"meta", "video/mp4": b"moov"}
+"""The box that is required; it may be the last."""
 
 
 class NotMedia(Exception):
@@ -152,12 +162,6 @@ def _measure_image(data: MediaData, form: str) -> Measure:
     if width * height > PIXELS_MAX_COUNT:
         raise TooManyPixels
     return Measure(width=width, height=height)
-
-
-_JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
-"""Markers without a length."""
-_NEEDED_BOX = {"image/avif": b"meta", "video/mp4": b"moov"}
-"""The box that is required; it may be the last."""
 
 
 def is_complete(data: MediaData, content_type: str) -> bool:

@@ -1,4 +1,8 @@
-"""A child process, and the socket pair that connects it with the parent."""
+"""A child process, and what it exchanges with the parent: JSON arguments, and lines on a socket pair.
+
+A parent and its children may be of different releases. So unknown fields and lines are ignored, and new fields have
+defaults.
+"""
 
 from __future__ import annotations
 

@@ -54,10 +54,28 @@ _LOCK: Final = "lock"
 _NEW_S: Final = 60.0
 """A folder that is younger may not be locked yet."""
 
+log = structlog.get_logger(__name__)
+RETRY_FIRST_S = 0.1
+RETRY_LAST_S = 1.0
+AT_ONCE_S = 3.0
+"""How long the children may take to end after a second signal."""
+STOP_MARGIN_S = 5.0
+"""How long a child may take to end beyond ``SHUTDOWN_S``, within which it stops by itself."""
+RETIRE_MARGIN_S = 15.0
+"""How long a replaced worker may take to end beyond the time limits of a request and of a stop."""
+RESTARTS_PER_WORKER = 5
+RESTARTS_PERIOD_S = 60.0
+CONNECTIONS_BESIDE_READS = 9
+"""The database connections of a worker besides ``POOL_SIZE``: the journal, leases, probes, checks."""
+CONNECTIONS_BESIDE_WORKERS = 20
+
 
 @contextmanager
 def metrics_folder() -> Iterator[str]:
-    """Create the folder, and remove it at the end."""
+    """Create the folder with the metrics of all workers, and remove it at the end.
+
+    A parent that is killed leaves its folder behind, so each start removes those that no parent has locked.
+    """
     _remove_abandoned()
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, (Path(folder) / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -73,12 +91,6 @@ def _remove_abandoned() -> None:
             with (folder / _LOCK).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder)
-
-
-log = structlog.get_logger(__name__)
-
-RETRY_FIRST_S = 0.1
-RETRY_LAST_S = 1.0
 
 
 class DatabaseServer:
@@ -125,19 +137,6 @@ class DatabaseServer:
                 pause_s = min(pause_s * 2, RETRY_LAST_S)
             else:
                 return
-
-
-AT_ONCE_S = 3.0
-"""How long the children may take to end after a second signal."""
-STOP_MARGIN_S = 5.0
-"""How long a child may take to end beyond ``SHUTDOWN_S``, within which it stops by itself."""
-RETIRE_MARGIN_S = 15.0
-"""How long a replaced worker may take to end beyond the time limits of a request and of a stop."""
-RESTARTS_PER_WORKER = 5
-RESTARTS_PERIOD_S = 60.0
-CONNECTIONS_BESIDE_READS = 9
-"""The database connections of a worker besides ``POOL_SIZE``: the journal, leases, probes, checks."""
-CONNECTIONS_BESIDE_WORKERS = 20
 
 
 def serve(settings: Settings) -> int:

@@ -1,4 +1,7 @@
-"""The workers of one parent: their slots, which workers accept for others, and rolls."""
+"""The workers of one parent: their slots, which workers accept for others, and rolls.
+
+The parent has no database code: its reports go to a worker, which stores them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ from holdfast.telemetry.reports.report import Level, Report
 from holdfast.telemetry.reports.reporter import Reporter
 
 WAITING_MAX = 1_000
+
+BACKOFF = Backoff(0.1, 30.0, factor=3.0)
+"""Steep: a slot whose process always ends at once spends little more than its share of the restart budget."""
 
 
 class ReportRelay:
@@ -38,10 +44,6 @@ class ReportRelay:
         """Pass on what waits, as far as it is taken."""
         while self._waiting and self._send(f"{REPORT} {msgspec.json.encode(self._waiting[0]).decode()}"):
             self._waiting.popleft()
-
-
-BACKOFF = Backoff(0.1, 30.0, factor=3.0)
-"""Steep: a slot whose process always ends at once spends little more than its share of the restart budget."""
 
 
 class Workers:
