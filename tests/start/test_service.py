@@ -59,8 +59,7 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
     async def prepare() -> None:
         await trio.lowlevel.checkpoint()
 
-    assembly = SimpleNamespace(
-        tree=tree,
+    parts = SimpleNamespace(
         store=SimpleNamespace(prepare=prepare),
         card=None,
         reports=ReportQueue(),
@@ -68,6 +67,7 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
         database=SimpleNamespace(url="postgresql://"),
         settings=SimpleNamespace(env="development", is_production=False, has_token_file=False),
     )
+    assembly = SimpleNamespace(tree=tree, parts=parts)
     with socket.create_server(("127.0.0.1", 0)) as listening, structlog.testing.capture_logs() as logs:
         with trio.fail_after(60):
             sockets = SlotSockets(listening)
