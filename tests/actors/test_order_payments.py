@@ -116,6 +116,34 @@ async def test_a_payment_credits_the_order_that_named_it_first(system: Any, paym
     assert_audit_clean(system.database)
 
 
+@pytest.mark.parametrize("named", [0, 1], ids=["the payment's order", "the charge's order"])
+async def test_a_late_link_between_two_credited_orders_is_a_mismatch(
+    system: Any, payments: Any, named: int
+) -> None:
+    with trio.fail_after(60):
+        orders = await two_orders(system, payments)
+        one, other = orders
+        # Nothing tells yet that they are one payment.
+        for number, found in enumerate([intent("pi_1", None, one.order_id), charge("ch_1", None, other.order_id)]):
+            assert isinstance(await send(system, event_of(number, found)), OrderResult)
+        before = await credited_micro(system.database)
+        link = event_of(3, charge("ch_1", "pi_1", orders[named].order_id))
+        versions = set()
+        for _ in range(2):
+            refused = await send(system, link)
+            assert isinstance(refused, Refusal)
+            assert refused.code == "provider_event_mismatch"
+            versions.add((await stored(system.database, orders[named].order_id)).version)
+        # The provider sends what is refused again and again: that changes nothing more.
+        assert len(versions) == 1
+        after = [await stored(system.database, order.order_id) for order in orders]
+        mismatch = after[named].statuses.reconcile_status, after[named].state.history[-1].reason
+        assert mismatch == ("mismatch", "payment_of_another_order")
+        assert after[1 - named].statuses.reconcile_status != "mismatch"
+        assert await credited_micro(system.database) == before == 2 * TEN
+    assert_audit_clean(system.database)
+
+
 async def test_two_processes_that_receive_one_payment_at_once_credit_one_order(
     start_system: StartSystem, payments: Any
 ) -> None:

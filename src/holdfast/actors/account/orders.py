@@ -45,7 +45,7 @@ from holdfast.ledger.orders.decisions import (
     on_create_refused,
     on_event,
     on_expiry,
-    on_foreign_snapshot,
+    on_foreign_payment,
     on_reconciled,
     on_sandbox_callback,
     resolve_held,
@@ -73,7 +73,7 @@ from holdfast.persistence.server.database import Database
 log = structlog.get_logger(__name__)
 
 NOT_FOUND = Refusal(code="payment_order_not_found", message="The payment order does not exist.")
-
+OF_ANOTHER_ORDER = Refusal(code="provider_event_mismatch", message="The payment belongs to another payment order.")
 
 NEW_OPERATION_ID = partial(new_id, "op")
 CACHED_MAX = 64
@@ -190,7 +190,7 @@ class AccountOrders:
                 account_id=order.account_id,
                 provider=order.request.provider,
             )
-            return await self._apply(order, on_foreign_snapshot(order, now))
+            return await self._apply(order, on_foreign_payment(order, now, source="reconcile"))
         events = () if command.snapshot is None else command.snapshot.events
         return await self._apply(order, result, more=synthetic_event_rows(order, result.order, events, now))
 
@@ -231,9 +231,11 @@ class AccountOrders:
             moves = result.order.state.moves[len(order.state.moves) :]
             refusal = await self._refusal_of(order, result.order, moves)
         if refusal is not None:
-            return self._units.confirm(
-                refusal, () if event is None else (_unapplied(event, event_id=event.event_id),)
-            )
+            unapplied = () if event is None else (_unapplied(event, event_id=event.event_id),)
+            is_to_see = order.net_micro and order.statuses.reconcile_status != "mismatch"
+            if isinstance(result, OrderResult) and refusal is OF_ANOTHER_ORDER and is_to_see:
+                return self._mark_mismatch(order, result.order.updated_at, unapplied)
+            return self._units.confirm(refusal, unapplied)
         assert isinstance(result, OrderResult)
         after = result.order
         state = self._units.state
@@ -251,6 +253,23 @@ class AccountOrders:
             rows.append(event)
         log_event = _log_event_of(order, after, moves)
         return self._commit(result, operations=operations, rows=tuple(rows), log_event=log_event)
+
+    def _mark_mismatch(
+        self, order: Order, now: datetime, unapplied: tuple[UnappliedPaymentEventRow, ...]
+    ) -> Commit[Refusal]:
+        """Refuse an event of a credited order that names another order's payment: it may have paid both."""
+        log.warning(
+            "a payment event names another order's payment",
+            event_ids=[row.event_id for row in unapplied],
+            order_id=order.order_id,
+            account_id=order.account_id,
+            provider=order.request.provider,
+        )
+        marked = on_foreign_payment(order, now, source="provider_webhook").order
+        self._cache_order(marked)
+        commit = self._units.commit(OF_ANOTHER_ORDER, rows=(OrderChangedRow(marked), *unapplied))
+        self._undurable[commit.unit] = order.order_id
+        return commit
 
     def _commit(
         self,
@@ -270,7 +289,7 @@ class AccountOrders:
 
     async def _refusal_of(self, order: Order, after: Order, moves: Sequence[LedgerMove]) -> Refusal | None:
         if await self._names_another_orders(order, after):
-            return Refusal(code="provider_event_mismatch", message="The payment belongs to another payment order.")
+            return OF_ANOTHER_ORDER
         credit_micro = sum(move.amount_micro for move in moves if move.kind == "credit")
         if credit_micro and self._units.state.balance_micro + credit_micro > AMOUNT_MICRO_MAX:
             return Refusal(code="amount_too_large", message="The balance would exceed the largest one allowed.")

@@ -235,13 +235,13 @@ def on_reconciled(
     )
 
 
-def on_foreign_snapshot(order: Order, now: datetime) -> OrderResult:
-    """Record that a snapshot names a payment or charge of another order: nothing of it is applied."""
+def on_foreign_payment(order: Order, now: datetime, *, source: Source) -> OrderResult:
+    """Record that a snapshot or event names a payment or charge of another order: nothing of it is applied."""
     return moved(
         order,
         assess(order.request, order.state.facts),
         now,
-        source="reconcile",
+        source=source,
         reason="payment_of_another_order",
         reconcile_status="mismatch",
         reconcile_tries=order.state.reconcile_tries + 1,
