@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
-LINES_MAX = 400
+LINES_MAX = 600
 READ_ENVIRONMENT = {"os.environ", "os.getenv", "environ", "getenv"}
 NEVER_WRITTEN = re.compile(
     "|".join(

@@ -43,7 +43,7 @@ def _development_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
         if is_plainly_weak(secret):
             yield name, "is weak: production refuses it"
     if settings.card_api_key is None and not has_emulators():
-        yield "CARD_API_KEY", "is not set, and the card emulator is not installed: nobody can pay by card"
+        yield "CARD_API_KEY", "is not set, and the card emulator is not installed: there are no card payments"
     if trusts_the_public(settings.trusted_proxies):
         yield "TRUSTED_PROXIES", "trusts public addresses: production refuses it"
 
