@@ -53,10 +53,11 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result of a run: responses a second, their median latency, and CPU microseconds each."""
+    """The result of a run: responses a second, their latency, and CPU microseconds each."""
 
     rate: float
     p50_ms: float
+    p99_ms: float
     cpu_us: float
 
 
@@ -71,7 +72,7 @@ def drive(side: Side, *, connections: int, seconds: float) -> Run:
     )
     assert set(result.statuses) == {200}, result.statuses
     cpu_us = (cpu_s(side.process) - before) / len(result.latencies_s) * 1e6
-    return Run(result.rate, result.percentile_ms(0.5), cpu_us)
+    return Run(result.rate, result.percentile_ms(0.5), result.percentile_ms(0.99), cpu_us)
 
 
 def compare(title: str, sides: list[Side], *, rounds: int, connections: int, seconds: float) -> None:
@@ -80,7 +81,7 @@ def compare(title: str, sides: list[Side], *, rounds: int, connections: int, sec
     for number in range(rounds + 1):
         found = [drive(side, connections=connections, seconds=seconds) for side in sides]
         shown = " | ".join(
-            f"{side.name} {run.rate:,.0f}/s, p50 {run.p50_ms:.1f} ms, CPU {run.cpu_us:,.0f} us"
+            f"{side.name} {run.rate:,.0f}/s, p50 {run.p50_ms:.1f} ms, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us"
             for side, run in zip(sides, found, strict=True)
         )
         print(f"{title}: {shown}" + (" (warm-up)" if number == 0 else ""), flush=True)
@@ -89,7 +90,11 @@ def compare(title: str, sides: list[Side], *, rounds: int, connections: int, sec
     for index, side in enumerate(sides[1:], 1):
         rate = statistics.median(found[0].rate / found[index].rate for found in runs)
         cpu = statistics.median(found[0].cpu_us / found[index].cpu_us for found in runs)
-        print(f"{title}: {rate:.2f} x the rate of {side.name}, {cpu:.2f} x its CPU (medians of {rounds} rounds)")
+        p99 = statistics.median(found[0].p99_ms / found[index].p99_ms for found in runs)
+        print(
+            f"{title}: {rate:.2f} x the rate of {side.name}, {p99:.2f} x its p99, {cpu:.2f} x its CPU "
+            f"(medians of {rounds} rounds)"
+        )
 
 
 def main() -> None:

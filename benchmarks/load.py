@@ -99,3 +99,9 @@ def post(path: str, body: bytes, headers: dict[str, str]) -> bytes:
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def get(path: str, headers: dict[str, str]) -> bytes:
+    """Render a GET request."""
+    lines = [f"GET {path} HTTP/1.1", "Host: localhost", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"

@@ -57,6 +57,12 @@ insert into peer_entries (operation, account_id, side, amount)
 values ($1, $2, $3, -$5::bigint), ($1, $2, $4, $5)
 """
 
+_ONE = "select t.* from peer_tasks t join peer_keys k using (account_id) where t.id = $1 and k.key = $2"
+_NEWEST = """
+select t.* from peer_tasks t join peer_keys k using (account_id) where k.key = $1 order by created_at desc limit $2
+"""
+_BALANCE = "select a.balance, a.held from peer_accounts a join peer_keys k on k.account_id = a.id where k.key = $1"
+
 
 class Peer:
     """The peer's connections, and the tasks it works on."""
@@ -171,6 +177,49 @@ async def create(request: Request) -> dict[str, str]:
     return {"request_id": str(request_id), "status": "queued"}
 
 
+def _shown(row: Any) -> dict[str, Any]:
+    return {
+        "request_id": str(row["id"]),
+        "status": row["status"],
+        "model": row["model"],
+        "input": json.loads(row["input"]),
+        "estimated_cost": {"credits": str(row["cost"])},
+        "created_at": row["created_at"].isoformat(),
+        "output": [],
+        "error": None,
+    }
+
+
+async def list_tasks(request: Request, limit: int = 20) -> dict[str, Any]:
+    """List the account's newest tasks."""
+    key = request.headers["authorization"].removeprefix("Bearer ")
+    async with request.app.state.peer.pool.acquire() as rows:
+        found = await rows.fetch(_NEWEST, key, limit)
+    return {"data": [_shown(row) for row in found]}
+
+
+async def read_task(request: Request, request_id: uuid.UUID) -> dict[str, Any]:
+    """Read one task."""
+    key = request.headers["authorization"].removeprefix("Bearer ")
+    async with request.app.state.peer.pool.acquire() as rows:
+        row = await rows.fetchrow(_ONE, request_id, key)
+    if row is None:
+        raise HTTPException(404)
+    return _shown(row)
+
+
+async def read_account(request: Request) -> dict[str, str]:
+    """Read the balance."""
+    key = request.headers["authorization"].removeprefix("Bearer ")
+    async with request.app.state.peer.pool.acquire() as rows:
+        row = await rows.fetchrow(_BALANCE, key)
+    return {
+        "balance": str(row["balance"]),
+        "held": str(row["held"]),
+        "available": str(row["balance"] - row["held"]),
+    }
+
+
 async def receive_callback(request: Request) -> dict[str, bool]:
     """Receive the provider's signed callback."""
     peer: Peer = request.app.state.peer
@@ -186,4 +235,7 @@ async def receive_callback(request: Request) -> dict[str, bool]:
 
 app = FastAPI(lifespan=lifespan)
 app.post("/v2/task/create")(create)
+app.get("/v2/task/list")(list_tasks)
+app.get("/v2/task/{request_id}")(read_task)
+app.get("/v2/control/account")(read_account)
 app.post("/v2/callback")(receive_callback)

@@ -160,7 +160,8 @@ def api_keys(base: str, count: int) -> list[str]:
             sent = post("/v2/control/auth/otp", {"email": email})
             proof = {"email": email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
             token = post("/v2/control/auth/verify", proof)["session"]["token"]
-            keys.append(post("/v2/control/api-keys", {"name": "bench"}, token)["api_key"])
+            named = {"name": "bench", "scopes": ["tasks:read", "tasks:write", "account:read"]}
+            keys.append(post("/v2/control/api-keys", named, token)["api_key"])
             post("/v2/control/sandbox/recharge", {"amount": "10000"}, token)
     return keys
 
