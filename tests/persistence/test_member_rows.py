@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from datetime import timedelta
 
 import pytest
+import trio
 from msgspec.structs import replace
+from sqlalchemy import Connection
 
+from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.persistence.claims.processes import (
     LEASE_S,
     Beat,
@@ -72,3 +76,31 @@ async def test_the_singletons_of_a_killed_process_of_this_machine_move_at_once(d
     killed = replace(here, process_id="proc_killed", started="0")
     assert (await beat_of(database, killed, {"dispatcher"})).held == {"dispatcher"}
     assert (await beat_of(database, here, {"dispatcher"})).held == {"dispatcher"}
+
+
+async def test_a_heartbeat_waits_for_no_other_work(database: Database) -> None:
+    """Slow sweeps and dispatches take every thread and connection for work, and more of them wait in line."""
+    free = threading.Event()
+    begun = threading.Semaphore(0)
+    sizes = int(database.limiters["work"].total_tokens)
+
+    def occupy(_: Connection) -> None:
+        begun.release()
+        assert free.wait(120)
+
+    process = elsewhere("proc_a")
+    presence = Presence(process, ServiceClock(process.process_id))
+    heartbeat = Heartbeat(database=database, presence=presence, providers=tuple)
+    async with trio.open_nursery() as nursery:
+        try:
+            for _ in range(sizes + 5):
+                nursery.start_soon(database.work, occupy)
+            for _ in range(sizes):
+                await trio.to_thread.run_sync(begun.acquire)
+            with trio.fail_after(60):
+                async with trio.open_nursery() as beating:
+                    await beating.start(heartbeat.run)  # returns after the first renewal
+                    await heartbeat.stop()  # the nursery ends once the lease has ended
+        finally:
+            free.set()
+    assert (await beat_of(database, elsewhere("proc_b"))).members == []

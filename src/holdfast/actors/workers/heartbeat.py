@@ -129,7 +129,7 @@ class Heartbeat:
         )
         try:
             with one_pass("renewal of the lease"):
-                found = await self._database.work(renew)
+                found = await self._database.renew(renew)
         except DatabaseAway as away:
             log.debug("heartbeat failed", reason=str(away))
         else:
@@ -140,6 +140,6 @@ class Heartbeat:
         process = self._presence.process
         with trio.move_on_after(END_LEASE_TIMEOUT_S):
             try:
-                await self._database.work(end_lease, process)
+                await self._database.renew(partial(end_lease, process=process))
             except DatabaseAway as away:
                 log.info("lease not ended", reason=str(away))

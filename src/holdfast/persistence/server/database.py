@@ -1,8 +1,9 @@
 """Access to the database: reads on threads, the gate that is open while it answers, and the gate's watcher.
 
 Reads go through :meth:`Database.read`. Writes go through the journal, on the connection that
-:meth:`Database.connect_writer` opens; :meth:`Database.work` is for leases, sweeps and operators' records alone,
-:meth:`Database.scan` for reads that may take long and that nothing waits for.
+:meth:`Database.connect_writer` opens; :meth:`Database.work` is for sweeps and operators' records alone,
+:meth:`Database.renew` for this process's lease, :meth:`Database.scan` for reads that may take long and that nothing
+waits for.
 
 A database that is gone or slow closes the :class:`DatabaseGate` for all callers at once, so they fail fast while
 the watcher probes. A single slow query fails its own caller and leaves the gate open, but starts a probe.
@@ -70,17 +71,18 @@ class Database:
         self._read_deadline_s = read_deadline_s
         self._reads = trio.CapacityLimiter(pool_size)
         self._works = trio.CapacityLimiter(WORK_SIZE)
+        self._renewals = trio.CapacityLimiter(1)
         self._scans = trio.CapacityLimiter(1)
         self._probes = trio.CapacityLimiter(1)
         self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, read_only=True)
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
-        self._work_engine = make_engine(url, pool_size=WORK_SIZE, statement_timeout_ms=WORK_MS, read_only=False)
+        self._work_engine = make_engine(url, pool_size=WORK_SIZE + 1, statement_timeout_ms=WORK_MS, read_only=False)
         self._scan_engine = make_engine(url, pool_size=1, statement_timeout_ms=SCAN_MS, read_only=True, by_key=True)
 
     @property
     def limiters(self) -> dict[str, trio.CapacityLimiter]:
         """The thread limiters by purpose, for the meters."""
-        return {"read": self._reads, "work": self._works, "scan": self._scans}
+        return {"read": self._reads, "work": self._works, "lease": self._renewals, "scan": self._scans}
 
     async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``query(connection, …)`` on a thread, on a read-only connection, and return its result.
@@ -143,21 +145,26 @@ class Database:
     async def work(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``change(connection, …)`` on a thread inside one read-write transaction, once.
 
-        Only for leases, sweeps (claiming due work, deleting what has expired) and operators' records: writes of
-        money, orders, tasks, keys or idempotency records go through the journal. Its thread is never abandoned.
+        Only for sweeps (claiming due work, deleting what has expired) and operators' records: writes of money,
+        orders, tasks, keys or idempotency records go through the journal. Its thread is never abandoned.
         Raises like :meth:`read`.
         """
+        return await self._write("work", self._works, lambda connection: change(connection, *args, **kwargs))
+
+    async def renew(self, change: Callable[[Connection], T]) -> T:
+        """Run the change of this process's lease like :meth:`work`, at once, however much work waits.
+
+        A lease that lapses behind other work makes other processes take this one's tasks and accounts over.
+        """
+        return await self._write("lease", self._renewals, change)
+
+    async def _write(self, pool: str, limiter: trio.CapacityLimiter, change: Callable[[Connection], T]) -> T:
         self._refuse_if_closed()
         wait = _Wait()
         try:
-            with wait.measured("work"):
+            with wait.measured(pool):
                 return await trio.to_thread.run_sync(
-                    _in_transaction,
-                    self._work_engine,
-                    wait.ends_with(lambda connection: change(connection, *args, **kwargs)),
-                    1,
-                    True,
-                    limiter=self._works,
+                    _in_transaction, self._work_engine, wait.ends_with(change), 1, True, limiter=limiter
                 )
         except DatabaseAway as exc:
             self._note(exc)

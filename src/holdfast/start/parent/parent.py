@@ -65,7 +65,7 @@ RETIRE_MARGIN_S = 15.0
 """How long a replaced worker may take to end beyond the time limits of a request and of a stop."""
 RESTARTS_PER_WORKER = 5
 RESTARTS_PERIOD_S = 60.0
-CONNECTIONS_BESIDE_READS = 9
+CONNECTIONS_BESIDE_READS = 10
 """The database connections of a worker besides ``POOL_SIZE``: the journal, leases, probes, checks."""
 CONNECTIONS_BESIDE_WORKERS = 20
 

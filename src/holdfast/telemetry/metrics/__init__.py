@@ -78,7 +78,7 @@ DATABASE_UP = Gauge(
 )
 DATABASE_WAIT_S = BatchedHistogram(
     "holdfast_database_wait_seconds",
-    "Time that a query waited for a connection of its pool: read (POOL_SIZE) or work (leases and sweeps).",
+    "Time that a query waited for a connection of its pool: read (POOL_SIZE), work (sweeps) or lease (heartbeats).",
     ["pool"],
     buckets=SECONDS,
 )
