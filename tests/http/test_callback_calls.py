@@ -12,8 +12,8 @@ from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.signatures import sign
 from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.report import in_words
 from holdfast.telemetry.reports.reporter import Reporter
-from holdfast.telemetry.reports.words import in_words
 
 if TYPE_CHECKING:
     from quart import Response

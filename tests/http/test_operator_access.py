@@ -28,7 +28,7 @@ from holdfast.ledger.sign_in_codes import (
 )
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.telemetry.reports.words import in_words
+from holdfast.telemetry.reports.report import in_words
 from holdfast.telemetry.scrubbing import scrub
 
 from .test_operator_calls import frozen

@@ -198,7 +198,7 @@ async def test_the_stream_has_reports_of_other_members(api: Api) -> None:
     async with serving(api) as base, reading(base, OPERATOR) as reader:
         emit(api, "acct_here")
         assert await reader.keys(1) == ["acct_here"]
-        await until(lambda: api.deps.reports.position is not None)
+        await until(lambda: all(each.position is not None for each in api.deps.reports._readers))
         await store(api, report)
         event = await reader.next()
         assert event is not None

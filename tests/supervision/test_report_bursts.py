@@ -7,10 +7,8 @@ from typing import Any
 
 import structlog
 
-from holdfast.telemetry.reports.bursts import ALONE_MAX, PERIOD_S
-from holdfast.telemetry.reports.report import Report
-from holdfast.telemetry.reports.reporter import Reporter
-from holdfast.telemetry.reports.words import in_words
+from holdfast.telemetry.reports.report import Report, in_words
+from holdfast.telemetry.reports.reporter import ALONE_MAX, PERIOD_S, Reporter
 
 SILENT = structlog.wrap_logger(structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(50))
 

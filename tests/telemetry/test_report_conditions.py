@@ -17,8 +17,8 @@ from holdfast.telemetry.reports.conditions import (
     Conditions,
     LastingCondition,
 )
+from holdfast.telemetry.reports.report import in_words
 from holdfast.telemetry.reports.reporter import Reporter
-from holdfast.telemetry.reports.words import in_words
 
 
 class Story:

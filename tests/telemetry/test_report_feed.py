@@ -173,7 +173,7 @@ async def test_an_outage_stops_neither_local_reports_nor_what_follows(
         local = stage.emit(stage.here, "local")
         taken = await reader.next()
         assert taken is not None
-        assert [(each.report.key, each.position) for each in taken.found] == [("local", None)]
+        assert [(each.report.key, each.position) for each in taken.found] == [("local", 0)]
         stage.table.is_away = False
         assert await take(reader) == ["stored"]
         stage.table.store(local)
@@ -232,3 +232,22 @@ async def test_a_parents_report_is_passed_on_unchanged(stage: Stage, autojump_cl
         taken: Any = await reader.next()
         assert taken.found[0].report == report
         assert stage.here.recent(1) == (report,)
+
+
+async def test_a_slow_reader_loses_nothing_that_is_stored(stage: Stage, autojump_clock: MockClock) -> None:
+    """It stays behind in the table while its queue is full, and reads on where it was."""
+    keys = [str(number) for number in range(PAGE_MAX * 3)]
+    async with stage.running():
+        slow, quick = stage.feed.open(after=0), stage.feed.open(after=0)
+        stage.emit_elsewhere(*keys)
+        assert await take(quick, len(keys)) == keys
+        assert await take(slow, len(keys)) == keys
+
+
+async def test_a_reader_that_is_behind_is_given_page_after_page(stage: Stage, autojump_clock: MockClock) -> None:
+    keys = [str(number) for number in range(PAGE_MAX * 5)]
+    stage.emit_elsewhere(*keys)
+    async with stage.running():
+        begun = trio.current_time()
+        assert await take(stage.feed.open(after=0), len(keys)) == keys
+        assert trio.current_time() - begun <= stage.feed.poll_s

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.telemetry.reports.report import KINDS, Report
-from holdfast.telemetry.reports.words import in_words
+from holdfast.telemetry.reports.report import KINDS, Report, in_words
 from holdfast.telemetry.scrubbing import masked, scrub
 
 FAULT = {"reason_type": "ValueError", "reason": "a\n b", "location": "m:3"}

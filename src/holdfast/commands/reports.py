@@ -16,8 +16,7 @@ from holdfast.persistence.queries.reports import newest_position, reports_after,
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway, reason_of, trouble_of
-from holdfast.telemetry.reports.report import Report, ReportFilter
-from holdfast.telemetry.reports.words import in_words
+from holdfast.telemetry.reports.report import Report, ReportFilter, in_words
 
 Format = Literal["console", "json"]
 

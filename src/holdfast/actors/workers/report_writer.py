@@ -17,9 +17,8 @@ from holdfast.actors.workers.passes import one_pass
 from holdfast.persistence.claims.reports import write_last_reports, write_reports
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.telemetry.reports.bursts import PERIOD_S
 from holdfast.telemetry.reports.report import Report
-from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.telemetry.reports.reporter import PERIOD_S, Reporter
 
 log = structlog.get_logger(__name__)
 
@@ -121,9 +120,7 @@ class ReportWriter:
         lost = self._queue.take_lost()
         if lost:
             reason = "they could not be stored in time; the log has them"
-            self._reporter.report(
-                Report(kind="loss", at=self._reporter.now(), path=PATH, count=lost, reason=reason)
-            )
+            self._reporter.report(Report(kind="loss", path=PATH, count=lost, reason=reason))
 
 
 async def store_last_reports(queue: ReportQueue, url: str) -> None:

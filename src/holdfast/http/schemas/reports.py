@@ -8,8 +8,7 @@ import msgspec
 
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
-from holdfast.telemetry.reports.report import Level, Report, ReportFields
-from holdfast.telemetry.reports.words import in_words
+from holdfast.telemetry.reports.report import Level, Report, ReportFields, in_words
 
 
 class ReportBody(ReportFields[Time], frozen=True, kw_only=True):

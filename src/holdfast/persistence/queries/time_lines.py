@@ -20,8 +20,7 @@ from holdfast.persistence.queries.paging import AccountPageOptions
 from holdfast.persistence.queries.tasks import stored_task, task_by_id
 from holdfast.persistence.records.tables import accounts
 from holdfast.persistence.records.unreadable import UnreadableRow
-from holdfast.telemetry.reports.report import Report
-from holdfast.telemetry.reports.words import in_words
+from holdfast.telemetry.reports.report import Report, in_words
 
 Source = Literal[
     "operation", "task", "progress", "order", "payment_event", "callback", "event", "delivery", "session",

@@ -14,8 +14,7 @@ import msgspec
 
 from holdfast.start.parent.child_process import COVER, REPORT, ChildProcess
 from holdfast.start.parent.process_slot import ProcessSlot
-from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.spec import ChildSpec
+from holdfast.supervision.spec import Backoff, ChildSpec
 from holdfast.telemetry.reports.report import Level, Report
 from holdfast.telemetry.reports.reporter import Reporter
 
@@ -116,7 +115,7 @@ class Workers:
 
     def _report_roll(self, number: int, reason: str, *, level: Level | None = None) -> None:
         path = f"processes/worker-{number}"
-        self._reporter.report(Report(kind="roll", at=self._reporter.now(), path=path, reason=reason, level=level))
+        self._reporter.report(Report(kind="roll", path=path, reason=reason, level=level))
 
     def _tell_one(self, line: str) -> bool:
         """Send a line to one worker that serves; return whether one has taken it."""

@@ -6,9 +6,10 @@ after a minute and then ever more rarely. So a condition costs a few lines, howe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import trio
@@ -42,8 +43,7 @@ def unwatched(_reason: str | None) -> None:
     """Ignore the outcome of a call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Condition(NamedTuple):
     """A kind of condition. ``begun`` and ``over`` are its beginning and its end in words, ``name`` is its label.
 
     ``path`` is the part of the tree that notices it; without one, its subject is the path. It begins with the
@@ -59,74 +59,36 @@ class Condition:
     quiet_s: float | None = None
 
 
-DATABASE: Final = Condition(
-    name="database", kind="outage", path="holdfast/database", begun="the database is", over="the database answers"
-)
-PROVIDER: Final = Condition(
-    name="provider",
-    kind="outage",
-    path="holdfast/workers/provider-watch",
-    begun="the provider is",
-    over="the provider is up",
-)
-CARD: Final = Condition(
-    name="card",
-    kind="outage",
-    path="holdfast/http",
-    begun="the card provider fails",
-    over="the card provider answers",
-)
-MAIL: Final = Condition(
-    name="mail", kind="outage", path="holdfast/http", begun="mail is not sent", over="mail is sent"
-)
-STORAGE: Final = Condition(
-    name="storage",
-    kind="outage",
-    path="holdfast/workers/hosting",
-    begun="results cannot be stored or read",
-    over="results are stored and read",
-)
+_HTTP: Final = "holdfast/http"
+_WATCH: Final = "holdfast/workers/provider-watch"
+_HOSTING: Final = "holdfast/workers/hosting"
+_OUTBOX: Final = "holdfast/workers/outbox"
+_STORED: Final = "results are stored and read"
+DATABASE: Final = Condition("database", "outage", "holdfast/database", "the database is", "the database answers")
+PROVIDER: Final = Condition("provider", "outage", _WATCH, "the provider is", "the provider is up")
+CARD: Final = Condition("card", "outage", _HTTP, "the card provider fails", "the card provider answers")
+MAIL: Final = Condition("mail", "outage", _HTTP, "mail is not sent", "mail is sent")
+STORAGE: Final = Condition("storage", "outage", _HOSTING, "results cannot be stored or read", _STORED)
 WEBHOOKS: Final = Condition(
-    name="webhooks",
-    kind="outage",
-    path="holdfast/workers/outbox",
-    begun="webhooks are not delivered",
-    over="webhooks are delivered",
+    "webhooks",
+    "outage",
+    _OUTBOX,
+    "webhooks are not delivered",
+    "webhooks are delivered",
     failures_min=3,
-    quiet_s=3600.0,
+    quiet_s=3600,
 )
 CALLBACKS: Final = Condition(
-    name="callbacks",
-    kind="refusal",
-    path="holdfast/http",
-    begun="callbacks are refused",
-    over="no callback was refused for a minute",
-    quiet_s=60.0,
+    "callbacks", "refusal", _HTTP, "callbacks are refused", "no callback was refused for a minute", quiet_s=60
 )
 UNAVAILABLE: Final = Condition(
-    name="unavailable",
-    kind="outage",
-    path="holdfast/http",
-    begun="requests are answered 503",
-    over="no request is answered 503 any more",
-    quiet_s=10.0,
+    "unavailable", "outage", _HTTP, "requests are answered 503", "no request is answered 503 any more", quiet_s=10
 )
-LOCKOUTS: Final = Condition(
-    name="lockouts",
-    kind="lockout",
-    path="holdfast/sign-in",
-    begun="sign-in is locked",
-    over="no sign-in was refused for ten minutes",
-    quiet_s=600.0,
-)
+_UNLOCKED: Final = "no sign-in was refused for ten minutes"
+LOCKOUTS: Final = Condition("lockouts", "lockout", "holdfast/sign-in", "sign-in is locked", _UNLOCKED, quiet_s=600)
+_STEADY: Final = "it has not crashed for ten minutes"
 CRASH_LOOP: Final = Condition(
-    name="crash-loops",
-    kind="crash_loop",
-    path="",
-    begun="it keeps crashing",
-    over="it has not crashed for ten minutes",
-    failures_min=5,
-    quiet_s=600.0,
+    "crash-loops", "crash_loop", "", "it keeps crashing", _STEADY, failures_min=5, quiet_s=600
 )
 """A child that fails again and again, however slowly: its restarts may cost no supervisor its budget."""
 
@@ -148,8 +110,10 @@ class LastingCondition(msgspec.Struct, frozen=True, kw_only=True):
 class _Lasting:
     """A condition of one subject: failures in a row, and once it has begun, since when (the clock's seconds)."""
 
-    since_s: float
+    condition: Condition
+    subject: str
     provider: str | None
+    since_s: float
     accounts: set[str] = field(default_factory=set)
     events: set[str] = field(default_factory=set)
     count: int = 0
@@ -160,23 +124,19 @@ class _Lasting:
     report_at_s: float = 0.0
     reported_s: float = 0.0
 
+    @property
+    def state(self) -> str | None:
+        """The state that its reason begins with, if any."""
+        state = self.reason.partition(":")[0]
+        return state if state in STATES else None
 
-def _is_going_on(condition: Condition, found: _Lasting, now_s: float) -> bool:
-    """Whether a condition that ends by itself is not about to."""
-    return condition.quiet_s is None or now_s - found.last_s < condition.quiet_s / 2
-
-
-def _state(reason: str) -> str | None:
-    """Return the state that a reason begins with, if any."""
-    state = reason.partition(":")[0]
-    return state if state in STATES else None
-
-
-def _beginning(condition: Condition, found: _Lasting) -> str:
-    affected = ""
-    if found.events:
-        affected = f"; {_counted(found.accounts, 'account')} and {_counted(found.events, 'event')}"
-    return f"{condition.begun}{' ' if _state(found.reason) else ': '}{found.reason.rstrip('.')}{affected}"
+    @property
+    def text(self) -> str:
+        """What it is in words."""
+        affected = ""
+        if self.events:
+            affected = f"; {_counted(self.accounts, 'account')} and {_counted(self.events, 'event')}"
+        return f"{self.condition.begun}{' ' if self.state else ': '}{self.reason.rstrip('.')}{affected}"
 
 
 def _counted(found: set[str], what: str) -> str:
@@ -228,26 +188,23 @@ class Conditions:
             subject, provider = OTHERS, None
         found = subjects.get(subject)
         if found is None:
-            found = subjects[subject] = _Lasting(now_s, provider)
-        before, found.reason = found.reason, reason
+            found = subjects[subject] = _Lasting(condition, subject, provider, now_s)
+        state_before, found.reason = found.state, reason
         found.count, found.last_s = found.count + 1, now_s
         _add(found.accounts, account_id)
         _add(found.events, event_id)
         is_due = found.count >= condition.failures_min
-        is_other = _state(reason) != _state(before) and now_s - found.reported_s >= CHANGE_PAUSE_S
+        is_other = found.state != state_before and now_s - found.reported_s >= CHANGE_PAUSE_S
         if is_other if found.has_begun else is_due:
             found.has_begun = True
             found.report_at_s = now_s + found.pause_s
-            self._report(condition, subject, found, _beginning(condition, found))
+            self._report(found, found.text)
 
     def ended(self, condition: Condition, subject: str = "") -> None:
         """End the condition of a subject, if it has begun."""
-        subjects = self._lasting.get(condition)
-        if not subjects:
-            return
-        found = subjects.pop(subject, None)
-        if found is not None and found.has_begun:
-            self._end(condition, subject, found, self._clock())
+        found = self._lasting.get(condition, {}).pop(subject, None)
+        if found is not None:
+            self._end(found, self._clock())
 
     def forget(self, condition: Condition, subject: str) -> None:
         """End the condition of a subject that is gone, without a report."""
@@ -260,7 +217,7 @@ class Conditions:
             LastingCondition(
                 name=condition.name,
                 subject=subject,
-                text=scrub(_beginning(condition, found)),
+                text=scrub(found.text),
                 lasts_s=round(now_s - found.since_s, 1),
                 count=found.count,
             )
@@ -273,16 +230,16 @@ class Conditions:
         """Report the counts that are due, and end conditions without failures for their time."""
         now_s = self._clock()
         for condition, subjects in self._lasting.items():
-            for subject, found in list(subjects.items()):
-                if condition.quiet_s is not None and now_s - found.last_s >= condition.quiet_s:
-                    del subjects[subject]
-                    if found.has_begun:
-                        self._end(condition, subject, found, found.last_s)
-                elif found.has_begun and now_s >= found.report_at_s and _is_going_on(condition, found, now_s):
+            quiet_s = condition.quiet_s or math.inf
+            for found in list(subjects.values()):
+                since_last_s = now_s - found.last_s
+                if since_last_s >= quiet_s:
+                    self._end(subjects.pop(found.subject), found.last_s)
+                # One that ends by itself, and is about to, is not reported again.
+                elif found.has_begun and now_s >= found.report_at_s and since_last_s < quiet_s / 2:
                     found.pause_s = min(found.pause_s * 2, COUNT_PAUSE_MAX_S)
                     found.report_at_s = now_s + found.pause_s
-                    text = _beginning(condition, found)
-                    self._report(condition, subject, found, text, lasted_s=now_s - found.since_s)
+                    self._report(found, found.text, lasted_s=now_s - found.since_s)
             lasting = sum(found.has_begun for found in subjects.values())
             metrics.CONDITIONS.labels(condition.name).set(lasting)
 
@@ -293,25 +250,18 @@ class Conditions:
             await trio.sleep(CHECK_S)
             self.check()
 
-    def _end(self, condition: Condition, subject: str, found: _Lasting, until_s: float) -> None:
-        lasted_s = until_s - found.since_s
-        self._report(condition, subject, found, condition.over, lasted_s=lasted_s, kind="recovery")
+    def _end(self, found: _Lasting, until_s: float) -> None:
+        if found.has_begun:
+            self._report(found, found.condition.over, lasted_s=until_s - found.since_s, kind="recovery")
 
     def _report(
-        self,
-        condition: Condition,
-        subject: str,
-        found: _Lasting,
-        reason: str,
-        *,
-        lasted_s: float | None = None,
-        kind: ReportKind | None = None,
+        self, found: _Lasting, reason: str, *, lasted_s: float | None = None, kind: ReportKind | None = None
     ) -> None:
+        condition, subject = found.condition, found.subject
         found.reported_s = self._clock()
         self._reporter.report(
             Report(
                 kind=kind or condition.kind,
-                at=self._reporter.now(),
                 path=condition.path or subject,
                 key=subject if found.provider is None and condition.path and subject else None,
                 provider=found.provider,

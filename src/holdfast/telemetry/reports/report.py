@@ -1,38 +1,19 @@
-"""The report: its kinds, its fields and its level."""
+"""The report: its kinds, its fields, its level, and its text in words."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Generic, Literal, NamedTuple, TypeVar, get_args
+from datetime import UTC, datetime
+from typing import Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
 AtT = TypeVar("AtT", datetime, str)
 
 ReportKind = Literal[
-    "start",
-    "stop",
-    "crash",
-    "crash_loop",
-    "restart",
-    "quarantine",
-    "release",
-    "pause",
-    "resume",
-    "escalation",
-    "drain",
-    "roll",
-    "stuck",
-    "poison",
-    "dead_letter",
-    "outage",
-    "recovery",
-    "refusal",
-    "lockout",
-    "difference",
-    "action",
-    "loss",
-]
+    "start", "stop", "crash", "crash_loop", "restart", "quarantine", "release", "pause", "resume", "escalation",
+    "drain", "roll", "stuck", "poison", "dead_letter", "outage", "recovery", "refusal", "lockout", "difference",
+    "action", "loss",
+]  # fmt: skip
 """What happened. docs/runbook.md has a section for each."""
 
 KINDS: tuple[ReportKind, ...] = get_args(ReportKind)
@@ -43,34 +24,41 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 Context = Literal["start_error", "child_terminated", "shutdown_error", "shutdown", "killed", "stuck"]
 Decision = Literal["restart", "backoff", "quarantine", "pause", "stop", "escalate", "none"]
 
+_KINDS: Final[dict[ReportKind, tuple[Level, str]]] = {
+    "start": ("info", "started"),
+    "stop": ("info", "stopped"),
+    "crash": ("error", "crashed"),
+    "crash_loop": ("critical", "keeps crashing"),
+    "restart": ("info", "up again"),
+    "quarantine": ("error", "quarantined"),
+    "release": ("info", "released from quarantine"),
+    "pause": ("warning", "paused"),
+    "resume": ("info", "resumed"),
+    "escalation": ("critical", "gave up"),
+    "drain": ("info", "stopped in order"),
+    "roll": ("info", "replaced"),
+    "stuck": ("error", "takes too long"),
+    "poison": ("error", "a message crashes its actor"),
+    "dead_letter": ("warning", "not handled"),
+    "outage": ("warning", "away"),
+    "recovery": ("info", "back"),
+    "refusal": ("warning", "refused"),
+    "lockout": ("warning", "locked out"),
+    "difference": ("critical", "the ledger differs"),
+    "action": ("info", "an operator's action"),
+    "loss": ("warning", "reports were lost"),
+}
+"""The level of each kind, and what happened in words."""
+
+_CONDITIONS: Final[frozenset[ReportKind]] = frozenset({"crash_loop", "outage", "recovery", "refusal", "lockout"})
+_ALARMING: Final[frozenset[Context]] = frozenset({"shutdown_error", "killed", "stuck"})
+
 MILD_FAILURES = 2
 """So many failures of a child in a row are warnings; later ones are errors."""
 
-_LEVELS: dict[ReportKind, Level] = {
-    "start": "info",
-    "stop": "info",
-    "crash": "error",
-    "crash_loop": "critical",
-    "restart": "info",
-    "quarantine": "error",
-    "release": "info",
-    "pause": "warning",
-    "resume": "info",
-    "escalation": "critical",
-    "drain": "info",
-    "roll": "info",
-    "stuck": "error",
-    "poison": "error",
-    "dead_letter": "warning",
-    "outage": "warning",
-    "recovery": "info",
-    "refusal": "warning",
-    "lockout": "warning",
-    "difference": "critical",
-    "action": "info",
-    "loss": "warning",
-}
-_ALARMING: frozenset[Context] = frozenset({"shutdown_error", "killed", "stuck"})
+_MINUTES_FROM_S: Final = 300
+_HOURS_FROM_S: Final = 3 * 3600
+UNDATED: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class ReportFields(msgspec.Struct, Generic[AtT], frozen=True, kw_only=True):
@@ -82,8 +70,8 @@ class ReportFields(msgspec.Struct, Generic[AtT], frozen=True, kw_only=True):
     ``count`` events in ``duration_s`` are summed up in one report. ``operator`` is who acted.
 
     The reporter fills in who emitted it: ``number`` counts the reports of a process from 1, ``member_id`` is its id
-    in the cluster, ``host`` its machine's name, ``worker`` its slot at the parent. It also sets ``report_id``, and
-    ``level`` where the emitter left it to the kind.
+    in the cluster, ``host`` its machine's name, ``worker`` its slot at the parent. It also sets ``report_id``, the
+    reason of a fault, and where the emitter left them out ``at`` and, by the kind, ``level``.
     """
 
     kind: ReportKind
@@ -121,12 +109,14 @@ class ReportFields(msgspec.Struct, Generic[AtT], frozen=True, kw_only=True):
 class Report(ReportFields[datetime], frozen=True, kw_only=True, omit_defaults=True):
     """One event that an operator should know of."""
 
+    at: datetime = UNDATED
+
 
 def level_of(report: Report) -> Level:
     """Return the level that the emitter chose, else that of the kind and context."""
     if report.level is not None:
         return report.level
-    return "error" if report.context in _ALARMING else _LEVELS[report.kind]
+    return "error" if report.context in _ALARMING else _KINDS[report.kind][0]
 
 
 def level_of_failure(failures_in_row: int) -> Level:
@@ -172,3 +162,86 @@ class ReportFilter(NamedTuple):
 
 
 EVERY_REPORT = ReportFilter()
+
+
+def in_words(report: Report) -> str:
+    """Return what happened, why, and what was decided, in one line."""
+    return "; ".join(part for part in (_what(report), _decided(report)) if part)
+
+
+def _what(report: Report) -> str:
+    if report.kind in _CONDITIONS:
+        return _condition(report)
+    if report.kind == "action":
+        # Not "operator-token: …": the log masks what follows "token:", like the value of any token.
+        return f"by {report.operator or 'an operator'}, {_one_line(report.reason)}"
+    happened = _happened(report) + _how_often(report)
+    why = ": ".join(part for part in (report.reason_type, _one_line(report.reason)) if part)
+    where = f" ({report.location})" if report.location and report.kind != "stuck" else ""
+    return f"{happened}: {why}{where}" if why else happened
+
+
+def _happened(report: Report) -> str:
+    if report.kind == "crash" and report.context == "start_error":
+        return "did not start"
+    if report.kind == "roll" and report.level == "error":
+        return "roll abandoned"
+    if report.kind == "drain" and report.context in ("killed", "stuck", "shutdown_error"):
+        return "did not stop in order"
+    if report.kind == "poison" and report.last_message_type is not None:
+        return f"{report.last_message_type} crashes its actor"
+    if report.kind == "quarantine" and report.delay_s is not None:
+        return f"quarantined for {_lasting(report.delay_s)}"
+    return _KINDS[report.kind][1]
+
+
+def _how_often(report: Report) -> str:
+    times = "" if report.count is None else " once" if report.count == 1 else f" {report.count} times"
+    lasting = "" if report.duration_s is None else f" {_lasting(report.duration_s)}"
+    if report.kind == "poison":
+        return "" if report.count in (None, 1) else f" again, now{times}"
+    if report.kind == "stuck":
+        return f"{times},{lasting} so far" if lasting else times
+    return f"{times} in{lasting}" if times and lasting else f"{times} after{lasting}" if lasting else times
+
+
+def _condition(report: Report) -> str:
+    """Return the condition, and how long it has lasted with how many failures."""
+    text = _one_line(report.reason) or _KINDS[report.kind][1]
+    if report.duration_s is None:
+        return text
+    lasted = "lasted" if report.kind == "recovery" else "lasts for"
+    failures = "" if report.count is None else ", 1 failure" if report.count == 1 else f", {report.count} failures"
+    return f"{text}; {lasted} {_lasting(report.duration_s)}{failures}"
+
+
+def _decided(report: Report) -> str:
+    used = f" ({report.restarts} of {report.budget} restarts)" if report.restarts and report.budget else ""
+    if report.kind == "quarantine" and report.restarts and report.budget and report.restarts > report.budget:
+        return f"after {report.restarts} crashes"
+    if report.kind != "crash":
+        return ""
+    match report.decision:
+        case "restart":
+            return f"restarts at once{used}"
+        case "backoff":
+            return f"restarts in {report.delay_s or 0:.3g} s{used}"
+        case "pause":
+            return "its group pauses"
+        case "escalate":
+            return f"its supervisor gives up{used}"
+        case "none":
+            return "not restarted"
+        case _:
+            return ""
+
+
+def _lasting(duration_s: float) -> str:
+    """Return a duration in the unit that it is easily read in."""
+    if duration_s < _MINUTES_FROM_S:
+        return f"{duration_s:.6g} s"
+    return f"{duration_s / 60:.3g} min" if duration_s < _HOURS_FROM_S else f"{duration_s / 3600:.3g} h"
+
+
+def _one_line(text: str | None) -> str | None:
+    return " ".join(text.split()) if text else text

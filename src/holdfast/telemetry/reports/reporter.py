@@ -1,6 +1,7 @@
 """The reporter: completes, logs and retains reports, and passes them to listeners.
 
-A failure to report never makes anything else fail.
+A failure to report never makes anything else fail. When many actors of a group report the same at once, the first
+reports pass one by one, the rest as a sum.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
 
 import structlog
 from msgspec.structs import replace
@@ -16,14 +20,23 @@ from structlog.typing import FilteringBoundLogger
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.telemetry import metrics
-from holdfast.telemetry.reports.bursts import Bursts
-from holdfast.telemetry.reports.report import Report, level_of
-from holdfast.telemetry.reports.words import in_words
+from holdfast.telemetry.reports.causes import describe
+from holdfast.telemetry.reports.report import UNDATED, Report, ReportKind, in_words, level_of
 from holdfast.telemetry.scrubbing import masked, scrub
 
-RING_RECORDS = 1_000
-TEXT_LOGGED_CHARS = 240
+RING_RECORDS: Final = 1_000
+TEXT_LOGGED_CHARS: Final = 240
 """A line to be read at a glance; the stored report has the whole text."""
+ALONE_MAX: Final = 100
+"""So many reports of one kind and path pass one by one in a period."""
+PERIOD_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class _Burst:
+    begun: datetime
+    count: int = 0
+    last: Report | None = None
 
 
 class Reporter:
@@ -44,38 +57,50 @@ class Reporter:
     ) -> None:
         self.now = now
         self._log: FilteringBoundLogger = logger or structlog.get_logger("holdfast.telemetry.reports")
-        self._member_id = member_id
-        self._host = host
-        self._worker = worker
+        self._origin = {"member_id": member_id, "host": host, "worker": worker}
         self._number = 0
-        self._bursts = Bursts()
+        self._bursts: dict[tuple[ReportKind, str], _Burst] = {}
         self._ring: deque[Report] = deque(maxlen=ring_records)
         self._listeners: list[Callable[[Report], None]] = []
         self.dropped_count = 0
-        """How many reports a listener missed because it raised."""
+        """How many reports were lost because they, or a listener, raised."""
 
     def report(self, report: Report, fault: BaseException | None = None) -> None:
-        """Accept one report; the traceback of ``fault`` is logged at debug. Never raises."""
+        """Accept one report, on a ``fault`` whose traceback is logged at debug. Never raises."""
         try:
+            if fault is not None:
+                cause = describe(fault)
+                location = report.location or cause.location
+                report = replace(report, reason_type=cause.reason_type, reason=cause.reason, location=location)
             self.report_sums()
-            is_summed = self._bursts.sums(report)
+            if not self._is_summed(report):
+                self._emit(report, fault)
         except Exception:
             self.dropped_count += 1
-            is_summed = False
-        if not is_summed:
-            self._emit(report, fault)
 
     def report_sums(self) -> None:
         """Report the sums of bursts that are over. Called now and then: a burst may be the last for long."""
-        for total in self._bursts.take(self.now()):
-            self._emit(total, None)
+        now = self.now()
+        over = [
+            name for name, burst in self._bursts.items() if abs(now - burst.begun) >= timedelta(seconds=PERIOD_S)
+        ]
+        for burst in [self._bursts.pop(name) for name in over]:
+            if burst.last is not None:
+                self._emit(_sum(burst, burst.last, now), None)
+
+    def _is_summed(self, report: Report) -> bool:
+        """Count a report about a key. Those about parts of the tree, and what operators did, always pass."""
+        if report.key is None or report.operator is not None:
+            return False
+        burst = self._bursts.setdefault((report.kind, report.path), _Burst(self.now()))
+        burst.count += 1
+        if burst.count <= ALONE_MAX:
+            return False
+        burst.last = report
+        return True
 
     def _emit(self, report: Report, fault: BaseException | None) -> None:
-        try:
-            report = self._complete(report)
-        except Exception:
-            self.dropped_count += 1
-            return
+        report = self._complete(report)
         # The log may be a closed pipe, which is no reason to fail.
         with suppress(Exception):
             self._write(report, fault)
@@ -104,6 +129,7 @@ class Reporter:
         self._number += 1
         return replace(
             report,
+            at=self.now() if report.at is UNDATED else report.at,
             reason=_clean(report.reason),
             key=key,
             account_id=report.account_id or (key if key and key.startswith("acct_") else None),
@@ -111,9 +137,7 @@ class Reporter:
             level=level_of(report),
             report_id=new_id("rep"),
             number=self._number,
-            member_id=self._member_id,
-            host=self._host,
-            worker=self._worker,
+            **self._origin,
         )
 
     def _write(self, report: Report, fault: BaseException | None) -> None:
@@ -133,6 +157,21 @@ class Reporter:
         getattr(self._log, report.level or "info")(report.kind, **fields)
         if fault is not None:
             self._log.debug("traceback", path=report.path, exc_info=fault)
+
+
+def _sum(burst: _Burst, last: Report, now: datetime) -> Report:
+    """Return the last report, with the number of those that it stands for."""
+    return replace(
+        last,
+        at=now,
+        key=None,
+        account_id=None,
+        task_id=None,
+        trace_id=None,
+        count=burst.count - ALONE_MAX,
+        duration_s=round(abs(now - burst.begun).total_seconds(), 3),
+        reason=f"more of the same, the last on {last.key}" + (f": {last.reason}" if last.reason else ""),
+    )
 
 
 def _clean(text: str | None) -> str | None:

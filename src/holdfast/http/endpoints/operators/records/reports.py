@@ -214,7 +214,7 @@ class EventStream(ResponseBody):
                 taken = await reader.next()
             if waiting.cancelled_caught:
                 # A comment; the id moves on with reports that came here directly and have been stored since.
-                yield b": idle\n" + _id(self._feed.position) + b"\n"
+                yield b": idle\n" + _id(reader.position if reader.has_all else None) + b"\n"
                 continue
             if taken is None:
                 return
