@@ -12,8 +12,8 @@ from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database
-from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.spec import Backoff
 
 HARDY = KeyedLimits(voids_in_row_max=10**6, backoff=Backoff(0.0, 0.0, jitter=0.0))
 

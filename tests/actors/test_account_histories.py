@@ -33,8 +33,8 @@ from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.spec import Backoff
 from holdfast.telemetry import metrics
 
 from .account_checks import (

@@ -16,6 +16,7 @@ from trio.testing import (
 )
 
 from holdfast.actors.account.messages import SignOut
+from holdfast.actors.runtime.future import AskDeadlines
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
@@ -24,7 +25,6 @@ from holdfast.cluster.frames import PROTOCOL, Frame, Hello
 from holdfast.cluster.groups import ACCOUNTS, codecs
 from holdfast.cluster.link import Link
 from holdfast.persistence.records.accounts import SessionRevokedRow
-from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.telemetry.traces import traceparent
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)

@@ -14,6 +14,7 @@ from trio.testing import (
 
 from holdfast.actors.account.messages import Recharge, RecordKeyUse, SignOut
 from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded
+from holdfast.actors.runtime.future import AskDeadlines
 from holdfast.cluster import answering, codec, frames, link
 from holdfast.cluster.answering import Answering
 from holdfast.cluster.codec import CannotEncode
@@ -22,7 +23,6 @@ from holdfast.cluster.frames import PROTOCOL, AskFrame, Hello, Ping, Pong, Reply
 from holdfast.cluster.groups import ACCOUNTS, codecs
 from holdfast.cluster.link import SILENT_S, Link
 from holdfast.ledger.clock import utc_now
-from holdfast.supervision.ask_deadlines import AskDeadlines
 
 from .link_ends import (
     HELLO,

@@ -18,8 +18,7 @@ from holdfast.persistence.server.migrate import MigrationReport, migrate
 from holdfast.sockets.listening import SlotSockets
 from holdfast.start.exit_codes import GAVE_UP
 from holdfast.start.service import _log_when_ready, _run
-from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.spec import ChildSpec, Intensity
+from holdfast.supervision.spec import Backoff, ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
 from holdfast.telemetry.reports.conditions import Conditions

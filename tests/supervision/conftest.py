@@ -13,8 +13,7 @@ import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.spec import ChildSpec, Intensity, Restart, Strategy
+from holdfast.supervision.spec import Backoff, ChildSpec, Intensity, Restart, Strategy
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.report import Report

@@ -7,8 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
-from holdfast.actors.runtime.future import TrioFuture
-from holdfast.supervision.ask_deadlines import GRAIN_S, AskDeadlines
+from holdfast.actors.runtime.future import GRAIN_S, AskDeadlines, TrioFuture
 
 
 async def ask(deadlines: AskDeadlines, wait_s: float, ended: dict[float, float]) -> None:

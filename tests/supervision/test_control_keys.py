@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ from holdfast.supervision.control.messages import (
     RestartKey,
     ResumeGroup,
 )
-from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.spec import Backoff
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
 
@@ -243,9 +244,11 @@ async def test_keys_are_listed_by_queue_wait_and_rate(autojump_clock: MockClock)
         assert first("queue") == ["full", "late"]
         assert first("wait") == ["late", "full"]
         assert first("rate") == ["often", "a"]
-        assert described(group.describe_key(DescribeKey("actors", "often"))).messages_per_s == 0.5
-        await trio.sleep(50)
-        assert described(group.describe_key(DescribeKey("actors", "often"))).messages_per_s == 0.0
+        rate = described(group.describe_key(DescribeKey("actors", "often"))).messages_per_s
+        assert rate == pytest.approx(0.5 * math.exp(-20 / 60), abs=0.001)
+        await trio.sleep(60)
+        rate = described(group.describe_key(DescribeKey("actors", "often"))).messages_per_s
+        assert rate == pytest.approx(0.5 * math.exp(-80 / 60), abs=0.001)
 
 
 async def test_the_history_outlives_the_actor(autojump_clock: MockClock) -> None:

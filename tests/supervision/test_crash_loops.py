@@ -9,8 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from holdfast.supervision.faults import GaveUp
-from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.spec import ChildSpec
+from holdfast.supervision.spec import Backoff, ChildSpec
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import TOP_INTENSITY, WORKERS_INTENSITY
 

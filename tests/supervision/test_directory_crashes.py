@@ -16,8 +16,8 @@ from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import QuarantineKey
-from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.spec import Backoff
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
 

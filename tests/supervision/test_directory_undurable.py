@@ -18,8 +18,8 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.persistence.journal.units import Committed, Fence, NotWritten, Stale
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.spec import Backoff
 
 from .keyed_actors import LONG_S, Break, Harness, Say, Write, WritingActor, collect, outcome
 

@@ -14,8 +14,8 @@ from holdfast.actors.runtime.mailbox import SystemMessage
 from holdfast.persistence.journal.units import Committed, Fence, NotWritten, Stale
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import CrashKey, DescribeKey, QuarantineKey, ReleaseKey, RestartKey
-from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.spec import Backoff
 
 from .keyed_actors import Break, Harness, PlainActor, Rest, Say, Write, WritingActor, collect, outcome
 
@@ -68,7 +68,7 @@ async def test_a_crash_at_a_restart_by_an_operator_backs_off(autojump_clock: Moc
         found = group.describe_key(DescribeKey("actors", "a"))
         assert getattr(found, "state", None) == "backing_off"
     assert replies == {0: "rested", 1: "kept"}
-    assert [each.decision for each in harness.directory.history.of("a")] == ["backoff", "restart"]
+    assert [each.decision for each in harness.directory.reports.restarts["a"]] == ["backoff", "restart"]
 
 
 async def test_a_quarantine_during_the_start_holds_after_it(autojump_clock: MockClock) -> None:

@@ -19,8 +19,8 @@ from holdfast.persistence.journal.units import Committed, NotWritten
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import CrashKey, QuarantineKey, ReleaseKey, RestartKey
-from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.spec import Backoff
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, outcome
 

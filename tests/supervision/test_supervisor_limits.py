@@ -10,8 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from holdfast.supervision.faults import GaveUp, StartFailed
-from holdfast.supervision.intensity import Backoff, RestartWindow
-from holdfast.supervision.spec import ChildSpec
+from holdfast.supervision.spec import Backoff, ChildSpec, RestartWindow
 from holdfast.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from holdfast.supervision.faults import NotRunning
-from holdfast.supervision.intensity import Backoff
+from holdfast.supervision.spec import Backoff
 from holdfast.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from holdfast.supervision.faults import GaveUp, NotRunning
-from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.spec import ChildSpec, Restart, Strategy
+from holdfast.supervision.spec import Backoff, ChildSpec, Restart, Strategy
 
 if TYPE_CHECKING:
     from tests.supervision.conftest import ScriptedTree

@@ -11,8 +11,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, Quarantined, Unavailable
 from holdfast.actors.runtime.refs import WhileDown
 from holdfast.persistence.journal.units import Committed
-from holdfast.supervision.intensity import Backoff
 from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.spec import Backoff
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, outcome
 

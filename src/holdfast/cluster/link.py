@@ -10,12 +10,11 @@ import msgspec
 import trio
 
 from holdfast.actors.runtime.faults import Overloaded
-from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.future import AskDeadlines, TrioFuture
 from holdfast.actors.runtime.messages import Command
 from holdfast.cluster import frames
 from holdfast.cluster.codec import Codec
 from holdfast.cluster.faults import LinkLost, NotAccepted, fault_of
-from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.telemetry.traces import traceparent
 
 ASKS_MAX: Final = 20_000

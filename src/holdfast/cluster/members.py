@@ -18,6 +18,7 @@ from functools import partial
 import structlog
 import trio
 
+from holdfast.actors.runtime.future import AskDeadlines
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.cluster.answering import Answering, LocalGroup
 from holdfast.cluster.codec import Codec
@@ -26,7 +27,6 @@ from holdfast.cluster.frames import PROTOCOL
 from holdfast.cluster.link import Link
 from holdfast.cluster.placement import owner_of_name, owners_of_places
 from holdfast.persistence.claims.processes import Member, Membership, MemberState
-from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)

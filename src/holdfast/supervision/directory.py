@@ -20,21 +20,17 @@ from typing import TypeVar, cast
 import trio
 
 from holdfast.actors.runtime.actor import TrioActor
-from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded, Unavailable
-from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.faults import Deadlock, OutcomeUnknown, Overloaded, Unavailable
+from holdfast.actors.runtime.future import AskDeadlines, TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import KeyedRef, WhileDown, until_accepted
-from holdfast.actors.runtime.turn_rates import TurnRates
 from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.ledger.refusals import Refusal
-from holdfast.supervision.ask_cycles import asking_from, refuse_cycle
-from holdfast.supervision.ask_deadlines import AskDeadlines
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
-from holdfast.supervision.keyed_lives import KeyedLives
+from holdfast.supervision.keyed_lives import KeyedLives, asking_from
 from holdfast.supervision.keyed_reports import KeyedReports
-from holdfast.supervision.restart_history import RestartHistory
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.telemetry.traces import traceparent
 
@@ -63,14 +59,8 @@ class KeyedDirectory:
         self.name = name
         limits = limits if limits is not None else KeyedLimits()
         rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
-        self.history = RestartHistory()
-        self.turns = TurnRates()
-        self._reports = KeyedReports(
-            name, limits, reporter, dead_letters, history=self.history, turns=self.turns, poison=poison
-        )
-        self.lives = KeyedLives(
-            name, factory, gate=gate, probe=probe, reports=self._reports, limits=limits, rng=rng
-        )
+        self.reports = KeyedReports(name, limits, reporter, dead_letters, poison)
+        self.lives = KeyedLives(name, factory, gate=gate, probe=probe, reports=self.reports, limits=limits, rng=rng)
         self._deadlines = AskDeadlines()
 
     def ref(self, key: str) -> KeyedRef:
@@ -81,7 +71,7 @@ class KeyedDirectory:
         """Ask the actor of a key. Raises as :meth:`TrioActorRef.ask` does."""
         asker = asking_from.get()
         if asker is not None and key in self.lives.children:
-            refuse_cycle(asker, self.lives.children[key])
+            _refuse_cycle(asker, self.lives.children[key])
         now = trio.current_time()
         future: TrioFuture[object] = TrioFuture()
         envelope = Envelope(message, future, deadline=now + deadline_s, sent_at=now, traceparent=traceparent.get())
@@ -125,7 +115,7 @@ class KeyedDirectory:
         try:
             self._put(child, envelope)
         except Overloaded:
-            self._reports.dead_letter(child, "full", envelope)
+            self.reports.dead_letter(child, "full", envelope)
 
     def _refuse_if_unavailable(self) -> None:
         if self.lives.stopping.is_set() or self.lives.nursery is None:
@@ -148,13 +138,13 @@ class KeyedDirectory:
     def pause(self, reason: str) -> None:
         """Refuse asks until :meth:`resume`, for an operator; actors that are active finish what they have."""
         self.lives.pause.begin_by_operator(reason)
-        self._reports.paused(reason)
+        self.reports.paused(reason)
 
     def resume(self, reason: str) -> None:
         """End a pause, for an operator."""
         if self.lives.pause.is_on:
             self.lives.pause.end_by_operator()
-            self._reports.resumed(reason)
+            self.reports.resumed(reason)
 
     @property
     def active_count(self) -> int:
@@ -171,7 +161,7 @@ class KeyedDirectory:
 
     def place(self, path: str) -> None:
         """Set the path in the tree."""
-        self._reports.path = path
+        self.reports.path = path
 
     @property
     def is_ready(self) -> bool:
@@ -202,3 +192,15 @@ class KeyedDirectory:
     async def stop(self) -> None:
         """Refuse further asks; every actor handles its messages and awaits its commits, then the run ends."""
         self.lives.stopping.set()
+
+
+def _refuse_cycle(asker: KeyedChild, target: KeyedChild) -> None:
+    """Raise :class:`Deadlock` if ``target`` waits, directly or through others, for ``asker``."""
+    chain = [asker.key, target.key]
+    step: KeyedChild | None = target
+    while step is not None:
+        if step is asker:
+            raise Deadlock(" -> ".join(chain))
+        step = step.waiting_on
+        if step is not None:
+            chain.append(step.key)

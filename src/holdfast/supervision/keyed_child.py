@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import trio
 
-from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.actor import MessageLoss, TrioActor
 from holdfast.actors.runtime.journaled import JournaledActor
-from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.supervision.intensity import Backoff, RestartWindow
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox
+from holdfast.supervision.spec import Backoff, RestartWindow
 from holdfast.telemetry.traces import traceparent
 
 KeyedState = Literal["passivated", "active", "backing_off", "quarantined"]
 
+
+RATE_PERIOD_S: Final = 60.0
 
 EndKind = Literal["restart", "crash", "quarantine"]
 
@@ -82,6 +86,7 @@ class KeyedChild:
         "key",
         "last_used",
         "mailbox",
+        "on_dead_letter",
         "postponed",
         "quarantine_reason",
         "quarantined_until",
@@ -91,13 +96,18 @@ class KeyedChild:
         "state",
         "task",
         "trial_at",
+        "turn_rate",
+        "turned_at",
         "voids_in_row",
         "waiting_on",
         "window",
     )
 
-    def __init__(self, key: str, mailbox_max: int) -> None:
+    def __init__(
+        self, key: str, mailbox_max: int, on_dead_letter: Callable[[KeyedChild, MessageLoss, Envelope], None]
+    ) -> None:
         self.key = key
+        self.on_dead_letter = on_dead_letter
         self.mailbox = Mailbox(mailbox_max)
         self.state: KeyedState = "passivated"
         self.actor: TrioActor | None = None
@@ -111,6 +121,9 @@ class KeyedChild:
         self.began_at = 0.0
         """When the present incarnation began to load (trio's clock)."""
         self.last_used = 0.0
+        self.turn_rate = 0.0
+        """Turns a second at ``turned_at``, an average over about a minute: a turn counts less with its age."""
+        self.turned_at = 0.0
         self.window: RestartWindow | None = None
         self.crashed = False
         """Whether the last incarnation crashed, or an operator ended it."""
@@ -126,6 +139,19 @@ class KeyedChild:
         self.waiting_on: KeyedChild | None = None
         self.before: JournaledActor | None = None
         """The last incarnation, unless it ended in order: the next one inherits from it."""
+
+    def turn_ended(self, at: float) -> None:
+        """Count a turn."""
+        self.turn_rate = self.turns_per_s(at) + 1 / RATE_PERIOD_S
+        self.turned_at = at
+
+    def turns_per_s(self, now: float) -> float:
+        """Return the rate of its turns of late."""
+        return self.turn_rate * math.exp((self.turned_at - now) / RATE_PERIOD_S)
+
+    def dead_letter(self, reason: MessageLoss, envelope: Envelope) -> None:
+        """Record a message that was not handled, or whose sender no longer waits."""
+        self.on_dead_letter(self, reason, envelope)
 
     def finish_end_request(self) -> None:
         """Record that the incarnation that an operator ended has ended."""

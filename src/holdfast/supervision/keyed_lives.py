@@ -9,27 +9,193 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from contextvars import Context
+from contextvars import Context, ContextVar
 from functools import partial
 from typing import Final
 
 import trio
 
 from holdfast.actors.runtime.actor import Ending, TrioActor
-from holdfast.actors.runtime.faults import EndedByOperator
+from holdfast.actors.runtime.faults import EndedByOperator, Quarantined
 from holdfast.actors.runtime.journaled import JournaledActor
-from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.supervision.ask_cycles import asking_from
-from holdfast.supervision.group_pause import GroupPause
-from holdfast.supervision.intensity import RestartWindow
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
 from holdfast.supervision.keyed_reports import KeyedReports
-from holdfast.supervision.quarantine import Quarantine
+from holdfast.supervision.spec import RestartWindow
+from holdfast.telemetry.reports.causes import describe
 from holdfast.telemetry.traces import traceparent
 
 SWEEPS_APART_S: Final = 0.25
+
+asking_from: ContextVar[KeyedChild | None] = ContextVar("asking_from", default=None)
+"""The child whose actor handles a message now. None in HTTP handlers and workers."""
+
+
+class Quarantine:
+    """The quarantine of one directory, whose name is ``name``.
+
+    A key whose incarnations keep crashing accepts no messages for a while, longer each time. The first message
+    after that time is a trial. If the key crashes again within the period of its restart budget, it returns to
+    quarantine at once and for longer. If it does not, or ends normally, its budget starts over.
+    """
+
+    def __init__(self, name: str, limits: KeyedLimits, reports: KeyedReports, rng: random.Random) -> None:
+        self._name = name
+        self._limits = limits
+        self._reports = reports
+        self._rng = rng
+
+    def put(self, child: KeyedChild, exc: Exception, *, for_s: float | None = None) -> None:
+        """Quarantine a key: waiting messages and new ones are refused until its time is over.
+
+        A child whose actor has not begun begins none.
+        """
+        child.state = "quarantined"
+        child.quarantines += 1
+        delay_s = self._limits.quarantine.delay(child.quarantines, self._rng) if for_s is None else for_s
+        child.quarantined_until = trio.current_time() + delay_s
+        child.quarantine_reason = describe(exc).reason
+        child.refused_types = frozenset()
+        self._reports.count("quarantined")
+        self._reports.crash(child, exc, "quarantine", delay_s)
+        self.clear_mailbox(child)
+        if child.actor is None and child.scope is not None:
+            child.scope.cancel(reason="its key was quarantined")
+
+    def clear_mailbox(self, child: KeyedChild) -> None:
+        """Refuse all waiting messages."""
+        for envelope in child.mailbox.take_all():
+            if not envelope.fail(self.refusal(child)):
+                self.dead_letter(child, envelope)
+
+    def dead_letter(self, child: KeyedChild, envelope: Envelope) -> None:
+        """Record a message whose sender does not wait; the first of its type in a quarantine is reported."""
+        name = type(envelope.message).__name__
+        self._reports.dead_letter(child, "dead", envelope, is_reported=name not in child.refused_types)
+        child.refused_types |= {name}
+
+    def refusal(self, child: KeyedChild) -> Quarantined:
+        """Return the fault for an ask; a retry may succeed when the key's time is over."""
+        left_s = max(child.quarantined_until - trio.current_time(), 1.0)
+        return Quarantined(f"{self._name} {child.key} is quarantined", retry_after_s=left_s)
+
+    def begin_trial(self, child: KeyedChild) -> bool:
+        """Let a quarantined key handle messages again if its time is over. Returns whether it is."""
+        if trio.current_time() < child.quarantined_until:
+            return False
+        self._reports.count("tried")
+        child.trial_at = trio.current_time()
+        child.state = "passivated"
+        return True
+
+    def is_on_trial(self, child: KeyedChild) -> bool:
+        """Whether a crash now fails a trial."""
+        if child.trial_at is not None and trio.current_time() - child.trial_at > self._limits.child_period_s:
+            self.recovered(child)
+        return child.trial_at is not None
+
+    def recovered(self, child: KeyedChild) -> None:
+        """Record that a key has worked: after a trial its budget starts over."""
+        if child.trial_at is not None:
+            child.trial_at, child.window, child.quarantines = None, None, 0
+            self._reports.released(child, "its trial succeeded")
+
+    def release(self, child: KeyedChild, reason: str) -> None:
+        """End a key's quarantine before its time, for an operator."""
+        self._reports.count("released")
+        self._reports.released(child, f"by an operator: {reason}")
+        child.trial_at, child.window, child.quarantines = None, None, 0
+        child.state = "passivated"
+
+    def is_long_over(self, child: KeyedChild) -> bool:
+        """Whether a quarantine ended so long ago, without a message since, that the key may be forgotten."""
+        return trio.current_time() > child.quarantined_until + self._limits.quarantine.max_s
+
+
+class GroupPause:
+    """The restart budget of one directory: when many keys crash together, the group pauses and probes.
+
+    ``probe`` returns whether the group may resume, and may raise if not.
+    """
+
+    def __init__(
+        self, limits: KeyedLimits, reports: KeyedReports, probe: Callable[[], Awaitable[bool]], rng: random.Random
+    ) -> None:
+        self._limits = limits
+        self._reports = reports
+        self._probe = probe
+        self._rng = rng
+        self._crashes = RestartWindow(limits.group_crashes, limits.group_period_s)
+        self._over: trio.Event | None = None
+        self._reason: str | None = None
+        self.more_crashes = 0
+        """Crashes during the pause, which are not reported one by one."""
+        self.operators_reason: str | None = None
+        """Why an operator paused the group; None if none did."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why the group is paused; None if it is not."""
+        return (self.operators_reason or self._reason) if self.is_on else None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the group is paused."""
+        return self._over is not None
+
+    def note_crash(self) -> bool:
+        """Count a key's crash. Returns whether the group's budget covers it."""
+        return self._crashes.record(trio.current_time())
+
+    def begin(self, nursery: trio.Nursery, exc: Exception) -> None:
+        """Pause because of ``exc``, and probe in ``nursery``. Has no effect during a pause."""
+        if self._over is None:
+            self._over = trio.Event()
+            self.more_crashes = 0
+            self._reason = describe(exc).reason
+            nursery.start_soon(self._probe_until_ok, self._over)
+            self._reports.paused(exc, self._crashes.count(trio.current_time()))
+
+    def begin_by_operator(self, reason: str) -> None:
+        """Pause until :meth:`end_by_operator`, also through restarts of the directory and successful probes."""
+        if self._over is None:
+            self._over = trio.Event()
+        self.operators_reason = reason
+
+    def end_by_operator(self) -> None:
+        """Resume, whatever the pause began with."""
+        self.operators_reason = None
+        self._crashes.clear()
+        self.end()
+
+    def end(self) -> None:
+        """Resume, unless an operator paused the group."""
+        if self.operators_reason is None:
+            over, self._over = self._over, None
+            if over is not None:
+                over.set()
+
+    async def wait_over(self) -> None:
+        """Wait until the group is not paused."""
+        while self._over is not None:
+            await self._over.wait()
+
+    async def _probe_until_ok(self, over: trio.Event) -> None:
+        tries = 0
+        while True:
+            tries += 1
+            await trio.sleep(self._limits.probe_backoff.delay(tries, self._rng))
+            try:
+                if await self._probe():
+                    break
+            except Exception as exc:
+                self._reports.paused(exc)
+        if self._over is over and self.operators_reason is None:
+            self._crashes.clear()
+            self.end()
+            self._reports.resumed(more_crashes=self.more_crashes)
 
 
 class KeyedLives:
@@ -58,22 +224,22 @@ class KeyedLives:
         self._name = name
         self._factory = factory
         self._reports = reports
+        self._on_dead_letter = reports.dead_letter
         self._rng = rng
         self._loading = trio.CapacityLimiter(limits.loading_max)
         self._emptied = trio.Event()
         self._crowded = trio.Event()
 
-    @property
-    def loading_count(self) -> int:
-        """How many actors load their rows now, at most ``limits.loading_max``."""
-        return self._loading.borrowed_tokens
-
     def child(self, key: str) -> KeyedChild:
         """Return the child of a key; a new one is passivated."""
         child = self.children.get(key)
         if child is None:
-            child = self.children[key] = KeyedChild(key, self.limits.mailbox_max)
+            child = self.children[key] = self.new_child(key)
         return child
+
+    def new_child(self, key: str) -> KeyedChild:
+        """Return what the child of a key is before its first message."""
+        return KeyedChild(key, self.limits.mailbox_max, self._on_dead_letter)
 
     def forget(self, child: KeyedChild) -> None:
         """Remove a child that nothing need be remembered of, unless it has a task: one of its key could start."""
@@ -270,7 +436,7 @@ class KeyedLives:
         child.incarnation += 1
         child.began_at = trio.current_time()
         actor = child.actor = self._factory(child.key, child.mailbox)
-        actor.records, actor.child = self._reports, child
+        actor.records = child
         if child.before is not None and isinstance(actor, JournaledActor):
             actor.inherit(child.before)
             child.before = None

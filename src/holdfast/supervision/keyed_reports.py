@@ -1,30 +1,47 @@
-"""The metrics, reports, dead letters and rates of a keyed directory."""
+"""The metrics, reports, dead letters and newest restarts of a keyed directory."""
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Literal
 
+import msgspec
 import trio
 
-from holdfast.actors.runtime.actor import KeyedMailbox
 from holdfast.actors.runtime.faults import Crashed
 from holdfast.actors.runtime.mailbox import Envelope
-from holdfast.actors.runtime.turn_rates import TurnRates
 from holdfast.actors.workers.poison_writer import PoisonedMessage, message_crashed_on
 from holdfast.ledger.clock import format_time
+from holdfast.ledger.public_types import Time
 from holdfast.supervision.dead_letters import NOT_HANDLED, DeadLetters, DeadReason
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
-from holdfast.supervision.restart_history import KeyRestart, RestartHistory
 from holdfast.telemetry import metrics
-from holdfast.telemetry.reports.causes import Cause, describe
-from holdfast.telemetry.reports.report import Report, level_of_failure
+from holdfast.telemetry.reports.causes import describe
+from holdfast.telemetry.reports.report import Decision, Report, level_of_failure
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.telemetry.traces import trace_id
 
+KEYS_MAX = 1_000
+RESTARTS_MAX = 20
+"""Of one key."""
+
+
+class KeyRestart(msgspec.Struct, frozen=True, kw_only=True):
+    """One end of an incarnation that was no normal one, and what was decided."""
+
+    at: Time
+    incarnation: int
+    reason_type: str
+    reason: str
+    location: str | None
+    last_message_type: str | None
+    decision: str
+    delay_s: float | None
+
 
 class KeyedReports:
-    """``path`` is the directory's path in the tree."""
+    """``path`` is the directory's path in the tree, ``name`` its name in metrics."""
 
     def __init__(
         self,
@@ -32,18 +49,15 @@ class KeyedReports:
         limits: KeyedLimits,
         reporter: Reporter,
         dead_letters: DeadLetters,
-        *,
-        history: RestartHistory,
-        turns: TurnRates,
-        poison: Callable[[PoisonedMessage], None] | None = None,
+        poison: Callable[[PoisonedMessage], None] | None,
     ) -> None:
         self.path = name
+        self.restarts: OrderedDict[str, deque[KeyRestart]] = OrderedDict()
+        """Of the keys that restarted last. They outlive the child, which is forgotten once it is idle."""
         self._name = name
         self._limits = limits
         self._reporter = reporter
         self._dead_letters = dead_letters
-        self._history = history
-        self.turns = turns
         self._poison = poison
 
     def count(self, event: str) -> None:
@@ -55,16 +69,13 @@ class KeyedReports:
         metrics.ACTORS_ACTIVE.labels(self._name).set(count)
 
     def dead_letter(
-        self, child: KeyedMailbox, reason: DeadReason, envelope: Envelope, *, is_reported: bool = True
+        self, child: KeyedChild, reason: DeadReason, envelope: Envelope, *, is_reported: bool = True
     ) -> None:
         """Record a message that no actor will handle, or whose sender no longer waits."""
+        name = type(envelope.message).__name__
         metrics.DEAD_LETTERS.labels(reason).inc()
         self._dead_letters.record(
-            reason,
-            path=self.path,
-            key=child.key,
-            message_type=type(envelope.message).__name__,
-            trace_id=envelope.trace_id,
+            reason, path=self.path, key=child.key, message_type=name, trace_id=envelope.trace_id
         )
         if reason == "orphan_reply" or not is_reported:
             # The message was handled: a client that hangs up is counted, but is nothing to look into.
@@ -72,10 +83,9 @@ class KeyedReports:
         self._reporter.report(
             Report(
                 kind="dead_letter",
-                at=self._reporter.now(),
                 path=self.path,
                 key=child.key,
-                reason=f"{type(envelope.message).__name__}, {NOT_HANDLED[reason]}",
+                reason=f"{name}, {NOT_HANDLED[reason]}",
                 mailbox_depth=len(child.mailbox),
                 trace_id=envelope.trace_id,
             )
@@ -89,25 +99,19 @@ class KeyedReports:
         delay_s: float | None = None,
     ) -> None:
         """Report a crash, the state of its mailbox, and the decision."""
-        cause = describe(exc)
-        last = child.actor.last_message if child.actor is not None else None
-        oldest = child.mailbox.oldest_sent_at()
         now = trio.current_time()
-        self._remember(child, cause, decision, delay_s)
+        oldest = child.mailbox.oldest_sent_at()
         failures = child.window.count(now) if child.window is not None else None
+        self._remember(child, exc, decision, delay_s)
         self._reporter.report(
             Report(
                 kind="quarantine" if decision == "quarantine" else "crash",
-                at=self._reporter.now(),
                 level=None if decision == "quarantine" else level_of_failure(failures or 0),
                 path=self.path,
                 key=child.key,
                 incarnation=child.incarnation,
                 context="child_terminated",
-                reason_type=cause.reason_type,
-                reason=cause.reason,
-                location=cause.location,
-                last_message_type=last.__name__ if last is not None else None,
+                last_message_type=_last_message(child),
                 mailbox_depth=len(child.mailbox),
                 oldest_age_s=round(now - oldest, 3) if oldest is not None else None,
                 restarts=failures,
@@ -122,24 +126,25 @@ class KeyedReports:
     def ended(self, child: KeyedChild, exc: Exception) -> None:
         """Record that an operator ended an incarnation; the next one is a restart."""
         self.count("restarted")
-        self._remember(child, describe(exc), "restart", None)
+        self._remember(child, exc, "restart", None)
         child.crashed = True
 
-    def _remember(self, child: KeyedChild, cause: Cause, decision: str, delay_s: float | None) -> None:
-        last = child.actor.last_message if child.actor is not None else None
-        self._history.add(
-            child.key,
-            KeyRestart(
-                at=format_time(self._reporter.now()),
-                incarnation=child.incarnation,
-                reason_type=cause.reason_type,
-                reason=cause.reason,
-                location=cause.location,
-                last_message_type=last.__name__ if last is not None else None,
-                decision=decision,
-                delay_s=delay_s,
-            ),
+    def _remember(self, child: KeyedChild, exc: Exception, decision: Decision, delay_s: float | None) -> None:
+        cause = describe(exc)
+        restart = KeyRestart(
+            at=format_time(self._reporter.now()),
+            incarnation=child.incarnation,
+            reason_type=cause.reason_type,
+            reason=cause.reason,
+            location=cause.location,
+            last_message_type=_last_message(child),
+            decision=decision,
+            delay_s=delay_s,
         )
+        self.restarts.setdefault(child.key, deque(maxlen=RESTARTS_MAX)).appendleft(restart)
+        self.restarts.move_to_end(child.key)
+        if len(self.restarts) > KEYS_MAX:
+            self.restarts.popitem(last=False)
 
     def crashed(self, child: KeyedChild, exc: Exception) -> None:
         """Count a crash; the next incarnation is then a restart. The message that caused it is kept."""
@@ -166,7 +171,6 @@ class KeyedReports:
             self._reporter.report(
                 Report(
                     kind="restart",
-                    at=self._reporter.now(),
                     path=self.path,
                     key=child.key,
                     incarnation=child.incarnation,
@@ -176,19 +180,17 @@ class KeyedReports:
 
     def released(self, child: KeyedChild, reason: str) -> None:
         """Report that a key's quarantine is over, and why."""
-        self._reporter.report(
-            Report(kind="release", at=self._reporter.now(), path=self.path, key=child.key, reason=reason)
-        )
+        self._reporter.report(Report(kind="release", path=self.path, key=child.key, reason=reason))
 
-    def paused(self, reason: str, *, reason_type: str | None = None, crashes: int | None = None) -> None:
+    def paused(self, why: Exception | str, crashes: int | None = None) -> None:
         """Report that the group pauses, and why: an exception, with the crashes so far, or an operator's reason."""
+        cause = describe(why) if isinstance(why, Exception) else None
         self._reporter.report(
             Report(
                 kind="pause",
-                at=self._reporter.now(),
                 path=self.path,
-                reason_type=reason_type,
-                reason=reason,
+                reason_type=cause.reason_type if cause else None,
+                reason=cause.reason if cause else str(why),
                 restarts=crashes,
                 budget=None if crashes is None else self._limits.group_crashes,
                 decision="pause",
@@ -199,12 +201,9 @@ class KeyedReports:
         """Report that the group has resumed, and how many of its actors crashed while it was paused."""
         if more_crashes:
             reason = f"{more_crashes} more actors had crashed meanwhile"
-        self._reporter.report(
-            Report(
-                kind="resume",
-                at=self._reporter.now(),
-                path=self.path,
-                reason=reason,
-                count=more_crashes or None,
-            )
-        )
+        self._reporter.report(Report(kind="resume", path=self.path, reason=reason, count=more_crashes or None))
+
+
+def _last_message(child: KeyedChild) -> str | None:
+    last = child.actor.last_message if child.actor is not None else None
+    return last.__name__ if last is not None else None

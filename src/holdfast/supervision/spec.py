@@ -1,15 +1,17 @@
-"""The specification of a child: how to start it, when to restart it, how long it may take to stop."""
+"""The specification of a child: how to start it, when and how often to restart it, how to stop it."""
 
 from __future__ import annotations
 
 import math
+import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import trio
 
-from holdfast.supervision.intensity import Backoff
+_LARGEST_EXPONENT: Final = 64
 
 Restart = Literal["permanent", "transient", "temporary"]
 """permanent: always restarted. transient: only after a crash. temporary: never, not even with its siblings."""
@@ -18,7 +20,71 @@ Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
 """Which siblings are restarted with a child: none, all, or those started after it."""
 
 
-DEFAULT_BACKOFF = Backoff(0.1, 30.0, jitter=0.2)
+class RestartWindow:
+    """Counts restarts in a sliding window of ``period_s`` seconds; more than ``restarts`` of them is too many."""
+
+    __slots__ = ("_times", "period_s", "restarts")
+
+    def __init__(self, restarts: int, period_s: float) -> None:
+        if restarts < 0 or period_s <= 0:
+            raise ValueError("a restart window needs restarts >= 0 and period_s > 0")
+        self.restarts = restarts
+        self.period_s = period_s
+        # One more than the budget is enough to know that it is spent.
+        self._times: deque[float] = deque(maxlen=restarts + 1)
+
+    def record(self, now: float) -> bool:
+        """Count one restart at ``now`` (seconds, monotonic). Returns whether the budget covers it."""
+        self._times.append(now)
+        return self.count(now) <= self.restarts
+
+    def count(self, now: float) -> int:
+        """Return the restarts in the window that ends at ``now``, at most the budget plus one."""
+        while self._times and self._times[0] < now - self.period_s:
+            self._times.popleft()
+        return len(self._times)
+
+    def clear(self) -> None:
+        """Start over."""
+        self._times.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Intensity:
+    """A supervisor's budget: more than ``restarts`` within ``period_s`` seconds and it gives up.
+
+    ``longer`` is a second budget over a longer time, for failures that follow each other too slowly for the first.
+    """
+
+    restarts: int
+    period_s: float
+    longer: Intensity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waiting times that grow from ``min_s`` by ``factor`` up to ``max_s``, each varied by ±``jitter`` (a share).
+
+    The jitter is applied after the cap, so that many children at the cap do not start in the same instant.
+    """
+
+    min_s: float
+    max_s: float
+    factor: float = 2.0
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_s <= self.max_s or self.factor < 1 or not 0 <= self.jitter < 1:
+            raise ValueError("a backoff needs 0 <= min_s <= max_s, factor >= 1 and 0 <= jitter < 1")
+
+    def delay(self, n: int, rng: random.Random) -> float:
+        """Return the seconds to wait after the ``n``-th failure in a row (the first is 1)."""
+        exponent = min(max(n, 1) - 1, _LARGEST_EXPONENT)
+        plain_s = min(self.max_s, self.min_s * self.factor**exponent)
+        return plain_s * (1 + rng.uniform(-self.jitter, self.jitter)) if self.jitter else plain_s
+
+
+DEFAULT_BACKOFF: Final = Backoff(0.1, 30.0, jitter=0.2)
 
 
 class Child(Protocol):
@@ -79,15 +145,3 @@ class ChildSpec:
             raise ValueError("a child id is not empty and has no slash")
         if not 0 <= self.shutdown_s < math.inf:
             raise ValueError("shutdown_s is finite and not negative")
-
-
-@dataclass(frozen=True, slots=True)
-class Intensity:
-    """A supervisor's budget: more than ``restarts`` within ``period_s`` seconds and it gives up.
-
-    ``longer`` is a second budget over a longer time, for failures that follow each other too slowly for the first.
-    """
-
-    restarts: int
-    period_s: float
-    longer: Intensity | None = None

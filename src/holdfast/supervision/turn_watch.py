@@ -7,12 +7,11 @@ turns wait for it, and the outage is reported as such.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypedDict, Unpack
 
 import trio
 
 from holdfast.actors.workers.passes import Pass, Passes
-from holdfast.supervision.control.await_stack import await_stack
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import KeyedChild
 from holdfast.telemetry.reports.report import Report
@@ -21,6 +20,7 @@ from holdfast.telemetry.reports.reporter import Reporter
 ALONE_MAX: Final = 10
 """So many stuck turns are reported one by one in one check; the others are counted."""
 FRAMES_MAX: Final = 6
+STACK_MAX: Final = 40
 
 
 class _Turn(NamedTuple):
@@ -31,6 +31,14 @@ class _Turn(NamedTuple):
     incarnation: int | None
     what: str
     began_at: float
+
+
+class _Where(TypedDict, total=False):
+    """What else is known of a turn that has not ended."""
+
+    location: str | None
+    mailbox_depth: int | None
+    trace_id: str | None
 
 
 class TurnWatch:
@@ -67,7 +75,7 @@ class TurnWatch:
         now = trio.current_time()
         found: dict[_Turn, KeyedChild | Pass] = {**dict(self._long_turns(now)), **dict(self._long_passes(now))}
         for turn in self._reported - found.keys():
-            self._report(turn, now, "recovery", reason=f"{turn.what} has ended")
+            self._report(turn, now, "recovery", f"{turn.what} has ended")
         new = [turn for turn in found if turn not in self._reported]
         self._reported = set(found)
         for turn in new[:ALONE_MAX]:
@@ -76,7 +84,6 @@ class TurnWatch:
             self._reporter.report(
                 Report(
                     kind="stuck",
-                    at=self._reporter.now(),
                     path=new[-1].path,
                     reason="further turns take too long",
                     count=len(new) - ALONE_MAX,
@@ -107,36 +114,25 @@ class TurnWatch:
             turn,
             now,
             "stuck",
-            reason=f"{turn.what} waits in " + " < ".join(reversed(stack[-FRAMES_MAX:])),
+            f"{turn.what} waits in " + " < ".join(reversed(stack[-FRAMES_MAX:])),
             location=stack[-1] if stack else None,
             mailbox_depth=len(child.mailbox) if child is not None else None,
             trace_id=message.trace_id if message is not None else None,
         )
 
     def _report(
-        self,
-        turn: _Turn,
-        now: float,
-        kind: Literal["stuck", "recovery"],
-        *,
-        reason: str,
-        location: str | None = None,
-        mailbox_depth: int | None = None,
-        trace_id: str | None = None,
+        self, turn: _Turn, now: float, kind: Literal["stuck", "recovery"], reason: str, **more: Unpack[_Where]
     ) -> None:
         self._reporter.report(
             Report(
                 kind=kind,
-                at=self._reporter.now(),
                 path=turn.path,
                 key=turn.key,
                 incarnation=turn.incarnation,
                 reason=reason,
-                location=location,
                 last_message_type=turn.what if turn.key is not None else None,
-                mailbox_depth=mailbox_depth,
                 duration_s=round(now - turn.began_at, 1),
-                trace_id=trace_id,
+                **more,
             )
         )
 
@@ -149,3 +145,12 @@ def _began_at(child: KeyedChild) -> float:
     if actor.turn is not None:
         return actor.turn.began_at
     return float("inf") if actor.is_serving else child.began_at
+
+
+def await_stack(task: trio.lowlevel.Task) -> list[str]:
+    """Return where a task waits, as ``module.function:line``, the outermost first; of many, the innermost."""
+    frames = [
+        f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname}:{line}"
+        for frame, line in task.iter_await_frames()
+    ]
+    return frames[-STACK_MAX:]

@@ -13,8 +13,7 @@ import trio
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
-from holdfast.supervision.intensity import Backoff
-from holdfast.supervision.spec import ChildSpec, Intensity
+from holdfast.supervision.spec import Backoff, ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.reporter import Reporter

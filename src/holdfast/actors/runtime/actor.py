@@ -11,7 +11,7 @@ import functools
 import inspect
 from enum import Enum
 from types import TracebackType
-from typing import ClassVar, Literal, NoReturn, Protocol
+from typing import ClassVar, Literal, NoReturn, Protocol, TypeAlias
 
 import pykka
 import structlog
@@ -26,7 +26,6 @@ from holdfast.actors.runtime.faults import (
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.refs import StoppedFlag
-from holdfast.actors.runtime.turn_rates import TurnRates
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
@@ -46,22 +45,19 @@ class Ending(Enum):
     """By an operator, with messages left in the mailbox."""
 
 
-class KeyedMailbox(Protocol):
-    """The key of an actor, and its mailbox."""
-
-    key: str
-    mailbox: Mailbox
+MessageLoss: TypeAlias = Literal["expired", "orphan_reply"]
+"""A message whose deadline passed before its turn, or whose sender does not wait for the reply."""
 
 
-class MessageRecords(Protocol):
-    """What is recorded of the messages to a group's actors."""
+class Records(Protocol):
+    """What is recorded of an actor and its messages."""
 
-    turns: TurnRates
+    def turn_ended(self, at: float) -> None:
+        """Count a turn that ended at a time (trio's clock)."""
+        ...
 
-    def dead_letter(
-        self, child: KeyedMailbox, reason: Literal["expired", "orphan_reply"], envelope: Envelope
-    ) -> None:
-        """Record a message whose deadline passed before its turn, or whose sender does not wait for the reply."""
+    def dead_letter(self, reason: MessageLoss, envelope: Envelope) -> None:
+        """Record a message."""
         ...
 
 
@@ -86,10 +82,8 @@ class TrioActor(pykka.Actor):
     is_void = False
     """Whether its state is void, so that it must end before the next turn."""
 
-    records: MessageRecords | None = None
-    """Where its turns are counted, as those of ``child``; its supervisor sets both, or neither."""
-
-    child: KeyedMailbox
+    records: Records | None = None
+    """Where its turns and messages are recorded, if its supervisor does that."""
 
     is_serving = False
     """Whether it has started, and handles messages."""
@@ -214,7 +208,7 @@ class TrioActor(pykka.Actor):
             ended_at = trio.current_time()
             turns.observe(ended_at - now)
             if self.records is not None:
-                self.records.turns.add(self.child.key, ended_at)
+                self.records.turn_ended(ended_at)
             if span is not None:
                 span.end()
         self.turn = None
@@ -241,12 +235,12 @@ class TrioActor(pykka.Actor):
         """Send a reply to the sender of a message, if that waits for one."""
         is_sent = envelope.reply(value)
         if not is_sent and envelope.reply_to is not None and self.records is not None:
-            self.records.dead_letter(self.child, "orphan_reply", envelope)
+            self.records.dead_letter("orphan_reply", envelope)
 
     def on_expired(self, envelope: Envelope) -> None:
         """Skip a message whose deadline has passed."""
         if self.records is not None:
-            self.records.dead_letter(self.child, "expired", envelope)
+            self.records.dead_letter("expired", envelope)
         envelope.fail(OutcomeUnknown("the command's deadline passed before its turn"))
 
     def state(self) -> tuple[int | None, object]:

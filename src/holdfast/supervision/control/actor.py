@@ -10,21 +10,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import structlog
 import trio
+from msgspec.structs import asdict, replace
 
 from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, Overloaded
-from holdfast.actors.runtime.future import TrioFuture
+from holdfast.actors.runtime.future import AskDeadlines, TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, MailboxFull
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import ASK_DEADLINE_S, WhileDown
 from holdfast.actors.workers.worker import Worker, WorkerRef
+from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
-from holdfast.supervision.ask_deadlines import AskDeadlines
-from holdfast.supervision.control.children import act_on_child, describe_tree
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import (
+    ChildAction,
     ControlCommand,
     DeadLetterList,
     DescribeProcess,
@@ -41,6 +41,8 @@ from holdfast.supervision.control.messages import (
     StopChild,
 )
 from holdfast.supervision.dead_letters import DeadLetters
+from holdfast.supervision.faults import NotRunning
+from holdfast.supervision.status import ChildStatus
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.telemetry.metrics.figures import UNKNOWN, figures_of, frequent_refusals, slowest_routes
 from holdfast.telemetry.metrics.samples import SampleRing
@@ -52,6 +54,10 @@ log = structlog.get_logger(__name__)
 NO_SUCH_GROUP: Final = Refusal(code="group_not_found", message="The group does not exist.")
 COMMANDS_MAX: Final = 100
 """How many commands may be open at a time."""
+NEED_DATABASE: Final = ("database", "journal")
+"""The children of the top that have no work of their own while the database is away."""
+KEPT: Final = ("http", "control")
+"""The children of the top that answer operators, whose end would leave no way to start them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,7 @@ class ControlActor(Worker):
                 self._process.drain()
                 return Draining(self._process.identity.member_id)
             case StopChild() | StartChild() | RestartChild():
-                return await act_on_child(self._process.tree, message)
+                return await _act_on_child(self._process.tree, message)
             case _:
                 group = self._process.groups.get(message.group)
                 return NO_SUCH_GROUP if group is None else await group.answer(message)
@@ -145,11 +151,11 @@ class ControlActor(Worker):
     def _describe(self) -> ProcessDescription:
         process, identity = self._process, self._process.identity
         return ProcessDescription(
-            **msgspec.structs.asdict(identity),
+            **asdict(identity),
             state=process.member_state(),
             database_open=process.is_database_open(),
             conditions=process.conditions.lasting(),
-            tree=describe_tree(process.tree, identity.started_at, is_database_open=process.is_database_open()),
+            tree=_describe_tree(process.tree, identity.started_at, is_database_open=process.is_database_open()),
             groups=[group.describe() for group in process.groups.values()],
             dead_letters=process.dead_letters.counts(),
             providers=_providers(process.provider_states()),
@@ -166,6 +172,66 @@ def _providers(states: Mapping[str, str]) -> dict[str, ProviderView]:
     """Return what this process knows of each provider; as ``unknown``, of callbacks that name none of them."""
     nameless = figures_of(UNKNOWN)
     known = {**states, UNKNOWN: UNKNOWN} if nameless.callbacks_refused else states
-    return {
-        name: ProviderView(state=state, **msgspec.structs.asdict(figures_of(name))) for name, state in known.items()
-    }
+    return {name: ProviderView(state=state, **asdict(figures_of(name))) for name, state in known.items()}
+
+
+def _describe_tree(top: Supervisor, since: Time, *, is_database_open: bool) -> ChildStatus:
+    """Return the whole tree as the status of its top, which runs since then."""
+    children = [
+        replace(child, state="waiting")
+        if child.child_id in NEED_DATABASE and child.state == "running" and not is_database_open
+        else child
+        for child in top.children()
+    ]
+    return ChildStatus(
+        child_id=top.path,
+        state="stopping" if top.is_stopping else "running" if top.is_ready else "starting",
+        restart="temporary",
+        incarnation=1,
+        restarts_in_window=0,
+        since=since,
+        children=(*children,),
+    )
+
+
+async def _act_on_child(top: Supervisor, action: ChildAction) -> ChildStatus | Refusal:
+    """Stop, start or restart a child, and return its status afterwards.
+
+    Refuses: ``child_not_found``, ``child_not_stoppable``, ``child_running``.
+    """
+    found = _find(top, action.path)
+    if found is None:
+        return Refusal(code="child_not_found", message="The tree has no such child now.", param="path")
+    parent, child_id = found
+    if action.path.split("/")[1] in KEPT and not isinstance(action, StartChild):
+        return Refusal(
+            code="child_not_stoppable",
+            message="This child answers operators, and ends with the process; drain the process instead.",
+        )
+    if isinstance(action, StartChild) and parent.state_of(child_id) in {"running", "starting", "restarting"}:
+        return Refusal(code="child_running", message="The child is running, or about to start by itself.")
+    try:
+        if isinstance(action, StopChild):
+            await parent.stop_child(child_id)
+        else:
+            await parent.restart_child(child_id)
+    except NotRunning:
+        return Refusal(code="child_not_found", message="Its supervisor has ended meanwhile.", param="path")
+    return next(each for each in parent.children() if each.child_id == child_id)
+
+
+def _find(top: Supervisor, path: str) -> tuple[Supervisor, str] | None:
+    """Return the supervisor of a child and the child's id."""
+    root, *steps = path.split("/")
+    if root != top.path or not steps:
+        return None
+    supervisor: Supervisor | None = top
+    try:
+        for step in steps[:-1]:
+            supervisor = supervisor.below(step) if supervisor is not None else None
+        if supervisor is None:
+            return None
+        supervisor.state_of(steps[-1])
+    except KeyError:
+        return None
+    return supervisor, steps[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nsmallest
 
@@ -13,7 +13,6 @@ import trio
 from holdfast.actors.runtime.faults import EndedByOperator
 from holdfast.actors.runtime.mailbox import SystemMessage
 from holdfast.ledger.refusals import Refusal
-from holdfast.supervision.control.await_stack import await_stack
 from holdfast.supervision.control.messages import (
     ActorState,
     CrashKey,
@@ -35,6 +34,7 @@ from holdfast.supervision.control.messages import (
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.supervision.keyed_child import EndRequest, KeyedChild
 from holdfast.supervision.status import work_of
+from holdfast.supervision.turn_watch import await_stack
 
 END_TURN_S = 1.0
 """How long an actor may take to finish its turn before an operator's request ends it in the turn."""
@@ -85,7 +85,7 @@ class ControlledGroup:
 
     def list(self, query: ListKeys) -> KeyList:
         """Return the keys that a query asks for."""
-        now, rates = trio.current_time(), self.directory.turns.rates()
+        now = trio.current_time()
 
         def figure(child: KeyedChild) -> float:
             match query.order:
@@ -96,13 +96,13 @@ class ControlledGroup:
                 case "wait":
                     return now - (child.mailbox.oldest_sent_at() or now)
                 case "rate":
-                    return rates.get(child.key, 0.0)
+                    return child.turns_per_s(now)
 
         children = self.directory.lives.children.values()
         wanted = ((-figure(c), self.mask(c.key), c) for c in children if query.state in (None, _state(c)))
         after = (each for each in wanted if each[1] > query.after)
         first = nsmallest(query.limit, after, key=lambda each: each[:2])
-        return KeyList([self._summary(child, rates) for _, _, child in first])
+        return KeyList([self._summary(child) for _, _, child in first])
 
     def describe_key(self, command: DescribeKey) -> KeyDescription | Refusal:
         """Describe an actor, or what is remembered of it."""
@@ -110,7 +110,7 @@ class ControlledGroup:
         if key is None:
             return self._not_found(command.key)
         # One without a child is described as the child that it would be with its next message.
-        return self._describe(self.directory.lives.children.get(key) or KeyedChild(key, 0))
+        return self._describe(self.directory.lives.children.get(key) or self.directory.lives.new_child(key))
 
     # ------------------------------------------------------------------------------------------------ actions
 
@@ -182,7 +182,7 @@ class ControlledGroup:
         child = self._find(masked)
         if child is not None:
             return child.key
-        known = self.directory.history.known_keys()
+        known = self.directory.reports.restarts
         if self.mask(masked) == masked:
             return masked if masked in known else None
         return next((key for key in known if self.mask(key) == masked), None)
@@ -193,7 +193,7 @@ class ControlledGroup:
             message=f"No actor of {self.directory.name} is known here by the key {key[:80]!r}.",
         )
 
-    def _summary(self, child: KeyedChild, rates: Mapping[str, float]) -> KeySummary:
+    def _summary(self, child: KeyedChild) -> KeySummary:
         now = trio.current_time()
         is_quarantined = child.state == "quarantined"
         return KeySummary(
@@ -204,7 +204,7 @@ class ControlledGroup:
             incarnation=child.incarnation,
             restarts=child.window.count(now) if child.window is not None else 0,
             work=work_of(child.mailbox, child.actor, now),
-            messages_per_s=_rounded(rates.get(child.key, 0.0)),
+            messages_per_s=_rounded(child.turns_per_s(now)),
             quarantined_for_s=_rounded(max(child.quarantined_until - now, 0.0)) if is_quarantined else None,
             retry_in_s=_rounded(max(child.backoff.deadline - now, 0.0)) if child.backoff is not None else None,
         )
@@ -212,12 +212,12 @@ class ControlledGroup:
     def _describe(self, child: KeyedChild) -> KeyDescription:
         turn = child.actor.turn if child.actor is not None else None
         return KeyDescription(
-            **msgspec.structs.asdict(self._summary(child, self.directory.turns.rates())),
+            **msgspec.structs.asdict(self._summary(child)),
             budget=self.directory.lives.limits.child_restarts,
             trace_id=turn.trace_id if turn is not None else None,
             await_stack=await_stack(child.task) if child.task is not None else [],
             quarantine_reason=child.quarantine_reason if child.state == "quarantined" else None,
-            history=self.directory.history.of(child.key),
+            history=[*self.directory.reports.restarts.get(child.key, ())],
         )
 
 

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.public_types import Time
 from holdfast.supervision.dead_letters import DeadLetter, DeadReason
-from holdfast.supervision.restart_history import KeyRestart
+from holdfast.supervision.keyed_reports import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
 from holdfast.telemetry.metrics.figures import ProviderFigures, RefusalFigures, RouteFigures
 from holdfast.telemetry.metrics.samples import Sample
@@ -94,8 +94,9 @@ class ProcessDescription(ProcessIdentity, frozen=True, kw_only=True):
 class KeySummary(msgspec.Struct, frozen=True, kw_only=True):
     """An actor, or a key that is remembered without one.
 
-    ``restarts`` are those within the period of its budget. ``messages_per_s`` are those handled during the last
-    minute, as far as they are kept. ``quarantined_for_s`` is the time left, and ``retry_in_s`` that of its backoff.
+    ``restarts`` are those within the period of its budget. ``messages_per_s`` is an average over about a minute, in
+    which a message counts less with its age. ``quarantined_for_s`` is the time left, and ``retry_in_s`` that of its
+    backoff.
     """
 
     group: str
