@@ -24,10 +24,10 @@ import trio
 from benchmarks.conditions import describe, fresh_database
 from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.account.messages import CreateTask, Recharge, TaskAccepted
+from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
-from holdfast.actors.runtime.turns import Tell
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.clock import utc_now

@@ -13,10 +13,10 @@ from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.account.messages import CreateTask
+from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import IdempotencyKey
-from holdfast.actors.runtime.turns import Tell
-from holdfast.actors.task.worker_messages import TaskQueued
+from holdfast.actors.task.messages import TaskQueued
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id

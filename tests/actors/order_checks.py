@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.actors.account.order_messages import (
+from holdfast.actors.account.messages import (
     CreateOrder,
     ReceivePaymentEvent,
 )

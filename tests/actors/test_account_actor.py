@@ -14,6 +14,7 @@ from sqlalchemy import text
 from holdfast.actors.account.actor import AccountLimits
 from holdfast.actors.account.messages import (
     CreateApiKey,
+    CreateOrder,
     CreditChanged,
     Recharge,
     RecordKeyUse,
@@ -21,7 +22,6 @@ from holdfast.actors.account.messages import (
     RevokeApiKey,
     TaskAccepted,
 )
-from holdfast.actors.account.order_messages import CreateOrder
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.runtime.faults import StaleFence
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed

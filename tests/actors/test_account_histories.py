@@ -14,14 +14,16 @@ from sqlalchemy import Connection, text
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.actors.account.messages import (
+    AdjustCredit,
     CreateApiKey,
+    CreateOrder,
     CreditChanged,
+    ReceivePaymentEvent,
     Recharge,
     RevokeApiKey,
+    SetAccess,
     TaskAccepted,
 )
-from holdfast.actors.account.operator_messages import AdjustCredit, SetAccess
-from holdfast.actors.account.order_messages import CreateOrder, ReceivePaymentEvent
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.clock import utc_now

@@ -7,15 +7,17 @@ from typing import Any
 import trio
 
 from holdfast.actors.account.messages import (
+    AdjustCredit,
     CreateApiKey,
+    CreateOrder,
     CreditChanged,
+    ReceivePaymentEvent,
     Recharge,
     RevokeApiKey,
+    SetAccess,
     SignOut,
     TaskAccepted,
 )
-from holdfast.actors.account.operator_messages import AdjustCredit, SetAccess
-from holdfast.actors.account.order_messages import CreateOrder, ReceivePaymentEvent
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal

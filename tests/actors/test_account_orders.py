@@ -14,14 +14,16 @@ import trio
 from sqlalchemy import text
 
 from holdfast.actors.account.actor import AccountLimits
-from holdfast.actors.account.messages import CreateTask, Recharge, TaskAccepted
-from holdfast.actors.account.order_messages import (
+from holdfast.actors.account.messages import (
     AttachIntent,
     CreateOrder,
+    CreateTask,
     ExpireOrder,
     PaySandboxOrder,
+    Recharge,
     ReconcileOrder,
     RecordIntentRefused,
+    TaskAccepted,
 )
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.clock import utc_now

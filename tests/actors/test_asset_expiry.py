@@ -11,8 +11,7 @@ import trio
 import trio.testing
 from sqlalchemy import Connection, text
 
-from holdfast.actors.task.messages import DecideReview, ExpireAssets, Wake
-from holdfast.actors.task.worker_messages import Host
+from holdfast.actors.task.messages import DecideReview, ExpireAssets, Host, Wake
 from holdfast.actors.workers.asset_sweeper import Swept
 from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import Unit, UnitResult

@@ -14,8 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from holdfast.actors.task.messages import ExpireAssets, RecordHosting
-from holdfast.actors.task.worker_messages import Host
+from holdfast.actors.task.messages import ExpireAssets, Host, RecordHosting
 from holdfast.actors.workers import asset_sweeper
 from holdfast.actors.workers.asset_sweeper import AssetSweeper, Swept
 from holdfast.actors.workers.hosting import HostingWorker

@@ -13,8 +13,7 @@ import trio.testing
 from tests.persistence.account_history import AccountHistory, write_books
 from tests.persistence.tampered_rows import BALANCES, CASES, CHAINS, NEWEST, tamper
 
-from holdfast.actors.workers.checker import Checker
-from holdfast.actors.workers.pace import SLOWER_MAX, Pace
+from holdfast.actors.workers.checker import SLOWER_MAX, Checker, Pace
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.audit.audit import QUERY_RULES
 from holdfast.persistence.audit.progress import known_differences, load_progress

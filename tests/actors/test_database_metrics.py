@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.actors.workers.database_metrics import DatabaseMetrics
+from holdfast.actors.workers.sampler import DatabaseMetrics
 from holdfast.persistence.queries import backlog
 from holdfast.persistence.queries.wal_syncs import WalSyncs, read_wal_syncs
 from holdfast.persistence.server.database import Database

@@ -9,9 +9,8 @@ import trio
 import trio.testing
 from tests.actors.test_outbox_worker import Setup
 
-from holdfast.actors.task.worker_messages import EventsDue
-from holdfast.actors.workers.delivery_capacity import QUICK_MAX, SLOW_AFTER_S, SLOW_MAX, TO_SILENT_MAX
-from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX
+from holdfast.actors.task.messages import EventsDue
+from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, QUICK_MAX, SLOW_AFTER_S, SLOW_MAX, TO_SILENT_MAX
 from holdfast.ledger.tasks.deliveries import DeliveryResponse
 
 TIMEOUT_S = 15.0

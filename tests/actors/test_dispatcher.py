@@ -19,8 +19,7 @@ from sqlalchemy import Connection
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.runtime.faults import Crashed, Unavailable
-from holdfast.actors.task.messages import Wake
-from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
+from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
 from holdfast.actors.workers.dispatcher import (
     FOLLOW_UP_TICKS,
     FOLLOW_UPS_MAX,

@@ -11,8 +11,7 @@ import pytest
 import trio
 from tests.recorded_refs import RecordedRef
 
-from holdfast.actors.task.messages import RecordHosting
-from holdfast.actors.task.worker_messages import Host
+from holdfast.actors.task.messages import Host, RecordHosting
 from holdfast.actors.workers import hosting
 from holdfast.actors.workers.hosting import ROUNDS_MAX, TURN_TIMEOUT_S, HostingWorker
 from holdfast.actors.workers.worker import WorkerRef

@@ -11,7 +11,7 @@ import pytest
 import trio
 from sqlalchemy import text
 
-from holdfast.actors.account.order_messages import AttachIntent, ReconcileOrder
+from holdfast.actors.account.messages import AttachIntent, ReconcileOrder
 from holdfast.ledger.orders.facts import PaymentEvent, provider_objects_of
 from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.ledger.refusals import Refusal

@@ -17,7 +17,7 @@ import trio
 from sqlalchemy import text
 from torture.card_faults import serve_faulty_card_emulator
 
-from holdfast.actors.account.order_messages import (
+from holdfast.actors.account.messages import (
     AttachIntent,
     CreateOrder,
     ExpireOrder,

@@ -19,8 +19,7 @@ from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.task.actor import TaskActor
 from holdfast.actors.task.dependencies import TaskDependencies
-from holdfast.actors.task.messages import RecordAnnouncement
-from holdfast.actors.task.worker_messages import EventsDue
+from holdfast.actors.task.messages import EventsDue, RecordAnnouncement
 from holdfast.actors.unfenced import EventCommands
 from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX
 from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S, Sweeper

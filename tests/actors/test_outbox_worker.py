@@ -15,10 +15,8 @@ import trio
 import trio.testing
 from tests.recorded_refs import RecordedRef
 
-from holdfast.actors.task.messages import RecordAnnouncement
-from holdfast.actors.task.worker_messages import EventsDue
-from holdfast.actors.workers.delivery_capacity import QUICK_MAX
-from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, OutboxWorker
+from holdfast.actors.task.messages import EventsDue, RecordAnnouncement
+from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, QUICK_MAX, OutboxWorker
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.tasks.deliveries import PAUSES_S, DeliveryResponse, pause_after
 from holdfast.ledger.tasks.task import EventKind

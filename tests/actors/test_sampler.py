@@ -14,8 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox
 from holdfast.actors.workers.sampler import LAG_S, Sampler
 from holdfast.telemetry import metrics
-from holdfast.telemetry.metrics.process_usage import ProcessMeter, usage_of
-from holdfast.telemetry.metrics.samples import SAMPLE_S, SAMPLES_MAX, SampleRing
+from holdfast.telemetry.metrics.samples import SAMPLE_S, SAMPLES_MAX, ProcessMeter, SampleRing, usage_of
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

@@ -24,7 +24,7 @@ from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.task.actor import TaskActor
-from holdfast.actors.task.dependencies import TaskDependencies
+from holdfast.actors.task.dependencies import NewTasks, TaskDependencies
 from holdfast.actors.task.messages import (
     CancelTask,
     DecideReview,
@@ -36,7 +36,6 @@ from holdfast.actors.task.messages import (
     RecordSubmission,
     Wake,
 )
-from holdfast.actors.task.new_tasks import NewTasks
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.events import EVENT_KINDS

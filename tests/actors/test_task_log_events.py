@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 from tests.persistence.values import make_task
 
-from holdfast.actors.task.log_events import log_event_of
+from holdfast.actors.task.actor import log_event_of
 
 
 def test_the_words_of_a_provider_are_scrubbed_before_they_are_logged() -> None:

@@ -13,13 +13,19 @@ import pytest
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.messages import SettleTask
+from holdfast.actors.runtime.journaled import Commit
 from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
 from holdfast.actors.runtime.refs import TrioActorRef
-from holdfast.actors.runtime.turns import Commit
 from holdfast.actors.task.actor import Load, TaskActor
 from holdfast.actors.task.dependencies import TaskDependencies
-from holdfast.actors.task.messages import DecideReview, ReceiveProviderUpdate, RecordHosting, TaskReply
-from holdfast.actors.task.worker_messages import Host, SlotFreed
+from holdfast.actors.task.messages import (
+    DecideReview,
+    Host,
+    ReceiveProviderUpdate,
+    RecordHosting,
+    SlotFreed,
+    TaskReply,
+)
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal

@@ -21,8 +21,8 @@ from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.cluster.answering import Answering
+from holdfast.cluster.codec import ACCOUNTS, codecs
 from holdfast.cluster.frames import PROTOCOL, Frame, Hello
-from holdfast.cluster.groups import ACCOUNTS, codecs
 from holdfast.cluster.link import Link
 from holdfast.persistence.records.accounts import SessionRevokedRow
 from holdfast.telemetry.traces import traceparent

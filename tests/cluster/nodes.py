@@ -15,8 +15,8 @@ from holdfast.actors.account.messages import SignOut
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.workers.heartbeat import Presence
+from holdfast.cluster.codec import ACCOUNTS, codecs
 from holdfast.cluster.endpoints import Listener
-from holdfast.cluster.groups import ACCOUNTS, codecs
 from holdfast.cluster.members import Members
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.places import place_of

@@ -14,8 +14,7 @@ import holdfast.actors
 from holdfast.actors.account.messages import Recharge
 from holdfast.actors.runtime.messages import Command, Replayed
 from holdfast.actors.task.messages import RecordHosting
-from holdfast.cluster.codec import CannotEncode, Codec, reply_type
-from holdfast.cluster.groups import codecs
+from holdfast.cluster.codec import CannotEncode, Codec, codecs, reply_type
 from holdfast.ledger.refusals import Refusal
 
 from .samples import samples

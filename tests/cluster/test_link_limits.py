@@ -17,10 +17,8 @@ from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded
 from holdfast.actors.runtime.future import AskDeadlines
 from holdfast.cluster import answering, codec, frames, link
 from holdfast.cluster.answering import Answering
-from holdfast.cluster.codec import CannotEncode
-from holdfast.cluster.faults import LinkLost
+from holdfast.cluster.codec import ACCOUNTS, CannotEncode, LinkLost, codecs
 from holdfast.cluster.frames import PROTOCOL, AskFrame, Hello, Ping, Pong, Reply
-from holdfast.cluster.groups import ACCOUNTS, codecs
 from holdfast.cluster.link import SILENT_S, Link
 from holdfast.ledger.clock import utc_now
 

@@ -15,8 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from holdfast.actors.account.messages import RevokeApiKey, SignOut
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.cluster import members
-from holdfast.cluster.codec import Codec
-from holdfast.cluster.faults import LinkLost
+from holdfast.cluster.codec import Codec, LinkLost
 from holdfast.cluster.frames import HELLO_S
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.cluster.members import JOIN_S, UNREACHED_S, slots_of

@@ -19,8 +19,8 @@ from tests.certificates import Authority
 from holdfast.actors.account.messages import CreditChanged, Recharge, TaskAccepted
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
+from holdfast.cluster.codec import ACCOUNTS, codecs
 from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls, socket_path
-from holdfast.cluster.groups import ACCOUNTS, codecs
 from holdfast.cluster.members import SINGLETONS, Members
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.ids import new_id

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.actors.account.order_messages import (
+from holdfast.actors.account.messages import (
     AttachIntent,
     CreateOrder,
     PaySandboxOrder,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.actors.account.messages import CreditChanged
-from holdfast.actors.account.operator_messages import AdjustCredit, SetAccess
+from holdfast.actors.account.messages import AdjustCredit, CreditChanged, SetAccess
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.operator_access import begin_session
 from holdfast.http.kit.operator_sessions import cookie_name

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.actors.account.order_messages import ResolveOrder
+from holdfast.actors.account.messages import ResolveOrder
 from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.ledger.orders.facts import OrderFacts, OrderResolution
 from holdfast.ledger.orders.order import OrderResult

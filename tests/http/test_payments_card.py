@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from quart import Response
 
-from holdfast.actors.account.order_messages import (
+from holdfast.actors.account.messages import (
     AttachIntent,
     CreateOrder,
     ReceivePaymentEvent,

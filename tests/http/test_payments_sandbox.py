@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from quart import Response
 
-from holdfast.actors.account.order_messages import CreateOrder, PaySandboxOrder
+from holdfast.actors.account.messages import CreateOrder, PaySandboxOrder
 from holdfast.ledger.orders.sandbox_signature import SandboxValues, sign, verify_sandbox
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.runtime.faults import Unavailable
-from holdfast.actors.runtime.journaled import JournaledActor
+from holdfast.actors.runtime.journaled import Commit, JournaledActor
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.turns import Commit
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal import journal as journal_module
 from holdfast.persistence.journal.journal import BLOCKED_S

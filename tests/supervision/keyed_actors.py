@@ -13,10 +13,9 @@ import trio
 
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.faults import AskFault, Crashed
-from holdfast.actors.runtime.journaled import JournaledActor
+from holdfast.actors.runtime.journaled import Commit, JournaledActor, Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.turns import Commit, Tell
 from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.persistence.journal.units import Author, NotWritten, Unit, UnitResult
 from holdfast.persistence.server.database_gate import DatabaseGate

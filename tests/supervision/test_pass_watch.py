@@ -10,8 +10,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from holdfast.actors.workers.loops import repeat
-from holdfast.actors.workers.passes import Passes
+from holdfast.actors.workers.passes import Passes, repeat
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.spec import Child
@@ -74,7 +73,7 @@ async def test_a_long_pass_is_reported_once_and_at_its_end(autojump_clock: MockC
         [report] = watched.reports("stuck")
         assert (report.path, report.key) == ("holdfast/workers/sweeper", None)
         assert LIMIT_S <= (report.duration_s or 0) <= 36
-        assert (report.reason or "").startswith("sweep of rows waits in holdfast.actors.workers.loops.repeat:")
+        assert (report.reason or "").startswith("sweep of rows waits in holdfast.actors.workers.passes.repeat:")
         assert (report.location or "none") in (report.reason or "")
         await trio.sleep(20)
         [ended] = watched.reports("recovery")

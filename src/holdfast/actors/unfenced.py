@@ -7,7 +7,7 @@ from datetime import datetime
 
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.runtime.refs import TrioActorRef
-from holdfast.actors.task.worker_messages import EventsDue
+from holdfast.actors.task.messages import EventsDue
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.journal.journal import Journal

@@ -19,8 +19,7 @@ from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.cluster import frames
-from holdfast.cluster.codec import CannotEncode, Codec
-from holdfast.cluster.faults import NotAccepted, fault_frame
+from holdfast.cluster.codec import CannotEncode, Codec, NotAccepted, fault_frame
 from holdfast.cluster.link import ASKS_MAX
 from holdfast.telemetry.traces import within_trace
 

@@ -2,21 +2,37 @@
 
 A command is encoded as its type's fields; where a field may have one of several classes, as the rows that a task's
 step writes, these are tagged. A reply is a value of the type that the command declares, a refusal, or either of
-them replayed.
+them replayed; a fault keeps its name. Of the groups below is accepted from another member, and no more.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from holdfast.actors.account.actor import AccountCommand
+from holdfast.actors.runtime.faults import (
+    AskFault,
+    Crashed,
+    Deadlock,
+    OutcomeUnknown,
+    Overloaded,
+    Quarantined,
+    StaleFence,
+    Unavailable,
+)
 from holdfast.actors.runtime.messages import Command, Replayed
-from holdfast.cluster.frames import BODY_BYTES_MAX
+from holdfast.actors.sign_in.actor import SignInCommand
+from holdfast.actors.task.messages import DeliveryEnded, SlotFreed, TaskCommand, TaskQueued
+from holdfast.cluster.frames import BODY_BYTES_MAX, Fault
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.supervision.control.messages import ControlCommand
 
 VALUE, REFUSAL, REPLAYED, REPLAYED_REFUSAL = 0, 1, 2, 3
 """The forms of a reply."""
@@ -64,11 +80,13 @@ class Codec:
     @staticmethod
     def encode_reply(reply: object) -> tuple[int, bytes]:
         """Return a reply's form and its encoding. Raises :class:`CannotEncode`."""
-        is_replayed = isinstance(reply, Replayed)
-        value = reply.reply if isinstance(reply, Replayed) else reply
-        form = REFUSAL if isinstance(value, Refusal) else VALUE
+        if isinstance(reply, Replayed):
+            value: object = reply.reply
+            form = REPLAYED_REFUSAL if isinstance(value, Refusal) else REPLAYED
+        else:
+            value, form = reply, REFUSAL if isinstance(reply, Refusal) else VALUE
         try:
-            return form + (REPLAYED if is_replayed else 0), _bounded(_encode(value), value)
+            return form, _bounded(_encode(value), value)
         except (TypeError, ValueError, OverflowError) as exc:
             raise CannotEncode(type(value).__name__) from exc
 
@@ -76,7 +94,7 @@ class Codec:
         """Decode the reply to a command of the type ``name``."""
         decoder = _refusals if form in {REFUSAL, REPLAYED_REFUSAL} else self._of(name)[1]
         value = decoder.decode(body)
-        return Replayed(value) if form >= REPLAYED else value
+        return Replayed(value) if form in {REPLAYED, REPLAYED_REFUSAL} else value
 
     def _of(self, name: str) -> tuple[msgspec.msgpack.Decoder[Any], msgspec.msgpack.Decoder[object]]:
         """Return the decoders of a command and of its reply."""
@@ -100,3 +118,56 @@ def reply_type(command: type[Command[Any]]) -> Any:
     if get_origin(hint) in {Union, UnionType}:
         [hint] = [each for each in get_args(hint) if get_origin(each) is not Replayed]
     return NoneType if hint is None else hint
+
+
+class NotAccepted(Exception):
+    """The other member has certainly not accepted the command: it may be sent elsewhere."""
+
+
+class LinkLost(Exception):
+    """The link closed before the reply arrived: the command may have taken effect."""
+
+
+_ASK_FAULTS: Final[Mapping[str, type[AskFault]]] = {
+    each.__name__: each for each in (Overloaded, Unavailable, Quarantined, OutcomeUnknown, Deadlock)
+}
+_OTHERS: Final[Mapping[str, type[Exception]]] = {
+    each.__name__: each for each in (Crashed, StaleFence, UnreadableRow, NotAccepted)
+}
+
+
+def fault_frame(number: int, fault: BaseException) -> Fault:
+    """Return a fault as a frame. What has no counterpart at the asker is a crash there."""
+    name = type(fault).__name__
+    if isinstance(fault, AskFault):
+        return Fault(number, name if name in _ASK_FAULTS else "Unavailable", str(fault), fault.retry_after_s)
+    return Fault(number, name if name in _OTHERS else "Crashed", str(fault))
+
+
+def fault_of(frame: Fault) -> Exception:
+    """Return the exception that a frame stands for."""
+    ask_fault = _ASK_FAULTS.get(frame.name)
+    if ask_fault is not None:
+        return ask_fault(frame.message, retry_after_s=frame.retry_after_s)
+    return _OTHERS.get(frame.name, Crashed)(frame.message)
+
+
+ACCOUNTS: Final = "accounts"
+SIGN_INS: Final = "sign-in"
+TASKS: Final = "tasks"
+DISPATCHER: Final = "dispatcher"
+OUTBOX: Final = "outbox"
+CONTROL: Final = "control"
+
+
+@cache
+def codecs() -> Mapping[str, Codec]:
+    """Return the encodings by group."""
+    return {
+        ACCOUNTS: Codec(get_args(AccountCommand)),
+        SIGN_INS: Codec(get_args(SignInCommand)),
+        TASKS: Codec(get_args(TaskCommand)),
+        DISPATCHER: Codec((TaskQueued, SlotFreed)),
+        OUTBOX: Codec((DeliveryEnded,)),
+        CONTROL: Codec(get_args(ControlCommand)),
+    }

@@ -13,8 +13,7 @@ from holdfast.actors.runtime.faults import Overloaded
 from holdfast.actors.runtime.future import AskDeadlines, TrioFuture
 from holdfast.actors.runtime.messages import Command
 from holdfast.cluster import frames
-from holdfast.cluster.codec import Codec
-from holdfast.cluster.faults import LinkLost, NotAccepted, fault_of
+from holdfast.cluster.codec import Codec, LinkLost, NotAccepted, fault_of
 from holdfast.telemetry.traces import traceparent
 
 ASKS_MAX: Final = 20_000

@@ -13,10 +13,10 @@ from functools import partial
 import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed
-from holdfast.actors.task.new_tasks import NewTasks
+from holdfast.actors.task.dependencies import NewTasks
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.worker import WorkerRef
-from holdfast.cluster.groups import ACCOUNTS
+from holdfast.cluster.codec import ACCOUNTS
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter

@@ -11,18 +11,16 @@ from typing import Final, cast
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
-from holdfast.actors.runtime.turns import Tell
 from holdfast.actors.sign_in.actor import SignInActor, SignInRules
 from holdfast.actors.task.actor import TaskActor
-from holdfast.actors.task.dependencies import TaskDependencies
-from holdfast.actors.task.new_tasks import NewTasks
-from holdfast.actors.task.worker_messages import TaskQueued
+from holdfast.actors.task.dependencies import NewTasks, TaskDependencies
+from holdfast.actors.task.messages import TaskQueued
 from holdfast.actors.workers.poison_writer import PoisonQueue, PoisonWriter
-from holdfast.cluster.codec import CannotEncode
-from holdfast.cluster.groups import ACCOUNTS, SIGN_INS, TASKS, codecs
+from holdfast.cluster.codec import ACCOUNTS, SIGN_INS, TASKS, CannotEncode, codecs
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.clock import Now
 from holdfast.ledger.places import place_carried_by, place_of

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.task.worker_messages import DeliveryEnded, SlotFreed, TaskQueued
+from holdfast.actors.task.messages import DeliveryEnded, SlotFreed, TaskQueued
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.worker import WorkerRef
+from holdfast.cluster.codec import DISPATCHER, OUTBOX, codecs
 from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls
-from holdfast.cluster.groups import DISPATCHER, OUTBOX, codecs
 from holdfast.cluster.members import Members, reports_of, slots_of
 from holdfast.cluster.placed import PlacedDirectory, SingletonRef
 from holdfast.settings.settings import PREFIX, Settings, SettingsFault

@@ -10,9 +10,9 @@ from socket import gethostname
 
 from holdfast import __version__
 from holdfast.actors.workers.worker import WorkerRef
-from holdfast.cluster.controls import Controls
-from holdfast.cluster.groups import ACCOUNTS, CONTROL, SIGN_INS, TASKS
+from holdfast.cluster.codec import ACCOUNTS, CONTROL, SIGN_INS, TASKS
 from holdfast.cluster.members import Members
+from holdfast.cluster.placed import Controls
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.places import place_carried_by, place_of
 from holdfast.supervision.control.actor import ControlActor, ControlledProcess, ControlRef

@@ -8,21 +8,18 @@ from functools import partial
 from itertools import chain
 
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
-from holdfast.actors.workers.checker import Checker
-from holdfast.actors.workers.database_metrics import DatabaseMetrics
-from holdfast.actors.workers.delivery_capacity import DELIVERIES_MAX
+from holdfast.actors.workers.checker import Checker, Pace
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat
 from holdfast.actors.workers.hosting import HostingWorker
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.actors.workers.outbox import LEASE_MARGIN_S, OutboxWorker
-from holdfast.actors.workers.pace import Pace
+from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxWorker
 from holdfast.actors.workers.passes import Passes
 from holdfast.actors.workers.provider_calls import ProviderCaller
 from holdfast.actors.workers.provider_watch import ProviderWatch
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
 from holdfast.actors.workers.report_writer import ReportWriter
-from holdfast.actors.workers.sampler import Sampler
+from holdfast.actors.workers.sampler import DatabaseMetrics, Sampler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.cluster.members import slots_of
 from holdfast.ledger.clock import utc_now
@@ -35,7 +32,7 @@ from holdfast.providers.outbound.webhook_post import post_event
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.supervision.turn_watch import TurnWatch
-from holdfast.telemetry.metrics.process_usage import ProcessMeter
+from holdfast.telemetry.metrics.samples import ProcessMeter
 from holdfast.telemetry.reports.conditions import STORAGE
 from holdfast.wiring.actors import Actors, masked_key, poison_writer
 from holdfast.wiring.cluster import outbox_that_reports

@@ -13,26 +13,28 @@ from typing import Self, TypeAlias
 
 from holdfast.actors.account.create_rate import CreateRate
 from holdfast.actors.account.messages import (
+    AdjustCredit,
     CreateApiKey,
+    CreateOrder,
     CreateTask,
     CreditChanged,
+    OperatorCommand,
+    OrderCommand,
     Recharge,
     RecordKeyUse,
     RefuseTask,
     RevokeApiKey,
+    SetAccess,
     SettleTask,
     SignOut,
     TaskAccepted,
 )
-from holdfast.actors.account.operator_messages import AdjustCredit, OperatorCommand, SetAccess
-from holdfast.actors.account.order_messages import CreateOrder, OrderCommand
 from holdfast.actors.account.orders import AccountOrders
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.account.units import AccountUnits
-from holdfast.actors.runtime.journaled import JournaledActor
+from holdfast.actors.runtime.journaled import Commit, JournaledActor, LogEvent, LogFields, Tell, Turn
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.actors.runtime.turns import Commit, LogEvent, LogFields, Tell, Turn
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import (
     OperationDetails,

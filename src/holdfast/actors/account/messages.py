@@ -1,18 +1,32 @@
-"""The messages to an account about its credit, its tasks' holds, its keys and sessions, and their replies."""
+"""The messages to an account, and their replies.
+
+They are about its credit, its tasks' holds, its keys and sessions; from operators, about its credit and whether it
+may be used; and about its payment orders. Each of the last is replied to with :class:`OrderResult`, which contains
+the whole order after the command, or a refusal: ``payment_order_not_found`` for an order that is not the account's.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.ledger.credit.account import AccountTotals
+from holdfast.ledger.orders.facts import PaymentEvent
+from holdfast.ledger.orders.order import OrderRequest, OrderResult
+from holdfast.ledger.orders.sandbox_signature import SandboxValues
+from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskRequest
 from holdfast.ledger.tasks.transitions import Settlement
-from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow, SessionRevokedRow
+from holdfast.persistence.records.accounts import (
+    AccountAccessRow,
+    ApiKeyRecord,
+    ApiKeyRevokedRow,
+    SessionRevokedRow,
+)
 from holdfast.persistence.records.rows import TaskRow
 
 
@@ -108,3 +122,121 @@ class SignOut(Command[SessionRevokedRow], frozen=True):
     is_idempotent: ClassVar[bool] = True
 
     session_id: str
+
+
+class AdjustCredit(Command[CreditChanged | Replayed[CreditChanged]], frozen=True):
+    """Give credit, or take it if ``amount_micro`` is below zero. Reply: :class:`CreditChanged`.
+
+    ``action_id`` is the operator's recorded action; the account's owner reads ``note`` in the statement. Refused
+    like :func:`holdfast.ledger.credit.account.decide_adjustment`.
+    """
+
+    amount_micro: int
+    action_id: str
+    note: str
+    idempotency: IdempotencyKey
+
+
+class SetAccess(Command[AccountAccessRow], frozen=True):
+    """Disable the account, or enable it again; repeating it changes nothing. Reply: the state afterwards.
+
+    A disabled account gets no sessions, keys, credit by its owner, orders or tasks. What has begun continues: tasks
+    settle, and payments are credited.
+    """
+
+    is_idempotent: ClassVar[bool] = True
+
+    is_disabled: bool
+
+
+OperatorCommand: TypeAlias = AdjustCredit | SetAccess
+
+
+class CreateOrder(Command[OrderResult | Replayed[OrderResult]], frozen=True):
+    """Store a new order, before any call to the provider. Reply: :class:`OrderResult`, verdict ``applied``.
+
+    ``request`` contains its ids (order, operation, sandbox event). A used idempotency key returns the order as it
+    was then.
+    """
+
+    request: OrderRequest
+    idempotency: IdempotencyKey | None = None
+
+
+class AttachIntent(Command[OrderResult], frozen=True):
+    """The card provider created this intent for the order; repeating the message changes nothing."""
+
+    is_idempotent: ClassVar[bool] = True
+
+    order_id: str
+    payment_id: str
+
+
+class RecordIntentRefused(Command[OrderResult], frozen=True):
+    """The card provider refused to create an intent for the order; ``reason`` is its code."""
+
+    order_id: str
+    reason: str
+
+
+class ReceivePaymentEvent(Command[OrderResult], frozen=True):
+    """A card provider's verified event about the order; ``body`` is stored even if it has no effect."""
+
+    is_idempotent: ClassVar[bool] = True
+
+    order_id: str
+    event: PaymentEvent
+    body: bytes
+
+
+class PaySandboxOrder(Command[OrderResult], frozen=True):
+    """A sandbox callback with a valid signature for the order; ``body`` is stored as received.
+
+    Refused like :func:`holdfast.ledger.orders.decisions.on_sandbox_callback`.
+    """
+
+    order_id: str
+    values: SandboxValues
+    body: bytes
+
+
+class ExpireOrder(Command[OrderResult], frozen=True):
+    """Expire the order if its deadline has passed. The caller has canceled a card order's intent."""
+
+    is_idempotent: ClassVar[bool] = True
+
+    order_id: str
+
+
+class ReconcileOrder(Command[OrderResult], frozen=True):
+    """A snapshot of the order's objects at the provider; None if they could not be read."""
+
+    is_idempotent: ClassVar[bool] = True
+
+    order_id: str
+    snapshot: ProviderSnapshot | None
+
+
+class ResolveOrder(Command[OrderResult], frozen=True):
+    """An operator's decision on a held order: credit for it, or none. ``note`` is recorded in the order's history.
+
+    Without ``amount_micro`` the amount received is credited, at most the amount ordered. Refused like
+    :func:`holdfast.ledger.orders.decisions.resolve_held`.
+    """
+
+    order_id: str
+    credit: bool
+    amount_micro: int | None = None
+    note: str | None = None
+
+
+OrderCommand: TypeAlias = (
+    CreateOrder
+    | AttachIntent
+    | RecordIntentRefused
+    | ReceivePaymentEvent
+    | PaySandboxOrder
+    | ExpireOrder
+    | ReconcileOrder
+    | ResolveOrder
+)

@@ -19,7 +19,7 @@ from typing import Literal, assert_never
 
 import structlog
 
-from holdfast.actors.account.order_messages import (
+from holdfast.actors.account.messages import (
     AttachIntent,
     CreateOrder,
     ExpireOrder,
@@ -31,8 +31,8 @@ from holdfast.actors.account.order_messages import (
     ResolveOrder,
 )
 from holdfast.actors.account.units import AccountUnits
+from holdfast.actors.runtime.journaled import Commit, LogEvent, Turn
 from holdfast.actors.runtime.messages import IdempotencyKey
-from holdfast.actors.runtime.turns import Commit, LogEvent, Turn
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState, decide_credit, decide_reversal
 from holdfast.ledger.credit.operations import Operation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from holdfast.actors.account.replies import STORED_REFUSALS, RecentReplies
+from holdfast.actors.runtime.journaled import Commit, LogEvent, Tell
 from holdfast.actors.runtime.messages import IdempotencyKey
-from holdfast.actors.runtime.turns import Commit, LogEvent, Tell
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.credit.operations import Operation

@@ -4,19 +4,24 @@ It decides the next message without waiting for the disk. Its undurable decision
 envelope, and their replies are sent in that order as the journal settles the units. If a unit is void, every later
 decision is void too: the incarnation ends, its unanswered messages return to the front of the mailbox, and a new
 incarnation reloads the rows and decides them again.
+
+The handler of a message returns a reply, or a unit of work and the reply that follows it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Final, Literal, Self
+from typing import ClassVar, Final, Generic, Literal, Self, TypeAlias, TypeVar
 
+import msgspec
 import structlog
 
 from holdfast.actors.runtime.actor import Ending, TrioActor
 from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown, StaleFence
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
-from holdfast.actors.runtime.turns import Commit
+from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -37,6 +42,43 @@ from holdfast.telemetry.traces import traceparent
 from holdfast.telemetry.traces.spans import Span, start_span
 
 log = structlog.get_logger(__name__)
+
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """A message to send once the unit is durable."""
+
+    to: TrioActorRef
+    message: Command[object]
+
+
+LogFields: TypeAlias = dict[str, str | int | None]
+
+
+class LogEvent(msgspec.Struct, frozen=True):
+    """An event in the life of a task or a payment, logged once it is durable.
+
+    The fields are our own ids, names of the catalog, codes and numbers, never a text from outside.
+    """
+
+    event: str
+    fields: LogFields
+
+
+class Commit(msgspec.Struct, Generic[R_co], frozen=True, eq=False):
+    """Write ``unit``; once it is durable send ``reply`` and ``tells``, and log its event."""
+
+    unit: Unit
+    reply: R_co
+    tells: tuple[Tell, ...] = ()
+    log_event: LogEvent | None = None
+
+
+Turn: TypeAlias = Commit[R | Refusal] | R | Refusal
+"""What the handler of a ``Command[R]`` returns."""
 
 
 RELOADS_IN_ROW_MAX: Final = 5

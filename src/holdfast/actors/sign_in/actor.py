@@ -17,9 +17,8 @@ from typing import TypeAlias, TypeVar, assert_never
 
 import msgspec
 
-from holdfast.actors.runtime.journaled import JournaledActor
+from holdfast.actors.runtime.journaled import Commit, JournaledActor, Turn
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.turns import Commit, Turn
 from holdfast.actors.sign_in.messages import (
     AdmitOrigin,
     CodeIssued,

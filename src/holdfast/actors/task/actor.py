@@ -15,15 +15,14 @@ import structlog
 
 from holdfast.actors.account.messages import SettleTask
 from holdfast.actors.runtime.faults import StaleFence
-from holdfast.actors.runtime.journaled import JournaledActor, Reload
+from holdfast.actors.runtime.journaled import Commit, JournaledActor, LogEvent, Reload, Tell, Turn
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
-from holdfast.actors.runtime.turns import Commit, Tell, Turn
 from holdfast.actors.task.dependencies import TaskDependencies
-from holdfast.actors.task.log_events import log_event_of
 from holdfast.actors.task.messages import (
     CancelTask,
     DecideReview,
     DropInput,
+    EventsDue,
     ExpireAssets,
     ReceiveProviderUpdate,
     RecordAnnouncement,
@@ -31,11 +30,11 @@ from holdfast.actors.task.messages import (
     RecordHosting,
     RecordPoll,
     RecordSubmission,
+    SlotFreed,
     TaskCommand,
     TaskReply,
     Wake,
 )
-from holdfast.actors.task.worker_messages import EventsDue, SlotFreed
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import (
@@ -71,6 +70,7 @@ from holdfast.persistence.records.tasks import (
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent, Rejected, Submission
 from holdfast.telemetry import metrics
 from holdfast.telemetry.logs import log_event
+from holdfast.telemetry.scrubbing import scrub
 
 log = structlog.get_logger(__name__)
 
@@ -144,20 +144,17 @@ class TaskActor(JournaledActor):
             case RecordHosting():
                 return await self._record_hosting(message, ctx)
             case RecordAnnouncement(delivered=delivered, rows=rows):
-                return await self._apply_or_confirm(on_assets_announced(task, delivered, ctx.now), *rows)
+                return await self._apply(on_assets_announced(task, delivered, ctx.now), *rows, confirmed=True)
             case CancelTask():
                 step = on_cancel(task, ctx)
                 return step if isinstance(step, Refusal) else await self._apply(step)
-            case DecideReview(approve=approve, note=note):
-                step = on_review(task, approve, ctx, note=note)
-                return (
-                    self._confirm(reply=step) if isinstance(step, Refusal) else await self._apply_or_confirm(step)
-                )
+            case DecideReview():
+                return await self._decide_review(message, ctx)
             case ExpireAssets():
                 gone = (AssetsDeletedRow(task.account_id, self._request_id),) if task.is_terminal else ()
-                return await self._apply_or_confirm(on_assets_expired(task, ctx.now), *gone)
+                return await self._apply(on_assets_expired(task, ctx.now), *gone, confirmed=True)
             case DropInput():
-                return await self._apply_or_confirm(on_input_expired(task, ctx.now))
+                return await self._apply(on_input_expired(task, ctx.now), confirmed=True)
             case _:
                 assert_never(message)
 
@@ -166,7 +163,7 @@ class TaskActor(JournaledActor):
     async def _wake(self, wake: Wake, ctx: Context) -> Turn[TaskReply]:
         task = self._task
         if wake.silence is not None:
-            return await self._apply_or_confirm(on_silence(task, wake.silence, ctx))
+            return await self._apply(on_silence(task, wake.silence, ctx), confirmed=True)
         step = on_wake(
             task,
             ctx,
@@ -175,7 +172,11 @@ class TaskActor(JournaledActor):
             submitting=self._deps.is_submitting(task.request_id, task.state.attempt),
         )
         # If nothing is due by this state, another process may have moved it on: confirm that it is the newest.
-        return await (self._apply(step) if task.is_terminal else self._apply_or_confirm(step))
+        return await self._apply(step, confirmed=not task.is_terminal)
+
+    async def _decide_review(self, command: DecideReview, ctx: Context) -> Turn[TaskReply]:
+        step = on_review(self._task, command.approve, ctx, note=command.note)
+        return self._confirm(reply=step) if isinstance(step, Refusal) else await self._apply(step, confirmed=True)
 
     async def _receive_update(self, command: ReceiveProviderUpdate, ctx: Context) -> Turn[TaskReply]:
         """Refuses: 1. an update from another provider than the task's."""
@@ -218,18 +219,15 @@ class TaskActor(JournaledActor):
 
     # ------------------------------------------------------------------------------------------------------ steps
 
-    async def _apply(self, step: Step, *rows: TaskRow) -> Turn[TaskReply]:
-        """Write a step, with ``rows`` that belong to it. Its effects follow once it is durable."""
+    async def _apply(self, step: Step, *rows: TaskRow, confirmed: bool = False) -> Turn[TaskReply]:
+        """Write a step, with ``rows`` that belong to it. Its effects follow once it is durable.
+
+        ``confirmed``: the reply to one that changes nothing waits until the task's row confirms that.
+        """
         before, after = self._task, step.task
-        if step.mismatch is not None:
-            log.warning(
-                "usage report differs from the measured usage",
-                task_id=before.request_id,
-                account_id=before.account_id,
-                provider=before.provider,
-                model=before.model,
-                difference=step.mismatch,
-            )
+        if after is None and confirmed:
+            return self._confirm(*rows)
+        _log_mismatch(before, step)
         tells = self._deps.tells_of(after or before, step.effects)
         if after is not None and before.occupies_slot and not after.occupies_slot:
             tells.append(Tell(self._deps.dispatcher, SlotFreed(after.provider, after.request_id)))
@@ -264,10 +262,6 @@ class TaskActor(JournaledActor):
             # Ended tasks seldom get a message, and with short jobs they would soon be all that is active.
             self.actor_inbox.put_system(SystemMessage.PASSIVATE)
         return self._reply
-
-    async def _apply_or_confirm(self, step: Step, *rows: TaskRow) -> Turn[TaskReply]:
-        """Write a step; one that changes nothing is confirmed, and its ``rows`` are written."""
-        return self._confirm(*rows) if step.task is None else await self._apply(step, *rows)
 
     def _confirm(
         self, *rows: TaskRow, reply: TaskReply | Refusal | None = None, tells: tuple[Tell, ...] = ()
@@ -306,6 +300,18 @@ def _on_submission(task: Task, attempt: int, submission: Submission, ctx: Contex
     return on_submit_failed(task, attempt, outcome, reason, ctx, error_code=code)
 
 
+def _log_mismatch(task: Task, step: Step) -> None:
+    if step.mismatch is not None:
+        log.warning(
+            "usage report differs from the measured usage",
+            task_id=task.request_id,
+            account_id=task.account_id,
+            provider=task.provider,
+            model=task.model,
+            difference=step.mismatch,
+        )
+
+
 def _measure_end(task: Task) -> None:
     if task.is_terminal:
         lasted_s = (task.updated_at - task.created_at).total_seconds()
@@ -316,3 +322,29 @@ def _log_end(before: Task, after: Task) -> None:
     event = log_event_of(before, after)
     if event is not None:
         log_event(event.event, event.fields)
+
+
+def log_event_of(before: Task, after: Task) -> LogEvent | None:
+    """Return the event to log for a change of a task, or None if the change is not logged."""
+    if after.is_terminal and not before.is_terminal:
+        return _event(
+            f"task {after.status}",
+            after,
+            attempt=after.state.attempt or None,
+            charge_micro=after.state.cost_micro,
+            latency_ms=after.latency_ms,
+            # It may quote a provider's own words.
+            error=after.state.error and scrub(after.state.error),
+        )
+    if after.status == "review" and before.status != "review":
+        review = after.state.review
+        return _event("task in review", after, reason=None if review is None else review.reason)
+    was_acked = before.state.dispatch == "acked" and before.state.attempt == after.state.attempt
+    if after.state.dispatch == "acked" and not was_acked:
+        return _event("task submitted", after, attempt=after.state.attempt)
+    return None
+
+
+def _event(event: str, task: Task, **fields: str | int | None) -> LogEvent:
+    about = {"task_id": task.request_id, "account_id": task.account_id, "provider": task.provider}
+    return LogEvent(event, {**about, **fields})

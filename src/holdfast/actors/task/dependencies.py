@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.refs import Directory, TrioActorRef
-from holdfast.actors.runtime.turns import Tell
-from holdfast.actors.task.worker_messages import CallProvider, Host
+from holdfast.actors.task.messages import CallProvider, Host
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import Effect, HostOutputs, ProviderTraits, SubmitJob
 from holdfast.providers.media.base import Job
 from holdfast.providers.media.health import ProviderHealth
+
+NEW_TASKS_MAX = 1000
+
+
+class NewTasks:
+    """The newest accepted tasks, each for the first incarnation of its actor, which need not read it.
+
+    Another process may have changed a task meanwhile. The fence finds that, as it does for an active actor, and the
+    next incarnation reads the rows.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[str, Task] = OrderedDict()
+
+    def add(self, task: Task) -> None:
+        """Remember a task, instead of the oldest if there are too many."""
+        self._tasks[task.request_id] = task
+        if len(self._tasks) > NEW_TASKS_MAX:
+            self._tasks.popitem(last=False)
+
+    def take(self, request_id: str) -> Task | None:
+        """Return and forget a task, or None."""
+        return self._tasks.pop(request_id, None)
 
 
 @dataclass(frozen=True, slots=True)

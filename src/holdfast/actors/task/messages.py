@@ -1,4 +1,8 @@
-"""The commands to a task, from its owner, from operators and from the workers. All are answered by TaskReply."""
+"""The commands to a task, and those to the workers of tasks.
+
+A task's are from its owner, from operators and from the workers, and answered by TaskReply. A worker sends no
+reply: it tells the task the result.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,14 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from holdfast.actors.runtime.messages import Command
+from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
 from holdfast.ledger.tasks.silence import Silence
 from holdfast.ledger.tasks.task import OutputItem, Task
-from holdfast.ledger.tasks.transitions import HostingFailure
+from holdfast.ledger.tasks.transitions import CancelJob, HostingFailure, HostOutputs, PollJob
 from holdfast.persistence.records.outbox import OutboxOutcomeRow
 from holdfast.persistence.records.row_types import OutboxAttemptRow
-from holdfast.providers.media.base import Submission
+from holdfast.providers.media.base import Job, Submission
 
 
 class TaskReply(msgspec.Struct, frozen=True):
@@ -87,7 +92,8 @@ class RecordCancel(Command[TaskReply], frozen=True):
 class RecordHosting(Command[TaskReply], frozen=True):
     """The results of storing outputs in the round ``round_number``.
 
-    Each stored output was claimed at its ``expires_at`` less the retention of the task's terms.
+    The content of a stored output was claimed when its retention began: at its ``expires_at`` less the retention in
+    the task's terms.
     """
 
     attempt: int
@@ -127,3 +133,53 @@ TaskCommand: TypeAlias = (
     | ExpireAssets
     | DropInput
 )
+
+
+class TaskQueued(Command[None], frozen=True):
+    """To the dispatcher: a task waits for a slot at its provider."""
+
+    provider: str
+    request_id: str
+
+
+class SlotFreed(Command[None], frozen=True):
+    """To the dispatcher: the task has freed its slot at the provider."""
+
+    provider: str
+    request_id: str
+
+
+class CallProvider(Command[None], frozen=True):
+    """To the provider caller: submit, poll or cancel a job of an account's task."""
+
+    provider: str
+    call: Job | PollJob | CancelJob
+    account_id: str | None = None
+
+
+class Host(Command[None], frozen=True):
+    """To the hosting worker: store the outputs of a round, each within ``output_timeout_s``.
+
+    A later round of the same task replaces an earlier one that is still running.
+    """
+
+    provider: str
+    effect: HostOutputs
+    hosting: Hosting
+    output_timeout_s: float
+    account_id: str | None = None
+
+
+class DeliveryEnded(Command[None], frozen=True):
+    """To the outbox worker that reports of a host: a delivery to it succeeded, or failed for this reason."""
+
+    host: str
+    account_id: str
+    event_id: str
+    reason: str | None
+
+
+class EventsDue(Command[None], frozen=True):
+    """To the outbox worker: events of an account are due."""
+
+    account_id: str

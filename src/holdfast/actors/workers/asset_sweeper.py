@@ -19,7 +19,7 @@ from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import DropInput, ExpireAssets, TaskReply
-from holdfast.actors.workers.loops import always, repeat
+from holdfast.actors.workers.passes import always, repeat
 from holdfast.ledger.clock import Now
 from holdfast.persistence.claims.contents import (
     LEASE_S,
@@ -122,16 +122,16 @@ class AssetSweeper:
         page = await self._database.work(mark_contents, self._now(), after=self._after, page_max=CONTENTS_MAX)
         self._after = page.next_after
         self._marked.update(dict.fromkeys(page.contents, page.at))
-        removed: list[Content] = []
-        await self._remove_from_store(removed)
+        removed = await self._remove_from_store()
         if removed:
             await self._database.work(delete_marked, {content: self._marked[content] for content in removed})
             for content in removed:
                 del self._marked[content]
         return len(removed)
 
-    async def _remove_from_store(self, removed: list[Content]) -> None:
-        """Remove marked contents from the store; after a failure the rest waits for the next sweep."""
+    async def _remove_from_store(self) -> list[Content]:
+        """Remove marked contents from the store, and return them; after a failure the rest waits."""
+        removed: list[Content] = []
         limiter = trio.CapacityLimiter(CONCURRENT_MAX)
         async with trio.open_nursery() as nursery:
 
@@ -152,6 +152,7 @@ class AssetSweeper:
 
             for content, marked_at in list(self._marked.items()):
                 nursery.start_soon(remove, content, marked_at)
+        return removed
 
 
 def _next_after(due: Sequence[Expired]) -> Expired:

@@ -30,10 +30,8 @@ import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.task.messages import Wake
-from holdfast.actors.task.worker_messages import SlotFreed, TaskQueued
-from holdfast.actors.workers.loops import repeat
-from holdfast.actors.workers.passes import one_pass
+from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
+from holdfast.actors.workers.passes import one_pass, repeat
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.silence import Silence
@@ -107,7 +105,8 @@ class Dispatcher(Worker):
         self._leases_are_reliable = leases_are_reliable
         self._silences = silences
         self._assigns_slots = assigns_slots
-        self._held: dict[str, dict[str, float]] = {}
+        # The tasks that occupy slots, by provider, with the time since which each is known to.
+        self._occupied: dict[str, dict[str, float]] = {}
         # Providers for which tasks may be waiting: a new task must not overtake them.
         self._backlog: dict[str, bool] = {}
         # The account that last got a slot, by provider; the next turn starts with the account after it.
@@ -126,7 +125,7 @@ class Dispatcher(Worker):
         self._ticks = 0
         # A dispatched task without an owner, last updated before this time, belongs to no running process.
         self._started_at: datetime = now()
-        # The providers whose slots this process assigns, with all their tasks in ``_held``.
+        # The providers whose slots this process assigns, with all their tasks in ``_occupied``.
         self._assigned: frozenset[str] = frozenset()
 
     def background_loops(self) -> tuple[Callable[[], Awaitable[None]], ...]:
@@ -141,7 +140,7 @@ class Dispatcher(Worker):
         elif isinstance(message, SlotFreed):
             self._ended.add(message.request_id)
             if message.provider in self._assigned:
-                self._held.get(message.provider, {}).pop(message.request_id, None)
+                self._occupied.get(message.provider, {}).pop(message.request_id, None)
                 if self._backlog.get(message.provider, True):
                     self._freed.add(message.provider)
                     self._slot_freed.set()
@@ -207,7 +206,7 @@ class Dispatcher(Worker):
         slots = self._slots()
         for provider in self._assigned:
             metrics.PROVIDER_SLOTS.labels(provider).set(slots.get(provider, 0))
-            metrics.PROVIDER_SLOTS_USED.labels(provider).set(len(self._held.get(provider, ())))
+            metrics.PROVIDER_SLOTS_USED.labels(provider).set(len(self._occupied.get(provider, ())))
 
     async def _find_assigned(self) -> None:
         """Find the providers whose slots this process assigns, and the tasks that occupy them now."""
@@ -215,16 +214,16 @@ class Dispatcher(Worker):
         for provider in self._assigned - assigned:
             metrics.PROVIDER_SLOTS.labels(provider).set(0)
             metrics.PROVIDER_SLOTS_USED.labels(provider).set(0)
-            self._held.pop(provider, None)
+            self._occupied.pop(provider, None)
             self._backlog.pop(provider, None)
             self._freed.discard(provider)
         self._assigned &= assigned
         if assigned != self._assigned:
             now, started_at = self._now(), self._started_at
             self._ended.clear()
-            held = await self._database.work(dispatched_tasks, before=started_at, now=now)
+            dispatched = await self._database.work(dispatched_tasks, before=started_at, now=now)
             new, self._assigned = assigned - self._assigned, assigned
-            self._hold(row for row in held if row.provider in new)
+            self._occupy(row for row in dispatched if row.provider in new)
 
     async def _take_over(self) -> None:
         """Take over the dispatched tasks of ended processes; they occupy slots until they end."""
@@ -234,7 +233,7 @@ class Dispatcher(Worker):
         now, process, leases_are_reliable = self._now(), self._process, self._leases_are_reliable()
         self._ended.clear()
         taken = await self._database.work(take_over, process, now, leases_are_reliable=leases_are_reliable)
-        self._hold(taken)
+        self._occupy(taken)
         if taken:
             log.info("took over tasks of ended processes", tasks=len(taken))
         for row in taken:
@@ -318,30 +317,31 @@ class Dispatcher(Worker):
         for request_id in waiting:
             self._take(provider, request_id)
         for request_id in arrived:
-            if request_id not in self._held.get(provider, ()):
+            if request_id not in self._occupied.get(provider, ()):
                 self._dispatch_new(provider, request_id)
 
     async def _return_lost_slots(self) -> None:
         """Free the slots of tasks whose end was not reported here, for example by another process."""
-        held_before = trio.current_time() - SLOT_CHECK_AFTER_S
-        held = {r: since for tasks in self._held.values() for r, since in tasks.items() if since < held_before}
-        if not held:
+        taken_before = trio.current_time() - SLOT_CHECK_AFTER_S
+        old = {r: since for tasks in self._occupied.values() for r, since in tasks.items() if since < taken_before}
+        if not old:
             return
-        still = await self._database.read(still_occupying, list(held))
-        for tasks in self._held.values():
-            for request_id in held.keys() - still:
-                if tasks.get(request_id) == held[request_id]:
+        still = await self._database.read(still_occupying, list(old))
+        for tasks in self._occupied.values():
+            for request_id in old.keys() - still:
+                if tasks.get(request_id) == old[request_id]:
                     del tasks[request_id]
 
-    def _hold(self, rows: Iterable[DispatchedTask]) -> None:
+    def _occupy(self, rows: Iterable[DispatchedTask]) -> None:
+        """Record the tasks that occupy slots by their rows."""
         now = trio.current_time()
         for row in rows:
             if row.occupies and row.provider in self._assigned and row.request_id not in self._ended:
-                self._held.setdefault(row.provider, {})[row.request_id] = now
+                self._occupied.setdefault(row.provider, {})[row.request_id] = now
 
     def _free(self, provider: str) -> int:
-        return max(0, self._slots().get(provider, 0) - len(self._held.get(provider, ())))
+        return max(0, self._slots().get(provider, 0) - len(self._occupied.get(provider, ())))
 
     def _take(self, provider: str, request_id: str) -> None:
-        self._held.setdefault(provider, {})[request_id] = trio.current_time()
+        self._occupied.setdefault(provider, {})[request_id] = trio.current_time()
         self._tasks.ref(request_id).tell(Wake())

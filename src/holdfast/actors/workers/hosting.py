@@ -19,8 +19,7 @@ import trio
 from structlog.contextvars import bind_contextvars
 
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.task.messages import RecordHosting
-from holdfast.actors.task.worker_messages import Host
+from holdfast.actors.task.messages import Host, RecordHosting
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.clock import Now

@@ -11,7 +11,7 @@ from typing import Literal
 
 import structlog
 
-from holdfast.actors.account.order_messages import (
+from holdfast.actors.account.messages import (
     AttachIntent,
     ExpireOrder,
     ReconcileOrder,

@@ -1,18 +1,20 @@
-"""Passes: rounds of the workers' loops, and turns of workers with a mailbox, while they run.
+"""Passes: rounds of the workers' loops, and turns of workers with a mailbox, while they run; and the usual loop.
 
 A worker that waits between two passes is idle; one whose pass does not end is stuck.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
+import structlog
 import trio
 
+from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 
@@ -67,3 +69,36 @@ def one_pass(what: str, *, bound_s: float = 0.0) -> Iterator[None]:
     finally:
         del passes.open[this]
         pass_s.observe(trio.current_time() - began_at)
+
+
+log = structlog.get_logger(__name__)
+
+
+def always() -> bool:
+    """Return True: the work is this process's own."""
+    return True
+
+
+async def repeat(
+    work: Callable[[], Awaitable[object]],
+    *,
+    every_s: float,
+    name: str,
+    is_ours: Callable[[], bool] = always,
+    bound_s: float = 0.0,
+) -> NoReturn:
+    """Call ``work`` forever, with a pause of ``every_s`` unless it returns True: then more is due.
+
+    Each call is a pass, which may take ``bound_s``. There is none while ``is_ours`` returns False, because another
+    process does the work. While the database is away the work is postponed; a later call finds it in the rows.
+    """
+    while True:
+        try:
+            if is_ours():
+                with one_pass(name, bound_s=bound_s):
+                    is_more_due = await work()
+                if is_more_due is True:
+                    continue
+        except DatabaseAway as away:
+            log.debug(f"{name} postponed", reason=str(away))
+        await trio.sleep(every_s)

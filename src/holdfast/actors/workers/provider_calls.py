@@ -17,8 +17,7 @@ import trio
 from structlog.contextvars import bind_contextvars
 
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.task.messages import RecordCancel, RecordPoll, RecordSubmission
-from holdfast.actors.task.worker_messages import CallProvider
+from holdfast.actors.task.messages import CallProvider, RecordCancel, RecordPoll, RecordSubmission
 from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, Worker, WorkerRef
 from holdfast.ledger.tasks.transitions import CancelJob, PollJob
 from holdfast.providers.media.base import Ambiguous, Job, MediaProvider, NotSent, PollFault, Submission

@@ -13,8 +13,8 @@ import structlog
 import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed
-from holdfast.actors.workers.loops import always, repeat
 from holdfast.actors.workers.order_checks import OrderChecks
+from holdfast.actors.workers.passes import always, repeat
 from holdfast.persistence.claims.orders import claim_expired_orders, claim_unreconciled_orders
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database

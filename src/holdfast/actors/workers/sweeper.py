@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from holdfast.actors.workers.loops import always, repeat
+from holdfast.actors.workers.passes import always, repeat
 from holdfast.ledger.clock import Now
 from holdfast.ledger.sign_in_codes import PROVEN_FOR
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from holdfast.actors.account.order_messages import (
+from holdfast.actors.account.messages import (
     AttachIntent,
     ReceivePaymentEvent,
     RecordIntentRefused,

@@ -11,7 +11,7 @@ from typing import Final, get_args
 
 from sqlalchemy import Connection
 
-from holdfast.actors.account.order_messages import CreateOrder
+from holdfast.actors.account.messages import CreateOrder
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ

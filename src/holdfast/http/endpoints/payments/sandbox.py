@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.actors.account.order_messages import PaySandboxOrder
+from holdfast.actors.account.messages import PaySandboxOrder
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, write_order
 from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call

@@ -7,8 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.actors.account.messages import CreditChanged
-from holdfast.actors.account.operator_messages import AdjustCredit, SetAccess
+from holdfast.actors.account.messages import AdjustCredit, CreditChanged, SetAccess
 from holdfast.http.endpoints.control.sign_in import read_email
 from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.calls import Auth, Call

@@ -10,7 +10,7 @@ import hashlib
 
 import msgspec
 
-from holdfast.actors.account.order_messages import ResolveOrder
+from holdfast.actors.account.messages import ResolveOrder
 from holdfast.http.endpoints.operators.money.orders import order_of_path
 from holdfast.http.endpoints.payments.card import CARD_ERRORS, NOT_CONFIGURED, PROVIDER, refusal_of_card
 from holdfast.http.kit.actions import note_effect
