@@ -220,7 +220,7 @@ class Checker:
         self._report_gone(gone)
         if self._unreported:
             reason = f"{self._unreported} more rules are broken by accounts: GET /ops/api/ledger counts them"
-            self._report(Report(kind="difference", path=PATH, reason=reason))
+            self._report(Report(kind="difference", at=self._now(), path=PATH, reason=reason))
             self._unreported = 0
         # The next pass begins when its first accounts are read.
         self._progress = None
@@ -238,6 +238,7 @@ class Checker:
                 self._report(
                     Report(
                         kind="difference",
+                        at=self._now(),
                         path=PATH,
                         account_id=broken.account_id,
                         reason=f"account {broken.account_id}: {reason}",
@@ -250,6 +251,7 @@ class Checker:
             self._report(
                 Report(
                     kind="recovery",
+                    at=self._now(),
                     path=PATH,
                     account_id=broken.account_id,
                     reason=f"account {broken.account_id} differs no longer (rule: {broken.rule})",
