@@ -112,7 +112,10 @@ class Killed:
     async def watch_loads(self) -> None:
         """Record how many actors load their rows at the same time."""
         while True:
-            self.loads_most = max(self.loads_most, self.directory.lives.loading_count)
+            loading = [
+                c for c in self.directory.lives.children.values() if c.actor is not None and not c.actor.is_serving
+            ]
+            self.loads_most = max(self.loads_most, len(loading))
             await trio.sleep(0.001)
 
 
