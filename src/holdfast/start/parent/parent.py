@@ -121,9 +121,8 @@ class DatabaseServer:
         self._scope.cancel()
 
     def _report(self, kind: ReportKind, reason: str, duration_s: float | None = None) -> None:
-        now = self._reporter.now()
         self._reporter.report(
-            Report(kind=kind, at=now, path="processes/database", reason=reason, duration_s=duration_s)
+            Report(kind=kind, path="processes/database", reason=reason, duration_s=duration_s)
         )
 
     async def _start_again(self) -> None:
