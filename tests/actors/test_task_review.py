@@ -15,7 +15,6 @@ from tests.recorded_refs import RecordedRef
 from holdfast.actors.account.messages import SettleTask
 from holdfast.actors.runtime.journaled import Commit
 from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
-from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.task.actor import Load, TaskActor
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import (
@@ -95,14 +94,11 @@ async def actor() -> TaskActor:
 class SettlingAccounts:
     """Accounts that settle every hold."""
 
-    def ref(self, key: str) -> SettlingRef:
-        return SettlingRef(f"urn:test:{key}")
+    def ref(self, _key: str) -> RecordedRef:
+        return RecordedRef(lambda _: None, self._settle)
 
-
-class SettlingRef(TrioActorRef):
-    """The address of such an account."""
-
-    async def ask(self, message: object, *, deadline_s: float = 0) -> Any:  # type: ignore[override]
+    @staticmethod
+    async def _settle(message: SettleTask) -> Any:
         assert isinstance(message, SettleTask)
         return message.settlement
 

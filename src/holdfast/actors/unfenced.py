@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
-from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.runtime.refs import TellRef
 from holdfast.actors.task.messages import EventsDue
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.webhook_secrets import Rotation
@@ -37,7 +37,7 @@ async def write_unfenced(journal: Journal, *rows: Row) -> None:
 class EventCommands:
     """What an account's owner does with webhooks. The methods raise as :func:`write_unfenced` does."""
 
-    def __init__(self, journal: Journal, outbox: TrioActorRef, now: Now) -> None:
+    def __init__(self, journal: Journal, outbox: TellRef, now: Now) -> None:
         self._journal = journal
         self._outbox = outbox
         self._now = now

@@ -17,7 +17,7 @@ from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.runtime.refs import TellRef
 from holdfast.cluster import frames
 from holdfast.cluster.codec import CannotEncode, Codec, NotAccepted, fault_frame
 from holdfast.cluster.link import ASKS_MAX
@@ -39,7 +39,7 @@ class LocalGroup(Protocol):
         """Put a message into the mailbox of an actor. Raises the faults of an ask."""
         ...
 
-    def ref(self, key: str) -> TrioActorRef: ...
+    def ref(self, key: str) -> TellRef: ...
 
 
 class Answering:

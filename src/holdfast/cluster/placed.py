@@ -14,7 +14,15 @@ import trio
 
 from holdfast.actors.runtime.faults import OutcomeUnknown, Overloaded, Quarantined, Unavailable
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import ACCEPT_AGAIN_S, Directory, KeyedRef, TrioActorRef, WhileDown
+from holdfast.actors.runtime.refs import (
+    ACCEPT_AGAIN_S,
+    ActorRef,
+    Directory,
+    KeyedRef,
+    TellRef,
+    TrioActorRef,
+    WhileDown,
+)
 from holdfast.cluster.codec import CONTROL, CannotEncode, LinkLost, NotAccepted
 from holdfast.cluster.link import Link
 from holdfast.cluster.members import Members
@@ -35,12 +43,12 @@ class PlacedDirectory:
         self._members = members
         self._place_of = place_of
 
-    def ref(self, key: str) -> TrioActorRef:
+    def ref(self, key: str) -> ActorRef:
         """Return an actor's address."""
         return self._local.ref(key) if self._members.is_alone else KeyedRef(self, key)
 
     async def ask(self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown) -> R | Refusal:
-        """Ask the actor of a key. Raises as :meth:`TrioActorRef.ask` does."""
+        """Ask the actor of a key. Raises as :meth:`AskRef.ask` does."""
         deadline, is_repeated = trio.current_time() + deadline_s, False
         while (link := self._members.link_to(self._place_of(key))) is not None:
             left_s = deadline - trio.current_time()
@@ -76,9 +84,9 @@ class SingletonRef(TrioActorRef):
     """The address of the worker that does a message's work for all members; ``name_of`` returns the work's name."""
 
     def __init__(
-        self, group: str, local: TrioActorRef, members: Members, name_of: Callable[[Command[object]], str]
+        self, group: str, local: TellRef, members: Members, name_of: Callable[[Command[object]], str]
     ) -> None:
-        super().__init__(local.actor_urn)
+        super().__init__(f"urn:holdfast:singleton:{group}")
         self._group = group
         self._local = local
         self._members = members
@@ -91,7 +99,7 @@ class SingletonRef(TrioActorRef):
 
 
 def _tell_via(
-    members: Members, link: Link | None, local: TrioActorRef, *, group: str, key: str, message: Command[object]
+    members: Members, link: Link | None, local: TellRef, *, group: str, key: str, message: Command[object]
 ) -> None:
     """Tell over a link, or here if there is none or it does not take the message. A full link drops it."""
     if link is None:

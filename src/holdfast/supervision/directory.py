@@ -68,7 +68,7 @@ class KeyedDirectory:
         return KeyedRef(self, key)
 
     async def ask(self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown) -> R | Refusal:
-        """Ask the actor of a key. Raises as :meth:`TrioActorRef.ask` does."""
+        """Ask the actor of a key. Raises as :meth:`AskRef.ask` does."""
         asker = asking_from.get()
         if asker is not None and key in self.lives.children:
             _refuse_cycle(asker, self.lives.children[key])

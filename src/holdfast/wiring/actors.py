@@ -14,7 +14,7 @@ from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.runtime.refs import TellRef
 from holdfast.actors.sign_in.actor import SignInActor, SignInRules
 from holdfast.actors.task.actor import TaskActor
 from holdfast.actors.task.dependencies import NewTasks, TaskDependencies
@@ -136,7 +136,7 @@ def create_account(
     database: Database,
     journal: Journal,
     *,
-    dispatcher: TrioActorRef,
+    dispatcher: TellRef,
     new_tasks: NewTasks,
     now: Now,
 ) -> Create:
@@ -197,7 +197,7 @@ def _create_task(database: Database, journal: Journal, deps: TaskDependencies, n
     return partial(TaskActor, journal=journal, load=load, deps=deps)
 
 
-def _task_dependencies(parts: Parts, accounts: PlacedDirectory, dispatcher: TrioActorRef) -> TaskDependencies:
+def _task_dependencies(parts: Parts, accounts: PlacedDirectory, dispatcher: TellRef) -> TaskDependencies:
     registry, refs = parts.registry, parts.refs
     return TaskDependencies(
         accounts=accounts,

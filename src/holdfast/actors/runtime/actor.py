@@ -1,8 +1,19 @@
 """The actor on trio: a pykka actor whose loop is a trio task.
 
-From pykka: the class, its references, envelopes, lifecycle hooks (``on_start``, ``on_receive``, ``on_stop``,
-``on_failure``) and message handling. Private members used here: ``_handle_receive``,
-``ActorRef._actor_weakref`` (through ``ActorRef.__init__``) and ``_envelope.Envelope``.
+From pykka: the class, references, futures, envelopes, lifecycle hooks (``on_start``, ``on_receive``, ``on_stop``,
+``on_failure``) and message handling. This is overridden, here and in the modules beside this one:
+
+- the loop (``serve``): pykka's is a thread, 22 KB an actor instead of 5.5 and 70 µs an ask from trio instead of 11,
+  and takes a cancellation for a reason to stop all actors of the process;
+- ``__init__``, ``actor_urn``, ``actor_ref``, ``actor_stopped``: pykka's draws a random urn, and creates an event
+  and a reference for each incarnation, which are 1.5 KB of an actor;
+- ``start``, ``_start_actor_loop``, ``_stop``: a supervisor starts and stops actors, and pykka's registry is a list
+  that is searched in 3 ms with 50,000 actors;
+- ``ActorRef.ask`` and ``Future.get``, which would block the event loop;
+- the reference (:mod:`~holdfast.actors.runtime.refs`), which names a mailbox: it outlives incarnations.
+
+Private names of pykka used: here ``_handle_receive``, and ``ActorRef._actor_weakref`` through its ``__init__``; in
+the mailbox ``_envelope.Envelope``, in the future ``Future._get_hook``.
 """
 
 from __future__ import annotations

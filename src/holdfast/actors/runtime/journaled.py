@@ -20,7 +20,7 @@ from holdfast.actors.runtime.actor import Ending, TrioActor
 from holdfast.actors.runtime.faults import AskFault, Crashed, OutcomeUnknown, StaleFence
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.runtime.refs import TellRef
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import (
@@ -51,7 +51,7 @@ R_co = TypeVar("R_co", covariant=True)
 class Tell(msgspec.Struct, frozen=True):
     """A message to send once the unit is durable."""
 
-    to: TrioActorRef
+    to: TellRef
     message: Command[object]
 
 

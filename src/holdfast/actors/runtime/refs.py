@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Literal, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
 import pykka
 import trio
@@ -45,20 +45,10 @@ class StoppedFlag:
         self._is_set = True
 
 
-class TrioActorRef(pykka.ActorRef[pykka.Actor]):
-    """The address of a supervised actor. It names a mailbox, not an incarnation, so it is always alive.
+class AskRef(Protocol):
+    """An address that replies."""
 
-    ``stop`` and ``proxy`` raise RuntimeError: supervisors stop actors, and a proxy belongs to one incarnation.
-    """
-
-    actor_class = pykka.Actor
-    actor_stopped = StoppedFlag()  # type: ignore[assignment]  # the same two methods
-
-    def __init__(self, urn: str) -> None:
-        # Not super().__init__(): it takes an incarnation.
-        self.actor_urn = urn
-
-    def ask(  # type: ignore[override]  # awaited; pykka's blocks
+    def ask(
         self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S, while_down: WhileDown = "queue"
     ) -> Awaitable[R | Refusal]:
         """Send a command; await the returned object for the reply, which is sent once the change is durable.
@@ -67,19 +57,41 @@ class TrioActorRef(pykka.ActorRef[pykka.Actor]):
         command was not accepted; ``OutcomeUnknown`` if the reply was lost or the deadline passed first; ``Crashed``
         or ``StaleFence`` if handling it failed, and nothing of it was written.
         """
-        raise NotImplementedError(f"{self} sends no replies")
+        ...
+
+
+class TellRef(Protocol):
+    """An address that takes messages without a reply."""
 
     def tell(self, message: Command[object]) -> None:
         """Send a command without waiting for a reply. One that is not accepted is counted as a dead letter."""
-        raise NotImplementedError(f"{self} takes no messages without a reply")
+        ...
 
-    def stop(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: only the supervisor stops an actor."""
-        raise RuntimeError(f"{self} is stopped by its supervisor")
 
-    def proxy(self) -> NoReturn:
-        """Refuse: a proxy belongs to one incarnation."""
-        raise RuntimeError(f"{self} has no proxy; send it messages")
+class ActorRef(AskRef, TellRef, Protocol):
+    """An address that does both."""
+
+
+def _refused(self: object, *_: object, **__: object) -> NoReturn:
+    raise RuntimeError(f"{self} has no such call; a supervisor stops it, and a proxy belongs to one incarnation")
+
+
+class TrioActorRef(pykka.ActorRef[pykka.Actor]):
+    """The address of a supervised actor. It names a mailbox, not an incarnation, so it is always alive.
+
+    A subclass is an :class:`AskRef`, a :class:`TellRef` or both. What it does not define is refused.
+    """
+
+    actor_class = pykka.Actor
+    actor_stopped = StoppedFlag()  # type: ignore[assignment]  # the same two methods
+
+    if not TYPE_CHECKING:
+        # Not for the type checker, which would take a call that is refused for one that replies.
+        ask = tell = stop = proxy = _refused
+
+    def __init__(self, urn: str) -> None:
+        # Not super().__init__(): it takes an incarnation.
+        self.actor_urn = urn
 
 
 class KeyedActors(Protocol):
@@ -90,7 +102,7 @@ class KeyedActors(Protocol):
     def ask(
         self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown
     ) -> Awaitable[R | Refusal]:
-        """Ask the actor of a key. Raises as :meth:`TrioActorRef.ask` does."""
+        """Ask the actor of a key. Raises as :meth:`AskRef.ask` does."""
         ...
 
     def tell(self, key: str, message: Command[object]) -> None:
@@ -110,7 +122,7 @@ class KeyedRef(TrioActorRef):
         """The directory and the key."""
         return f"urn:holdfast:{self._directory.name}:{self._key}"
 
-    def ask(  # type: ignore[override]  # as in TrioActorRef
+    def ask(  # type: ignore[override]  # as in AskRef
         self, message: Command[R], *, deadline_s: float = ASK_DEADLINE_S, while_down: WhileDown = "queue"
     ) -> Awaitable[R | Refusal]:
         """Send a command; await the returned object for its reply."""
@@ -124,7 +136,7 @@ class KeyedRef(TrioActorRef):
 class Directory(Protocol):
     """The actors of one kind, by key."""
 
-    def ref(self, key: str) -> TrioActorRef:
+    def ref(self, key: str) -> ActorRef:
         """Return an actor's address. The actor is started by its first message."""
         ...
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast.actors.runtime.journaled import Tell
-from holdfast.actors.runtime.refs import Directory, TrioActorRef
+from holdfast.actors.runtime.refs import Directory, TellRef
 from holdfast.actors.task.messages import CallProvider, Host
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.task import Task
@@ -48,10 +48,10 @@ class TaskDependencies:
     """
 
     accounts: Directory
-    dispatcher: TrioActorRef
-    provider_calls: TrioActorRef
-    hosting: TrioActorRef
-    outbox: TrioActorRef
+    dispatcher: TellRef
+    provider_calls: TellRef
+    hosting: TellRef
+    outbox: TellRef
     traits: Callable[[str], ProviderTraits]
     callback_url: Callable[[str], str]
     now: Now

@@ -22,7 +22,7 @@ import structlog
 import trio
 from structlog.contextvars import bind_contextvars
 
-from holdfast.actors.runtime.refs import Directory, TrioActorRef
+from holdfast.actors.runtime.refs import Directory, TellRef
 from holdfast.actors.task.messages import DeliveryEnded, EventsDue, RecordAnnouncement
 from holdfast.actors.workers.passes import one_pass
 from holdfast.actors.workers.worker import Worker, WorkerRef
@@ -91,7 +91,7 @@ class OutboxWorker(Worker):
         now: Now,
         rng: random.Random,
         conditions: Conditions,
-        reporting: TrioActorRef | None = None,
+        reporting: TellRef | None = None,
         tick_s: float = TICK_S,
     ) -> None:
         super().__init__(ref)

@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from holdfast.actors.account.messages import RecordKeyUse
 from holdfast.actors.account.replies import replay
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
-from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.actors.runtime.refs import AskRef
 from holdfast.http.kit import bodies
 from holdfast.http.kit.authentication import valid_key, valid_session
 from holdfast.http.kit.bounded_body import HoldfastRequest
@@ -356,7 +356,7 @@ class Call:
         """Return the query parameters, each with all its values."""
         return self.request.args.to_dict(flat=False)
 
-    async def ask(self, ref: TrioActorRef, command: Command[T]) -> T | Refusal:
+    async def ask(self, ref: AskRef, command: Command[T]) -> T | Refusal:
         """Ask an actor, as the header ``Prefer`` says. Raises its faults, which are in the error table."""
         prefer = self.request.headers.getlist("Prefer")
         deadline_s, while_down = read_prefer(prefer, self.deps.settings.ask_deadline_s)

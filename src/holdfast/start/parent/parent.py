@@ -121,9 +121,7 @@ class DatabaseServer:
         self._scope.cancel()
 
     def _report(self, kind: ReportKind, reason: str, duration_s: float | None = None) -> None:
-        self._reporter.report(
-            Report(kind=kind, path="processes/database", reason=reason, duration_s=duration_s)
-        )
+        self._reporter.report(Report(kind=kind, path="processes/database", reason=reason, duration_s=duration_s))
 
     async def _start_again(self) -> None:
         pause_s = RETRY_FIRST_S

@@ -91,7 +91,7 @@ class ControlRef(WorkerRef):
             raise Overloaded(f"the control actor: {full}") from full
         return self
 
-    async def ask(  # type: ignore[override]  # as in TrioActorRef
+    async def ask(  # type: ignore[override]  # as in AskRef
         self,
         message: Command[object],
         *,
