@@ -31,10 +31,17 @@ from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest, accept_tas
 from holdfast.ledger.tasks.transitions import Context, ProviderTraits, Step
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.records.accounts import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
-from holdfast.persistence.records.row_types import SessionRow, TaskEventRow
-from holdfast.persistence.records.rows import Row
-from holdfast.persistence.records.tasks import TaskChangedRow, new_asset_rows
+from holdfast.persistence.records.rows import (
+    AccountHead,
+    AccountRow,
+    ApiKeyRecord,
+    ApiKeyRow,
+    Row,
+    SessionRow,
+    TaskChangedRow,
+    TaskEventRow,
+    new_asset_rows,
+)
 from holdfast.persistence.server.connections import connect_writer
 
 OPERATIONS_PER_ACCOUNT = 100

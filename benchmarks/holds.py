@@ -36,13 +36,11 @@ from holdfast.ledger.credit.operations import CHAIN_START, Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task
 from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.statements import STATEMENTS, Statement
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_account
-from holdfast.persistence.records.accounts import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
-from holdfast.persistence.records.ledger import OPENED_HOLDS, OPERATIONS, POSTINGS
-from holdfast.persistence.records.mapping import RowMapping
-from holdfast.persistence.records.tasks import TASKS, USAGE_ENTRIES
+from holdfast.persistence.records.rows import AccountHead, AccountRow, ApiKeyRecord, ApiKeyRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.kinds import kind_rules
 from holdfast.start.service import tune_interpreter
@@ -185,27 +183,25 @@ async def actors(url: str, accounts_count: int, seconds: float) -> Run:
 # --------------------------------------------------------------------------------------------------- row locks
 
 
-def _insert(mapping: RowMapping, rows: int = 1) -> str:
-    values = f"({','.join(['%s'] * len(mapping.columns))})"
-    return f"insert into {mapping.table.name} ({','.join(mapping.columns)}) values {','.join([values] * rows)}"
+def _inserts(kind: type[Any]) -> list[tuple[Statement, str]]:
+    """Return the statements that write a new value of a kind, each with its SQL for one row."""
+    found = [each for each in STATEMENTS if each.kind is kind and each.sql.startswith("insert")]
+    return [
+        (each, f"{each.sql.partition(' select ')[0]} values ({','.join(['%s'] * len(each.columns))})")
+        for each in found
+    ]
 
 
-_OPERATION = [
-    (OPERATIONS, _insert(OPERATIONS)),
-    (POSTINGS, _insert(POSTINGS, rows=2)),
-    (OPENED_HOLDS, _insert(OPENED_HOLDS)),
-]
-_TASK = [(TASKS, _insert(TASKS))]
-_USAGE = [(USAGE_ENTRIES, _insert(USAGE_ENTRIES))]
+_OPERATION = _inserts(Operation)
+_TASK = _inserts(Task)
 
 
-def _write(connection: psycopg.Connection[Any], inserts: list[tuple[RowMapping, str]], value: Any) -> None:
-    for mapping, sql in inserts:
-        cells = (cell for row in mapping.rows([value]) for cell in row)
-        connection.execute(
-            sql,
-            [msgspec.json.encode(each).decode() if isinstance(each, _DOCUMENTS) else each for each in cells],
-        )
+def _write(connection: psycopg.Connection[Any], inserts: list[tuple[Statement, str]], value: Any) -> None:
+    for statement, sql in inserts:
+        for row in statement.rows_of([value]):
+            connection.execute(
+                sql, [msgspec.json.encode(each).decode() if isinstance(each, _DOCUMENTS) else each for each in row]
+            )
 
 
 _DOCUMENTS = (TaskRequest, TaskState, tuple)
@@ -265,7 +261,6 @@ def hold_under_lock(connection: psycopg.Connection[Any], account_id: str, work: 
     )
     _write(connection, _OPERATION, operation)
     _write(connection, _TASK, task)
-    _write(connection, _USAGE, task)
     connection.commit()
 
 

@@ -21,7 +21,7 @@ from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.operators.actions import write_action
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records.operator_tables import OperatorAction
-from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
+from holdfast.persistence.records.rows import TaskChangedRow
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 
@@ -63,7 +63,7 @@ async def settle_command(
             reason="because",
             at=at,
         ),
-        (TaskChangedRow(after), UsageChangedRow(after)),
+        (TaskChangedRow(after, has_new_usage=True),),
     )
 
 

@@ -29,7 +29,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.transitions import Settlement
-from holdfast.persistence.records.accounts import ApiKeyRecord, ApiKeyRevokedRow, IdempotencyProbe, StoredReply
+from holdfast.persistence.records.rows import ApiKeyRecord, ApiKeyRevokedRow, IdempotencyProbe, StoredReply
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.keyed_child import KeyedLimits
 

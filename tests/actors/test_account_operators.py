@@ -23,7 +23,7 @@ from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.queries.ledger import statement_of_account
-from holdfast.persistence.records.accounts import AccountAccessRow
+from holdfast.persistence.records.rows import AccountAccessRow
 from holdfast.persistence.server.database import Database
 
 from .account_checks import (

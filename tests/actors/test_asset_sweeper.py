@@ -29,7 +29,7 @@ from holdfast.ledger.tasks.task import (
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
 from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_S, ContentClaims
 from holdfast.persistence.journal.units import Committed, Unit
-from holdfast.persistence.records.row_types import AssetRow
+from holdfast.persistence.records.rows import AssetRow
 from holdfast.providers.storage.sniffing import EXTENSIONS
 from holdfast.telemetry.reports.conditions import unwatched
 

@@ -17,7 +17,7 @@ from holdfast.actors.workers.checker import SLOWER_MAX, Checker, Pace
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.audit.audit import QUERY_RULES
 from holdfast.persistence.audit.progress import known_differences, load_progress
-from holdfast.persistence.records.shared_tables import AuditProgress
+from holdfast.persistence.records.rows import AuditProgress
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway

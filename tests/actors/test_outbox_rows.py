@@ -35,10 +35,15 @@ from holdfast.persistence.journal.units import Committed, NotWritten, Unit, Unit
 from holdfast.persistence.queries.events import events_of_task
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.outbox import OutboxOutcomeRow, OutboxRow, new_event_rows
-from holdfast.persistence.records.row_types import OutboxAttemptRow, WebhookSecretRow
-from holdfast.persistence.records.rows import Row
-from holdfast.persistence.records.tasks import TaskChangedRow
+from holdfast.persistence.records.rows import (
+    OutboxAttemptRow,
+    OutboxOutcomeRow,
+    OutboxRow,
+    Row,
+    TaskChangedRow,
+    WebhookSecretRow,
+    new_event_rows,
+)
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory

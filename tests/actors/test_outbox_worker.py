@@ -24,8 +24,7 @@ from holdfast.ledger.tasks.webhook_secrets import webhook_secret
 from holdfast.persistence.claims.outbox import FIRST, Capacity, DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
-from holdfast.persistence.records.outbox import OutboxOutcomeRow
-from holdfast.persistence.records.row_types import OutboxAttemptRow
+from holdfast.persistence.records.rows import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.providers.signatures import verify_standard
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.reporter import Reporter

@@ -50,8 +50,7 @@ from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
 from holdfast.persistence.queries.loading import load_task, load_task_and_events
-from holdfast.persistence.records.outbox import OutboxOutcomeRow
-from holdfast.persistence.records.row_types import OutboxAttemptRow
+from holdfast.persistence.records.rows import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent

@@ -36,7 +36,7 @@ from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import Context, HostingFailure, ProviderTraits
 from holdfast.persistence.journal.units import Fence
 from holdfast.persistence.queries.loading import RowMissing
-from holdfast.persistence.records.row_types import TaskEventRow
+from holdfast.persistence.records.rows import TaskEventRow
 from holdfast.providers.media.kinds import kind_rules
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -26,7 +26,7 @@ from holdfast.persistence.journal.units import (
     UnitResult,
     Unknown,
 )
-from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
+from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
 
 OURS = Stale((Fence("account", "a", 0),))
 THEIRS = Stale((Fence("task", "t", 0),))

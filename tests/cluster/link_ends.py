@@ -24,7 +24,7 @@ from holdfast.cluster.answering import Answering
 from holdfast.cluster.codec import ACCOUNTS, codecs
 from holdfast.cluster.frames import PROTOCOL, Frame, Hello
 from holdfast.cluster.link import Link
-from holdfast.persistence.records.accounts import SessionRevokedRow
+from holdfast.persistence.records.rows import SessionRevokedRow
 from holdfast.telemetry.traces import traceparent
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)

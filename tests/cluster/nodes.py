@@ -21,7 +21,7 @@ from holdfast.cluster.members import Members
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.places import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member, Membership, Process
-from holdfast.persistence.records.accounts import SessionRevokedRow
+from holdfast.persistence.records.rows import SessionRevokedRow
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.supervision.dead_letters import DeadLetters

@@ -22,7 +22,7 @@ from holdfast.cluster.members import JOIN_S, UNREACHED_S, slots_of
 from holdfast.cluster.members import SINGLETONS as FIXED
 from holdfast.ledger.places import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member
-from holdfast.persistence.records.accounts import SessionRevokedRow
+from holdfast.persistence.records.rows import SessionRevokedRow
 
 from .nodes import Node, Rows, running
 

@@ -14,10 +14,9 @@ from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, MintedKey, mi
 from holdfast.ledger.orders.decisions import create_order
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.journal.statements import STATEMENTS
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.orders import payment_rows
-from holdfast.persistence.records.row_types import UsageEntry
-from holdfast.persistence.records.tasks import USAGE_ENTRIES
+from holdfast.persistence.records.rows import UsageEntry, payment_rows
 from holdfast.persistence.server.database import Database
 
 from .fake_rows import CountingRows
@@ -122,12 +121,13 @@ class Api(Stage):
         owned = tables.order_payments
         await self.write(owned.delete().where(owned.c.order_id == order.order_id))
         for row in payment_rows(create_order(request), order):
-            await self.write(owned.insert().values(row._asdict()))
+            await self.write(owned.insert().values(msgspec.structs.asdict(row)))
 
     def usage_of(self, task: Task) -> UsageEntry:
         """Return the usage entry that is written with a task."""
-        [cells] = USAGE_ENTRIES.rows([task])
-        return UsageEntry(**dict(zip(USAGE_ENTRIES.columns, cells, strict=True)))
+        [statement] = [each for each in STATEMENTS if each.kind is Task and each.table is tables.usage_entries]
+        [cells] = statement.rows_of([task])
+        return UsageEntry(**dict(zip(statement.columns, cells, strict=True)))
 
     async def add_usage(self, entry: UsageEntry) -> None:
         values = {name: getattr(entry, name) for name in entry.__struct_fields__}

@@ -14,7 +14,7 @@ from holdfast.ledger.tasks.public import event_payload
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Progress, Task
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.outbox import new_event_rows
+from holdfast.persistence.records.rows import new_event_rows
 
 if TYPE_CHECKING:
     from tests.http.api import Api

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from holdfast.persistence.audit.differences import BrokenRule
 from holdfast.persistence.audit.progress import store
-from holdfast.persistence.records.shared_tables import AuditProgress
+from holdfast.persistence.records.rows import AuditProgress
 
 if TYPE_CHECKING:
     from tests.http.api import Api

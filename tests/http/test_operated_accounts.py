@@ -14,7 +14,7 @@ from holdfast.http.kit.operator_sessions import cookie_name
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.accounts import AccountAccessRow
+from holdfast.persistence.records.rows import AccountAccessRow
 
 if TYPE_CHECKING:
     from quart import Response

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.ledger.tasks.task import Progress, StatusEntry
+from holdfast.persistence.claims.reports import report_row
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.reports import report_row
 from holdfast.telemetry.reports.report import Report
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from holdfast.ledger.orders.facts import Claim, OrderFacts, PaymentEvent, Paymen
 from holdfast.ledger.orders.order import OrderRequest, identity_fx
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.orders import payment_rows
+from holdfast.persistence.records.rows import payment_rows
 
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -330,7 +330,7 @@ class AccountHistory:
             )
         )
         for row in payment_rows(create_order(request), order):
-            self.connection.execute(insert(tables.order_payments).values(row._asdict()))
+            self.connection.execute(insert(tables.order_payments).values(msgspec.structs.asdict(row)))
 
 
 def payment(name: str) -> PaymentEvent:

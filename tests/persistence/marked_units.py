@@ -18,16 +18,16 @@ from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.drafts import prepare
 from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.records.accounts import (
+from holdfast.persistence.records.rows import (
     AccountHead,
     AccountRow,
     ApiKeyRecord,
     ApiKeyRow,
     IdempotencyProbe,
     IdempotencyRow,
+    Row,
     StoredReply,
 )
-from holdfast.persistence.records.rows import Row
 from holdfast.persistence.server.connections import connected
 
 R = TypeVar("R")

@@ -20,14 +20,14 @@ from holdfast.persistence.journal.drafts import preconditions_of, prepare
 from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS
 from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit
 from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
-from holdfast.persistence.records.accounts import (
+from holdfast.persistence.records.rows import (
     ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
     IdempotencyProbe,
     SignInRow,
+    TaskChangedRow,
 )
-from holdfast.persistence.records.tasks import TaskChangedRow, UsageChangedRow
 from holdfast.persistence.server.database import Database
 
 from .marked_units import (
@@ -306,7 +306,7 @@ def test_a_change_finds_its_rows_to_the_microsecond_in_any_time_zone(
         state = msgspec.structs.replace(task.state, cost_micro=7 + n)
         task = msgspec.structs.replace(task, status="succeeded", wake_at=None, dispatched=True, state=state)
         fence = Fence("task", request_id, 1)
-        changes.append(Unit(fences=(fence,), rows=(TaskChangedRow(task), UsageChangedRow(task))))
+        changes.append(Unit(fences=(fence,), rows=(TaskChangedRow(task, has_new_usage=True),)))
     assert set(written(writer, changes)) == {Committed()}
     assert found(rows, "select cost_micro from usage_entries order by ts") == [7, 8, 9]
     assert set(found(rows, "select version from tasks where status = 'succeeded' and wake_at is null")) == {2}
@@ -344,10 +344,7 @@ def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: ps
     statements = {
         **{f"lock {kind}": sql for kind, sql in _LOCK.items()},
         "probe": _PROBE,
-        **{
-            f"{each.sql.split()[0]} {each.mapping.table.name} {each.mapping.kind.__name__}": each.sql
-            for each in STATEMENTS
-        },
+        **{f"{each.sql.split()[0]} {each.table.name} {each.kind.__name__}": each.sql for each in STATEMENTS},
     }
     plans = {}
     with closing(Database(database_url).connect_writer()) as connection:
@@ -363,7 +360,7 @@ def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: ps
     assert [name for name, plan in plans.items() if "Seq Scan" in plan or "Join Filter" in plan] == []
     assert "uq_tasks_request_id" in plans["lock task"]
     assert "uq_tasks_request_id" in plans["update tasks TaskChangedRow"]
-    assert "(ts = v.ts) AND (request_id = v.request_id)" in plans["update usage_entries UsageChangedRow"]
+    assert "(ts = v.ts) AND (request_id = v.request_id)" in plans["update usage_entries TaskChangedRow"]
     assert "(hold_id = v.hold_id)" in plans["update holds Operation"]
     assert "pk_accounts" in plans["update accounts AccountHead"]
 

@@ -22,7 +22,7 @@ from holdfast.persistence.journal.units import (
     Unit,
 )
 from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.records.accounts import (
+from holdfast.persistence.records.rows import (
     AccountAccessRow,
     AccountHead,
     AccountRow,
@@ -30,29 +30,24 @@ from holdfast.persistence.records.accounts import (
     ApiKeyRevokedRow,
     ApiKeyRow,
     ApiKeyUsedRow,
-    IdempotencyProbe,
-    IdempotencyRow,
-    SessionRevokedRow,
-    SignInRow,
-    StoredReply,
-)
-from holdfast.persistence.records.orders import OrderChangedRow, UnappliedPaymentEventRow
-from holdfast.persistence.records.outbox import OutboxOutcomeRow, OutboxResendRow, OutboxRow
-from holdfast.persistence.records.row_types import (
     AssetRow,
-    OrderPaymentRow,
-    OutboxAttemptRow,
-    PaymentEventRow,
-    SessionRow,
-    TaskEventRow,
-    WebhookSecretRow,
-)
-from holdfast.persistence.records.tasks import (
     AssetsDeletedRow,
     AssetsExpiryRow,
+    IdempotencyProbe,
+    IdempotencyRow,
+    OrderPaymentRow,
+    OutboxAttemptRow,
+    OutboxOutcomeRow,
+    OutboxResendRow,
+    OutboxRow,
+    PaymentEventRow,
+    SessionRevokedRow,
+    SessionRow,
+    SignInRow,
+    StoredReply,
     TaskChangedRow,
-    TaskRequestRow,
-    UsageChangedRow,
+    TaskEventRow,
+    WebhookSecretRow,
 )
 
 from .values import make_operation, make_order, make_task
@@ -88,11 +83,11 @@ KEYS = {
 
 def written(value: Any) -> list[tuple[Table, dict[str, Any]]]:
     """Return the rows that a value becomes: the table of each, and its cells by column."""
-    mappings = [statement.mapping for statement in STATEMENTS if statement.mapping.kind is type(value)]
     return [
-        (mapping.table, dict(zip(mapping.columns, row, strict=True)))
-        for mapping in mappings
-        for row in mapping.rows([value])
+        (statement.table, dict(zip(statement.columns, row, strict=True)))
+        for statement in STATEMENTS
+        if statement.kind is type(value)
+        for row in statement.rows_of([value])
     ]
 
 
@@ -133,7 +128,13 @@ def hostile_values(t: Any, i: int) -> list[Any]:
     later = AT + timedelta(milliseconds=1)
     task = make_task(a, r, AT, t)
     changed = msgspec.structs.replace(
-        task, version=2, status="running", updated_at=later, wake_at=None, state=make_task(a, r, later, t).state
+        task,
+        version=2,
+        status="running",
+        updated_at=later,
+        wake_at=None,
+        state=make_task(a, r, later, t).state,
+        request=make_task(a, r, later, t + "!").request,
     )
     end = msgspec.structs.replace(
         changed.state, tokens_in=5, error=t, operation_id=t, cost_micro=-7, completed_at=AT + timedelta(days=10**4)
@@ -150,15 +151,13 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         make_operation(a, n, OperationKind.HOLD, AT, t, hold_id=f"hold{i}{t}"),
         make_operation(a, n + 1, OperationKind.CAPTURE, AT, t, hold_id=f"hold{i}{t}"),
         task,
-        TaskChangedRow(changed, t),
-        TaskRequestRow(r, make_task(a, r, later, t + "!").request),
+        TaskChangedRow(changed, t, has_new_request=True, has_new_usage=True),
         TaskEventRow(a, r, t, t, AT, t, b"\x00" + t.encode()),
         order,
-        OrderChangedRow(msgspec.structs.replace(order_changed, wake_at=later)),
+        msgspec.structs.replace(order_changed, wake_at=later),
         OrderPaymentRow(t, f"pi{i}{t}", a, f"ord{i}{t}"),
-        UnappliedPaymentEventRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"),
-        PaymentEventRow(t, f"evt{i}", a, t, t, AT, t, t.encode()),
-        UsageChangedRow(changed),
+        PaymentEventRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"),
+        PaymentEventRow(t, f"evt{i}", a, t, t, AT, "applied", t.encode()),
         OutboxRow(a, f"evt{i}{t}", r, t, t, AT, AT, AT, task, status=t),
         OutboxOutcomeRow(a, f"evt{i}{t}", 0, AT, later, t, later, t),
         OutboxResendRow(a, f"evt{i}{t}", None, later, t + "!", 7, None, t),
@@ -215,7 +214,7 @@ def test_an_applied_event_replaces_a_stored_one_and_is_final(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     def unapplied(body: bytes) -> Unit:
-        return Unit(rows=(UnappliedPaymentEventRow("card", "evt_1", None, None, "t", AT, "unmatched", body),))
+        return Unit(rows=(PaymentEventRow("card", "evt_1", None, None, "t", AT, "unmatched", body),))
 
     def applied(body: bytes) -> Unit:
         return Unit(rows=(PaymentEventRow("card", "evt_1", "acct", "ord", "t", AT, "applied", body),))

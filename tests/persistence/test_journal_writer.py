@@ -24,11 +24,7 @@ from holdfast.persistence.journal.units import (
     UnitResult,
 )
 from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.records.accounts import (
-    ApiKeyRevokedRow,
-    SignInRow,
-    StoredReply,
-)
+from holdfast.persistence.records.rows import ApiKeyRevokedRow, SignInRow, StoredReply
 from holdfast.persistence.server.database import Database
 
 from .values import make_task

@@ -21,10 +21,7 @@ from holdfast.persistence.journal.units import (
     Unit,
 )
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
-from holdfast.persistence.records.accounts import (
-    AccountHead,
-    AccountRow,
-)
+from holdfast.persistence.records.rows import AccountHead, AccountRow
 from holdfast.persistence.server.database_gate import DatabaseGate
 
 from .journal_bench import Author

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from holdfast.ledger.tasks.task import TERMINAL, Dispatch, HostingState, Task, TaskStatus
 from holdfast.persistence.claims.tasks import still_occupying
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.tasks import OCCUPIES
+from holdfast.persistence.records.reading import OCCUPIES
 from holdfast.persistence.server.database import Database
 
 from .values import make_task

@@ -24,7 +24,7 @@ from holdfast.persistence.journal.units import (
     UnitResult,
 )
 from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.records.accounts import (
+from holdfast.persistence.records.rows import (
     AccountHead,
     AccountRow,
     ApiKeyRecord,
@@ -32,10 +32,10 @@ from holdfast.persistence.records.accounts import (
     ApiKeyRow,
     IdempotencyProbe,
     IdempotencyRow,
+    Row,
     SignInRow,
     StoredReply,
 )
-from holdfast.persistence.records.rows import Row
 
 AT = datetime(2026, 11, 20, 12, 0, 0, 123000, tzinfo=UTC)
 

@@ -15,10 +15,7 @@ from holdfast.persistence.journal.units import Committed, Unit, Unknown
 from holdfast.persistence.operators.actions import write_action
 from holdfast.persistence.operators.sessions import add_session, end_session
 from holdfast.persistence.records.operator_tables import OperatorAction, OperatorSession
-from holdfast.persistence.records.orders import UnappliedPaymentEventRow
-from holdfast.persistence.records.outbox import OutboxResendRow
-from holdfast.persistence.records.row_types import WebhookSecretRow
-from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.rows import OutboxResendRow, PaymentEventRow, Row, WebhookSecretRow
 from holdfast.persistence.server.database import Database
 
 
@@ -71,7 +68,7 @@ class UnmatchedEventStore:
     async def store(self, event_id: str, kind: str, verdict: str, body: bytes) -> None:
         """Store an event of type ``kind``. Raises as :func:`write_unfenced` does."""
         at = self._now()
-        row = UnappliedPaymentEventRow(self._provider, event_id, None, None, kind, at, verdict, body)
+        row = PaymentEventRow(self._provider, event_id, None, None, kind, at, verdict, body)
         await write_unfenced(self._journal, row)
 
 

@@ -53,7 +53,7 @@ from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
 from holdfast.persistence.queries.loading import LoadedAccount
-from holdfast.persistence.records.accounts import (
+from holdfast.persistence.records.rows import (
     AccountAccessRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,

@@ -21,13 +21,13 @@ from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskRequest
 from holdfast.ledger.tasks.transitions import Settlement
-from holdfast.persistence.records.accounts import (
+from holdfast.persistence.records.rows import (
     AccountAccessRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
     SessionRevokedRow,
+    TaskRow,
 )
-from holdfast.persistence.records.rows import TaskRow
 
 
 class CreditChanged(msgspec.Struct, frozen=True, tag="recharged"):

@@ -17,6 +17,7 @@ from datetime import datetime
 from functools import partial
 from typing import Literal, assert_never
 
+import msgspec
 import structlog
 
 from holdfast.actors.account.messages import (
@@ -60,14 +61,7 @@ from holdfast.persistence.queries.orders import (
     order_of_account,
     pending_order_count,
 )
-from holdfast.persistence.records.orders import (
-    OrderChangedRow,
-    UnappliedPaymentEventRow,
-    payment_rows,
-    synthetic_event_rows,
-)
-from holdfast.persistence.records.row_types import PaymentEventRow
-from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.rows import PaymentEventRow, Row, payment_rows, synthetic_event_rows
 from holdfast.persistence.server.database import Database
 
 log = structlog.get_logger(__name__)
@@ -161,7 +155,9 @@ class AccountOrders:
                 account_id=order.account_id,
                 provider=provider,
             )
-            unapplied = _unapplied(row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}")
+            unapplied = msgspec.structs.replace(
+                row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}", verdict="refused"
+            )
             return self._units.confirm(OrderResult(order, "duplicate"), (unapplied,))
         return await self._apply(order, result, event=row)
 
@@ -231,7 +227,7 @@ class AccountOrders:
             moves = result.order.state.moves[len(order.state.moves) :]
             refusal = await self._refusal_of(order, result.order, moves)
         if refusal is not None:
-            unapplied = () if event is None else (_unapplied(event, event_id=event.event_id),)
+            unapplied = () if event is None else (msgspec.structs.replace(event, verdict="refused"),)
             is_to_see = order.net_micro and order.statuses.reconcile_status != "mismatch"
             if isinstance(result, OrderResult) and refusal is OF_ANOTHER_ORDER and is_to_see:
                 return self._mark_mismatch(order, result.order.updated_at, unapplied)
@@ -248,7 +244,7 @@ class AccountOrders:
                 provider=after.request.provider,
                 status=after.status,
             )
-        rows: list[Row] = [OrderChangedRow(after), *payment_rows(order, after), *more]
+        rows: list[Row] = [after, *payment_rows(order, after), *more]
         if event is not None:
             rows.append(event)
         log_event = _log_event_of(order, after, moves)
@@ -375,7 +371,3 @@ def _post(order: Order, move: LedgerMove, state: AccountState, at: datetime) -> 
     assert isinstance(operation, Operation)
     state.apply(operation)
     return operation
-
-
-def _unapplied(event: PaymentEventRow, *, event_id: str) -> UnappliedPaymentEventRow:
-    return UnappliedPaymentEventRow(*event._replace(event_id=event_id, verdict="refused"))

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
-from holdfast.persistence.records.accounts import IdempotencyProbe, IdempotencyRow, StoredReply
+from holdfast.persistence.records.rows import IdempotencyProbe, IdempotencyRow, StoredReply
 
 R = TypeVar("R")
 

@@ -12,8 +12,7 @@ from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Fence, Unit
-from holdfast.persistence.records.accounts import AccountHead, IdempotencyProbe
-from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.rows import AccountHead, IdempotencyProbe, Row
 
 R = TypeVar("R")
 

@@ -34,7 +34,7 @@ from holdfast.persistence.journal.units import (
     UnitResult,
     Unknown,
 )
-from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
+from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.logs import log_event

@@ -48,9 +48,7 @@ from holdfast.ledger.sign_in_codes import (
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import LoadedSignIn
-from holdfast.persistence.records.accounts import AccountHead, AccountRow, SignInRow
-from holdfast.persistence.records.row_types import SessionRow
-from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.rows import AccountHead, AccountRow, Row, SessionRow, SignInRow
 from holdfast.persistence.records.unreadable import read_row
 from holdfast.telemetry.reports.conditions import LOCKOUTS, Conditions
 

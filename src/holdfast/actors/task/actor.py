@@ -56,16 +56,14 @@ from holdfast.persistence.claims.contents import CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import RowMissing
-from holdfast.persistence.records.outbox import new_event_rows
-from holdfast.persistence.records.row_types import TaskEventRow
-from holdfast.persistence.records.rows import TaskRow
-from holdfast.persistence.records.tasks import (
+from holdfast.persistence.records.rows import (
     AssetsDeletedRow,
     TaskChangedRow,
-    TaskRequestRow,
-    UsageChangedRow,
+    TaskEventRow,
+    TaskRow,
     ended_assets_row,
     new_asset_rows,
+    new_event_rows,
 )
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent, Rejected, Submission
 from holdfast.telemetry import metrics
@@ -239,11 +237,13 @@ class TaskActor(JournaledActor):
         events = new_event_rows(before, after)
         if events:
             tells.append(Tell(self._deps.outbox, EventsDue(before.account_id)))
-        rows = (TaskChangedRow(after, self._deps.process_id), *rows, *events)
-        if after.request is not before.request:
-            rows = (*rows, TaskRequestRow(self._request_id, after.request))
-        if (after.status, after.state.error) != (before.status, before.state.error):
-            rows = (*rows, UsageChangedRow(after))
+        changed = TaskChangedRow(
+            after,
+            self._deps.process_id,
+            has_new_request=after.request is not before.request,
+            has_new_usage=(after.status, after.state.error) != (before.status, before.state.error),
+        )
+        rows = (changed, *rows, *events)
         if after.is_terminal and not before.is_terminal and before.state.output:
             rows = (*rows, ended_assets_row(after))
         if step.settle is None:

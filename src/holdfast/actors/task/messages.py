@@ -16,8 +16,7 @@ from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
 from holdfast.ledger.tasks.silence import Silence
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import CancelJob, HostingFailure, HostOutputs, PollJob
-from holdfast.persistence.records.outbox import OutboxOutcomeRow
-from holdfast.persistence.records.row_types import OutboxAttemptRow
+from holdfast.persistence.records.rows import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.providers.media.base import Job, Submission
 
 

@@ -26,7 +26,7 @@ from holdfast.persistence.audit.progress import (
     store,
 )
 from holdfast.persistence.audit.scope import next_accounts
-from holdfast.persistence.records.shared_tables import AuditProgress
+from holdfast.persistence.records.rows import AuditProgress
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
 from holdfast.telemetry import metrics

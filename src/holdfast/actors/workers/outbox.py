@@ -33,8 +33,7 @@ from holdfast.ledger.tasks.webhook_secrets import signing_at, webhook_secret
 from holdfast.persistence.claims.outbox import ACCOUNTS_PROBED_MAX, FIRST, Capacity, DueEvent
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
-from holdfast.persistence.records.outbox import OutboxOutcomeRow
-from holdfast.persistence.records.row_types import OutboxAttemptRow
+from holdfast.persistence.records.rows import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.providers.signatures import standard_headers

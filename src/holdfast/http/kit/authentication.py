@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from holdfast.http.kit.credentials import INVALID_API_KEY, INVALID_SESSION, SESSION_EXPIRED, lacking_scope
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.queries.credentials import SessionRecord, api_key_by_secret, session_by_token
-from holdfast.persistence.records.accounts import ApiKeyRecord
+from holdfast.persistence.records.rows import ApiKeyRecord
 
 
 def valid_session(rows: Connection, sha256: bytes, now: datetime) -> SessionRecord | Refusal:

@@ -35,8 +35,8 @@ from holdfast.http.kit.operators import MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import find_reply
 from holdfast.persistence.queries.credentials import SessionRecord
-from holdfast.persistence.records.accounts import ApiKeyRecord
 from holdfast.persistence.records.operator_tables import OperatorAction
+from holdfast.persistence.records.rows import ApiKeyRecord
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)

@@ -17,7 +17,7 @@ from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, FreeForm, Time
 from holdfast.persistence.queries.accounts import FirstCallFacts
 from holdfast.persistence.queries.credentials import SessionRecord
-from holdfast.persistence.records.accounts import ApiKeyRecord
+from holdfast.persistence.records.rows import ApiKeyRecord
 
 # --------------------------------------------------------------------------------------------- requests
 

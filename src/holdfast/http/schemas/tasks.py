@@ -12,7 +12,7 @@ from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.tasks.public import EstimatedCost, PublicTask, public_task, task_urls
 from holdfast.ledger.tasks.task import EventKind, Task
-from holdfast.persistence.records.row_types import UsageEntry
+from holdfast.persistence.records.rows import UsageEntry
 
 
 class CreateTaskRequest(msgspec.Struct, frozen=True):

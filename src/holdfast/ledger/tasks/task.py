@@ -197,7 +197,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def occupies_slot(self) -> bool:
         """Whether the task's job may still be running at its provider. Before a review it has ended there.
 
-        ``OCCUPIES`` in :mod:`holdfast.persistence.records.tasks` is the same condition in SQL.
+        ``OCCUPIES`` in :mod:`holdfast.persistence.records.reading` is the same condition in SQL.
         """
         is_open = not self.is_terminal and self.status != "review"
         return is_open and self.state.dispatch != "none" and self.state.hosting.status == "pending"

@@ -18,7 +18,7 @@ from holdfast.ledger.credit.operations import (
 )
 from holdfast.ledger.money import format_amount
 from holdfast.persistence.audit.differences import BrokenRule, Difference
-from holdfast.persistence.records.ledger import operation_of
+from holdfast.persistence.records.reading import operation_of
 
 SUMS = "the postings of each operation sum to zero"
 SHAPES = "each operation's postings match its kind and amount"

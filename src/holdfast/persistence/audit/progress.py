@@ -9,13 +9,8 @@ from sqlalchemy import Connection, delete, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 
 from holdfast.persistence.audit.differences import BrokenRule
-from holdfast.persistence.records.shared_tables import (
-    AuditProgress,
-    KnownDifference,
-    audit_differences,
-    audit_progress,
-)
-from holdfast.persistence.records.tables import accounts
+from holdfast.persistence.records.rows import AuditProgress, KnownDifference
+from holdfast.persistence.records.tables import accounts, audit_differences, audit_progress
 
 _ONLY = 1
 """The key of the one row of ``audit_progress``."""

@@ -24,7 +24,7 @@ from sqlalchemy import Connection, text
 
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.claims.tasks import DispatchedTask
-from holdfast.persistence.records.tasks import OCCUPIES
+from holdfast.persistence.records.reading import OCCUPIES
 from holdfast.persistence.server.connections import connect
 from holdfast.persistence.server.database_faults import DatabaseAway, reason_of, trouble_of
 from holdfast.persistence.server.service_clock import ServiceClock

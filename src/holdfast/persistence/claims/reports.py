@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from sqlalchemy import Connection, text
 from sqlalchemy.dialects.postgresql import insert
 
-from holdfast.persistence.records.reports import report_row
 from holdfast.persistence.records.tables import reports
 from holdfast.persistence.server.connections import connected
 from holdfast.telemetry.reports.report import Report
 
 FINAL_WRITE_MS = 2_000
+_SEARCHED = ("report_id", "at", "kind", "level", "path", "key", "account_id", "task_id", "provider", "member_id",
+             "trace_id")  # fmt: skip
 
 _BEGIN = text(
     "select set_config('synchronous_commit', 'off', true), pg_try_advisory_xact_lock(hashtext('holdfast reports'))"
@@ -47,6 +49,12 @@ def write_last_reports(url: str, found: Sequence[Report]) -> bool:
     """
     with connected(url, statement_timeout_ms=FINAL_WRITE_MS) as rows, rows.begin():
         return write_reports(rows, found)
+
+
+def report_row(report: Report) -> dict[str, object]:
+    """Return the columns that are searched, and the whole report as a document; the database assigns a position."""
+    searched = {name: getattr(report, name) for name in _SEARCHED}
+    return {**searched, "report": msgspec.to_builtins(report)}
 
 
 def delete_old_reports(rows: Connection, *, kept: int, most: int) -> int:

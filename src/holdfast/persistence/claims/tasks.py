@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.tasks.silence import Silence
-from holdfast.persistence.records.tasks import OCCUPIES
+from holdfast.persistence.records.reading import OCCUPIES
 
 LEASE_S = 10
 ACCOUNTS_PROBED_MAX = 200

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from holdfast.persistence.journal.literals import text_array
 from holdfast.persistence.journal.statements import BULK_ROWS, KINDS, STATEMENTS
 from holdfast.persistence.journal.units import FenceKind, Unit
-from holdfast.persistence.records.accounts import IdempotencyProbe
+from holdfast.persistence.records.rows import IdempotencyProbe
 
 
 class Preconditions(NamedTuple):
@@ -86,8 +86,8 @@ def draft_of(units: Iterable[Unit]) -> Draft:
     assert values.keys() <= KINDS, "a value of a kind without a statement"
     copies, statements = [], []
     for statement in STATEMENTS:
-        found = values.get(statement.mapping.kind)
-        rows = statement.mapping.rows(found) if found else ()
+        found = values.get(statement.kind)
+        rows = statement.rows_of(found) if found else ()
         if not rows:
             continue
         if statement.copy_sql is not None and len(rows) >= BULK_ROWS:

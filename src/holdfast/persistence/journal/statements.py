@@ -7,143 +7,235 @@ new rows of a kind, COPY replaces the statement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, TypeAlias, get_type_hints
 
 import msgspec
 from sqlalchemy import Table
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from holdfast.ledger.credit.operations import SETTLING, Operation, OperationKind
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.literals import ColumnCodec, codec_of
-from holdfast.persistence.records import accounts, ledger, orders, outbox, tasks
-from holdfast.persistence.records.mapping import RowMapping
+from holdfast.persistence.records import rows, tables
+from holdfast.persistence.records.rows import APPLIED_VERDICTS
 
 BULK_ROWS = 64
 """From this number of new rows of a kind, one COPY is cheaper than a statement in the pipeline."""
 
+Cells: TypeAlias = tuple[Any, ...]
+"""A row: the value of each column."""
 
-class RowStatement(msgspec.Struct, frozen=True):
-    """How the rows of one mapping are written: SQL for arrays of columns, and COPY for many new rows.
 
-    Of several changes to one row, which ``key`` finds, only the last is written: it includes the others.
+class Statement(msgspec.Struct, frozen=True, kw_only=True):
+    """How values of one kind are written: SQL for arrays of columns, and COPY for many new rows.
+
+    ``rows_of`` returns the rows that values become; a value of a JSON column is encoded when it is written. Of
+    several changes to one row, which ``key`` finds, only the last is written: it includes the others.
     """
 
-    mapping: RowMapping
+    kind: type[Any]
+    table: Table
+    columns: tuple[str, ...]
+    rows_of: Callable[[Sequence[Any]], Sequence[Cells]]
     codecs: tuple[ColumnCodec, ...]
     sql: str
-    key: Callable[[tuple[Any, ...]], Any] | None = None
+    key: Callable[[Cells], Any] | None = None
     copy_sql: str | None = None
 
-    def parameters(self, rows: Sequence[tuple[Any, ...]]) -> list[str]:
+    def parameters(self, rows: Sequence[Cells]) -> list[str]:
         """Return one array literal for each column."""
         if self.key is not None and len(rows) > 1:
             rows = list({self.key(row): row for row in rows}.values())
         return [codec.array(column) for codec, column in zip(self.codecs, zip(*rows, strict=True), strict=True)]
 
-    def copy_text(self, rows: Sequence[tuple[Any, ...]]) -> str:
+    def copy_text(self, rows: Sequence[Cells]) -> str:
         """Return the input of ``copy_sql``: one line for each row."""
         cells = [codec.cells(column) for codec, column in zip(self.codecs, zip(*rows, strict=True), strict=True)]
         return "\n".join(map("\t".join, zip(*cells, strict=True))) + "\n"
 
 
-def _arrays(mapping: RowMapping) -> tuple[tuple[ColumnCodec, ...], str]:
-    """Return the codecs of a mapping's columns, and the table ``v`` that their arrays make."""
-    codecs = tuple(codec_of(mapping.table.c[name]) for name in mapping.columns)
-    casts = ", ".join(f"%s::{codec.pg_type}[]" for codec in codecs)
-    return codecs, f"unnest({casts}) as v({', '.join(mapping.columns)})"
+class _Source:
+    """The rows of ``table`` that values of ``kind`` become, and the table ``v`` that the arrays of a batch make.
+
+    A column is read from the attribute of its name, or from one of ``paths``, which may be dotted, or ``renamed``.
+    Without any of these, the columns are the kind's fields, with those of the values in them. Values for which
+    ``where`` is False have no row. ``rows_of`` is given where a value has several rows; ``paths`` are then columns.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        kind: type[Any],
+        paths: Iterable[str] = (),
+        *,
+        where: Callable[[Any], bool] | None = None,
+        rows_of: Callable[[Sequence[Any]], Sequence[Cells]] | None = None,
+        **renamed: str,
+    ) -> None:
+        columns = {path.rpartition(".")[2]: path for path in (paths or _fields(table, kind))} | renamed
+        self.table, self.kind, self.columns = table, kind, tuple(columns)
+        self.rows_of = rows_of or _reader(attrgetter(*columns.values()), where)
+        self.codecs = tuple(codec_of(table.c[name]) for name in columns)
+        casts = ", ".join(f"%s::{codec.pg_type}[]" for codec in self.codecs)
+        self.arrays = f"unnest({casts}) as v({', '.join(columns)})"
+
+    def insert(self, on_conflict: str = "", *, once_by: Sequence[str] = ()) -> Statement:
+        """Return the statement for new rows."""
+        name, columns = self.table.name, ", ".join(self.columns)
+        arrays = {each for each in self.columns if isinstance(self.table.c[each].type, ARRAY)}
+        picks = ", ".join(f"v.{each}::text[]" if each in arrays else f"v.{each}" for each in self.columns)
+        sql = f"insert into {name} ({columns}) select {picks} from {self.arrays} {on_conflict}".strip()
+        return self._statement(sql, once_by, None if on_conflict else f"copy {name} ({columns}) from stdin")
+
+    def update(self, by: Sequence[str] = ()) -> Statement:
+        """Return the statement for changes of the rows that the columns ``by`` find, else the primary key's."""
+        by = by or [column.name for column in self.table.primary_key]
+        changes = ", ".join(f"{name} = v.{name}" for name in self.columns if name not in by)
+        return self._statement(f"update {self.table.name} t set {changes} from {self.arrays} where {_same(by)}", by)
+
+    def delete(self) -> Statement:
+        """Return the statement that deletes all rows with these values."""
+        return self._statement(f"delete from {self.table.name} t using {self.arrays} where {_same(self.columns)}")
+
+    def _statement(self, sql: str, key: Sequence[str] = (), copy_sql: str | None = None) -> Statement:
+        return Statement(
+            kind=self.kind,
+            table=self.table,
+            columns=self.columns,
+            rows_of=self.rows_of,
+            codecs=self.codecs,
+            sql=sql,
+            key=itemgetter(*(self.columns.index(name) for name in key)) if key else None,
+            copy_sql=copy_sql,
+        )
 
 
-def _key(mapping: RowMapping, names: Sequence[str]) -> Callable[[tuple[Any, ...]], Any]:
-    return itemgetter(*(mapping.columns.index(name) for name in names))
+def _fields(table: Table, kind: type[Any]) -> Iterator[str]:
+    """Yield the paths of a kind's fields that are columns, and of such fields of the values in its fields."""
+    for name, hint in get_type_hints(kind).items():
+        if name in table.c:
+            yield name
+        else:
+            yield from (f"{name}.{each}" for each in getattr(hint, "__annotations__", ()) if each in table.c)
 
 
-def _insert(mapping: RowMapping, *, on_conflict: str = "", once_by: Sequence[str] = ()) -> RowStatement:
-    table, names = mapping.table, ", ".join(mapping.columns)
-    codecs, arrays = _arrays(mapping)
-    picks = ", ".join(_picked(table, name) for name in mapping.columns)
-    sql = f"insert into {table.name} ({names}) select {picks} from {arrays} {on_conflict}"
-    return RowStatement(
-        mapping,
-        codecs,
-        sql.strip(),
-        key=_key(mapping, once_by) if once_by else None,
-        copy_sql=None if on_conflict else f"copy {table.name} ({names}) from stdin",
-    )
+def _reader(
+    read: Callable[[Any], Cells], where: Callable[[Any], bool] | None
+) -> Callable[[Sequence[Any]], Sequence[Cells]]:
+    if where is None:
+        return lambda values: list(map(read, values))
+    return lambda values: list(map(read, filter(where, values)))
 
 
-def _picked(table: Table, name: str) -> str:
-    return f"v.{name}::text[]" if isinstance(table.c[name].type, ARRAY) else f"v.{name}"
-
-
-def _update(mapping: RowMapping, *, keyed: Sequence[str]) -> RowStatement:
-    codecs, arrays = _arrays(mapping)
-    changes = ", ".join(f"{name} = v.{name}" for name in mapping.columns if name not in keyed)
-    sql = f"update {mapping.table.name} t set {changes} from {arrays} where {_matching(keyed)}"
-    return RowStatement(mapping, codecs, sql, key=_key(mapping, keyed))
-
-
-def _delete(mapping: RowMapping) -> RowStatement:
-    """Delete all rows that have the mapping's values."""
-    codecs, arrays = _arrays(mapping)
-    return RowStatement(
-        mapping, codecs, f"delete from {mapping.table.name} t using {arrays} where {_matching(mapping.columns)}"
-    )
-
-
-def _matching(names: Sequence[str]) -> str:
+def _same(names: Sequence[str]) -> str:
     return " and ".join(f"t.{name} = v.{name}" for name in names)
 
 
-STATEMENTS: tuple[RowStatement, ...] = (
+def _postings(operations: Sequence[Operation]) -> list[Cells]:
+    return [
+        (operation.account_id, operation.number, line, *posting)
+        for operation in operations
+        for line, posting in enumerate(operation.postings, start=1)
+    ]
+
+
+_ORDER = (
+    "account_id", "order_id", "version", "status", "statuses.reconcile_status", "updated_at", "wake_at", "state",
+)  # fmt: skip
+_NEW_ORDER = (*_ORDER, "request.provider", "request.created_at", "request.expires_at", "request")
+_CHANGED_TASK = (
+    "task.request_id", "task.version", "task.status", "task.updated_at", "task.wake_at", "task.dispatched",
+    "task.state", "owner", "input_until",
+)  # fmt: skip
+_USAGE = (
+    "account_id", "request_id", "status", "latency_ms", "state.billable_units", "state.tokens_in",
+    "state.tokens_out", "state.cost_micro", "state.error", "state.operation_id", "state.status_history",
+)  # fmt: skip
+_NEW_USAGE = (*_USAGE, "model", "request.terms.modality", "request.api_key_id")
+
+STATEMENTS: tuple[Statement, ...] = (
     # New rows precede their changes. Otherwise the order is free: the tables have no foreign keys.
-    _insert(accounts.ACCOUNTS),
-    _update(accounts.HEADS, keyed=["id"]),
-    _update(accounts.ACCOUNT_ACCESS, keyed=["id"]),
-    _insert(ledger.OPERATIONS),
-    _insert(ledger.POSTINGS),
-    _insert(ledger.OPENED_HOLDS),
-    _update(ledger.SETTLED_HOLDS, keyed=["account_id", "hold_id"]),
-    _insert(tasks.TASKS),
-    _update(tasks.CHANGED_TASKS, keyed=["request_id"]),
-    _update(tasks.CHANGED_REQUESTS, keyed=["request_id"]),
-    _insert(tasks.TASK_EVENTS, on_conflict="on conflict do nothing"),
-    _insert(orders.ORDERS),
-    _update(orders.CHANGED_ORDERS, keyed=["account_id", "order_id"]),
-    _insert(orders.ORDER_PAYMENTS),
-    _insert(
-        orders.PAYMENT_EVENTS,
-        on_conflict="on conflict (provider, event_id) do update set account_id = excluded.account_id, "
+    _Source(tables.accounts, rows.AccountRow).insert(),
+    _Source(tables.accounts, rows.AccountHead).update(),
+    _Source(tables.accounts, rows.AccountAccessRow).update(),
+    _Source(tables.operations, Operation).insert(),
+    _Source(
+        tables.postings,
+        Operation,
+        ("account_id", "number", "line", "ledger_account", "amount_micro"),
+        rows_of=_postings,
+    ).insert(),
+    _Source(
+        tables.holds,
+        Operation,
+        ("account_id", "hold_id", "amount_micro", "reference"),
+        where=lambda operation: operation.kind is OperationKind.HOLD,
+        opened_number="number",
+    ).insert(),
+    _Source(
+        tables.holds,
+        Operation,
+        ("account_id", "hold_id"),
+        where=lambda operation: operation.kind in SETTLING,
+        settled_number="number",
+    ).update(),
+    _Source(tables.tasks, Task).insert(),
+    # Found by its id alone: with the account, the plan might read all of its tasks.
+    _Source(tables.tasks, rows.TaskChangedRow, _CHANGED_TASK).update(["request_id"]),
+    _Source(
+        tables.tasks,
+        rows.TaskChangedRow,
+        ("task.request_id", "task.request"),
+        where=attrgetter("has_new_request"),
+    ).update(["request_id"]),
+    _Source(tables.task_events, rows.TaskEventRow).insert("on conflict do nothing"),
+    _Source(tables.orders, Order, _NEW_ORDER, where=lambda order: order.version == 1).insert(),
+    _Source(tables.orders, Order, _ORDER, where=lambda order: order.version > 1).update(),
+    _Source(tables.order_payments, rows.OrderPaymentRow).insert(),
+    _Source(
+        tables.payment_events, rows.PaymentEventRow, where=lambda event: event.verdict in APPLIED_VERDICTS
+    ).insert(
+        "on conflict (provider, event_id) do update set account_id = excluded.account_id, "
         "order_id = excluded.order_id, verdict = excluded.verdict, received_at = excluded.received_at, "
-        "body = excluded.body where payment_events.verdict not in ('applied', 'stale') "
+        f"body = excluded.body where payment_events.verdict not in {APPLIED_VERDICTS} "
         # Another order's event: the table's trigger rejects it, and the unit with it.
         "or payment_events.order_id is distinct from excluded.order_id",
         once_by=["provider", "event_id", "order_id"],
     ),
-    _insert(orders.UNAPPLIED_PAYMENT_EVENTS, on_conflict="on conflict do nothing"),
-    _insert(tasks.USAGE_ENTRIES),
-    _update(tasks.CHANGED_USAGE_ENTRIES, keyed=["account_id", "ts", "request_id"]),
-    _insert(tasks.ASSETS),
-    _update(tasks.ASSET_EXPIRIES, keyed=["account_id", "request_id"]),
-    _delete(tasks.DELETED_ASSETS),
-    _insert(accounts.API_KEYS),
-    _update(accounts.REVOKED_API_KEYS, keyed=["account_id", "key_id"]),
-    _update(accounts.USED_API_KEYS, keyed=["account_id", "key_id"]),
-    _insert(accounts.SESSIONS),
-    _update(accounts.REVOKED_SESSIONS, keyed=["account_id", "session_id"]),
-    _update(accounts.SIGN_INS, keyed=["key"]),
-    _insert(
-        accounts.IDEMPOTENCY_RECORDS,
-        on_conflict="on conflict (account_id, route, key) do update set fingerprint = excluded.fingerprint, "
+    _Source(
+        tables.payment_events, rows.PaymentEventRow, where=lambda event: event.verdict not in APPLIED_VERDICTS
+    ).insert("on conflict do nothing"),
+    _Source(tables.usage_entries, Task, _NEW_USAGE, ts="created_at").insert(),
+    _Source(
+        tables.usage_entries,
+        rows.TaskChangedRow,
+        [f"task.{path}" for path in _USAGE],
+        where=attrgetter("has_new_usage"),
+        ts="task.created_at",
+    ).update(),
+    _Source(tables.assets, rows.AssetRow).insert(),
+    _Source(tables.assets, rows.AssetsExpiryRow).update(["account_id", "request_id"]),
+    _Source(tables.assets, rows.AssetsDeletedRow).delete(),
+    _Source(tables.api_keys, rows.ApiKeyRow).insert(),
+    _Source(tables.api_keys, rows.ApiKeyRevokedRow).update(),
+    _Source(tables.api_keys, rows.ApiKeyUsedRow).update(),
+    _Source(tables.sessions, rows.SessionRow).insert(),
+    _Source(tables.sessions, rows.SessionRevokedRow).update(),
+    _Source(tables.sign_ins, rows.SignInRow).update(),
+    _Source(tables.idempotency_records, rows.IdempotencyRow).insert(
+        "on conflict (account_id, route, key) do update set fingerprint = excluded.fingerprint, "
         "reply = excluded.reply, created_at = excluded.created_at",
     ),
-    _insert(outbox.EVENTS),
-    _update(outbox.DELIVERY_OUTCOMES, keyed=["account_id", "event_id", "attempts", "round_at"]),
-    _update(outbox.RESENT_EVENTS, keyed=["account_id", "event_id"]),
-    _insert(outbox.DELIVERY_ATTEMPTS, on_conflict="on conflict do nothing"),
-    _insert(outbox.WEBHOOK_SECRETS, on_conflict="on conflict do nothing"),
+    _Source(tables.outbox, rows.OutboxRow).insert(),
+    _Source(tables.outbox, rows.OutboxOutcomeRow).update(["account_id", "event_id", "attempts", "round_at"]),
+    _Source(tables.outbox, rows.OutboxResendRow).update(),
+    _Source(tables.outbox_attempts, rows.OutboxAttemptRow).insert("on conflict do nothing"),
+    _Source(tables.webhook_secrets, rows.WebhookSecretRow).insert("on conflict do nothing"),
 )
 """Every statement of the write path, in the order a batch runs them."""
 
-KINDS = frozenset(statement.mapping.kind for statement in STATEMENTS)
+KINDS = frozenset(statement.kind for statement in STATEMENTS)
 """The kinds of value that some statement writes."""

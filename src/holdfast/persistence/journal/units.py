@@ -6,8 +6,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
-from holdfast.persistence.records.rows import Row
+from holdfast.persistence.records.rows import IdempotencyProbe, Row, StoredReply
 
 FenceKind = Literal["account", "task", "sign_in"]
 

@@ -32,7 +32,7 @@ from holdfast.persistence.journal.units import (
     Unit,
     UnitResult,
 )
-from holdfast.persistence.records.accounts import IdempotencyProbe, StoredReply
+from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     is_worth_retrying,

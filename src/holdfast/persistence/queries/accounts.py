@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, any_, bindparam, func, select
 
 from holdfast.ledger.credit.account import AccountTotals
-from holdfast.persistence.records.accounts import StoredReply
+from holdfast.persistence.records.rows import StoredReply
 from holdfast.persistence.records.tables import (
     accounts,
     api_keys,

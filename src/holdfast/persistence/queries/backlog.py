@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, text
 
-from holdfast.persistence.records.tasks import OCCUPIES
+from holdfast.persistence.records.reading import OCCUPIES
 
 COUNTED_MAX = 10_000
 REVIEWS_READ_MAX = 1_000

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
-from holdfast.persistence.records.accounts import ApiKeyRecord
-from holdfast.persistence.records.mapping import selected
+from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import accounts, api_keys, sessions
 
 

@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, tup
 from holdfast.ledger.tasks.deliveries import DeliveryStatus
 from holdfast.ledger.tasks.task import EventKind
 from holdfast.persistence.queries.paging import PageOptions, page
-from holdfast.persistence.records.mapping import selected
-from holdfast.persistence.records.row_types import OutboxAttemptRow
+from holdfast.persistence.records.rows import OutboxAttemptRow
+from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import outbox, outbox_attempts
 
 ATTEMPTS_SHOWN_MAX: Final = 50

@@ -9,11 +9,8 @@ from sqlalchemy import Connection, select
 
 from holdfast.ledger.credit.operations import Operation
 from holdfast.persistence.queries.operation_numbers import numbers_between
-from holdfast.persistence.records.ledger import OPERATION_COLUMNS, operation_of
-from holdfast.persistence.records.mapping import selected
+from holdfast.persistence.records.reading import OPERATION, operation_of
 from holdfast.persistence.records.tables import operations, postings
-
-_OPERATION = selected(operations, OPERATION_COLUMNS)
 
 
 def statement_of_account(
@@ -30,7 +27,7 @@ def statement_of_account(
 
     ``since`` is inclusive, ``until`` exclusive.
     """
-    query = _OPERATION.where(operations.c.account_id == account_id)
+    query = OPERATION.where(operations.c.account_id == account_id)
     if since is not None or until is not None:
         above, up_to = numbers_between(rows, account_id, since, until)
         query = query.where(operations.c.number > above, operations.c.number <= up_to)

@@ -11,7 +11,7 @@ from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
-from holdfast.persistence.records.orders import ORDER, order_of
+from holdfast.persistence.records.reading import ORDER, order_of
 from holdfast.persistence.records.tables import accounts, orders, payment_events
 from holdfast.persistence.records.tables import order_payments as named
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows

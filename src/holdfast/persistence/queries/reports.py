@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import msgspec
 import structlog
-from sqlalchemy import ColumnElement, Connection, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, func, or_, select
 
 from holdfast.persistence.queries.paging import PageOptions, page
-from holdfast.persistence.records.reports import REPORT, report_of
+from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import reports
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_rows
 from holdfast.telemetry.reports.report import EVERY_REPORT, LEVELS, Report, ReportFilter, ReportsAfter, StoredReport
 
 log = structlog.get_logger(__name__)
 
+_REPORT = selected(reports, ("position", "report_id", "at", "report"))
+
 
 def reports_page(
     rows: Connection, wanted: ReportFilter, **options: Unpack[PageOptions]
 ) -> list[Report | UnreadableEntry]:
     """Return a page of the wanted reports, newest first by (at, report_id)."""
-    entries = REPORT.where(*_conditions(wanted))
+    entries = _REPORT.where(*_conditions(wanted))
     found = page(rows, entries, (reports.c.at, reports.c.report_id), **options)
-    return read_rows(report_of, found, "reports", lambda row: (row.at, row.report_id))
+    return read_rows(_report_of, found, "reports", lambda row: (row.at, row.report_id))
 
 
 def newest_position(rows: Connection) -> int:
@@ -39,15 +41,19 @@ def reports_after(
 
     A row that cannot be decoded, as of a newer release with other kinds, is left out.
     """
-    query = REPORT.where(reports.c.position > position, *_conditions(wanted))
+    query = _REPORT.where(reports.c.position > position, *_conditions(wanted))
     found: list[StoredReport] = []
     for row in rows.execute(query.order_by(reports.c.position).limit(limit)):
         position = row.position
         try:
-            found.append(StoredReport(row.position, report_of(row)))
+            found.append(StoredReport(row.position, _report_of(row)))
         except msgspec.MsgspecError as fault:
             log.warning("row is unreadable", table="reports", key=row.report_id, reason=str(fault))
     return ReportsAfter(found, position)
+
+
+def _report_of(row: Row[*tuple[Any, ...]]) -> Report:
+    return msgspec.json.decode(row.report, type=Report)
 
 
 def _conditions(wanted: ReportFilter) -> list[ColumnElement[bool]]:

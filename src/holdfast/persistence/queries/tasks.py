@@ -14,10 +14,10 @@ from sqlalchemy import Connection, Row, Text, bindparam, cast, func, literal_col
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import task_of_review_case
 from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
-from holdfast.persistence.records.row_types import AssetRow, UsageEntry
+from holdfast.persistence.records.reading import ASSET, TASK, USAGE_ENTRY, task_of, usage_entry_of
+from holdfast.persistence.records.rows import AssetRow, UsageEntry
 from holdfast.persistence.records.tables import assets, holds, tasks
 from holdfast.persistence.records.tables import usage_entries as usage
-from holdfast.persistence.records.tasks import ASSET, TASK, USAGE_ENTRY, task_of, usage_entry_of
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
 _ORDER = (tasks.c.created_at, tasks.c.request_id)

@@ -1,41 +1,368 @@
-"""Every kind of value that the journal writes."""
+"""The values that the journal writes: the rows of one decision, and the rows that follow from a decision's result.
+
+Most fields are the columns of a table. New operations, orders and tasks are written as the ledger's own types.
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, NamedTuple, TypeAlias
 
-from holdfast.ledger.credit.operations import Operation
+import msgspec
+
+from holdfast.ledger.credit.operations import CHAIN_START, Operation
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
-from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.records.accounts import (
-    AccountAccessRow,
-    AccountHead,
-    AccountRow,
-    ApiKeyRevokedRow,
-    ApiKeyRow,
-    ApiKeyUsedRow,
-    IdempotencyRow,
-    SessionRevokedRow,
-    SignInRow,
-)
-from holdfast.persistence.records.orders import OrderChangedRow
-from holdfast.persistence.records.outbox import OutboxOutcomeRow, OutboxResendRow, OutboxRow
-from holdfast.persistence.records.row_types import (
-    AssetRow,
-    OrderPaymentRow,
-    OutboxAttemptRow,
-    PaymentEventRow,
-    SessionRow,
-    TaskEventRow,
-    WebhookSecretRow,
-)
-from holdfast.persistence.records.tasks import (
-    AssetsDeletedRow,
-    AssetsExpiryRow,
-    TaskChangedRow,
-    TaskRequestRow,
-    UsageChangedRow,
-)
+from holdfast.ledger.tasks.events import events_of, public_snapshot
+from holdfast.ledger.tasks.inputs import input_until
+from holdfast.ledger.tasks.task import StatusEntry, Task, TaskStatus
+from holdfast.persistence.records.table_base import Int16, Int32
+
+
+class JournaledRow(msgspec.Struct, frozen=True, tag=True):
+    """A value that some statement of the journal writes. Tagged, since rows are sent between actors."""
+
+
+# -------------------------------------------------------------------------------------------------------- accounts
+
+
+class AccountHead(JournaledRow, frozen=True):
+    """An account's version and totals after a unit of work; the fence of every account unit."""
+
+    id: str
+    version: int = 0
+    operation_count: int = 0
+    balance_micro: int = 0
+    held_micro: int = 0
+    chain_head: bytes = CHAIN_START
+
+
+class AccountRow(JournaledRow, frozen=True):
+    """A new account."""
+
+    head: AccountHead
+    email: str
+    role: str
+    brand_id: str
+    created_at: datetime
+
+
+class AccountAccessRow(JournaledRow, frozen=True):
+    """Since when an account is disabled; None: it is not."""
+
+    id: str
+    disabled_at: datetime | None
+
+
+class ApiKeyRecord(NamedTuple):
+    """An API key without its secret; it may be revoked."""
+
+    account_id: str
+    key_id: str
+    prefix: str
+    name: str
+    scopes: tuple[str, ...]
+    created_at: datetime
+    last_used_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+class ApiKeyRow(JournaledRow, frozen=True):
+    """A new API key, with only the hash of its secret."""
+
+    key: ApiKeyRecord
+    secret_sha256: bytes
+
+
+class ApiKeyRevokedRow(JournaledRow, frozen=True):
+    """The revocation of an API key."""
+
+    account_id: str
+    key_id: str
+    revoked_at: datetime
+
+
+class ApiKeyUsedRow(JournaledRow, frozen=True):
+    """When an API key was last used, written at most once a minute."""
+
+    account_id: str
+    key_id: str
+    last_used_at: datetime
+
+
+class SessionRow(JournaledRow, frozen=True):
+    """A new session, with only the hash of its token."""
+
+    account_id: str
+    session_id: str
+    token_sha256: bytes
+    created_at: datetime
+    expires_at: datetime
+
+
+class SessionRevokedRow(JournaledRow, frozen=True):
+    """The revocation of a session."""
+
+    account_id: str
+    session_id: str
+    revoked_at: datetime
+
+
+class SignInRow(JournaledRow, frozen=True):
+    """The sign-in state of an e-mail address or an origin; ``state`` is written as JSON."""
+
+    key: str
+    version: int
+    updated_at: datetime
+    state: object
+
+
+class IdempotencyProbe(NamedTuple):
+    """A key that must be unused; the journal checks it before it writes the unit."""
+
+    account_id: str
+    route: str
+    key: str
+
+
+class StoredReply(NamedTuple):
+    """The content of an idempotency record: the fingerprint of the first request, and its reply as JSON."""
+
+    fingerprint: bytes
+    reply: bytes
+
+
+class IdempotencyRow(JournaledRow, frozen=True):
+    """A new idempotency record. The probe has shown that the key has no current one; an expired one is replaced."""
+
+    probe: IdempotencyProbe
+    stored: StoredReply
+    created_at: datetime
+
+
+# -------------------------------------------------------------------------------------------------- payment orders
+
+
+APPLIED_VERDICTS: Final = ("applied", "stale")
+"""The verdicts of a payment event that its order has recorded; such an event is final."""
+
+
+class PaymentEventRow(JournaledRow, frozen=True, tag=False):
+    """A provider's payment event as received.
+
+    With one of :data:`APPLIED_VERDICTS` it replaces a stored one that had no effect. With another verdict (refused,
+    ignored, of an unknown order) the first one received is stored. ``account_id`` and ``order_id`` are None until
+    the event's order is known.
+    """
+
+    provider: str
+    event_id: str
+    account_id: str | None
+    order_id: str | None
+    type: str
+    received_at: datetime
+    verdict: str
+    body: bytes
+
+
+class OrderPaymentRow(JournaledRow, frozen=True):
+    """A provider's payment or charge, and the one order it belongs to."""
+
+    provider: str
+    provider_object_id: str
+    account_id: str
+    order_id: str
+
+
+# ----------------------------------------------------------------------------------------------------------- tasks
+
+
+class TaskChangedRow(JournaledRow, frozen=True):
+    """A task after a transition made by the process ``owner``.
+
+    The task's request is written too if it ``has_new_request``, its usage entry if it ``has_new_usage``.
+    """
+
+    task: Task
+    owner: str | None = None
+    has_new_request: bool = False
+    has_new_usage: bool = False
+
+    @property
+    def input_until(self) -> datetime | None:
+        """When the large input of an ended task expires."""
+        return input_until(self.task)
+
+
+class TaskEventRow(JournaledRow, frozen=True):
+    """A provider's callback as received, and its effect."""
+
+    account_id: str
+    request_id: str
+    provider: str
+    event_id: str
+    received_at: datetime
+    verdict: str
+    body: bytes
+
+
+class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A task's entry in the usage log, written with the task. ``ts`` is when the task was created."""
+
+    account_id: str
+    request_id: str
+    ts: datetime
+    model: str
+    modality: str
+    api_key_id: str | None
+    status: TaskStatus
+    billable_units: int
+    tokens_in: int
+    tokens_out: int
+    latency_ms: int | None
+    cost_micro: int
+    error: str | None
+    operation_id: str | None
+    status_history: tuple[StatusEntry, ...]
+
+
+class AssetRow(JournaledRow, frozen=True):
+    """A stored output; its bytes are in the asset store under ``sha256``."""
+
+    account_id: str
+    request_id: str
+    position: Int16
+    asset_id: str
+    sha256: str
+    bytes: int
+    content_type: str
+    created_at: datetime
+    expires_at: datetime
+
+
+class AssetsExpiryRow(JournaledRow, frozen=True):
+    """The new expiry of all assets of a task."""
+
+    account_id: str
+    request_id: str
+    expires_at: datetime
+
+
+class AssetsDeletedRow(JournaledRow, frozen=True):
+    """The deletion of all assets of a task."""
+
+    account_id: str
+    request_id: str
+
+
+# -------------------------------------------------------------------------------------------- events for customers
+
+
+class OutboxRow(JournaledRow, frozen=True):
+    """A new event. ``snapshot`` is the task at the time of the event.
+
+    ``attempts`` counts all its delivery attempts, ``tries`` those since ``round_at``, when it was created or last
+    resent.
+    """
+
+    account_id: str
+    event_id: str
+    request_id: str
+    kind: str
+    url: str
+    created_at: datetime
+    due_at: datetime | None
+    round_at: datetime
+    snapshot: Task
+    status: str = "pending"
+    attempts: int = 0
+    tries: int = 0
+
+
+class OutboxOutcomeRow(JournaledRow, frozen=True):
+    """The result of attempt number ``attempts``; void if another attempt or a resend has begun since."""
+
+    account_id: str
+    event_id: str
+    attempts: int
+    round_at: datetime
+    due_at: datetime | None
+    status: str
+    done_at: datetime | None
+    reason: str | None
+
+
+class OutboxResendRow(JournaledRow, frozen=True):
+    """An event to be resent, due immediately: ``tries`` starts again from zero."""
+
+    account_id: str
+    event_id: str
+    due_at: datetime | None
+    round_at: datetime
+    status: str = "pending"
+    tries: int = 0
+    done_at: datetime | None = None
+    reason: str | None = None
+
+
+class OutboxAttemptRow(JournaledRow, frozen=True):
+    """One delivery and its outcome: the receiver's status, or in ``error`` why there was none."""
+
+    account_id: str
+    event_id: str
+    number: Int32
+    at: datetime
+    status_code: Int32 | None
+    error: str | None
+    duration_ms: Int32
+
+
+class WebhookSecretRow(JournaledRow, frozen=True):
+    """The next generation of an account's webhook secret, not stored itself. No row: still the first, 0."""
+
+    account_id: str
+    generation: Int32
+    rotated_at: datetime
+
+
+# ------------------------------------------------------------------------------------------------------- the audit
+
+
+class AuditProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the checker's passes, each of which checks every account once.
+
+    Every operation committed before ``verified_up_to`` has been checked; None before the first pass has ended. The
+    current pass ``begun_at`` has come to the account ``after``. ``skipped`` counts checks that took too long; a
+    pass with any verifies nothing.
+    """
+
+    begun_at: datetime
+    written_at: datetime
+    passes: int = 0
+    verified_up_to: datetime | None = None
+    after: str = ""
+    accounts_total: int = 0
+    accounts_done: int = 0
+    operations_done: int = 0
+    skipped: int = 0
+    newest_operation_id: str | None = None
+    newest_operation_at: datetime | None = None
+    operations_per_s: float = 0.0
+
+
+class KnownDifference(NamedTuple):
+    """A rule that an account breaks, as it was last seen; ``found_at`` is when it was first."""
+
+    account_id: str
+    rule: str
+    what: str
+    found_at: datetime
+    seen_at: datetime
+
+
+# ------------------------------------------------------------------------------------------------ rows that follow
 
 TaskRow: TypeAlias = (
     AssetRow
@@ -46,29 +373,98 @@ TaskRow: TypeAlias = (
     | OutboxRow
     | TaskChangedRow
     | TaskEventRow
-    | TaskRequestRow
-    | UsageChangedRow
 )
-"""What a task's step writes: sent to the task's account if it settles the hold, so each class is tagged."""
+"""What a task's step writes: sent to the task's account if it settles the hold."""
 
-Row: TypeAlias = (
-    TaskRow
-    | AccountAccessRow
-    | AccountHead
-    | AccountRow
-    | ApiKeyRevokedRow
-    | ApiKeyRow
-    | ApiKeyUsedRow
-    | IdempotencyRow
-    | Operation
-    | Order
-    | OrderChangedRow
-    | OutboxResendRow
-    | OrderPaymentRow
-    | PaymentEventRow
-    | SessionRevokedRow
-    | SessionRow
-    | SignInRow
-    | Task
-    | WebhookSecretRow
-)
+Row: TypeAlias = JournaledRow | Operation | Order | Task
+"""What a unit of work may write. An order or task as such is a new row if it has version 1."""
+
+
+def payment_rows(before: Order, after: Order) -> tuple[OrderPaymentRow, ...]:
+    """Return the rows of the payments and charges that a decision was the first to name for its order."""
+    new = set(after.state.provider_object_ids).difference(before.state.provider_object_ids)
+    return tuple(
+        OrderPaymentRow(after.request.provider, each, after.account_id, after.order_id) for each in sorted(new)
+    )
+
+
+def synthetic_event_rows(
+    before: Order, after: Order, events: Iterable[PaymentEvent], now: datetime
+) -> tuple[PaymentEventRow, ...]:
+    """Return the rows of the synthetic events that a reconcile has applied to the order."""
+    new = set(after.state.event_ids).difference(before.state.event_ids)
+    return tuple(
+        PaymentEventRow(
+            after.request.provider,
+            event.event_id,
+            after.account_id,
+            after.order_id,
+            event.type,
+            now,
+            "applied",
+            msgspec.json.encode(event),
+        )
+        for event in events
+        if event.event_id in new
+    )
+
+
+def new_asset_rows(before: Task, after: Task) -> tuple[AssetRow, ...]:
+    """Return the rows of the assets that a step added to the task's output."""
+    known = {item.asset_id for item in before.state.output}
+    rows = []
+    for item in after.state.output:
+        if item.asset_id is None or item.asset_id in known:
+            continue
+        assert item.sha256 is not None
+        assert item.bytes is not None
+        assert item.content_type is not None
+        assert item.expires_at is not None
+        rows.append(
+            AssetRow(
+                after.account_id,
+                after.request_id,
+                item.index,
+                item.asset_id,
+                item.sha256,
+                item.bytes,
+                item.content_type,
+                after.updated_at,
+                item.expires_at,
+            )
+        )
+    return tuple(rows)
+
+
+def ended_assets_row(task: Task) -> AssetsExpiryRow | AssetsDeletedRow:
+    """Return what happens to the assets that an ended task had stored: a new expiry, or their deletion."""
+    expiries = [item.expires_at for item in task.state.output if item.expires_at is not None]
+    if task.status == "succeeded" and expiries:
+        # Their retention begins with the end of the task: a review may have taken longer than the retention.
+        return AssetsExpiryRow(task.account_id, task.request_id, max(expiries))
+    # Without a row the asset sweeper deletes the content.
+    return AssetsDeletedRow(task.account_id, task.request_id)
+
+
+def new_event_rows(before: Task, after: Task) -> tuple[OutboxRow, ...]:
+    """Return the events of a task's transition, due immediately. An event has the same id at every delivery."""
+    kinds = events_of(before, after)
+    if not kinds:
+        return ()
+    url, at = after.request.webhook_url, after.updated_at
+    assert url is not None
+    snapshot = public_snapshot(after)
+    return tuple(
+        OutboxRow(
+            account_id=after.account_id,
+            event_id=new_id("evt"),
+            request_id=after.request_id,
+            kind=kind,
+            url=url,
+            created_at=at,
+            due_at=at,
+            round_at=at,
+            snapshot=snapshot,
+        )
+        for kind in kinds
+    )

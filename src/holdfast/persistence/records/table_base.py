@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, LargeBinary, MetaData, SmallInteger, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Select,
+    SmallInteger,
+    Table,
+    Text,
+    cast,
+    select,
+)
 from sqlalchemy.dialects.postgresql import JSON, TIMESTAMP
 
 metadata = MetaData(
@@ -47,3 +61,9 @@ def _column(name: str, hint: Any, *, is_key: bool) -> Column[Any]:
         origin = get_origin(found)
         sql_type = next(_TYPES[each] for each in (found.__mro__ if origin is None else (origin,)) if each in _TYPES)
     return Column(name, sql_type, primary_key=is_key, nullable=NoneType in alternatives)
+
+
+def selected(table: Table, columns: Iterable[str]) -> Select[*tuple[Any, ...]]:
+    """Select columns of a table, JSON as text, so that it is decoded once and directly into its type."""
+    chosen = (table.c[name] for name in columns)
+    return select(*(cast(c, Text).label(c.name) if isinstance(c.type, JSON) else c for c in chosen))

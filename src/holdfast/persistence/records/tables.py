@@ -1,7 +1,7 @@
 """Every table, in SQLAlchemy Core. Migrations create them; the code reads and writes by this module.
 
-The tables here hold what belongs to accounts; their primary keys begin with the account's id. Amounts are
-micro-credits in BIGINT. ``operations`` and ``postings`` are the immutable journal: the migration adds triggers that
+The primary keys of what belongs to accounts begin with the account's id. Amounts are micro-credits in BIGINT.
+``operations`` and ``postings`` are the immutable journal: the migration adds triggers that
 reject UPDATE, DELETE and TRUNCATE on them.
 
 Where a row is stored as a value of one type, the columns are that type's fields (``columns_of``).
@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
+    Double,
+    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -34,34 +37,21 @@ from holdfast.persistence.records.operator_tables import (
     operator_sessions,
     poison_messages,
 )
-from holdfast.persistence.records.process_tables import processes, reports, service_clock, singletons
-from holdfast.persistence.records.row_types import (
+from holdfast.persistence.records.rows import (
     AssetRow,
+    AuditProgress,
+    KnownDifference,
+    OrderPaymentRow,
     OutboxAttemptRow,
+    PaymentEventRow,
     SessionRow,
     TaskEventRow,
     UsageEntry,
     WebhookSecretRow,
 )
-from holdfast.persistence.records.shared_tables import (
-    audit_differences,
-    audit_progress,
-    contents,
-    journal_batches,
-    order_payments,
-    payment_events,
-    sign_ins,
-)
 from holdfast.persistence.records.table_base import Time, columns_of, metadata
 
-__all__ = [
-    "accounts", "api_keys", "assets", "audit_differences",
-    "audit_progress", "check_callbacks", "checkpoints", "contents", "holds", "idempotency_records",
-    "journal_batches", "metadata", "operations", "operator_actions", "operator_sessions", "order_payments",
-    "orders", "outbox", "outbox_attempts", "payment_events", "poison_messages", "postings", "processes", "reports",
-    "service_clock", "sessions", "sign_ins", "silent_receivers", "singletons", "task_events", "tasks",
-    "usage_entries", "webhook_secrets",
-]  # fmt: skip
+__all__ = ["check_callbacks", "metadata", "operator_actions", "operator_sessions", "poison_messages"]
 
 accounts = Table(
     "accounts",
@@ -340,4 +330,140 @@ webhook_secrets = Table(
     metadata,
     *columns_of(WebhookSecretRow),
     PrimaryKeyConstraint("account_id", "generation"),
+)
+
+# ------------------------------------------------------------ what is unique across accounts, or belongs to none
+
+# Every payment and charge that the provider named for an order. Each belongs to one order, so that its money is
+# credited once, whichever orders later events name.
+order_payments = Table(
+    "order_payments",
+    metadata,
+    *columns_of(OrderPaymentRow, key=["provider", "provider_object_id"]),
+    Index("ix_order_payments_account_id", "account_id"),
+)
+
+# Its index by account serves the checks of one account at a time.
+payment_events = Table(
+    "payment_events",
+    metadata,
+    *columns_of(PaymentEventRow),
+    PrimaryKeyConstraint("provider", "event_id"),
+    Index("ix_payment_events_account_id", "account_id"),
+    Index("ix_payment_events_order_id", "order_id", postgresql_where=text("order_id is not null")),
+    Index("ix_payment_events_unmatched", "received_at", postgresql_where=text("order_id is null")),
+)
+
+sign_ins = Table(
+    "sign_ins",
+    metadata,
+    # "email:ada@example.com" or "origin:127.0.0.1": the key of the sign-in limits.
+    Column("key", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    Column("state", JSON, nullable=False),
+    Index("ix_sign_ins_updated_at", "updated_at"),
+    Index("ix_sign_ins_unproven", "updated_at", postgresql_where=text("(state -> 'proven') is null")),
+    postgresql_with={"fillfactor": "70"},
+)
+
+contents = Table(
+    "contents",
+    metadata,
+    Column("sha256", Text, nullable=False),
+    Column("content_type", Text, nullable=False),
+    Column("claimed_at", Time, nullable=False),
+    Column("doomed_at", Time),
+    PrimaryKeyConstraint("sha256", "content_type"),
+)
+
+journal_batches = Table(
+    "journal_batches",
+    metadata,
+    # Written inside each batch's transaction: after a lost response to COMMIT, the row shows whether it committed.
+    Column("batch_id", Text, primary_key=True),
+    Column("units", Integer, nullable=False),
+    Column("committed", Boolean, nullable=False),
+    Column("at", Time, nullable=False),
+    Index("ix_journal_batches_at", "at"),
+)
+
+audit_progress = Table(
+    "audit_progress",
+    metadata,
+    # One row.
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    *columns_of(AuditProgress),
+)
+
+audit_differences = Table("audit_differences", metadata, *columns_of(KnownDifference, key=["account_id", "rule"]))
+
+# ------------------------------------------------- processes: their leases, the clock they share, and their reports
+
+processes = Table(
+    "processes",
+    metadata,
+    Column("process_id", Text, primary_key=True),
+    # Its machine, pid and start time, by which another process on the same machine detects that it has ended.
+    Column("machine", Text),
+    Column("pid", Integer, nullable=False),
+    Column("started", Text),
+    Column("lease_until", Time, nullable=False),
+    # The names of the media providers it can reach.
+    Column("providers", ARRAY(Text), nullable=False),
+    # Whether other members send it asks, where they reach it, and the version of the frames it understands; null in
+    # rows of older releases.
+    Column("state", Text),
+    Column("addresses", ARRAY(Text)),
+    Column("protocol", SmallInteger),
+)
+
+singletons = Table(
+    "singletons",
+    metadata,
+    # A kind of work that one process does for all, and that process; it counts while the process's lease does.
+    Column("name", Text, primary_key=True),
+    Column("process_id", Text, nullable=False),
+)
+
+service_clock = Table(
+    "service_clock",
+    metadata,
+    # One row. Service time is the database's clock plus ``ahead_s``, which compensates steps of that clock.
+    Column("id", SmallInteger, primary_key=True, autoincrement=False),
+    Column("ahead_s", Double, nullable=False),
+    # The last measurement: the process that made it, the time of the database's clock, and the service time.
+    Column("process_id", Text, nullable=False),
+    Column("database_at", Time, nullable=False),
+    Column("service_at", Time, nullable=False),
+)
+
+reports = Table(
+    "reports",
+    metadata,
+    # In the order of commits: writers take turns. So what follows a position that was read is all that is new.
+    Column("position", BigInteger, Identity(always=True), primary_key=True),
+    Column("report_id", Text, nullable=False, unique=True),
+    # By the clock of the process that emitted it.
+    Column("at", Time, nullable=False),
+    # What is searched for; all fields are in the document.
+    Column("kind", Text, nullable=False),
+    Column("level", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("key", Text),
+    Column("account_id", Text),
+    Column("task_id", Text),
+    Column("provider", Text),
+    Column("member_id", Text),
+    Column("trace_id", Text),
+    Column("report", JSON, nullable=False),
+    Index("ix_reports_at", "at", "report_id"),
+    Index("ix_reports_kind", "kind", "at", "report_id"),
+    Index("ix_reports_key", "key", "at", "report_id", postgresql_where=text("key is not null")),
+    Index(
+        "ix_reports_account_id", "account_id", "at", "report_id", postgresql_where=text("account_id is not null")
+    ),
+    Index("ix_reports_task_id", "task_id", "at", "report_id", postgresql_where=text("task_id is not null")),
+    Index("ix_reports_provider", "provider", "at", "report_id", postgresql_where=text("provider is not null")),
+    Index("ix_reports_trace_id", "trace_id", postgresql_where=text("trace_id is not null")),
 )

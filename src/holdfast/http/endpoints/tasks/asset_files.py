@@ -20,7 +20,7 @@ from holdfast.http.kit.shown import shown
 from holdfast.ledger.links import check_link
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.tasks import asset_by_id
-from holdfast.persistence.records.row_types import AssetRow
+from holdfast.persistence.records.rows import AssetRow
 from holdfast.providers.storage.base import AssetMissing, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
 from holdfast.telemetry.reports.conditions import STORAGE

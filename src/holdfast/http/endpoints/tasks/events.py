@@ -16,7 +16,7 @@ from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT, Rotation, s
 from holdfast.persistence.claims.outbox import rotations_of
 from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.queries.events import EventRecord, events_of_task
-from holdfast.persistence.records.accounts import ApiKeyRecord
+from holdfast.persistence.records.rows import ApiKeyRecord
 
 route = RouteTable("Events")
 

@@ -15,7 +15,7 @@ from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
 from holdfast.persistence.queries.tasks import usage_of_account
-from holdfast.persistence.records.row_types import UsageEntry
+from holdfast.persistence.records.rows import UsageEntry
 
 route = RouteTable("Usage")
 

@@ -13,7 +13,7 @@ from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
 from holdfast.persistence.audit.progress import count_differences, known_differences, load_progress
-from holdfast.persistence.records.shared_tables import AuditProgress, KnownDifference
+from holdfast.persistence.records.rows import AuditProgress, KnownDifference
 
 route = RouteTable("Operators")
 

@@ -1,0 +1,66 @@
+"""Rows read back as values: the queries that select them, and the functions that decode what these return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from holdfast.ledger.credit.operations import Operation, OperationKind, Posting
+from holdfast.ledger.orders.order import Order, OrderRequest, OrderState
+from holdfast.ledger.tasks.task import StatusEntry, Task, TaskRequest, TaskState
+from holdfast.persistence.records import tables
+from holdfast.persistence.records.rows import AssetRow, UsageEntry
+from holdfast.persistence.records.table_base import selected
+
+OCCUPIES = "t.status <> 'review' and coalesce(t.state -> 'hosting' ->> 'status', 'pending') = 'pending'"
+"""SQL: whether the job of a dispatched task ``t`` may still be running at its provider."""
+
+_OPERATION_COLUMNS = tuple(name for name in Operation.__struct_fields__ if name != "postings")
+
+OPERATION = selected(tables.operations, _OPERATION_COLUMNS)
+ORDER = selected(tables.orders, tables.orders.c.keys())
+TASK = selected(tables.tasks, Task.__struct_fields__)
+USAGE_ENTRY = selected(tables.usage_entries, UsageEntry.__struct_fields__)
+ASSET = selected(tables.assets, AssetRow.__struct_fields__)
+
+_KINDS: dict[str, OperationKind] = {kind.value: kind for kind in OperationKind}
+_ORDER_REQUEST = msgspec.json.Decoder(OrderRequest)
+_ORDER_STATE = msgspec.json.Decoder(OrderState)
+_TASK_REQUEST = msgspec.json.Decoder(TaskRequest)
+_TASK_STATE = msgspec.json.Decoder(TaskState)
+_HISTORY = msgspec.json.Decoder(tuple[StatusEntry, ...])
+
+
+def operation_of(row: Any, postings: Iterable[tuple[str, int]]) -> Operation:
+    """Return the operation of a row of :data:`OPERATION`; a kind unknown to this release stays text."""
+    columns = {name: getattr(row, name) for name in _OPERATION_COLUMNS}
+    columns |= {"kind": _KINDS.get(row.kind, row.kind), "chain_hash": bytes(row.chain_hash)}
+    return Operation(**columns, postings=tuple(Posting(*posting) for posting in postings))
+
+
+def order_of(row: Any) -> Order:
+    """Return the order of a row of :data:`ORDER`."""
+    return Order(
+        version=row.version,
+        updated_at=row.updated_at,
+        wake_at=row.wake_at,
+        request=_ORDER_REQUEST.decode(row.request),
+        state=_ORDER_STATE.decode(row.state),
+    )
+
+
+def task_of(row: Any) -> Task:
+    """Return the task of a row of :data:`TASK`."""
+    columns = row._asdict()
+    columns["request"] = _TASK_REQUEST.decode(columns["request"])
+    columns["state"] = _TASK_STATE.decode(columns["state"])
+    return Task(**columns)
+
+
+def usage_entry_of(row: Any) -> UsageEntry:
+    """Return the usage entry of a row of :data:`USAGE_ENTRY`."""
+    columns = row._asdict()
+    columns["status_history"] = _HISTORY.decode(columns["status_history"])
+    return UsageEntry(**columns)
