@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,7 +15,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.persistence.journal.units import UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
 from holdfast.persistence.server import connections
-from holdfast.persistence.server.connections import connect, probe
+from holdfast.persistence.server.connections import SilentClients, connect, probe
 from holdfast.persistence.server.database import Database
 
 from .written_units import AccountUnits, all_committed, head, kinds, opened
@@ -40,7 +41,7 @@ def copying(connection: psycopg.Connection[Any]) -> None:
     """Stop in the middle of a COPY."""
     connection.execute(LOCK_ACCOUNTS)
     connection.pgconn.exec_(b"copy journal_batches from stdin")
-    connection.pgconn.put_copy_data(b"batch_1\t1\tt")
+    connection.pgconn.put_copy_data(b"batch_1\t1\tt\tnow\n")
     connection.pgconn.flush()
 
 
@@ -64,12 +65,30 @@ def await_silence(rows: psycopg.Connection[Any], silent: psycopg.Connection[Any]
         time.sleep(0.005)
 
 
+def await_more_of_copy(rows: psycopg.Connection[Any], copying: psycopg.Connection[Any]) -> None:
+    """Send more of a COPY, and wait until the server has read it and waits for the rest."""
+    limit = time.monotonic() + 60
+    read = "select bytes_processed from pg_stat_progress_copy where pid = %s"
+    before = rows.execute(read, (copying.info.backend_pid,)).fetchone()
+    copying.pgconn.put_copy_data(b"".join(b"batch_%d\t1\tt\tnow\n" % random.getrandbits(64) for _ in range(10_000)))
+    while copying.pgconn.flush():
+        assert time.monotonic() < limit
+    while rows.execute(read, (copying.info.backend_pid,)).fetchone() == before:
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+    await_silence(rows, copying)
+
+
+def is_alive(rows: psycopg.Connection[Any], connection: psycopg.Connection[Any]) -> bool:
+    found = rows.execute("select 1 from pg_stat_activity where pid = %s", (connection.info.backend_pid,))
+    return found.fetchone() is not None
+
+
 def has_ended(rows: psycopg.Connection[Any], connection: psycopg.Connection[Any]) -> bool:
     """Wait for the session's end, for half a minute at most."""
     limit = time.monotonic() + 30
     while time.monotonic() < limit:
-        found = rows.execute("select 1 from pg_stat_activity where pid = %s", (connection.info.backend_pid,))
-        if found.fetchone() is None:
+        if not is_alive(rows, connection):
             return True
         time.sleep(0.005)
     return False
@@ -89,13 +108,32 @@ def test_a_write_transaction_of_a_silent_process_is_ended(
     monkeypatch.setattr(connections, "CLIENT_SILENT_S", 3600.0)
     freeze(silent)
     await_silence(rows, silent)
-    probe(database_url)
+    probe(database_url, SilentClients())
     with pytest.raises(psycopg.errors.LockNotAvailable):
         rows.execute(f"{LOCK_ACCOUNTS} nowait")
     monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.0)
-    probe(database_url)
+    probe(database_url, SilentClients())
     assert has_ended(rows, silent)
     assert all_committed(writer.write([account.credit()]))
+
+
+def test_a_copy_is_ended_once_its_client_sends_no_more_of_it(
+    database_url: str,
+    rows: psycopg.Connection[Any],
+    silent: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long ago its statement began: a large batch may take longer than a client may be silent."""
+    monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.001)
+    times = iter((0.0, 10.0, 20.0, 30.0))
+    clients = SilentClients(lambda: next(times))
+    copying(silent)
+    for _ in range(3):
+        await_more_of_copy(rows, silent)
+        probe(database_url, clients)
+        assert is_alive(rows, silent)
+    probe(database_url, clients)
+    assert has_ended(rows, silent)
 
 
 def test_reads_and_sessions_of_others_are_never_ended(
@@ -112,7 +150,7 @@ def test_reads_and_sessions_of_others_are_never_ended(
         idle(other)
         await_silence(rows, silent)
         await_silence(rows, other)
-        probe(database_url)
+        probe(database_url, SilentClients())
         # An ended session answers no more.
         silent.execute("select 1")
         other.execute("select 1")
@@ -131,7 +169,7 @@ def test_a_process_that_continues_finds_its_commit_void(
             if self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE and in_batch:
                 in_batch.pop()
                 await_silence(rows, self)
-                probe(database_url)
+                probe(database_url, SilentClients())
                 assert has_ended(rows, self)
                 results.extend(writer.write([theirs.credit(700)]))
             super().commit()

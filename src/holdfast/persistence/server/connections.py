@@ -8,7 +8,9 @@ wait for a response too; when the limit is reached, the connection is closed and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
+from datetime import datetime
 from typing import Any, TypeVar
 
 import psycopg
@@ -62,13 +64,18 @@ _PLANS_BY_KEY = (
 _FEW_ROWS_BY_KEY = "set enable_seqscan = off; set max_parallel_workers_per_gather = 0; set jit = off"
 """For reads of a few accounts' rows: no plan reads a whole table, or runs on several of the server's cores."""
 
-_END_SILENT = (
-    "select count(pg_terminate_backend(pid)) from pg_stat_activity "
-    "where application_name = %s and datname = current_database() and usename = session_user "
-    "and backend_xid is not null and wait_event_type = 'Client' "
-    "and state_change < clock_timestamp() - make_interval(secs => %s)"
+_WAITING_FOR_CLIENTS = (
+    "select a.pid, a.backend_start, extract(epoch from clock_timestamp() - a.state_change)::float8, "
+    "c.relid, c.bytes_processed from pg_stat_activity a left join pg_stat_progress_copy c on c.pid = a.pid "
+    "where a.application_name = %s and a.datname = current_database() and a.usename = session_user "
+    "and a.backend_xid is not null and a.wait_event_type = 'Client'"
 )
 """Only a transaction that has written or locked rows has an id; those of reads and of the audit have none."""
+_END = (
+    "select count(pg_terminate_backend(a.pid)) from pg_stat_activity a "
+    "join unnest(%s::int[], %s::timestamptz[]) s (pid, backend_start) "
+    "on s.pid = a.pid and s.backend_start = a.backend_start where a.wait_event_type = 'Client'"
+)
 
 _LOCK_ALL = "lock table {} in row exclusive mode"
 """The lock that a write takes. It conflicts only with sessions that block readers or writers."""
@@ -171,11 +178,46 @@ def make_engine(
     )
 
 
-def probe(url: str) -> None:
+class SilentClients:
+    """Ends write transactions whose client has sent nothing for :data:`CLIENT_SILENT_S`; run by each probe.
+
+    The server says since when it has waited for a client's next statement. A COPY is one statement however long it
+    takes, so that its client is silent only while the bytes that the server has read of it stay the same, which two
+    probes compare.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._copies: dict[tuple[int, datetime, int, int], float] = {}
+        """Since when each COPY has been seen at the bytes it had at the last probe."""
+
+    def end(self, connection: psycopg.Connection[Any]) -> None:
+        """End the silent transactions, and remember how far the others' COPYs are."""
+        now = self._clock()
+        copies: dict[tuple[int, datetime, int, int], float] = {}
+        silent: list[tuple[int, datetime]] = []
+        found = connection.execute(_WAITING_FOR_CLIENTS, (APPLICATION_NAME,)).fetchall()
+        for pid, started, silent_s, table, copied in found:
+            if copied is not None:
+                at = (pid, started, table, copied)
+                copies[at] = self._copies.get(at, now)
+                silent_s = min(silent_s, now - copies[at])  # noqa: PLW2901 - the shorter silence counts
+            if silent_s >= CLIENT_SILENT_S:
+                silent.append((pid, started))
+        self._copies = copies
+        if silent:
+            ended = connection.execute(_END, tuple(map(list, zip(*silent, strict=True)))).fetchone()
+            assert ended is not None
+            log.warning(
+                "transactions ended whose process is silent", transactions=ended[0], silent_s=CLIENT_SILENT_S
+            )
+
+
+def probe(url: str, clients: SilentClients) -> None:
     """Check on a new connection that the server can be used. Blocks, for a few seconds at most.
 
     It must be new enough, take writes, and grant the locks that reading and writing each table takes. Before these
-    are asked for, transactions of silent processes are ended. Raises :class:`DatabaseAway`,
+    are asked for, transactions of silent ``clients`` are ended. Raises :class:`DatabaseAway`,
     :class:`~holdfast.persistence.server.database_faults.QueryTimedOut` or :class:`DatabaseTooOld`.
     """
     try:
@@ -183,7 +225,7 @@ def probe(url: str) -> None:
             version = connection.info.server_version
             row = connection.execute("show transaction_read_only").fetchone()
             if version >= SERVER_VERSION_MIN and row == ("off",):
-                _end_silent(connection)
+                clients.end(connection)
                 _lock_all(connection)
     except psycopg.Error as exc:
         if trouble_of(exc, writing=True) is None:
@@ -196,12 +238,6 @@ def probe(url: str) -> None:
         )
     if row != ("off",):
         raise DatabaseAway("The database is a standby or read-only, and takes no writes.")
-
-
-def _end_silent(connection: psycopg.Connection[Any]) -> None:
-    ended = connection.execute(_END_SILENT, (APPLICATION_NAME, CLIENT_SILENT_S)).fetchone()
-    if ended is not None and ended[0]:
-        log.warning("transactions ended whose process is silent", transactions=ended[0], silent_s=CLIENT_SILENT_S)
 
 
 def _lock_all(connection: psycopg.Connection[Any]) -> None:

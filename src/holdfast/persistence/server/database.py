@@ -23,7 +23,7 @@ import psycopg
 import trio
 from sqlalchemy import Connection, Engine, Pool
 
-from holdfast.persistence.server.connections import connect_writer, make_engine, probe
+from holdfast.persistence.server.connections import SilentClients, connect_writer, make_engine, probe
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -74,6 +74,7 @@ class Database:
         self._renewals = trio.CapacityLimiter(1)
         self._scans = trio.CapacityLimiter(1)
         self._probes = trio.CapacityLimiter(1)
+        self._silent_clients = SilentClients()
         self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, read_only=True)
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
         self._work_engine = make_engine(url, pool_size=WORK_SIZE + 1, statement_timeout_ms=WORK_MS, read_only=False)
@@ -179,7 +180,9 @@ class Database:
 
     async def open(self) -> None:
         """Probe once and open the gate. Raises :class:`DatabaseAway` or :class:`DatabaseTooOld`."""
-        await trio.to_thread.run_sync(probe, self.url, limiter=self._probes, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(
+            probe, self.url, self._silent_clients, limiter=self._probes, abandon_on_cancel=True
+        )
         self.gate.open()
 
     def close(self) -> None:
