@@ -29,7 +29,7 @@ from holdfast.actors.workers.dispatcher import (
 )
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.ledger.catalog.terms import Deadlines
-from holdfast.ledger.clock import format_time, utc_now
+from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.processes import (
     LEASE_S,
     TAKEN_OVER_MAX,
@@ -123,10 +123,10 @@ class Setup:
             "dispatched": dispatched,
             "request": {},
             "owner": owner,
-            "state": {
-                "overall_deadline_at": format_time(ends_at),
-                "hosting": {} if hosting is None else {"status": hosting},
-            },
+            "state": {"hosting": {} if hosting is None else {"status": hosting}},
+            "overall_deadline_at": ends_at,
+            "dispatch_s": 60,
+            "run_s": 900,
         }
         await self.database.work(lambda rows: rows.execute(sqlalchemy.insert(tables.tasks), [row]).rowcount)
 
@@ -404,8 +404,9 @@ async def test_the_next_account_is_found_through_the_index(database: Database, d
         rows.execute(
             sqlalchemy.text(
                 "insert into tasks (account_id, request_id, version, status, model, provider, created_at, "
-                "updated_at, wake_at, dispatched, request, state) select 'acct_' || i % 3, 'task_' || i, 1, "
-                "'queued', 'm', 'studio', now(), now(), now() - interval '1 minute', false, '{}', '{}' "
+                "updated_at, wake_at, dispatched, request, state, overall_deadline_at, dispatch_s, run_s) "
+                "select 'acct_' || i % 3, 'task_' || i, 1, 'queued', 'm', 'studio', now(), now(), "
+                "now() - interval '1 minute', false, '{}', '{}', now(), 60, 900 "
                 "from generate_series(1, 20000) i"
             )
         )

@@ -168,7 +168,7 @@ def test_a_store_that_fails_is_retried_until_the_tasks_deadline(
     assert max(pauses) == 60
     done = task_after(host(task, stored(0), seconds=seconds))
     assert (done.status, done.state.error) == ("succeeded", None)
-    late = on_wake(task, Context(task.state.overall_deadline_at, "op_1"), traits=traits)
+    late = on_wake(task, Context(task.overall_deadline_at, "op_1"), traits=traits)
     assert task_after(late).status == "review"
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 from tests.persistence.read_costs import Reads
 
 from holdfast.actors.workers.sweeper import Sweeper
+from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.silence import Silence
 from holdfast.persistence.claims.expired import delete_expired
@@ -27,11 +28,15 @@ BUFFERS_MAX = 60
 """Far fewer than the pages of that many rows."""
 NOW = utc_now()
 MINUTE = timedelta(minutes=1)
+USUAL = Deadlines()
 _ADD = text(
     "insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, wake_at, "
-    "dispatched, owner, request, state) select 'acct_' || n % 10, :name || n, 1, :status, 'm', :provider, "
+    "dispatched, owner, request, state, overall_deadline_at, dispatch_s, run_s) "
+    "select 'acct_' || n % 10, :name || n, 1, :status, 'm', :provider, "
     "cast(:created_at as timestamptz) + n * interval '1 ms', :created_at, :wake_at, :dispatched, :owner, "
-    "json_build_object('terms', cast(:terms as json), 'pad', repeat('x', 1000)), cast(:state as json) "
+    "json_build_object('pad', repeat('x', 1000)), cast(:state as json), "
+    "cast(:created_at as timestamptz) + n * interval '1 ms' + make_interval(secs => :overall_s), "
+    ":dispatch_s, :run_s "
     "from generate_series(1, :number) n"
 )
 
@@ -48,7 +53,7 @@ def add_tasks(
     number: int,
     *,
     age: timedelta = MINUTE,
-    deadlines: str | None = None,
+    deadlines: Deadlines = USUAL,
     status: str = "queued",
     provider: str = "gpu",
     owner: str | None = None,
@@ -57,7 +62,9 @@ def add_tasks(
 ) -> None:
     """Insert tasks; those with an owner are dispatched."""
     values = {
-        "terms": "{}" if deadlines is None else f'{{"deadlines": {deadlines}}}',
+        "overall_s": deadlines.overall_s,
+        "dispatch_s": deadlines.dispatch_s,
+        "run_s": deadlines.run_s,
         "created_at": NOW - age,
         "dispatched": owner is not None,
     }
@@ -88,10 +95,10 @@ def unanswered(rows: Connection, silence: Silence) -> set[str]:
 
 def test_a_claim_of_overdue_tasks_reads_none_that_may_wait_longer(rows: Connection) -> None:
     add_tasks(rows, "young_", WAITING)
-    add_tasks(rows, "patient_", WAITING, age=90 * MINUTE, deadlines='{"overall_s":7200}', provider="studio")
+    add_tasks(rows, "patient_", WAITING, age=90 * MINUTE, deadlines=Deadlines(overall_s=7200), provider="studio")
     assert overdue(rows) == set()
     assert cost_of(rows, overdue) <= BUFFERS_MAX
-    add_tasks(rows, "hasty_", 2, age=10 * MINUTE, deadlines='{"overall_s":300}')
+    add_tasks(rows, "hasty_", 2, age=10 * MINUTE, deadlines=Deadlines(overall_s=300))
     add_tasks(rows, "old_", 2, age=timedelta(days=2), provider="studio")
     add_tasks(rows, "claimed_", 1, age=timedelta(days=2), wake_at=NOW + MINUTE)
     assert overdue(rows) == {"hasty_1", "hasty_2", "old_1", "old_2"}
@@ -99,7 +106,7 @@ def test_a_claim_of_overdue_tasks_reads_none_that_may_wait_longer(rows: Connecti
 
 
 def test_a_claim_for_a_silent_provider_reads_only_what_waited_enough(rows: Connection) -> None:
-    add_tasks(rows, "patient_", WAITING, age=9 * MINUTE, deadlines='{"dispatch_s":3600}')
+    add_tasks(rows, "patient_", WAITING, age=9 * MINUTE, deadlines=Deadlines(dispatch_s=3600))
     add_tasks(rows, "young_", WAITING, age=timedelta(0))
     add_tasks(rows, "elsewhere_", WAITING, age=9 * MINUTE, provider="studio")
     submissions, updates = Silence("submissions", 120), Silence("updates", 120)
@@ -108,7 +115,7 @@ def test_a_claim_for_a_silent_provider_reads_only_what_waited_enough(rows: Conne
         assert cost_of(rows, partial(unanswered, silence=silence)) <= BUFFERS_MAX
     add_tasks(rows, "usual_", 2, age=2 * MINUTE)
     add_tasks(rows, "submitted_", 1, age=2 * MINUTE, state='{"attempt": 1}')
-    add_tasks(rows, "hasty_", 1, age=2 * MINUTE, deadlines='{"dispatch_s":3600,"run_s":100}')
+    add_tasks(rows, "hasty_", 1, age=2 * MINUTE, deadlines=Deadlines(dispatch_s=3600, run_s=100))
     assert unanswered(rows, Silence("submissions", 59)) == set()
     assert unanswered(rows, submissions) == {"usual_1", "usual_2"}
     assert unanswered(rows, updates) == {"hasty_1"}

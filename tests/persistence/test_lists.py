@@ -79,13 +79,13 @@ def add_tasks(
     rows.execute(
         text(
             "insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, "
-            "wake_at, dispatched, request, state) "
+            "wake_at, dispatched, request, state, overall_deadline_at, dispatch_s, run_s) "
             "select :account, 'task_' || :account || lpad(n::text, 9, '0'), 1, "
             "case when n % 100 = 0 and :status = 'succeeded' then 'failed' else :status end, "
             "case when n % 2 = 0 then 'studio/image-1' else 'studio/tone-1' end, 'studio', "
             "cast(:noon as timestamptz) + make_interval(secs => (n / 3) * 1e-6), cast(:noon as timestamptz), "
             "case when :wakes then cast(:noon as timestamptz) end, :status <> 'queued', cast(:request as json), "
-            "cast(:state as json) from generate_series(cast(:first as int), cast(:last as int)) n"
+            "cast(:state as json), now(), 60, 900 from generate_series(cast(:first as int), cast(:last as int)) n"
         ),
         {
             "account": account_id,
@@ -231,7 +231,7 @@ def test_unfinished_tasks_are_found_without_reading_ended_ones(rows: Connection)
     rows.execute(text("analyze tasks"))
     cost, plan = Reads(rows).cost(lambda rows: unfinished_tasks(rows, filters={}, limit=PAGE))
     assert "ix_tasks_due" in plan
-    assert "ix_tasks_waiting" in plan
+    assert any(index in plan for index in ("ix_tasks_waiting", "ix_tasks_waited", "ix_tasks_overdue"))
     in_flight = 1000
     assert cost <= in_flight + 50, cost
     oldest = readable(unfinished_tasks(rows, filters={}, limit=PAGE))

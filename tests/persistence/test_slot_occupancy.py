@@ -72,6 +72,9 @@ async def test_the_check_for_lost_messages_states_the_same_rule(database: Databa
                     "dispatched": True,
                     "request": {},
                     "state": msgspec.to_builtins(case.state),
+                    "overall_deadline_at": case.overall_deadline_at,
+                    "dispatch_s": case.request.terms.deadlines.dispatch_s,
+                    "run_s": case.request.terms.deadlines.run_s,
                 }
                 for case in cases
             ],

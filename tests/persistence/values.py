@@ -52,7 +52,7 @@ def make_task(account_id: str, request_id: str, at: datetime, text: Any = "text"
             hold_micro=1,
             metadata={text: text},
         ),
-        state=TaskState(overall_deadline_at=at, status_history=(StatusEntry(status="queued", ts=at, error=text),)),
+        state=TaskState(status_history=(StatusEntry(status="queued", ts=at, error=text),)),
     )
 
 

@@ -212,7 +212,7 @@ def _wake_review(task: Task, ctx: Context) -> Step:
 
 def _deadline_passed(task: Task, now: datetime) -> bool:
     state = task.state
-    limits = (dispatch_deadline(task), state.run_deadline_at, state.overall_deadline_at)
+    limits = (dispatch_deadline(task), state.run_deadline_at, task.overall_deadline_at)
     return any(limit is not None and now >= limit for limit in limits)
 
 

@@ -98,7 +98,7 @@ def wake_hosting(task: Task, ctx: Context, *, recovering: bool = False) -> Step:
     """Do what is due while outputs are being stored: end a round, begin the next, or repeat the same."""
     state, hosting = task.state, task.state.hosting
     assert hosting.status == "transferring"
-    if task.status == "processing" and ctx.now >= state.overall_deadline_at:
+    if task.status == "processing" and ctx.now >= task.overall_deadline_at:
         return _give_up(task, hosting, state.output, ctx, trouble="the time for storing is over")
     if hosting.deadline_at is not None and ctx.now >= hosting.deadline_at:
         return _round_failed(task, hosting, state.output, ctx, trouble="storing took too long")

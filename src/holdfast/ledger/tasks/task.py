@@ -139,7 +139,6 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress.
     """
 
-    overall_deadline_at: datetime
     status_history: tuple[StatusEntry, ...]
     attempt: int = 0
     dispatch: Dispatch = "none"
@@ -203,6 +202,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return is_open and self.state.dispatch != "none" and self.state.hosting.status == "pending"
 
     @property
+    def overall_deadline_at(self) -> datetime:
+        """When the task is given up, whatever it waits for; a review has a deadline of its own."""
+        return self.created_at + timedelta(seconds=self.request.terms.deadlines.overall_s)
+
+    @property
     def ended_at(self) -> datetime | None:
         """When the task ended; None before."""
         return self.state.completed_at or self.state.canceled_at
@@ -236,7 +240,6 @@ def accept_task(account_id: str, request_id: str, request: TaskRequest, now: dat
         dispatched=False,
         request=request,
         state=TaskState(
-            overall_deadline_at=now + timedelta(seconds=terms.deadlines.overall_s),
             status_history=(StatusEntry(status="queued", ts=now),),
             due_at=now,
             hosting=HostingState(mode=terms.hosting.mode),

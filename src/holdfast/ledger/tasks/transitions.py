@@ -344,7 +344,7 @@ def _wake_of(task: Task) -> datetime | None:
         # The deadlines have passed; only the answer to the last poll is awaited.
         times = (state.due_at,)
     elif state.hosting.status == "transferring":
-        times = (state.due_at, state.hosting.deadline_at, state.overall_deadline_at)
+        times = (state.due_at, state.hosting.deadline_at, task.overall_deadline_at)
     else:
-        times = (state.due_at, dispatch_deadline(task), state.run_deadline_at, state.overall_deadline_at)
+        times = (state.due_at, dispatch_deadline(task), state.run_deadline_at, task.overall_deadline_at)
     return min(at for at in times if at is not None)

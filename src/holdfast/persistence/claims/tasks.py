@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
-from holdfast.ledger.catalog.terms import Deadlines
-from holdfast.ledger.tasks.silence import Silence
+from holdfast.ledger.tasks.silence import Silence, Unanswered
 from holdfast.persistence.records.reading import OCCUPIES
 
 LEASE_S = 10
@@ -70,33 +69,38 @@ _CLAIM_FOLLOW_UPS = text(
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s), owner = :me from due "
     "where t.request_id = due.request_id returning t.request_id, t.updated_at, due.owner as owner_before"
 )
-_DEADLINES = "coalesce(t.request #>> '{terms,deadlines}', '')"
-"""SQL: the deadlines in the terms of a task ``t``, as stored; what they leave out has its default."""
-_CLAIM_WAITED = (
-    # Tasks of one provider and with the same deadlines have waited too long in the order of their creation.
-    "with recursive kinds as ("
-    f"  (select t.provider, {_DEADLINES} as deadlines from tasks t where {_WAITING} "
-    f"   order by t.provider, {_DEADLINES} limit 1)"
-    "  union all"
-    "  select n.provider, n.deadlines from kinds k cross join lateral ("
-    f"    select t.provider, {_DEADLINES} as deadlines from tasks t where {_WAITING} "
-    f"    and (t.provider, {_DEADLINES}) > (k.provider, k.deadlines) order by t.provider, {_DEADLINES} limit 1) n"
-    "), waits as (select provider, deadlines, coalesce("
-    "  cast(cast(nullif(deadlines, '') as json) ->> :deadline as integer), :usual_s) as wait_s from kinds"
-    "), due as (select d.request_id from waits cross join lateral ("
-    f"  select t.request_id from tasks t where {_WAITING} "
-    f"  and t.provider = waits.provider and {_DEADLINES} = waits.deadlines "
-    "  and t.created_at <= :now - make_interval(secs => waits.wait_s + :margin_s) and t.wake_at <= :now {only} "
-    "  order by t.created_at limit :most for update skip locked) d where {kinds} limit :most) "
+_CLAIM_OVERDUE = text(
+    "with due as ("
+    f"  select t.request_id from tasks t where {_WAITING} and t.wake_at <= :now "
+    "  and t.overall_deadline_at <= :now - make_interval(secs => :margin_s) "
+    "  order by t.overall_deadline_at limit :most for update skip locked) "
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
     "where t.request_id = due.request_id returning t.request_id"
 )
-_CLAIM_OVERDUE = text(_CLAIM_WAITED.replace("{only}", "").replace("{kinds}", "true"))
-_CLAIM_OF_SILENT = text(
-    _CLAIM_WAITED.replace("{only}", "and coalesce(cast(t.state ->> 'attempt' as integer), 0) = 0").replace(
-        "{kinds}", "waits.provider = :provider and waits.wait_s <= :silent_s"
-    )
+_WAITING_FOR_PROVIDER = f"{_WAITING} and t.provider = :provider"
+_CLAIM_OF_SILENT = (
+    # Tasks with the same limits have waited too long in the order of their creation.
+    "with recursive limits as ("
+    f"  (select t.dispatch_s, t.run_s from tasks t where {_WAITING_FOR_PROVIDER} "
+    "   order by t.dispatch_s, t.run_s limit 1)"
+    "  union all"
+    "  select n.dispatch_s, n.run_s from limits l cross join lateral ("
+    f"    select t.dispatch_s, t.run_s from tasks t where {_WAITING_FOR_PROVIDER} "
+    "    and (t.dispatch_s, t.run_s) > (l.dispatch_s, l.run_s) order by t.dispatch_s, t.run_s limit 1) n"
+    "), due as (select d.request_id from limits l cross join lateral ("
+    f"  select t.request_id from tasks t where {_WAITING_FOR_PROVIDER} "
+    "  and t.dispatch_s = l.dispatch_s and t.run_s = l.run_s "
+    "  and t.created_at <= :now - make_interval(secs => l.{limit}) and t.wake_at <= :now "
+    "  and coalesce(cast(t.state ->> 'attempt' as integer), 0) = 0 "
+    "  order by t.created_at limit :most for update skip locked) d where l.{limit} <= :silent_s limit :most) "
+    "update tasks t set wake_at = :now + make_interval(secs => :lease_s) from due "
+    "where t.request_id = due.request_id returning t.request_id"
 )
+_CLAIMS_OF_SILENT: dict[Unanswered, TextClause] = {
+    "submissions": text(_CLAIM_OF_SILENT.replace("{limit}", "dispatch_s")),
+    "updates": text(_CLAIM_OF_SILENT.replace("{limit}", "run_s")),
+}
+"""By what the provider does not answer, which says how long a task waits for it."""
 _PROVIDERS_WAITED_FOR = text(
     "with recursive found as ("
     "  (select provider from tasks where wake_at is not null and not dispatched order by provider limit 1)"
@@ -231,8 +235,8 @@ def claim_follow_ups(rows: Connection, *, me: str, most: int, now: datetime) -> 
 
 def claim_overdue(rows: Connection, *, most: int, now: datetime) -> list[str]:
     """Claim waiting tasks whose overall deadline has passed."""
-    claim = {"deadline": "overall_s", "usual_s": Deadlines().overall_s, "margin_s": OVERDUE_MARGIN_S, "most": most}
-    return list(rows.execute(_CLAIM_OVERDUE, {**claim, "lease_s": LEASE_S, "now": now}).scalars())
+    claim = {"margin_s": OVERDUE_MARGIN_S, "most": most, "lease_s": LEASE_S, "now": now}
+    return list(rows.execute(_CLAIM_OVERDUE, claim).scalars())
 
 
 def providers_waited_for(rows: Connection) -> list[str]:
@@ -249,26 +253,9 @@ def claim_of_removed(rows: Connection, provider: str, *, me: str, most: int, now
 
 
 def claim_of_silent(rows: Connection, provider: str, silence: Silence, *, most: int, now: datetime) -> list[str]:
-    """Claim tasks that have waited for a silent provider until their deadline for it."""
-    deadline, usual_s = _WAITS_FOR[silence.of]
-    claim = {
-        "provider": provider,
-        "deadline": deadline,
-        "usual_s": usual_s,
-        "margin_s": 0,
-        "silent_s": silence.seconds,
-        "most": most,
-        "now": now,
-        "lease_s": LEASE_S,
-    }
-    return list(rows.execute(_CLAIM_OF_SILENT, claim).scalars())
-
-
-_WAITS_FOR = {
-    "submissions": ("dispatch_s", Deadlines().dispatch_s),
-    "updates": ("run_s", Deadlines().run_s),
-}
-"""The deadline that limits each kind of waiting, and its default where a task's terms do not set it."""
+    """Claim tasks that have waited for a silent provider as long as their terms allow."""
+    claim = {"provider": provider, "silent_s": silence.seconds, "most": most, "now": now, "lease_s": LEASE_S}
+    return list(rows.execute(_CLAIMS_OF_SILENT[silence.of], claim).scalars())
 
 
 def dispatched_tasks(rows: Connection, *, before: datetime, now: datetime) -> list[DispatchedTask]:

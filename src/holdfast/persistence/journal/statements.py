@@ -146,6 +146,10 @@ _ORDER = (
     "account_id", "order_id", "version", "status", "statuses.reconcile_status", "updated_at", "wake_at", "state",
 )  # fmt: skip
 _NEW_ORDER = (*_ORDER, "request.provider", "request.created_at", "request.expires_at", "request")
+_NEW_TASK = (
+    *Task.__struct_fields__, "overall_deadline_at", "request.terms.deadlines.dispatch_s",
+    "request.terms.deadlines.run_s",
+)  # fmt: skip
 _CHANGED_TASK = (
     "task.request_id", "task.version", "task.status", "task.updated_at", "task.wake_at", "task.dispatched",
     "task.state", "owner", "input_until",
@@ -182,7 +186,7 @@ STATEMENTS: tuple[Statement, ...] = (
         where=lambda operation: operation.kind in SETTLING,
         settled_number="number",
     ).update(),
-    _Source(tables.tasks, Task).insert(),
+    _Source(tables.tasks, Task, _NEW_TASK).insert(),
     # Found by its id alone: with the account, the plan might read all of its tasks.
     _Source(tables.tasks, rows.TaskChangedRow, _CHANGED_TASK).update(["request_id"]),
     _Source(

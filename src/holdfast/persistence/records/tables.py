@@ -141,12 +141,18 @@ tasks = Table(
     Column("owner", Text),
     # Until when the large input of an ended task is retained; null if there is nothing to delete.
     Column("input_until", Time),
+    # What the terms allow: when the task is given up, and how long it waits for a provider that answers no
+    # submission, or sends no update.
+    Column("overall_deadline_at", Time, nullable=False),
+    Column("dispatch_s", Integer, nullable=False),
+    Column("run_s", Integer, nullable=False),
     # In the order of the listing, so that a new task needs no further index for it.
     PrimaryKeyConstraint("account_id", "created_at", "request_id"),
     Index("uq_tasks_request_id", "request_id", unique=True),
     # A transition changes wake_at, so that the row's index entries are written again in any case. The first finds
-    # the next waiting task of each account, the second those that have waited as long as their terms allow. The
-    # third finds the dispatched tasks of a process, and which of them are due.
+    # the next waiting task of each account, the second those that have waited as long as their terms allow, the
+    # third those that have waited long enough for a silent provider. The fourth finds the dispatched tasks of a
+    # process, and which of them are due.
     Index(
         "ix_tasks_waiting",
         "provider",
@@ -155,9 +161,15 @@ tasks = Table(
         postgresql_where=text("wake_at is not null and not dispatched"),
     ),
     Index(
+        "ix_tasks_overdue",
+        "overall_deadline_at",
+        postgresql_where=text("wake_at is not null and not dispatched"),
+    ),
+    Index(
         "ix_tasks_waited",
         "provider",
-        text("coalesce(request #>> '{terms,deadlines}', '')"),
+        "dispatch_s",
+        "run_s",
         "created_at",
         postgresql_where=text("wake_at is not null and not dispatched"),
     ),

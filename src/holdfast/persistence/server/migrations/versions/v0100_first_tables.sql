@@ -414,16 +414,20 @@ create table tasks (
     state json not null,
     owner text,
     input_until timestamptz,
+    overall_deadline_at timestamptz not null,
+    dispatch_s integer not null,
+    run_s integer not null,
     constraint pk_tasks primary key (account_id, created_at, request_id)
 );
 create index ix_tasks_due on tasks (owner, wake_at) where wake_at is not null and dispatched;
 create index ix_tasks_failed on tasks (created_at, request_id, provider)
     where status = 'failed' and wake_at is null;
 create index ix_tasks_input_until on tasks (input_until) where input_until is not null;
+create index ix_tasks_overdue on tasks (overall_deadline_at) where wake_at is not null and not dispatched;
 create index ix_tasks_review on tasks (created_at, request_id) where status = 'review';
 create index ix_tasks_stored_inputs on tasks (account_id)
     where input_until is not null and status <> 'succeeded';
-create index ix_tasks_waited on tasks (provider, coalesce(request #>> '{terms,deadlines}', ''), created_at)
+create index ix_tasks_waited on tasks (provider, dispatch_s, run_s, created_at)
     where wake_at is not null and not dispatched;
 create index ix_tasks_waiting on tasks (provider, account_id, wake_at)
     where wake_at is not null and not dispatched;
