@@ -12,9 +12,9 @@ import pytest
 
 import holdfast.actors
 from holdfast.actors.account.messages import Recharge
-from holdfast.actors.runtime.messages import Command, Replayed
+from holdfast.actors.runtime.messages import Command, Replayed, reply_type
 from holdfast.actors.task.messages import RecordHosting
-from holdfast.cluster.codec import CannotEncode, Codec, codecs, reply_type
+from holdfast.cluster.codec import CannotEncode, Codec, codecs
 from holdfast.ledger.refusals import Refusal
 
 from .samples import samples

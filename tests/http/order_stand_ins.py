@@ -18,7 +18,7 @@ from holdfast.actors.account.messages import (
 )
 from holdfast.actors.runtime.messages import Command, Replayed
 from holdfast.actors.unfenced import UnmatchedEventStore
-from holdfast.actors.workers.order_checks import CheckResult, OrderChecks
+from holdfast.actors.workers.order_checks import Checked, OrderChecks
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.decisions import (
     attach_intent,
@@ -77,9 +77,9 @@ class FakeOrderChecks(OrderChecks):
     async def expect_change(self, order: Order) -> None:
         self.done.append(("expected", order.order_id))
 
-    async def check(self, order_id: str) -> CheckResult:
-        self.done.append(("checked", order_id))
-        return "reconciled"
+    async def check_order(self, order: Order) -> Checked:
+        self.done.append(("checked", order.order_id))
+        return Checked("reconciled", order)
 
 
 @dataclass

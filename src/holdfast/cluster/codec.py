@@ -7,11 +7,9 @@ them replayed; a fault keeps its name. Of the groups below is accepted from anot
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -26,7 +24,7 @@ from holdfast.actors.runtime.faults import (
     StaleFence,
     Unavailable,
 )
-from holdfast.actors.runtime.messages import Command, Replayed
+from holdfast.actors.runtime.messages import Command, Replayed, reply_type
 from holdfast.actors.sign_in.actor import SignInCommand
 from holdfast.actors.task.messages import DeliveryEnded, SlotFreed, TaskCommand, TaskQueued
 from holdfast.cluster.frames import BODY_BYTES_MAX, Fault
@@ -92,7 +90,7 @@ class Codec:
 
     def decode_reply(self, name: str, form: int, body: bytes) -> object:
         """Decode the reply to a command of the type ``name``."""
-        decoder = _refusals if form in {REFUSAL, REPLAYED_REFUSAL} else self._of(name)[1]
+        decoder = _refusals if form in (REFUSAL, REPLAYED_REFUSAL) else self._of(name)[1]
         value = decoder.decode(body)
         return Replayed(value) if form in {REPLAYED, REPLAYED_REFUSAL} else value
 
@@ -108,16 +106,6 @@ def _bounded(body: bytes, value: object) -> bytes:
     if len(body) > BODY_BYTES_MAX:
         raise CannotEncode(f"{type(value).__name__} of {len(body)} bytes")
     return body
-
-
-def reply_type(command: type[Command[Any]]) -> Any:
-    """Return the type that a command declares for its reply, apart from refusals and replayed replies."""
-    [declared] = [base for base in command.__orig_bases__ if get_origin(base) is Command]  # type: ignore[attr-defined]  # of generic bases
-    holder = SimpleNamespace(__annotations__={"reply": get_args(declared)[0]})
-    hint = get_type_hints(holder, globalns=vars(sys.modules[command.__module__]))["reply"]
-    if get_origin(hint) in {Union, UnionType}:
-        [hint] = [each for each in get_args(hint) if get_origin(each) is not Replayed]
-    return NoneType if hint is None else hint
 
 
 class NotAccepted(Exception):

@@ -34,7 +34,7 @@ from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit, JournaledActor, LogEvent, LogFields, Tell, Turn
 from holdfast.actors.runtime.mailbox import Mailbox
-from holdfast.actors.runtime.messages import Replayed
+from holdfast.actors.runtime.messages import idempotency_of, reply_type
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import (
     OperationDetails,
@@ -133,7 +133,24 @@ class AccountActor(JournaledActor):
         self._create_rate = before._create_rate
 
     def on_receive(self, message: AccountCommand) -> Turn[object] | Awaitable[Turn[object]]:
-        """Decide one command."""
+        """Decide one command. Refuses: 1. a disabled account, or an API key; 2. a used Idempotency-Key.
+
+        A command with a key is answered by what the key replays, else its reply is stored under the key: no handler
+        has to do either.
+        """
+        idempotency = idempotency_of(message)
+        self._units.idempotency = None
+        refusal = self._refuse_access(message)
+        if refusal is not None:
+            return self._units.refuse(refusal)
+        if idempotency is not None:
+            used = self._replies.find(idempotency, reply_type(type(message)))
+            if used is not None:
+                return used
+            self._units.idempotency = idempotency
+        return self._decide(message)
+
+    def _decide(self, message: AccountCommand) -> Turn[object] | Awaitable[Turn[object]]:
         match message:
             case CreateTask():
                 return self._create_task(message)
@@ -169,10 +186,8 @@ class AccountActor(JournaledActor):
 
     # --------------------------------------------------------------------------------------------------- credit
 
-    def _recharge(self, command: Recharge) -> Turn[CreditChanged | Replayed[CreditChanged]]:
-        """Refuses: 1. a disabled account; 2. as :meth:`_change_credit`."""
-        if self._disabled_at is not None:
-            return self._units.refuse(ACCOUNT_DISABLED)
+    def _recharge(self, command: Recharge) -> Turn[CreditChanged]:
+        """Refuses as :meth:`_change_credit`."""
         operation_id = new_id("op")
         operation = decide_credit(
             self._units.state,
@@ -186,7 +201,7 @@ class AccountActor(JournaledActor):
         fields: LogFields = {"account_id": self._account_id, "amount_micro": command.amount_micro}
         return self._change_credit(command, operation, LogEvent("account recharged", fields))
 
-    def _adjust(self, command: AdjustCredit) -> Turn[CreditChanged | Replayed[CreditChanged]]:
+    def _adjust(self, command: AdjustCredit) -> Turn[CreditChanged]:
         """Refuses as :meth:`_change_credit`."""
         operation = decide_adjustment(
             self._units.state,
@@ -200,30 +215,17 @@ class AccountActor(JournaledActor):
 
     def _change_credit(
         self, command: Recharge | AdjustCredit, operation: Operation | Refusal, log_event: LogEvent | None = None
-    ) -> Turn[CreditChanged | Replayed[CreditChanged]]:
-        """Post an operation of no task or order. Refuses: 1. a used idempotency key; 2. the ledger's refusals."""
-        used = self._replies.find(command.idempotency, CreditChanged)
-        if used is not None:
-            return used
+    ) -> Turn[CreditChanged]:
+        """Post an operation of no task or order. Refuses: 1. the ledger's refusals."""
         if isinstance(operation, Refusal):
-            return self._units.refuse(operation, command.idempotency)
+            return self._units.refuse(operation)
         self._units.state.apply(operation)
         reply = CreditChanged(operation.operation_id, command.amount_micro, self._units.state.totals)
-        return self._units.commit(
-            reply, operations=(operation,), idempotency=command.idempotency, log_event=log_event
-        )
+        return self._units.commit(reply, operations=(operation,), log_event=log_event)
 
-    def _create_task(self, command: CreateTask) -> Turn[TaskAccepted | Replayed[TaskAccepted]]:
-        """Refuses: 1. a disabled account; 2. the API key; 3. a used idempotency key; 4. a create above the rate
-        limit; 5. too many tasks; 6. insufficient credit.
-        """
+    def _create_task(self, command: CreateTask) -> Turn[TaskAccepted]:
+        """Refuses: 1. a create above the rate limit; 2. too many tasks; 3. insufficient credit."""
         request = command.request
-        refusal = self._refuse_key(request.api_key_id, command.scope)
-        if refusal is not None:
-            return self._units.refuse(refusal)
-        used = self._replies.find(command.idempotency, TaskAccepted)
-        if used is not None:
-            return used
         state, terms = self._units.state, request.terms
         refusal = self._create_rate.refuse()
         if refusal is not None:
@@ -235,7 +237,7 @@ class AccountActor(JournaledActor):
                 message=f"This account has {len(state.holds)} tasks in flight, the most allowed.",
                 retry_after_s=5,
             )
-            return self._units.refuse(refusal, command.idempotency)
+            return self._units.refuse(refusal)
         at = self._now()
         request_id = new_id_of_account("task", state.account_id)
         operation = decide_hold(
@@ -247,7 +249,7 @@ class AccountActor(JournaledActor):
             at=at,
         )
         if isinstance(operation, Refusal):
-            return self._units.refuse(operation, command.idempotency)
+            return self._units.refuse(operation)
         state.apply(operation)
         self._create_rate.take()
         task = accept_task(state.account_id, request_id, request, at)
@@ -258,18 +260,13 @@ class AccountActor(JournaledActor):
             reply,
             operations=(operation,),
             rows=(task,),
-            idempotency=command.idempotency,
             tells=(self._announce(task),),
             log_event=_created(task),
         )
 
-    def _refuse_task(self, command: RefuseTask) -> Turn[TaskAccepted | Replayed[TaskAccepted]]:
-        """Refuses: 1. a disabled account; 2. the API key; 3. a used idempotency key; 4. as the command says."""
-        refusal = self._refuse_key(command.api_key_id, command.scope)
-        if refusal is not None:
-            return self._units.refuse(refusal)
-        used = self._replies.find(command.idempotency, TaskAccepted)
-        return self._units.refuse(command.refusal, command.idempotency) if used is None else used
+    def _refuse_task(self, command: RefuseTask) -> Turn[TaskAccepted]:
+        """Refuses as the command says."""
+        return self._units.refuse(command.refusal)
 
     def _settle_task(self, command: SettleTask) -> Turn[Settlement]:
         """Refuses: 1. the ledger's refusals of a capture or release."""
@@ -296,16 +293,8 @@ class AccountActor(JournaledActor):
             fences=(Fence("task", command.request_id, command.task_version),),
         )
 
-    async def _change_order(self, command: OrderCommand) -> Turn[OrderResult | Replayed[OrderResult]]:
-        """Refuses: 1. a new order of a disabled account, or with a used idempotency key; 2. what
-        :class:`AccountOrders` refuses.
-        """
-        if isinstance(command, CreateOrder):
-            if self._disabled_at is not None:
-                return self._units.refuse(ACCOUNT_DISABLED)
-            used = self._replies.find(command.idempotency, OrderResult)
-            if used is not None:
-                return used
+    async def _change_order(self, command: OrderCommand) -> Turn[OrderResult]:
+        """Refuses what :class:`AccountOrders` refuses."""
         if self._orders is None:
             most = self._limits.orders_pending_max
             self._orders = AccountOrders(self._units, self._database, self._now, pending_max=most)
@@ -314,9 +303,7 @@ class AccountActor(JournaledActor):
     # --------------------------------------------------------------------------------------- keys and sessions
 
     def _create_api_key(self, command: CreateApiKey) -> Turn[ApiKeyRecord]:
-        """Refuses: 1. a disabled account; 2. too many live keys."""
-        if self._disabled_at is not None:
-            return self._units.refuse(ACCOUNT_DISABLED)
+        """Refuses: 1. too many live keys."""
         if len(self._live_keys) >= self._limits.live_keys_max:
             refusal = Refusal(
                 code="api_key_limit_reached",
@@ -352,6 +339,17 @@ class AccountActor(JournaledActor):
         self._disabled_at = self._now() if command.is_disabled else None
         row = AccountAccessRow(self._account_id, self._disabled_at)
         return self._units.commit(row, rows=(row,))
+
+    def _refuse_access(self, message: AccountCommand) -> Refusal | None:
+        """Refuse what a disabled account gets no more, and tasks by an API key that is not live or lacks scope."""
+        match message:
+            case CreateTask():
+                return self._refuse_key(message.request.api_key_id, message.scope)
+            case RefuseTask():
+                return self._refuse_key(message.api_key_id, message.scope)
+            case Recharge() | CreateApiKey() | CreateOrder() if self._disabled_at is not None:
+                return ACCOUNT_DISABLED
+        return None
 
     def _refuse_key(self, key_id: str | None, scope: str) -> Refusal | None:
         if self._disabled_at is not None:

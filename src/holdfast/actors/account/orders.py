@@ -33,12 +33,10 @@ from holdfast.actors.account.messages import (
 )
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit, LogEvent, Turn
-from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState, decide_credit, decide_reversal
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.orders.decisions import (
     SANDBOX_EVENT_TYPE,
     attach_intent,
@@ -133,12 +131,10 @@ class AccountOrders:
                 message=f"The account has {waiting} unpaid payment orders, the most allowed.",
                 retry_after_s=60,
             )
-            return self._units.refuse(refusal, command.idempotency)
+            return self._units.refuse(refusal)
         order = create_order(command.request)
         log_event = _log_event("order created", order, amount_micro=order.request.amount_micro)
-        return self._commit(
-            OrderResult(order, "applied"), rows=(order,), idempotency=command.idempotency, log_event=log_event
-        )
+        return self._commit(OrderResult(order, "applied"), rows=(order,), log_event=log_event)
 
     async def _receive_event(self, command: ReceivePaymentEvent, order: Order, now: datetime) -> Turn[OrderResult]:
         event, provider, order_id = command.event, order.request.provider, order.order_id
@@ -188,7 +184,8 @@ class AccountOrders:
             )
             return await self._apply(order, on_foreign_payment(order, now, source="reconcile"))
         events = () if command.snapshot is None else command.snapshot.events
-        return await self._apply(order, result, more=synthetic_event_rows(order, result.order, events, now))
+        more = synthetic_event_rows(order, result.order, events, now)
+        return await self._apply(order, result, more=more, names_only_its_own=True)
 
     async def _resolve(self, command: ResolveOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         decision: Literal["credit", "cancel"] = "credit" if command.credit else "cancel"
@@ -211,31 +208,27 @@ class AccountOrders:
         *,
         event: PaymentEventRow | None = None,
         more: tuple[Row, ...] = (),
+        names_only_its_own: bool = False,
     ) -> Turn[OrderResult]:
         """Commit what a decision changed.
 
         Refuses: 1. the decision if it is a refusal; 2. ``provider_event_mismatch`` (a payment or charge of
-        another order); 3. ``amount_too_large`` (the balance would exceed the limit). The event is then stored as
-        refused.
+        another order, unless ``names_only_its_own`` says that there is none); 3. ``amount_too_large`` (the balance
+        would exceed the limit). The event is then stored as refused.
         """
-        moves: tuple[LedgerMove, ...] = ()
         if isinstance(result, Refusal):
-            refusal: Refusal | None = result
-        elif result.order is order:
+            return self._units.confirm(result, _refused(event))
+        if result.order is order:
             return self._units.confirm(result)
-        else:
-            moves = result.order.state.moves[len(order.state.moves) :]
-            refusal = await self._refusal_of(order, result.order, moves)
-        if refusal is not None:
-            unapplied = () if event is None else (msgspec.structs.replace(event, verdict="refused"),)
-            is_to_see = order.net_micro and order.statuses.reconcile_status != "mismatch"
-            if isinstance(result, OrderResult) and refusal is OF_ANOTHER_ORDER and is_to_see:
-                return self._mark_mismatch(order, result.order.updated_at, unapplied)
-            return self._units.confirm(refusal, unapplied)
-        assert isinstance(result, OrderResult)
         after = result.order
-        state = self._units.state
-        operations = tuple(_post(order, move, state, after.updated_at) for move in moves)
+        if not names_only_its_own and await self._names_another_orders(order, after):
+            if order.net_micro and order.statuses.reconcile_status != "mismatch":
+                return self._mark_mismatch(order, after.updated_at, _refused(event))
+            return self._units.confirm(OF_ANOTHER_ORDER, _refused(event))
+        moves = after.state.moves[len(order.state.moves) :]
+        operations = _post(order, moves, self._units.state, after.updated_at)
+        if isinstance(operations, Refusal):
+            return self._units.confirm(operations, _refused(event))
         if after.statuses.risk_status == "mismatch" != order.statuses.risk_status:
             log.warning(
                 "a payment does not match its order",
@@ -250,20 +243,18 @@ class AccountOrders:
         log_event = _log_event_of(order, after, moves)
         return self._commit(result, operations=operations, rows=tuple(rows), log_event=log_event)
 
-    def _mark_mismatch(
-        self, order: Order, now: datetime, unapplied: tuple[UnappliedPaymentEventRow, ...]
-    ) -> Commit[Refusal]:
+    def _mark_mismatch(self, order: Order, now: datetime, refused: tuple[PaymentEventRow, ...]) -> Commit[Refusal]:
         """Refuse an event of a credited order that names another order's payment: it may have paid both."""
         log.warning(
             "a payment event names another order's payment",
-            event_ids=[row.event_id for row in unapplied],
+            event_ids=[row.event_id for row in refused],
             order_id=order.order_id,
             account_id=order.account_id,
             provider=order.request.provider,
         )
         marked = on_foreign_payment(order, now, source="provider_webhook").order
         self._cache_order(marked)
-        commit = self._units.commit(OF_ANOTHER_ORDER, rows=(OrderChangedRow(marked), *unapplied))
+        commit = self._units.commit(OF_ANOTHER_ORDER, rows=(marked, *refused))
         self._undurable[commit.unit] = order.order_id
         return commit
 
@@ -273,23 +264,12 @@ class AccountOrders:
         *,
         operations: tuple[Operation, ...] = (),
         rows: tuple[Row, ...],
-        idempotency: IdempotencyKey | None = None,
         log_event: LogEvent | None = None,
     ) -> Commit[OrderResult]:
         self._cache_order(result.order)
-        commit = self._units.commit(
-            result, operations=operations, rows=rows, idempotency=idempotency, log_event=log_event
-        )
+        commit = self._units.commit(result, operations=operations, rows=rows, log_event=log_event)
         self._undurable[commit.unit] = result.order.order_id
         return commit
-
-    async def _refusal_of(self, order: Order, after: Order, moves: Sequence[LedgerMove]) -> Refusal | None:
-        if await self._names_another_orders(order, after):
-            return OF_ANOTHER_ORDER
-        credit_micro = sum(move.amount_micro for move in moves if move.kind == "credit")
-        if credit_micro and self._units.state.balance_micro + credit_micro > AMOUNT_MICRO_MAX:
-            return Refusal(code="amount_too_large", message="The balance would exceed the largest one allowed.")
-        return None
 
     async def _names_another_orders(self, order: Order, after: Order) -> bool:
         """Whether a decision names a payment or charge that another order was the first to name, durable or not."""
@@ -356,18 +336,33 @@ def _log_event_of(before: Order, after: Order, moves: Sequence[LedgerMove]) -> L
     return None
 
 
-def _post(order: Order, move: LedgerMove, state: AccountState, at: datetime) -> Operation:
-    """Apply one ledger move of an order; at this point it cannot be refused."""
-    decide = decide_credit if move.kind == "credit" else decide_reversal
-    operation = decide(
-        state,
-        operation_id=move.operation_id,
-        amount_micro=move.amount_micro,
-        source=order.request.provider,
-        reference=order.order_id,
-        reason=move.reason,
-        at=at,
-    )
-    assert isinstance(operation, Operation)
-    state.apply(operation)
-    return operation
+def _post(
+    order: Order, moves: Sequence[LedgerMove], state: AccountState, at: datetime
+) -> tuple[Operation, ...] | Refusal:
+    """Apply an order's moves to the account. Refuses as the ledger does.
+
+    Only the first move can be refused, so that nothing is applied then: a credit is followed by reversals only.
+    """
+    operations: list[Operation] = []
+    for move in moves:
+        decide = decide_credit if move.kind == "credit" else decide_reversal
+        operation = decide(
+            state,
+            operation_id=move.operation_id,
+            amount_micro=move.amount_micro,
+            source=order.request.provider,
+            reference=order.order_id,
+            reason=move.reason,
+            at=at,
+        )
+        if isinstance(operation, Refusal):
+            assert not operations
+            return operation
+        state.apply(operation)
+        operations.append(operation)
+    return tuple(operations)
+
+
+def _refused(event: PaymentEventRow | None) -> tuple[PaymentEventRow, ...]:
+    """Return the row of an event that was refused."""
+    return () if event is None else (msgspec.structs.replace(event, verdict="refused"),)

@@ -46,10 +46,8 @@ class RecentReplies:
         for probe, stored in found[: self._max - len(self._replies)]:
             self._replies[probe.route, probe.key] = stored
 
-    def find(self, idempotency: IdempotencyKey | None, reply_type: type[R]) -> Replayed[R] | Refusal | None:
+    def find(self, idempotency: IdempotencyKey, reply_type: type[R]) -> Replayed[R] | Refusal | None:
         """Return what a used key replays, or None. Refuses as :func:`replay` does."""
-        if idempotency is None:
-            return None
         stored = self._replies.get((idempotency.route, idempotency.key))
         return None if stored is None else replay(stored, idempotency, reply_type)
 

@@ -18,13 +18,17 @@ R = TypeVar("R")
 
 
 class AccountUnits:
-    """``state`` is the newest decided one. Each unit is fenced by the version it was decided on."""
+    """``state`` is the newest decided one. Each unit is fenced by the version it was decided on.
 
-    __slots__ = ("_now", "replies", "state")
+    ``idempotency`` is the key of the command that is being decided, if it has one: its reply is stored under it.
+    """
+
+    __slots__ = ("_now", "idempotency", "replies", "state")
 
     def __init__(self, state: AccountState, replies: RecentReplies, now: Now) -> None:
         self.state = state
         self.replies = replies
+        self.idempotency: IdempotencyKey | None = None
         self._now = now
 
     def commit(
@@ -34,17 +38,16 @@ class AccountUnits:
         operations: tuple[Operation, ...] = (),
         rows: tuple[Row, ...] = (),
         fences: tuple[Fence, ...] = (),
-        idempotency: IdempotencyKey | None = None,
         tells: tuple[Tell, ...] = (),
         log_event: LogEvent | None = None,
     ) -> Commit[R]:
-        """Move the account to its next version. ``reply`` is stored under ``idempotency``, ``log_event`` logged."""
+        """Move the account to its next version; ``log_event`` is logged once that is durable."""
         state = self.state
         fence = Fence("account", state.account_id, state.version)
         state.version += 1
         probe = None
-        if idempotency is not None:
-            stored = self.replies.add(idempotency, reply, self._now())
+        if self.idempotency is not None:
+            stored = self.replies.add(self.idempotency, reply, self._now())
             probe, rows = stored.probe, (*rows, stored)
         head = AccountHead(
             state.account_id,
@@ -66,14 +69,14 @@ class AccountUnits:
         fence = Fence("account", self.state.account_id, self.state.version)
         return Commit(Unit(fences=(fence,), rows=rows, probe=probe, moves=False), reply)
 
-    def refuse(self, refusal: Refusal, idempotency: IdempotencyKey | None = None) -> Commit[Refusal]:
+    def refuse(self, refusal: Refusal) -> Commit[Refusal]:
         """Send a refusal as :meth:`confirm` does; one of :data:`STORED_REFUSALS` is stored.
 
-        ``idempotency``, where the call may have been accepted before: only an unused key is refused.
+        A command with an Idempotency-Key may have been accepted before: it is refused only if its key is unused.
         """
-        if idempotency is None:
+        if self.idempotency is None:
             return self.confirm(refusal)
         if refusal.code in STORED_REFUSALS:
-            return self.commit(refusal, idempotency=idempotency)
-        probe = IdempotencyProbe(self.state.account_id, idempotency.route, idempotency.key)
+            return self.commit(refusal)
+        probe = IdempotencyProbe(self.state.account_id, self.idempotency.route, self.idempotency.key)
         return self.confirm(refusal, probe=probe)

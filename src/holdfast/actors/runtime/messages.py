@@ -6,7 +6,10 @@ next to the actor that receives them.
 
 from __future__ import annotations
 
-from typing import ClassVar, Generic, TypeVar
+import functools
+import sys
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -24,7 +27,7 @@ class Command(msgspec.Struct, Generic[R_co], frozen=True):
     @property
     def is_repeatable(self) -> bool:
         """Whether it may be sent again when its reply was lost: it is idempotent, or has an Idempotency-Key."""
-        return self.is_idempotent or getattr(self, "idempotency", None) is not None
+        return self.is_idempotent or idempotency_of(self) is not None
 
 
 class IdempotencyKey(msgspec.Struct, frozen=True):
@@ -39,3 +42,20 @@ class Replayed(msgspec.Struct, Generic[R_co], frozen=True):
     """The reply to an earlier command with the same Idempotency-Key; nothing changed this time."""
 
     reply: R_co | Refusal
+
+
+def idempotency_of(command: Command[Any]) -> IdempotencyKey | None:
+    """Return the Idempotency-Key of a command that has such a field."""
+    key: IdempotencyKey | None = getattr(command, "idempotency", None)
+    return key
+
+
+@functools.cache
+def reply_type(command: type[Command[Any]]) -> Any:
+    """Return the type that a command declares for its reply, apart from refusals and replayed replies."""
+    [declared] = [base for base in command.__orig_bases__ if get_origin(base) is Command]  # type: ignore[attr-defined]  # of generic bases
+    holder = SimpleNamespace(__annotations__={"reply": get_args(declared)[0]})
+    hint = get_type_hints(holder, globalns=vars(sys.modules[command.__module__]))["reply"]
+    if get_origin(hint) in {Union, UnionType}:
+        [hint] = [each for each in get_args(hint) if get_origin(each) is not Replayed]
+    return NoneType if hint is None else hint

@@ -7,7 +7,7 @@ step may be repeated, and several processes may run it at once.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import structlog
 
@@ -37,8 +37,14 @@ CheckResult = Literal[
 ]
 """The order's reconcile status after a comparison, or: expired, its intent found or refused, nothing to do."""
 
-
 EXPECTED_WITHIN = timedelta(minutes=1)
+
+
+class Checked(NamedTuple):
+    """What a check did, and the order afterwards."""
+
+    result: CheckResult
+    order: Order
 
 
 class OrderChecks:
@@ -62,28 +68,34 @@ class OrderChecks:
         await self._database.work(expect_change, order.account_id, order.order_id, at=at)
 
     async def check(self, order_id: str) -> CheckResult:
+        """Read an order and check it as :meth:`check_order` does; return what that did."""
+        order = await self._database.read(order_by_id, order_id)
+        return "left" if order is None else (await self.check_order(order)).result
+
+    async def check_order(self, order: Order) -> Checked:
         """Expire the order, find its intent, or compare it with its provider, whichever is due.
 
-        Raises the faults of an ask, and
+        ``order`` may be older than its row: its account decides. Raises the faults of an ask, and
         :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
         """
-        order = await self._database.read(order_by_id, order_id)
-        result: CheckResult = "left" if order is None else await self._check(order)
-        metrics.ORDER_CHECKS.labels(result).inc()
-        return result
+        checked = await self._check(order)
+        metrics.ORDER_CHECKS.labels(checked.result).inc()
+        return checked
 
-    async def _check(self, order: Order) -> CheckResult:
+    async def _check(self, order: Order) -> Checked:
         now = self.now()
         is_expired = can_expire(order.request, order.status) and now >= order.request.expires_at
         if order.request.provider == "sandbox":
-            return await self._expire(order) if is_expired else "left"
+            return await self._expire(order) if is_expired else Checked("left", order)
         if self._card is None:
-            return "left"
+            return Checked("left", order)
         payment_id = order.state.payment_id
         if payment_id is None:
             if is_expired:
                 return await self._expire(order)
-            return await self._find_intent(order, self._card) if order.status == "pending" else "left"
+            if order.status == "pending":
+                return await self._find_intent(order, self._card)
+            return Checked("left", order)
         as_of = int(now.timestamp())
         try:
             seen = await self._card.retrieve(payment_id, as_of=as_of)
@@ -97,15 +109,15 @@ class OrderChecks:
             await self._expire(order)
         return await self._reconcile(order, seen)
 
-    async def _expire(self, order: Order) -> CheckResult:
-        reply = await self._ask(order, ExpireOrder(order.order_id))
-        return "expired" if reply is not None and reply.order.status == "expired" else "left"
+    async def _expire(self, order: Order) -> Checked:
+        after = await self._ask(order, ExpireOrder(order.order_id))
+        return Checked("expired" if after.status == "expired" else "left", after)
 
-    async def _reconcile(self, order: Order, snapshot: ProviderSnapshot | None) -> CheckResult:
-        reply = await self._ask(order, ReconcileOrder(order.order_id, snapshot))
-        return "left" if reply is None else reply.order.statuses.reconcile_status
+    async def _reconcile(self, order: Order, snapshot: ProviderSnapshot | None) -> Checked:
+        after = await self._ask(order, ReconcileOrder(order.order_id, snapshot))
+        return Checked("left" if after is order else after.statuses.reconcile_status, after)
 
-    async def _find_intent(self, order: Order, card: CardProvider) -> CheckResult:
+    async def _find_intent(self, order: Order, card: CardProvider) -> Checked:
         """Create an order's intent after its first create call got no response.
 
         The order's id makes the call idempotent: an intent that was created before is returned.
@@ -117,17 +129,19 @@ class OrderChecks:
                 request.order_id, request.account_id, amount_minor, request.currency, env=self._env
             )
         except CardRejected as fault:
-            await self._ask(order, RecordIntentRefused(order.order_id, fault.provider_code))
-            return "refused"
+            return Checked(
+                "refused", await self._ask(order, RecordIntentRefused(order.order_id, fault.provider_code))
+            )
         except CardFault as fault:
             log.debug("an intent could not be created", order_id=order.order_id, reason=str(fault))
-            return "error"
-        await self._ask(order, AttachIntent(order.order_id, intent.provider_payment_id))
-        return "attached"
+            return Checked("error", order)
+        attach = AttachIntent(order.order_id, intent.provider_payment_id)
+        return Checked("attached", await self._ask(order, attach))
 
-    async def _ask(self, order: Order, command: Command[OrderResult]) -> OrderResult | None:
+    async def _ask(self, order: Order, command: Command[OrderResult]) -> Order:
+        """Return the order after a command; the order as it was given if the command was refused."""
         reply = await self._accounts.ref(order.account_id).ask(command)
         if isinstance(reply, Refusal):
             log.warning("a check of an order was refused", order_id=order.order_id, code=reply.code)
-            return None
-        return reply
+            return order
+        return reply.order

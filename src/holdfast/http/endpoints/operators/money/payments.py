@@ -27,7 +27,6 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.targets import received_micro
 from holdfast.ledger.public_types import Amount
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
-from holdfast.persistence.queries.orders import order_by_id
 from holdfast.providers.card.base import CardFault, CardRejected, micro_per_minor, minor_from_micro
 
 route = RouteTable("Operators")
@@ -149,14 +148,13 @@ async def refund_payment(call: Call) -> Outcome:
     note_effect(
         call, amount=amount, currency=currency, status=made.status, provider_refund_id=made.provider_refund_id
     )
-    await deps.order_checks.check(order.order_id)
-    after = await deps.database.read(lambda rows: order_by_id(rows, order.order_id))
+    checked = await deps.order_checks.check_order(order)
     return RefundBody(
         provider_refund_id=made.provider_refund_id,
         amount=amount,
         currency=currency,
         status=made.status,
-        order=payment_order_body(after or order),
+        order=payment_order_body(checked.order),
     )
 
 
@@ -178,8 +176,7 @@ async def reconcile_payment(call: Call) -> Outcome:
         return order
     if call.deps.card is None:
         return NOT_CONFIGURED
-    await call.deps.order_checks.check(order.order_id)
-    after = await call.deps.database.read(lambda rows: order_by_id(rows, order.order_id)) or order
+    after = (await call.deps.order_checks.check_order(order)).order
     note_effect(call, reconcile_status=after.statuses.reconcile_status)
     return payment_order_body(after)
 
