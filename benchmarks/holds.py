@@ -36,7 +36,7 @@ from holdfast.ledger.credit.operations import CHAIN_START, Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task
 from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.journal.statements import STATEMENTS, Statement
+from holdfast.persistence.journal.statements import STATEMENTS, RowStatement
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.loading import load_account
@@ -183,7 +183,7 @@ async def actors(url: str, accounts_count: int, seconds: float) -> Run:
 # --------------------------------------------------------------------------------------------------- row locks
 
 
-def _inserts(kind: type[Any]) -> list[tuple[Statement, str]]:
+def _inserts(kind: type[Any]) -> list[tuple[RowStatement, str]]:
     """Return the statements that write a new value of a kind, each with its SQL for one row."""
     found = [each for each in STATEMENTS if each.kind is kind and each.sql.startswith("insert")]
     return [
@@ -196,7 +196,7 @@ _OPERATION = _inserts(Operation)
 _TASK = _inserts(Task)
 
 
-def _write(connection: psycopg.Connection[Any], inserts: list[tuple[Statement, str]], value: Any) -> None:
+def _write(connection: psycopg.Connection[Any], inserts: list[tuple[RowStatement, str]], value: Any) -> None:
     for statement, sql in inserts:
         for row in statement.rows_of([value]):
             connection.execute(

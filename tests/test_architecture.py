@@ -62,7 +62,7 @@ def functions_on_the_path() -> list[str]:
 def test_a_path_is_described_from_the_request_to_the_reply() -> None:
     functions = functions_on_the_path()
     assert len(functions) >= 8
-    assert functions.index("actors.account.units:AccountUnits.commit") > 3
+    assert functions.index("actors.account.units:AccountUnits.change") > 3
 
 
 @pytest.mark.parametrize("name", functions_on_the_path())

@@ -25,8 +25,8 @@ PRIVATE = frozenset(
 )
 """Words that stand where a term of the field exists."""
 
-STORED = re.compile(r"doomed_at|order_heard|last_news_at|reversed_before_payment_was_told|\"heard\"|ClickHouse")
-"""Names in stored rows and files, which stay as they were written, and the name of a product."""
+STORED = re.compile(r"\"heard\"|ClickHouse")
+"""A state that the card emulator's page shows, and the name of a product."""
 
 NOT_OURS = {"emulators"}
 """Packages whose types imitate another system's and bear its names."""

@@ -89,6 +89,8 @@ class Api(Stage):
         values = {name: getattr(task, name) for name in task.__struct_fields__}
         values["request"] = msgspec.to_builtins(task.request)
         values["state"] = msgspec.to_builtins(task.state)
+        values["overall_deadline_at"] = task.overall_deadline_at
+        values |= {name: getattr(task.request.terms.deadlines, name) for name in ("dispatch_s", "run_s")}
         await self.write(tables.tasks.insert().values(**values))
         await self.add_usage(self.usage_of(task))
 

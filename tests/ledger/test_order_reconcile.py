@@ -96,7 +96,7 @@ def test_all_that_one_reconcile_finds_is_one_difference(provider: CardProvider) 
     paid = order.state.event_ids[-1]
     assert [(entry.reason, entry.event_id) for entry in order.state.history[1:]] == [
         ("payment_succeeded", paid),
-        ("reversed_before_payment_was_told", paid),
+        ("reversed_before_payment_was_reported", paid),
     ]
     refunds.append(provider.refund_object("re_3", "succeeded", 100))
     order = reconcile(provider, order, snapshot_with(provider, refunds=refunds))

@@ -165,6 +165,9 @@ class AccountHistory:
                 dispatched=False,
                 request={"hold_id": hold_id},
                 state={},
+                overall_deadline_at=opened.at,
+                dispatch_s=60,
+                run_s=900,
             )
         )
         self.connection.execute(

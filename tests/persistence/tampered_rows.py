@@ -162,7 +162,7 @@ CASES: list[tuple[list[str], set[str]]] = [
         {CASH, CHAINS},
     ),
     (["insert into postings values ('acct_ada', 99, 0, 'revenue', 0)"], {ORPHANS}),
-    (["update contents set doomed_at = now()"], {CONTENTS}),
+    (["update contents set marked_at = now()"], {CONTENTS}),
     (["update contents set content_type = 'image/gif'"], {CONTENTS}),
     (["update assets set request_id = 'task_x'"], {ORPHANS}),
     (["delete from outbox where kind = 'task.canceled'"], {ANNOUNCED, ORPHANS}),

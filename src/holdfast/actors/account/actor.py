@@ -221,7 +221,7 @@ class AccountActor(JournaledActor):
             return self._units.refuse(operation)
         self._units.state.apply(operation)
         reply = CreditChanged(operation.operation_id, command.amount_micro, self._units.state.totals)
-        return self._units.commit(reply, operations=(operation,), log_event=log_event)
+        return self._units.change(reply, operations=(operation,), log_event=log_event)
 
     def _create_task(self, command: CreateTask) -> Turn[TaskAccepted]:
         """Refuses: 1. a create above the rate limit; 2. too many tasks; 3. insufficient credit."""
@@ -256,7 +256,7 @@ class AccountActor(JournaledActor):
         reply = TaskAccepted(
             request_id, request.quote_id, task.status, request.retry_of, terms.estimate_micro, terms.basis
         )
-        return self._units.commit(
+        return self._units.change(
             reply,
             operations=(operation,),
             rows=(task,),
@@ -286,7 +286,7 @@ class AccountActor(JournaledActor):
         if isinstance(operation, Refusal):
             return self._units.refuse(operation)
         state.apply(operation)
-        return self._units.commit(
+        return self._units.change(
             settlement,
             operations=(operation,),
             rows=command.rows,
@@ -314,7 +314,7 @@ class AccountActor(JournaledActor):
         at = self._now()
         self._live_keys[command.key_id] = frozenset(command.scopes)
         key = ApiKeyRecord(self._account_id, command.key_id, command.prefix, command.name, command.scopes, at)
-        return self._units.commit(key, rows=(ApiKeyRow(key, command.secret_sha256),))
+        return self._units.change(key, rows=(ApiKeyRow(key, command.secret_sha256),))
 
     def _revoke_api_key(self, command: RevokeApiKey) -> Turn[ApiKeyRevokedRow]:
         """Refuses: 1. a key that is not live here."""
@@ -323,14 +323,14 @@ class AccountActor(JournaledActor):
                 Refusal(code="api_key_not_found", message="This account has no such live API key.")
             )
         row = ApiKeyRevokedRow(self._account_id, command.key_id, self._now())
-        return self._units.commit(row, rows=(row,))
+        return self._units.change(row, rows=(row,))
 
     def _record_key_use(self, command: RecordKeyUse) -> Turn[None]:
         return Commit(Unit(rows=(ApiKeyUsedRow(self._account_id, command.key_id, command.at),)), None)
 
     def _sign_out(self, command: SignOut) -> Turn[SessionRevokedRow]:
         row = SessionRevokedRow(self._account_id, command.session_id, self._now())
-        return self._units.commit(row, rows=(row,))
+        return self._units.change(row, rows=(row,))
 
     def _set_access(self, command: SetAccess) -> Turn[AccountAccessRow]:
         """An account that is disabled already keeps its time."""
@@ -338,7 +338,7 @@ class AccountActor(JournaledActor):
             return self._units.confirm(AccountAccessRow(self._account_id, self._disabled_at))
         self._disabled_at = self._now() if command.is_disabled else None
         row = AccountAccessRow(self._account_id, self._disabled_at)
-        return self._units.commit(row, rows=(row,))
+        return self._units.change(row, rows=(row,))
 
     def _refuse_access(self, message: AccountCommand) -> Refusal | None:
         """Refuse what a disabled account gets no more, and tasks by an API key that is not live or lacks scope."""

@@ -134,7 +134,7 @@ class AccountOrders:
             return self._units.refuse(refusal)
         order = create_order(command.request)
         log_event = _log_event("order created", order, amount_micro=order.request.amount_micro)
-        return self._commit(OrderResult(order, "applied"), rows=(order,), log_event=log_event)
+        return self._change(OrderResult(order, "applied"), rows=(order,), log_event=log_event)
 
     async def _receive_event(self, command: ReceivePaymentEvent, order: Order, now: datetime) -> Turn[OrderResult]:
         event, provider, order_id = command.event, order.request.provider, order.order_id
@@ -241,7 +241,7 @@ class AccountOrders:
         if event is not None:
             rows.append(event)
         log_event = _log_event_of(order, after, moves)
-        return self._commit(result, operations=operations, rows=tuple(rows), log_event=log_event)
+        return self._change(result, operations=operations, rows=tuple(rows), log_event=log_event)
 
     def _mark_mismatch(self, order: Order, now: datetime, refused: tuple[PaymentEventRow, ...]) -> Commit[Refusal]:
         """Refuse an event of a credited order that names another order's payment: it may have paid both."""
@@ -258,7 +258,7 @@ class AccountOrders:
         self._undurable[commit.unit] = order.order_id
         return commit
 
-    def _commit(
+    def _change(
         self,
         result: OrderResult,
         *,
@@ -267,7 +267,7 @@ class AccountOrders:
         log_event: LogEvent | None = None,
     ) -> Commit[OrderResult]:
         self._cache_order(result.order)
-        commit = self._units.commit(result, operations=operations, rows=rows, log_event=log_event)
+        commit = self._units.change(result, operations=operations, rows=rows, log_event=log_event)
         self._undurable[commit.unit] = result.order.order_id
         return commit
 

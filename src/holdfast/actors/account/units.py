@@ -31,7 +31,7 @@ class AccountUnits:
         self.idempotency: IdempotencyKey | None = None
         self._now = now
 
-    def commit(
+    def change(
         self,
         reply: R,
         *,
@@ -77,6 +77,6 @@ class AccountUnits:
         if self.idempotency is None:
             return self.confirm(refusal)
         if refusal.code in STORED_REFUSALS:
-            return self.commit(refusal)
+            return self.change(refusal)
         probe = IdempotencyProbe(self.state.account_id, self.idempotency.route, self.idempotency.key)
         return self.confirm(refusal, probe=probe)

@@ -157,7 +157,7 @@ class SignInActor(JournaledActor):
         if refusal is not None:
             return self._confirm(refusal)
         self._origin = msgspec.structs.replace(self._origin, requests=(*requests, at))
-        return self._commit(self._origin, OriginAdmitted(), at)
+        return self._change(self._origin, OriginAdmitted(), at)
 
     def _count_wrong_token(self) -> Turn[OriginAdmitted]:
         at = self._now()
@@ -171,7 +171,7 @@ class SignInActor(JournaledActor):
         locked = admit_token(self._origin.wrong_tokens, at)
         if locked is not None:
             self._report_lockout(locked)
-        return self._commit(self._origin, OriginAdmitted(), at)
+        return self._change(self._origin, OriginAdmitted(), at)
 
     def _request_code(self, command: RequestCode) -> Turn[CodeIssued]:
         at, rules = self._now(), self._rules
@@ -188,7 +188,7 @@ class SignInActor(JournaledActor):
             self._report_lockout(codes)
             return self._confirm(codes)
         self._codes = codes
-        return self._commit(codes, CodeIssued(otp_id, digits, rules.codes.ttl_s), at)
+        return self._change(codes, CodeIssued(otp_id, digits, rules.codes.ttl_s), at)
 
     # --------------------------------------------------------------------------------------------------- attempts
 
@@ -201,12 +201,12 @@ class SignInActor(JournaledActor):
             # Read again: an operator may have disabled the account since this actor started.
             is_disabled = (await self._load(self._key)).is_disabled
             self._codes = codes
-            return self._commit(codes, ACCOUNT_DISABLED, at) if is_disabled else self._sign_in(at)
+            return self._change(codes, ACCOUNT_DISABLED, at) if is_disabled else self._sign_in(at)
         self._report_lockout(refusal)
         if codes is self._codes:
             return self._confirm(refusal)
         self._codes = codes
-        return self._commit(codes, refusal, at)
+        return self._change(codes, refusal, at)
 
     def _sign_in(self, at: datetime) -> Commit[SignedIn]:
         """Create a session, and the account if the e-mail address has none."""
@@ -223,7 +223,7 @@ class SignInActor(JournaledActor):
         token_sha256 = hashlib.sha256(token.encode()).digest()
         rows.append(SessionRow(self._account_id, session_id, token_sha256, at, expires_at))
         reply = SignedIn(self._account_id, email, self._role, session_id, token, expires_at)
-        return self._commit(self._codes, reply, at, *rows)
+        return self._change(self._codes, reply, at, *rows)
 
     def _report_lockout(self, refusal: Refusal) -> None:
         """Report a refusal after too many wrong tries, by account or origin; only the owner of the key does."""
@@ -253,7 +253,7 @@ class SignInActor(JournaledActor):
         """Reply once the rows confirm that the state is the newest: another process may serve this key too."""
         return Commit(Unit(fences=(Fence("sign_in", self._key, self._version),), moves=False), reply)
 
-    def _commit(self, state: CodesState | OriginState, reply: R, at: datetime, *rows: Row) -> Commit[R]:
+    def _change(self, state: CodesState | OriginState, reply: R, at: datetime, *rows: Row) -> Commit[R]:
         fence = Fence("sign_in", self._key, self._version)
         self._version += 1
         row = SignInRow(self._key, self._version, at, state)

@@ -205,7 +205,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys((*facts.balance, *facts.charge_balances.values())))
 
 
-class OrderResult(msgspec.Struct, frozen=True, tag="order_heard"):
+class OrderResult(msgspec.Struct, frozen=True, tag="order_result"):
     """An order after a decision (the same object if unchanged). What its state gained is committed with it.
 
     ``verdict``: ``duplicate`` was applied before; ``stale`` is older than what is known and only recorded;

@@ -32,7 +32,7 @@ NewOperationId = Callable[[], str]
 CREDIT_REASON = "payment_succeeded"
 LATE_REASON = "late_payment"
 MISMATCH_REASON = "payment_mismatch"
-REVERSED_EARLIER_REASON = "reversed_before_payment_was_told"
+REVERSED_EARLIER_REASON = "reversed_before_payment_was_reported"
 
 RECONCILE_INTERVAL_MIN_S = 60
 RECONCILE_INTERVAL_MAX_S = 6 * 3600

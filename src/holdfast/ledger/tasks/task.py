@@ -148,7 +148,7 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dispatch_started_at: datetime | None = None
     run_deadline_at: datetime | None = None
     due_at: datetime | None = None
-    last_update_at: datetime | None = msgspec.field(default=None, name="last_news_at")
+    last_update_at: datetime | None = None
     last_sequence: int | None = None
     percent: int | None = None
     poll_count: int = 0

@@ -297,7 +297,7 @@ RULES: tuple[Rule, ...] = (
         select f.account_id, f.asset_id,
                case when c.sha256 is null then 'unknown' else 'marked for deletion' end as state
         from assets f left join contents c on (c.sha256, c.content_type) = (f.sha256, f.content_type)
-        where c.sha256 is null or c.doomed_at is not null
+        where c.sha256 is null or c.marked_at is not null
         """,
         "the content of asset {asset_id} is {state}",
     ),

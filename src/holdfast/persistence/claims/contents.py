@@ -42,7 +42,7 @@ _CLAIM = (
     # In one order, so that no two claims wait for each other.
     "order by k.sha256, k.content_type "
     "on conflict (sha256, content_type) do update set claimed_at = greatest(c.claimed_at, excluded.claimed_at) "
-    "where c.doomed_at is null returning c.sha256, c.content_type"
+    "where c.marked_at is null returning c.sha256, c.content_type"
 )
 _PAGE_END = text(
     "select sha256, content_type from contents where (sha256, content_type) > (:sha256, :content_type) "
@@ -52,14 +52,14 @@ _MARK = text(
     "with due as (select sha256, content_type from contents c "
     "where (sha256, content_type) > (:sha256, :content_type) "
     "and (sha256, content_type) <= (:last_sha256, :last_type) "
-    "and claimed_at < :claimed_before and (doomed_at is null or doomed_at < :marked_before) "
+    "and claimed_at < :claimed_before and (marked_at is null or marked_at < :marked_before) "
     "and not exists (select from assets a where a.sha256 = c.sha256 and a.content_type = c.content_type) "
     "order by sha256, content_type for update of c skip locked) "
-    "update contents c set doomed_at = :at from due "
+    "update contents c set marked_at = :at from due "
     "where c.sha256 = due.sha256 and c.content_type = due.content_type returning c.sha256, c.content_type"
 )
 _DELETE = text(
-    "delete from contents where sha256 = :sha256 and content_type = :content_type and doomed_at = :doomed_at"
+    "delete from contents where sha256 = :sha256 and content_type = :content_type and marked_at = :marked_at"
 )
 _EXPIRED_TASKS = text(
     # By the index of expiries, so that a backlog of expired assets costs no more than the rows returned.
@@ -194,8 +194,8 @@ def delete_marked(connection: Connection, removed: Mapping[Content, datetime]) -
 
     A row that another process has marked since stays.
     """
-    for content, doomed_at in removed.items():
-        connection.execute(_DELETE, {**content._asdict(), "doomed_at": doomed_at})
+    for content, marked_at in removed.items():
+        connection.execute(_DELETE, {**content._asdict(), "marked_at": marked_at})
 
 
 def tasks_with_expired_assets(connection: Connection, at: datetime, *, after: Expired, most: int) -> list[Expired]:

@@ -1,11 +1,10 @@
 """The journal: the one write path. Units of work that arrive during a commit are committed together by the next.
 
-There is no timer. Under light load a batch is one unit; under heavy load it is what arrived during the last commit,
-up to ``batch_units_max``. Callers that just got their replies send again at once, so a batch takes half
-of the units: if it took them all, nothing would be decided while it is written, and nothing written while the next
-ones are decided. One commit is under way at a time, in a thread that no cancellation abandons. Authors get their
-results in the order of submission, before the next batch is gathered, so that no unit is written whose author has
-become void meanwhile.
+There is no timer. Under light load a batch is one unit; under heavy load it is half of the units that wait or were
+just answered, up to ``batch_units_max``: callers that got their replies send again at once, and while one half is
+written, the actors decide what the other half's callers send. One commit is under way at a time, in a thread
+that no cancellation abandons. Authors get their results in the order of submission, before the next batch is
+gathered, so that no unit is written whose author has become void meanwhile.
 
 While the database is away or slow, and after the journal has ended, units get ``NotWritten`` at once.
 """
@@ -39,7 +38,7 @@ from holdfast.telemetry import metrics
 log = structlog.get_logger(__name__)
 
 BATCH_UNITS_SHARED = 32
-"""With more units than this, queued or just settled, a batch leaves half of them to the next one."""
+"""Of more units than this, queued or just answered, a batch takes half."""
 
 BLOCKED_S = 3.0
 """If no batch could be written for so long, though there were some, writes count as blocked."""

@@ -29,7 +29,7 @@ Cells: TypeAlias = tuple[Any, ...]
 """A row: the value of each column."""
 
 
-class Statement(msgspec.Struct, frozen=True, kw_only=True):
+class RowStatement(msgspec.Struct, frozen=True, kw_only=True):
     """How values of one kind are written: SQL for arrays of columns, and COPY for many new rows.
 
     ``rows_of`` returns the rows that values become; a value of a JSON column is encoded when it is written. Of
@@ -82,7 +82,7 @@ class _Source:
         casts = ", ".join(f"%s::{codec.pg_type}[]" for codec in self.codecs)
         self.arrays = f"unnest({casts}) as v({', '.join(columns)})"
 
-    def insert(self, on_conflict: str = "", *, once_by: Sequence[str] = ()) -> Statement:
+    def insert(self, on_conflict: str = "", *, once_by: Sequence[str] = ()) -> RowStatement:
         """Return the statement for new rows."""
         name, columns = self.table.name, ", ".join(self.columns)
         arrays = {each for each in self.columns if isinstance(self.table.c[each].type, ARRAY)}
@@ -90,18 +90,18 @@ class _Source:
         sql = f"insert into {name} ({columns}) select {picks} from {self.arrays} {on_conflict}".strip()
         return self._statement(sql, once_by, None if on_conflict else f"copy {name} ({columns}) from stdin")
 
-    def update(self, by: Sequence[str] = ()) -> Statement:
+    def update(self, by: Sequence[str] = ()) -> RowStatement:
         """Return the statement for changes of the rows that the columns ``by`` find, else the primary key's."""
         by = by or [column.name for column in self.table.primary_key]
         changes = ", ".join(f"{name} = v.{name}" for name in self.columns if name not in by)
         return self._statement(f"update {self.table.name} t set {changes} from {self.arrays} where {_same(by)}", by)
 
-    def delete(self) -> Statement:
+    def delete(self) -> RowStatement:
         """Return the statement that deletes all rows with these values."""
         return self._statement(f"delete from {self.table.name} t using {self.arrays} where {_same(self.columns)}")
 
-    def _statement(self, sql: str, key: Sequence[str] = (), copy_sql: str | None = None) -> Statement:
-        return Statement(
+    def _statement(self, sql: str, key: Sequence[str] = (), copy_sql: str | None = None) -> RowStatement:
+        return RowStatement(
             kind=self.kind,
             table=self.table,
             columns=self.columns,
@@ -160,7 +160,7 @@ _USAGE = (
 )  # fmt: skip
 _NEW_USAGE = (*_USAGE, "model", "request.terms.modality", "request.api_key_id")
 
-STATEMENTS: tuple[Statement, ...] = (
+STATEMENTS: tuple[RowStatement, ...] = (
     # New rows precede their changes. Otherwise the order is free: the tables have no foreign keys.
     _Source(tables.accounts, rows.AccountRow).insert(),
     _Source(tables.accounts, rows.AccountHead).update(),

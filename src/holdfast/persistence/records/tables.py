@@ -385,7 +385,7 @@ contents = Table(
     Column("sha256", Text, nullable=False),
     Column("content_type", Text, nullable=False),
     Column("claimed_at", Time, nullable=False),
-    Column("doomed_at", Time),
+    Column("marked_at", Time),
     PrimaryKeyConstraint("sha256", "content_type"),
 )
 

@@ -100,7 +100,7 @@ create table contents (
     sha256 text not null,
     content_type text not null,
     claimed_at timestamptz not null,
-    doomed_at timestamptz,
+    marked_at timestamptz,
     constraint pk_contents primary key (sha256, content_type)
 );
 
