@@ -254,7 +254,7 @@ class AccountOrders:
         )
         marked = on_foreign_payment(order, now, source="provider_webhook").order
         self._cache_order(marked)
-        commit = self._units.commit(OF_ANOTHER_ORDER, rows=(marked, *refused))
+        commit = self._units.change(OF_ANOTHER_ORDER, rows=(marked, *refused))
         self._undurable[commit.unit] = order.order_id
         return commit
 
