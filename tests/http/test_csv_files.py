@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.http.endpoints.tasks.usage_log import COLUMNS
-from holdfast.http.kit.csv_files import FORMULA_STARTS, PAGE_ROWS, csv_lines
+from holdfast.http.kit.listing import CSV_PAGE_ROWS, FORMULA_STARTS, csv_lines
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def test_ten_thousand_lines_are_sent_in_short_reads(api: Api) -> None:
         async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
             text = (await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})).text
     found = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
-    assert api.rows.reads - reads == count // PAGE_ROWS + 1
+    assert api.rows.reads - reads == count // CSV_PAGE_ROWS + 1
     assert len({each["request_id"] for each in found}) == len(found) == count
     order = [(each["ts"], each["request_id"]) for each in found]
     # Times have milliseconds, so within one only the ids show the order.
@@ -214,7 +214,7 @@ async def test_head_does_not_create_the_file(api: Api) -> None:
 
 async def test_reading_stops_after_a_disconnect(api: Api) -> None:
     pages = 40
-    await add_many(api, pages * PAGE_ROWS, error="x" * 500)
+    await add_many(api, pages * CSV_PAGE_ROWS, error="x" * 500)
     with trio.fail_after(60):
         async with api.serving() as base:
             host, port = base.removeprefix("http://").split(":")
@@ -244,7 +244,7 @@ class FailingRows:
 
 
 async def test_an_incomplete_file_breaks_the_connection(api: Api) -> None:
-    await add_many(api, 2 * PAGE_ROWS)
+    await add_many(api, 2 * CSV_PAGE_ROWS)
     rows = FailingRows(api, 1)
     api.change(database=rows)
     with trio.fail_after(60):
@@ -253,4 +253,4 @@ async def test_an_incomplete_file_breaks_the_connection(api: Api) -> None:
                 await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})
             rows.good = 100
             whole = await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})
-            assert whole.text.count("\r\n") == 2 * PAGE_ROWS + 1
+            assert whole.text.count("\r\n") == 2 * CSV_PAGE_ROWS + 1

@@ -16,6 +16,7 @@ from tests.strict_html import StrictHtml
 from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Readiness
+from holdfast.http.pages import views
 from holdfast.http.pages.addresses import local_path
 from holdfast.http.pages.frame import COUNTS_VALID, Frame
 from holdfast.http.pages.messages import MESSAGE_COOKIE, Message, message_cookie, read_message
@@ -206,6 +207,24 @@ async def test_pages_show_hostile_text_as_text(api: Api) -> None:
         page = await read_page(api, path, browser)
         assert "<script>alert(1)</script>" in page.text
         assert "\u202e" not in page.text
+
+
+async def test_the_pages_of_a_list_keep_its_filters(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "ROWS_SHOWN", "1")
+    for number in (1, 2, 3):
+        await api.add_task(frozen(api, number))
+    browser = await sign_in(api)
+    first = await read_page(api, "/ops/tasks?provider=studio&status=review", browser)
+    assert [link for link in first.links if "cursor" not in link and "?" in link] == []
+    next_page = next(link for link in first.links if "cursor" in link)
+    assert next_page.startswith("/ops/tasks?provider=studio&status=review&cursor=")
+    second = await read_page(api, next_page, browser)
+    assert "/ops/tasks?provider=studio&status=review" in second.links
+    plain = await read_page(api, "/ops/tasks", browser)
+    following = await read_page(api, next(link for link in plain.links if "cursor" in link), browser)
+    assert [link for link in following.links if link.startswith("/ops/tasks?")] == [
+        link for link in following.links if "cursor" in link
+    ]
 
 
 async def test_pages_contain_no_secret(api: Api) -> None:

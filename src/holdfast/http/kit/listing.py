@@ -1,28 +1,41 @@
-"""The query strings of lists (limit, from, to and cursors) and the pages they select.
+"""Lists: their query parameters, their pages with cursors, and a list as a CSV file.
+
+A list's route says what it takes and what it returns: its query parameters besides those of :data:`PAGE` and
+:data:`FORMAT` are the list's filters, and its ``reply`` is a :class:`ListBody`.
 
 A cursor is base64url of ``[version, created_at in microseconds, id, hash of list, owner and filters]``. It is
 opaque and not secret: it holds only what its own list has shown. The hash makes a cursor of another list, of other
 filters, or of another account an error instead of a wrong page.
+
+A CSV file (RFC 4180) has any length and is read in pages while it is sent, each by one short read that starts after
+the last line of the previous page. What is added meanwhile is newer than all lines still to come, so no line is
+missing or repeated. A read that fails closes the connection, so that an incomplete file does not look complete.
+Spreadsheets take a cell that starts with one of :data:`FORMULA_STARTS` for a formula, and some texts come from
+callers: such a cell gets a leading quote, which marks it as text, unless it is a number below zero.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import csv
 import hashlib
+import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
+from typing import Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, get_args
 
 import msgspec
+from quart import Response
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.routes import Parameter
+from holdfast.http.kit.routes import Declaration, Media, Outcome, Parameter
 from holdfast.http.kit.shown import invalid_parameter, missing_parameter
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import TaskStatus
 from holdfast.persistence.records.unreadable import UnreadableEntry
 
 E = TypeVar("E")
@@ -35,6 +48,12 @@ CURSOR_MAX_CHARS: Final = 512
 OPERATORS: Final = "operators"
 """The owner of the operators' lists in a cursor; an account's lists are owned by the account's id."""
 
+CSV_CONTENT_TYPE: Final = "text/csv; charset=utf-8"
+CSV_PAGE_ROWS: Final = 1000
+SEND_TIMEOUT_S: Final = 3600.0
+"""How long a client may take to fetch one file."""
+FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+
 _LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _DATE_TIME = re.compile(
@@ -42,10 +61,75 @@ _DATE_TIME = re.compile(
     re.ASCII,
 )
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
+_NUMBER = re.compile(r"-[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _VERSION: Final = 1
 _EARLIEST_US: Final = (datetime(1, 1, 2, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 _LATEST_US: Final = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+# ------------------------------------------------------------------------------------------ what a list declares
+
+
+def filter_by(name: str, description: str, values: Sequence[str] = ()) -> Parameter:
+    """Return the parameter that selects entries by a text, or by one of ``values``."""
+    limit = {"enum": list(values)} if values else {"maxLength": FILTER_MAX_CHARS}
+    return Parameter(name, "query", description, schema={"type": "string", **limit})
+
+
+STATUS: Final = filter_by("status", "Only entries with this status.", get_args(TaskStatus))
+MODEL: Final = filter_by("model", "Only entries of this model.")
+FROM: Final = Parameter(
+    "from", "query", "Only entries created at or after this RFC 3339 time with an offset; a date is midnight UTC."
+)
+TO: Final = Parameter(
+    "to", "query", "Only entries created before this RFC 3339 time with an offset; a date is midnight UTC."
+)
+CURSOR: Final = Parameter(
+    "cursor",
+    "query",
+    "`next_cursor` of the previous page, requested with the same filters.",
+    schema={"type": "string", "maxLength": CURSOR_MAX_CHARS},
+)
+LIMIT: Final = Parameter(
+    "limit",
+    "query",
+    "The maximum number of entries on a page.",
+    schema={"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT},
+)
+PAGE: Final = (FROM, TO, CURSOR, LIMIT)
+"""The parameters of every list with pages."""
+FORMAT: Final = Parameter(
+    "format",
+    "query",
+    "`csv` returns a file of all matching entries, or of `limit` entries.",
+    schema={"type": "string", "enum": ["json", "csv"], "default": "json"},
+)
+CSV_MEDIA: Final = Media(status=200, content_types=("text/csv",), description="A page, or a CSV file.")
+
+_NO_FILTERS: Final = frozenset(each.name for each in (*PAGE, FORMAT))
+
+
+class ListBody(msgspec.Struct, Generic[E], frozen=True):
+    """A page of a list; ``next_cursor`` is null on the last one."""
+
+    data: list[E]
+    next_cursor: str | None
+
+
+class StoredListBody(ListBody[E], Generic[E], frozen=True):
+    """A page of a list of rows that hold whole values. ``unreadable``: ids of those that cannot be read now."""
+
+    unreadable: list[str] = msgspec.field(default_factory=list)
+
+
+class CsvFile(NamedTuple, Generic[E]):
+    """A list's file: its name, and its columns by their names, with what each shows of an entry."""
+
+    name: str
+    columns: Mapping[str, Callable[[E], str | int | None]]
+
+
+# ------------------------------------------------------------------------------------------ what a request asks for
 
 
 class Position(NamedTuple):
@@ -53,33 +137,6 @@ class Position(NamedTuple):
 
     created_at: datetime
     id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The parameters of a list request. ``since`` is inclusive, ``until`` exclusive; ``filters`` are exact matches.
-
-    ``kind`` names the list. ``limit`` is the default unless ``limit_given``.
-    """
-
-    kind: str
-    limit: int
-    limit_given: bool
-    since: datetime | None
-    until: datetime | None
-    filters: Mapping[str, str]
-    cursor: str | None
-
-    @property
-    def read_max(self) -> int:
-        """How many entries to read: one more than a page shows whether another page follows."""
-        return self.limit + 1
-
-    def options(self, after: Position | None) -> ListOptions:
-        """Return which entries to read, after a position."""
-        return ListOptions(
-            limit=self.read_max, since=self.since, until=self.until, after=after, filters=self.filters
-        )
 
 
 class ListOptions(TypedDict):
@@ -92,114 +149,47 @@ class ListOptions(TypedDict):
     filters: Mapping[str, str]
 
 
-class Page(NamedTuple, Generic[E]):
-    """A page of a list, and the cursor of the next page; None on the last page.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The parameters of a list request. ``since`` is inclusive, ``until`` exclusive; ``filters`` are exact matches.
 
-    ``unreadable`` are the ids of the entries that it should have, too, and whose rows cannot be decoded.
+    ``path`` names the list. ``limit`` is the default unless ``limit_given``.
     """
 
-    entries: list[E]
-    next_cursor: str | None
-    unreadable: list[str]
+    path: str
+    limit: int
+    limit_given: bool
+    since: datetime | None
+    until: datetime | None
+    filters: Mapping[str, str]
+    cursor: str | None
+    is_file: bool
+
+    def options(self, after: Position | None, limit: int) -> ListOptions:
+        """Return which entries to read, after a position: one more than ``limit`` shows whether others follow."""
+        return ListOptions(limit=limit + 1, since=self.since, until=self.until, after=after, filters=self.filters)
 
 
-class Entries(Protocol[E_co]):
-    """Reads entries of all accounts."""
-
-    def __call__(self, rows: Connection, /, **options: Unpack[ListOptions]) -> Sequence[E_co | UnreadableEntry]:
-        """Read them."""
-        ...
-
-
-class AccountEntries(Protocol[E_co]):
-    """Reads entries of one account."""
-
-    def __call__(
-        self, rows: Connection, account_id: str, /, **options: Unpack[ListOptions]
-    ) -> Sequence[E_co | UnreadableEntry] | Refusal:
-        """Read them; may refuse a position that no entry of this list can have."""
-        ...
+def is_asked_for(position: Position, options: ListOptions) -> bool:
+    """Whether an entry of a list that is ordered newest first is of the time asked for, and follows ``after``."""
+    since, until, after = options["since"], options["until"], options["after"]
+    return (
+        (since is None or position.created_at >= since)
+        and (until is None or position.created_at < until)
+        and (after is None or position < after)
+    )
 
 
-async def list_of_account(
-    call: Call,
-    shape: type[msgspec.Struct],
-    entries: AccountEntries[E],
-    body: Callable[[E], msgspec.Struct],
-    position: Callable[[E], Position],
-    *,
-    kind: str,
-    filters: Sequence[Parameter] = (),
-) -> msgspec.Struct | Refusal:
-    """Return a page of a list of the caller's account as a ``shape``; credential and page are one read.
+def read_window(call: Call) -> Window | Refusal:
+    """Parse the query string of a list by the parameters of its route; repeated keys are refused.
 
-    ``entries`` reads, ``body`` renders an entry, ``position`` returns its position; ``kind`` names the list.
-    Refuses: 1. ``invalid_parameter``; 2. as the credential is refused; 3. ``invalid_cursor``.
-    """
-    window = read_window(call.query(), kind=kind, filters=filters)
-    if isinstance(window, Refusal):
-        return window
-
-    def read(rows: Connection, account_id: str) -> Page[E] | Refusal:
-        after = read_cursor(account_id, window)
-        if isinstance(after, Refusal):
-            return after
-        found = entries(rows, account_id, **window.options(after))
-        return found if isinstance(found, Refusal) else cut_page(found, account_id, window, position)
-
-    page = await call.read_as_caller(read)
-    return page if isinstance(page, Refusal) else _list_body(shape, page, body)
-
-
-async def list_of_all_accounts(
-    call: Call,
-    shape: type[msgspec.Struct],
-    entries: Entries[E],
-    body: Callable[[E], msgspec.Struct],
-    position: Callable[[E], Position],
-    *,
-    kind: str,
-    filters: Sequence[Parameter] = (),
-) -> msgspec.Struct | Refusal:
-    """Return a page of a list over all accounts, as :func:`list_of_account` does for one."""
-    asked = read_asked(call, OPERATORS, kind=kind, filters=filters)
-    if isinstance(asked, Refusal):
-        return asked
-    window, after = asked
-    found = await call.deps.database.read(lambda rows: entries(rows, **window.options(after)))
-    return _list_body(shape, cut_page(found, OPERATORS, window, position), body)
-
-
-def _list_body(shape: type[msgspec.Struct], page: Page[E], body: Callable[[E], msgspec.Struct]) -> msgspec.Struct:
-    unreadable = {"unreadable": page.unreadable} if page.unreadable else {}
-    return shape(data=[body(entry) for entry in page.entries], next_cursor=page.next_cursor, **unreadable)
-
-
-def read_asked(
-    call: Call, owner: str, *, kind: str, filters: Sequence[Parameter] = ()
-) -> tuple[Window, Position | None] | Refusal:
-    """Return a list's window, and the position of its cursor in the list of ``owner``.
-
-    Refuses as :func:`read_window` and :func:`read_cursor` do.
-    """
-    window = read_window(call.query(), kind=kind, filters=filters)
-    if isinstance(window, Refusal):
-        return window
-    after = read_cursor(owner, window)
-    return after if isinstance(after, Refusal) else (window, after)
-
-
-def read_window(
-    query: Mapping[str, Sequence[str]], *, kind: str, filters: Sequence[Parameter] = ()
-) -> Window | Refusal:
-    """Parse a list's query string; repeated keys are refused.
-
-    ``filters`` whose schema has an ``enum`` accept its values only. Refuses with ``invalid_parameter`` or
+    A filter whose schema has an ``enum`` accepts its values only. Refuses with ``invalid_parameter`` or
     ``missing_parameter``, naming the key.
     """
-    values: dict[str, str] = {}
-    names = [each.name for each in filters]
-    for name in ("limit", "from", "to", "cursor", *names):
+    route, query, values = call.route, call.query(), dict[str, str]()
+    assert isinstance(route, Declaration)
+    filters = [each for each in route.parameters if each.place == "query" and each.name not in _NO_FILTERS]
+    for name in (*_NO_FILTERS, *(each.name for each in filters)):
         sent = query.get(name, ())
         if len(sent) > 1:
             return invalid_parameter(name, f"was sent {len(sent)} times")
@@ -217,18 +207,19 @@ def read_window(
             times[name] = at
     if "from" in times and "to" in times and times["from"] >= times["to"]:
         return invalid_parameter("from", "must be earlier than to", values["from"])
-    for each in filters:
+    for each in (FORMAT, *filters):
         refusal = _refuse_filter(each, values.get(each.name))
         if refusal is not None:
             return refusal
     return Window(
-        kind=kind,
+        path=route.path,
         limit=int(limit_text),
         limit_given="limit" in values,
         since=times.get("from"),
         until=times.get("to"),
-        filters={name: values[name] for name in names if name in values},
+        filters={each.name: values[each.name] for each in filters if each.name in values},
         cursor=values.get("cursor"),
+        is_file=values.get(FORMAT.name) == "csv",
     )
 
 
@@ -256,25 +247,13 @@ def read_time(text: str) -> datetime | None:
     return None
 
 
-def cut_page(
-    found: Sequence[E | UnreadableEntry], owner: str, window: Window, position: Callable[[E], Position]
-) -> Page[E]:
-    """Return a page of up to ``window.read_max`` entries. ``position`` returns an entry's position.
-
-    A row that cannot be decoded counts towards the page, which names it.
-    """
-    page = found[: window.limit]
-    entries = [entry for entry in page if not isinstance(entry, UnreadableEntry)]
-    unreadable = [entry.id for entry in page if isinstance(entry, UnreadableEntry)]
-    if len(found) <= window.limit:
-        return Page(entries, None, unreadable)
-    last = page[-1]
-    at = Position(last.at, last.id) if isinstance(last, UnreadableEntry) else position(last)
-    return Page(entries, write_cursor(at, owner, window), unreadable)
+# ------------------------------------------------------------------------------------------ cursors
 
 
-def write_cursor(position: Position, owner: str, window: Window) -> str:
+def write_cursor(position: Position | None, owner: str, window: Window) -> str | None:
     """Return the cursor of the page after ``position`` in the list of ``owner``, usually an account's id."""
+    if position is None:
+        return None
     at_us = (position.created_at - _EPOCH) // timedelta(microseconds=1)
     raw = msgspec.json.encode([_VERSION, at_us, position.id, _binding(owner, window)])
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
@@ -307,10 +286,180 @@ INVALID_CURSOR: Final = Refusal(
 def _binding(owner: str, window: Window) -> str:
     """Return a hash of everything that determines the list's entries; the page size may change."""
     facts = [
-        window.kind,
+        window.path,
         owner,
         window.since and window.since.isoformat(),
         window.until and window.until.isoformat(),
         sorted(window.filters.items()),
     ]
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
+
+
+# ------------------------------------------------------------------------------------------ pages
+
+
+class Entries(Protocol[E_co]):
+    """Reads entries of a list."""
+
+    def __call__(
+        self, rows: Connection, /, **options: Unpack[ListOptions]
+    ) -> Sequence[E_co | UnreadableEntry] | Refusal:
+        """Read them; may refuse a position that no entry of this list can have, or a list that does not exist."""
+        ...
+
+
+class AccountEntries(Protocol[E_co]):
+    """Reads entries of a list of one account."""
+
+    def __call__(
+        self, rows: Connection, account_id: str, /, **options: Unpack[ListOptions]
+    ) -> Sequence[E_co | UnreadableEntry] | Refusal:
+        """Read them, as :class:`Entries` does."""
+        ...
+
+
+class Page(NamedTuple, Generic[E]):
+    """A page of a list. ``unreadable`` are the ids of the entries that it should have, too.
+
+    Their rows cannot be decoded. ``after`` is where the next page starts, None on the last page.
+    """
+
+    entries: list[E]
+    unreadable: list[str]
+    after: Position | None
+
+    @property
+    def read_count(self) -> int:
+        """How many entries the page takes, with those that cannot be decoded."""
+        return len(self.entries) + len(self.unreadable)
+
+
+def cut_page(found: Sequence[E | UnreadableEntry], limit: int, position: Callable[[E], Position]) -> Page[E]:
+    """Return the page of up to ``limit`` entries; if more were found, others follow.
+
+    ``position`` returns an entry's position. A row that cannot be decoded counts towards the page, which names it.
+    """
+    page = found[:limit]
+    after = None
+    if len(found) > limit:
+        last = page[-1]
+        after = Position(last.at, last.id) if isinstance(last, UnreadableEntry) else position(last)
+    return Page(
+        [entry for entry in page if not isinstance(entry, UnreadableEntry)],
+        [entry.id for entry in page if isinstance(entry, UnreadableEntry)],
+        after,
+    )
+
+
+async def list_for_operators(
+    call: Call,
+    entries: Entries[E],
+    body: Callable[[E], msgspec.Struct],
+    position: Callable[[E], Position],
+    *,
+    owner: str = OPERATORS,
+) -> Outcome:
+    """Return a page of an operators' list, as :func:`list_of_account` does of an account's."""
+    window = read_window(call)
+    if isinstance(window, Refusal):
+        return window
+    after = read_cursor(owner, window)
+    if isinstance(after, Refusal):
+        return after
+    found = await call.deps.database.read(lambda rows: entries(rows, **window.options(after, window.limit)))
+    if isinstance(found, Refusal):
+        return found
+    return _list_body(call, window, owner, cut_page(found, window.limit, position), body)
+
+
+async def list_of_account(
+    call: Call,
+    entries: AccountEntries[E],
+    body: Callable[[E], msgspec.Struct],
+    position: Callable[[E], Position],
+    *,
+    file: CsvFile[E] | None = None,
+) -> Outcome:
+    """Return a page of a list of the caller's account, or with ``format=csv`` the ``file``, if the list has one.
+
+    ``entries`` reads, ``body`` renders an entry, ``position`` returns its position. Credential and page are one
+    read. Refuses, before a file starts: 1. ``invalid_parameter``; 2. as the credential is refused; 3.
+    ``invalid_cursor``.
+    """
+    window = read_window(call)
+    if isinstance(window, Refusal):
+        return window
+    limit = _file_page_rows(window, 0) if window.is_file else window.limit
+
+    def read(rows: Connection, account_id: str) -> tuple[str, Page[E]] | Refusal:
+        after = read_cursor(account_id, window)
+        if isinstance(after, Refusal):
+            return after
+        found = entries(rows, account_id, **window.options(after, limit))
+        return found if isinstance(found, Refusal) else (account_id, cut_page(found, limit, position))
+
+    answer = await call.read_as_caller(read)
+    if isinstance(answer, Refusal):
+        return answer
+    account_id, page = answer
+    if file is None or not window.is_file:
+        return _list_body(call, window, account_id, page, body)
+
+    async def read_on(after: Position, limit: int) -> Page[E]:
+        found = await call.deps.database.read(
+            lambda rows: entries(rows, account_id, **window.options(after, limit))
+        )
+        assert not isinstance(found, Refusal), "the position is that of an entry of this list"
+        return cut_page(found, limit, position)
+
+    response = Response(
+        _file_parts(window, file, page, read_on),
+        content_type=CSV_CONTENT_TYPE,
+        headers={"Content-Disposition": f'attachment; filename="{file.name}"'},
+    )
+    response.timeout = SEND_TIMEOUT_S
+    return response
+
+
+def _list_body(
+    call: Call, window: Window, owner: str, page: Page[E], body: Callable[[E], msgspec.Struct]
+) -> msgspec.Struct:
+    assert isinstance(call.route, Declaration)
+    assert call.route.reply is not None
+    unreadable = {"unreadable": page.unreadable} if page.unreadable else {}
+    cursor = write_cursor(page.after, owner, window)
+    return call.route.reply(data=[body(entry) for entry in page.entries], next_cursor=cursor, **unreadable)
+
+
+# ------------------------------------------------------------------------------------------ CSV files
+
+
+def _file_page_rows(window: Window, sent: int) -> int:
+    """Return the size of a file's next page, after ``sent`` rows; a given limit bounds the whole file."""
+    return min(CSV_PAGE_ROWS, window.limit - sent) if window.limit_given else CSV_PAGE_ROWS
+
+
+async def _file_parts(
+    window: Window, file: CsvFile[E], page: Page[E], read_on: Callable[[Position, int], Awaitable[Page[E]]]
+) -> AsyncIterator[bytes]:
+    yield csv_lines([file.columns])
+    sent = 0
+    while True:
+        yield csv_lines([[cell(entry) for cell in file.columns.values()] for entry in page.entries])
+        sent += page.read_count
+        after, limit = page.after, _file_page_rows(window, sent)
+        if after is None or not limit:
+            return
+        page = await read_on(after, limit)
+
+
+def csv_lines(table: Iterable[Iterable[str | int | None]]) -> bytes:
+    """Return rows as lines of a CSV file, with no cell that a spreadsheet takes for a formula."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\r\n").writerows([[_cell(value) for value in row] for row in table])
+    return text.getvalue().encode()
+
+
+def _cell(value: str | int | None) -> str:
+    text = "" if value is None else str(value)
+    return f"'{text}" if text.startswith(FORMULA_STARTS) and not _NUMBER.fullmatch(text) else text

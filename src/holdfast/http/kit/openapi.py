@@ -14,8 +14,8 @@ import msgspec
 from holdfast import __version__
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.errors import ERROR_TABLE, ErrorResponse
+from holdfast.http.kit.listing import PAGE
 from holdfast.http.kit.operator_sessions import CSRF_HEADER
-from holdfast.http.kit.parameters import PAGE
 from holdfast.http.kit.routes import Parameter, Route
 from holdfast.http.kit.samples import code_samples, example_body
 from holdfast.ledger.tasks.events import EVENT_KINDS

@@ -101,7 +101,7 @@ class PageServer:
             is_production=deps.settings.is_production,
             live_s=LIVE_S if page.is_live else 0,
             message=message,
-            first_page=request.path if visit.parameter("cursor") else "",
+            first_page=visit.first_page(),
             next_page=visit.next_page,
         )
         if message is not None and "X-Refresh" not in request.headers:

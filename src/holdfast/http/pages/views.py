@@ -6,9 +6,9 @@ A view reads by calling endpoints in process, so that a page shows what the API 
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -18,6 +18,7 @@ from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.actions import handle
 from holdfast.http.kit.calls import Auth, Call, Method, Needs
 from holdfast.http.kit.errors import refusal_of_fault
+from holdfast.http.kit.listing import PAGE
 from holdfast.http.kit.routes import BodyResponse, Handler, Route
 from holdfast.http.pages.forms import body_of_form
 from holdfast.http.pages.rendering import Headers, Html, Redirect
@@ -29,6 +30,15 @@ ROWS_SHOWN: Final = "50"
 """How many entries of a list a page shows."""
 
 ViewResult: TypeAlias = Html | Redirect | Refusal | Response
+
+
+class ListShown(NamedTuple):
+    """A list on a page, as its endpoint returned it, with its filters and what may be chosen for them."""
+
+    found: msgspec.Struct | Refusal
+    filters: Mapping[str, str]
+    choices: Mapping[str, object]
+    is_filtered: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +57,18 @@ class Visit:
         """Return a query parameter, "" if it was not sent."""
         return self.call.request.args.get(name, "").strip()
 
+    def first_page(self) -> str:
+        """Return the address of the list's first page, with the same filters; "" on that page."""
+        return self._page_at("") if self.parameter("cursor") else ""
+
     def next_page(self, cursor: str | None) -> str:
-        """Return the address of a list's page at ``cursor``, with the same filters; "" without a cursor."""
-        if cursor is None:
-            return ""
+        """Return the address of the list's page at ``cursor``, with the same filters; "" without a cursor."""
+        return "" if cursor is None else self._page_at(cursor)
+
+    def _page_at(self, cursor: str) -> str:
         sent = {**self.call.request.args.to_dict(), "cursor": cursor}
-        return f"{self.call.request.path}?{urlencode(sent)}"
+        query = urlencode({name: value for name, value in sent.items() if name != "cursor" or value})
+        return f"{self.call.request.path}?{query}" if query else self.call.request.path
 
     async def read(
         self,
@@ -69,16 +85,26 @@ class Visit:
         return found
 
     async def read_list(
-        self,
-        handler: Handler,
-        reply: type[S],
-        filters: Sequence[str] = (),
-        *,
-        path: Mapping[str, str] | None = None,
-    ) -> S | Refusal:
-        """Call an endpoint that lists, with the cursor and the filters of the page's own address."""
-        query = {name: self.parameter(name) for name in ("cursor", *filters)}
-        return await self.read(handler, reply, path=path, query={"limit": ROWS_SHOWN, **query})
+        self, handler: Handler, *, always: Mapping[str, str] | None = None, **defaults: str
+    ) -> ListShown:
+        """Call an endpoint that lists, with the cursor and the filters of the page's own address, and its path.
+
+        The filters ``defaults`` hold unless the address has others, those of ``always`` in any case.
+        """
+        parameters = [each for each in route_of(handler).parameters if each not in PAGE]
+        sent = self.call.request.args
+        filters = {
+            each.name: self.parameter(each.name) if each.name in sent else defaults.get(each.name, "")
+            for each in parameters
+        }
+        filters |= always or {}
+        query = {**filters, "cursor": self.parameter("cursor"), "limit": ROWS_SHOWN}
+        return ListShown(
+            found=await self.read(handler, msgspec.Struct, path=self.path, query=query),
+            filters=filters,
+            choices={each.name: each.schema["enum"] for each in parameters if "enum" in each.schema},
+            is_filtered=any(value not in ("", defaults.get(name)) for name, value in filters.items()),
+        )
 
     async def submit(self, route: Route, *, fields: Mapping[str, str]) -> tuple[msgspec.Struct | Refusal, Headers]:
         """Call an endpoint that changes something, with a form's fields as its body and the path of this request.

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.http.kit.listing import StoredListBody
 from holdfast.ledger.orders.facts import ProcessingStatus
 from holdfast.ledger.orders.order import OrderStatus, Provider, ReconcileStatus, ReversalStatus, RiskStatus, Source
 from holdfast.ledger.public_types import Amount, Time
@@ -234,9 +235,5 @@ class EventIgnored(msgspec.Struct, frozen=True):
     ignored: bool = True
 
 
-class PaymentOrderList(msgspec.Struct, frozen=True):
+class PaymentOrderList(StoredListBody[PaymentOrderBody], frozen=True):
     """A page of payment orders, newest first. ``unreadable``: ids of those that cannot be read now."""
-
-    data: list[PaymentOrderBody]
-    next_cursor: str | None
-    unreadable: list[str] = []

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import msgspec
 
+from holdfast.http.kit.listing import ListBody
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
 from holdfast.telemetry.reports.report import Level, Report, ReportFields, in_words
@@ -25,14 +26,12 @@ class ReportBody(ReportFields[Time], frozen=True, kw_only=True):
     level: Level
 
 
-class ReportList(msgspec.Struct, frozen=True):
+class ReportList(ListBody[ReportBody], frozen=True):
     """A page of reports, newest first. From ``position`` on the stream misses nothing that is not on this page.
 
     While the database is away, they are the newest of this process, ``from_memory``, and ``position`` is null.
     """
 
-    data: list[ReportBody]
-    next_cursor: str | None
     position: int | None
     from_memory: bool
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.http.kit.listing import ListBody
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.credit.operations import AVAILABLE, HELD, Operation
 from holdfast.ledger.money import format_amount
@@ -39,11 +40,8 @@ class StatementEntryBody(msgspec.Struct, frozen=True):
     postings: list[PostingBody]
 
 
-class Statement(msgspec.Struct, frozen=True):
+class Statement(ListBody[StatementEntryBody], frozen=True):
     """A page of the account's operations, newest first."""
-
-    data: list[StatementEntryBody]
-    next_cursor: str | None
 
 
 def statement_entry_body(entry: Operation) -> StatementEntryBody:

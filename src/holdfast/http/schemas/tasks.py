@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.actors.account.messages import TaskAccepted
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.listing import StoredListBody
 from holdfast.http.schemas.common import Input, ModelId
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.money import format_amount
@@ -58,12 +59,8 @@ class TaskBody(PublicTask, frozen=True):
     provider_progress: list[ProgressBody]
 
 
-class TaskList(msgspec.Struct, frozen=True):
+class TaskList(StoredListBody[TaskBody], frozen=True):
     """A page of tasks, newest first. ``unreadable``: ids of those that cannot be read now."""
-
-    data: list[TaskBody]
-    next_cursor: str | None
-    unreadable: list[str] = []
 
 
 class UsageStatus(msgspec.Struct, frozen=True):
@@ -94,12 +91,8 @@ class UsageBody(msgspec.Struct, frozen=True):
     status_history: list[UsageStatus]
 
 
-class UsageList(msgspec.Struct, frozen=True):
+class UsageList(StoredListBody[UsageBody], frozen=True):
     """A page of the usage log, newest first. ``unreadable``: ids of those that cannot be read now."""
-
-    data: list[UsageBody]
-    next_cursor: str | None
-    unreadable: list[str] = []
 
 
 def task_created(deps: Dependencies, accepted: TaskAccepted) -> TaskCreated:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ
-from holdfast.http.kit.csv_files import FILE, FORMAT, Columns, list_or_file
-from holdfast.http.kit.listing import INVALID_CURSOR, Position
-from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.listing import (
+    CSV_MEDIA,
+    FORMAT,
+    INVALID_CURSOR,
+    PAGE,
+    CsvFile,
+    Position,
+    filter_by,
+    list_of_account,
+)
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.statement import Statement, balance_change_micro, statement_entry_body
 from holdfast.ledger.clock import format_time
@@ -26,7 +33,7 @@ NUMBER_MAX: Final = 2**63 - 1
 
 _KIND: Final = filter_by("kind", "Only operations of this kind.", [kind.value for kind in OperationKind])
 
-COLUMNS: Final[Columns[Operation]] = {
+COLUMNS: Final[Mapping[str, Callable[[Operation], str | int | None]]] = {
     "operation_id": lambda entry: entry.operation_id,
     "number": lambda entry: entry.number,
     "at": lambda entry: format_time(entry.at),
@@ -48,20 +55,17 @@ COLUMNS: Final[Columns[Operation]] = {
     auth=Auth.SESSION_OR_KEY,
     scope=ACCOUNT_READ,
     reply=Statement,
-    media=(FILE,),
+    media=(CSV_MEDIA,),
     parameters=(_KIND, *PAGE, FORMAT),
 )
 async def read_statement(call: Call) -> Outcome:
     """One read: the caller and a page. Operations are numbered without gaps, and a cursor holds a number."""
-    return await list_or_file(
+    return await list_of_account(
         call,
-        Statement,
         _entries,
         statement_entry_body,
         lambda entry: Position(entry.at, str(entry.number)),
-        kind="statement",
-        columns=COLUMNS,
-        filters=(_KIND,),
+        file=CsvFile("statement.csv", COLUMNS),
     )
 
 

@@ -15,8 +15,7 @@ from holdfast.actors.account.messages import CreateOrder
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ
-from holdfast.http.kit.listing import Position, list_of_account
-from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.listing import PAGE, Position, filter_by, list_of_account
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.payment_rendering import payment_order_body
@@ -46,15 +45,7 @@ _PROVIDER: Final = filter_by("provider", "Only orders of this payment provider."
 )
 async def list_payment_orders(call: Call) -> Outcome:
     """One read: the caller and a page."""
-    return await list_of_account(
-        call,
-        PaymentOrderList,
-        orders_of_account,
-        payment_order_body,
-        position_of,
-        kind="payments",
-        filters=(_STATUS, _PROVIDER),
-    )
+    return await list_of_account(call, orders_of_account, payment_order_body, position_of)
 
 
 def position_of(order: Order) -> Position:

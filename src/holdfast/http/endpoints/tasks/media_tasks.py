@@ -21,8 +21,7 @@ from holdfast.actors.task.messages import CancelTask
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import Position, list_of_account
-from holdfast.http.kit.parameters import MODEL, PAGE, STATUS
+from holdfast.http.kit.listing import MODEL, PAGE, STATUS, Position, list_of_account
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.shown import invalid_parameter, shown
@@ -170,12 +169,9 @@ async def list_tasks(call: Call) -> Outcome:
     """One read: the key and a page."""
     return await list_of_account(
         call,
-        TaskList,
         tasks_of_account,
         functools.partial(task_body, call.deps),
         lambda task: Position(task.created_at, task.request_id),
-        kind="tasks",
-        filters=(STATUS, MODEL),
     )
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final, get_args
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import USAGE_READ
-from holdfast.http.kit.csv_files import FILE, FORMAT, Columns, list_or_file
-from holdfast.http.kit.listing import Position
-from holdfast.http.kit.parameters import MODEL, PAGE, STATUS, filter_by
+from holdfast.http.kit.listing import (
+    CSV_MEDIA,
+    FORMAT,
+    MODEL,
+    PAGE,
+    STATUS,
+    CsvFile,
+    Position,
+    filter_by,
+    list_of_account,
+)
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.tasks import UsageList, usage_body
 from holdfast.ledger.catalog.models import Modality
@@ -21,9 +30,8 @@ route = RouteTable("Usage")
 
 _MODALITY: Final = filter_by("modality", "Only entries of this modality.", get_args(Modality))
 _API_KEY_ID: Final = filter_by("api_key_id", "Only entries of this API key.")
-_FILTERS: Final = (STATUS, MODEL, _MODALITY, _API_KEY_ID)
 
-COLUMNS: Final[Columns[UsageEntry]] = {
+COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
     "request_id": lambda entry: entry.request_id,
     "ts": lambda entry: format_time(entry.ts),
     "model": lambda entry: entry.model,
@@ -47,18 +55,15 @@ COLUMNS: Final[Columns[UsageEntry]] = {
     auth=Auth.SESSION_OR_KEY,
     scope=USAGE_READ,
     reply=UsageList,
-    media=(FILE,),
-    parameters=(*PAGE, *_FILTERS, FORMAT),
+    media=(CSV_MEDIA,),
+    parameters=(*PAGE, STATUS, MODEL, _MODALITY, _API_KEY_ID, FORMAT),
 )
 async def list_usage(call: Call) -> Outcome:
     """One read: the caller and a page."""
-    return await list_or_file(
+    return await list_of_account(
         call,
-        UsageList,
         usage_of_account,
         usage_body,
         lambda entry: Position(entry.ts, entry.request_id),
-        kind="usage",
-        columns=COLUMNS,
-        filters=_FILTERS,
+        file=CsvFile("usage.csv", COLUMNS),
     )

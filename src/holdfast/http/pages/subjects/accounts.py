@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.http.endpoints.operators.accounts.account import AccountDetails, read_account_details
-from holdfast.http.endpoints.operators.accounts.time_lines import SOURCES, TimeLine, read_account_time_line
+from holdfast.http.endpoints.operators.accounts.time_lines import read_account_time_line
 from holdfast.http.endpoints.operators.supervision.actors import read_actor
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
@@ -24,8 +24,6 @@ async def account(visit: Visit) -> ViewResult:
         "account": found,
         "account_id": account_id,
         "actor": await visit.read(read_actor, KeyDescription, path={"group": "accounts", "key": account_id}),
-        "sources": SOURCES,
-        "source": visit.parameter("source"),
-        "time_line": await visit.read_list(read_account_time_line, TimeLine, ("source",), path=visit.path),
+        "time_line": await visit.read_list(read_account_time_line),
     }
     return Html("account.html", values, is_live=True)

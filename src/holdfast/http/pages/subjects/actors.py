@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final, get_args
-
 from holdfast.http.endpoints.operators.supervision.actors import ActorList, list_actors, read_actor
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.http.schemas.operators import GROUPS
 from holdfast.ledger.refusals import Refusal
-from holdfast.supervision.control.messages import ActorState, KeyDescription
+from holdfast.supervision.control.messages import KeyDescription
 
 view = ViewTable()
-
-STATES: Final[tuple[str, ...]] = get_args(ActorState)
 
 
 @view("/ops/actors")
 async def actors(visit: Visit) -> ViewResult:
     """The actors of one group."""
-    group = visit.parameter("group") or GROUPS[0]
-    state = visit.parameter("state")
-    order = visit.parameter("order")
-    query = {
-        "group": group,
-        "state": state,
-        "order": order,
-        "cursor": visit.parameter("cursor"),
-        "limit": ROWS_SHOWN,
-    }
-    values = {
-        "actors": await visit.read(list_actors, ActorList, query=query),
-        "group": group,
-        "groups": GROUPS,
-        "state": state,
-        "states": STATES,
-        "order": order,
-    }
-    return Html("actors.html", values, is_live=True)
+    return Html("actors.html", {"actors": await visit.read_list(list_actors, group=GROUPS[0])}, is_live=True)
 
 
 @view("/ops/actors/{group}/{key}")

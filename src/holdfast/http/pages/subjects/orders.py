@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from holdfast.http.endpoints.operators.money.orders import (
     OrderDetails,
-    OrderDetailsList,
     list_troubled_orders,
     read_order_details,
 )
@@ -19,19 +18,14 @@ view = ViewTable()
 @view("/ops/payments")
 async def held_payments(visit: Visit) -> ViewResult:
     """The held orders, oldest first."""
-    query = {"trouble": "held", "cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
-    found = await visit.read(list_troubled_orders, OrderDetailsList, query=query)
-    return Html("payments.html", {"orders": found}, is_live=True)
+    held = await visit.read_list(list_troubled_orders, always={"trouble": "held"})
+    return Html("payments.html", {"orders": held}, is_live=True)
 
 
 @view("/ops/orders")
 async def unreconciled_orders(visit: Visit) -> ViewResult:
     """The orders that do not match their provider's record, or are not compared yet."""
-    values = {
-        "orders": await visit.read_list(list_troubled_orders, OrderDetailsList, ("trouble",)),
-        "trouble": visit.parameter("trouble"),
-    }
-    return Html("orders.html", values, is_live=True)
+    return Html("orders.html", {"orders": await visit.read_list(list_troubled_orders)}, is_live=True)
 
 
 @view("/ops/payments/{order_id}")

@@ -7,9 +7,8 @@ from typing import Final
 from holdfast.http.endpoints.operators.records.reports import list_reports
 from holdfast.http.pages.formats import tone_of
 from holdfast.http.pages.rendering import Html
-from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
-from holdfast.http.schemas.reports import ReportList
-from holdfast.telemetry.reports.report import KINDS, LEVELS, ReportFilter
+from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.telemetry.reports.report import KINDS
 
 view = ViewTable()
 
@@ -20,16 +19,11 @@ LEVEL_DEFAULT: Final = "info"
 @view("/ops/reports")
 async def reports(visit: Visit) -> ViewResult:
     """The reports that the filters select; the script adds new ones, unless the page is an older one."""
-    filters = {name: visit.parameter(name).removeprefix("req_") for name in ReportFilter._fields}
-    if "level" not in visit.call.request.args:
-        filters["level"] = LEVEL_DEFAULT
-    query = {**filters, "cursor": visit.parameter("cursor"), "limit": ROWS_SHOWN}
+    found = await visit.read_list(list_reports, level=LEVEL_DEFAULT)
+    # The script compares the filters with what the stream reports, which has a trace's id without the prefix.
+    filters = {name: value.removeprefix("req_") for name, value in found.filters.items()}
     values = {
-        "reports": await visit.read(list_reports, ReportList, query=query),
-        "filters": filters,
-        "is_filtered": any(value for name, value in filters.items() if (name, value) != ("level", LEVEL_DEFAULT)),
-        "kinds": KINDS,
-        "levels": LEVELS,
+        "reports": found._replace(filters=filters),
         "tones": {kind: tone_of(kind) for kind in KINDS},
         "streams": not visit.parameter("cursor"),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from holdfast.http.endpoints.operators.accounts.reviews import (
-    ReviewList,
     ReviewRecord,
     list_reviews,
     read_review,
@@ -18,7 +17,7 @@ view = ViewTable()
 @view("/ops/reviews")
 async def reviews(visit: Visit) -> ViewResult:
     """The open reviews, oldest first."""
-    return Html("reviews.html", {"reviews": await visit.read_list(list_reviews, ReviewList)}, is_live=True)
+    return Html("reviews.html", {"reviews": await visit.read_list(list_reviews)}, is_live=True)
 
 
 @view("/ops/reviews/{review_case_id}")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from holdfast.http.endpoints.operators.accounts.tasks import (
-    UNFINISHED,
-    TaskDetailsList,
     TaskRecord,
     TaskRow,
     list_failed_tasks,
@@ -14,7 +10,7 @@ from holdfast.http.endpoints.operators.accounts.tasks import (
     read_task_details,
     read_task_row,
 )
-from holdfast.http.endpoints.operators.accounts.time_lines import SOURCES, TimeLine, read_task_time_line
+from holdfast.http.endpoints.operators.accounts.time_lines import read_task_time_line
 from holdfast.http.endpoints.operators.supervision.actors import read_actor
 from holdfast.http.kit.errors import UNREADABLE
 from holdfast.http.pages.rendering import Html
@@ -24,28 +20,17 @@ from holdfast.supervision.control.messages import KeyDescription
 
 view = ViewTable()
 
-FILTERS: Final = ("provider", "status")
-
 
 @view("/ops/tasks")
 async def tasks(visit: Visit) -> ViewResult:
     """The tasks that have not ended, oldest first."""
-    values = {
-        "tasks": await visit.read_list(list_unfinished_tasks, TaskDetailsList, FILTERS),
-        "filters": {name: visit.parameter(name) for name in FILTERS},
-        "statuses": UNFINISHED,
-    }
-    return Html("tasks.html", values, is_live=True)
+    return Html("tasks.html", {"tasks": await visit.read_list(list_unfinished_tasks)}, is_live=True)
 
 
 @view("/ops/failed-tasks")
 async def failed(visit: Visit) -> ViewResult:
     """The tasks that failed, newest first."""
-    values = {
-        "tasks": await visit.read_list(list_failed_tasks, TaskDetailsList, ("provider",)),
-        "provider": visit.parameter("provider"),
-    }
-    return Html("failed_tasks.html", values, is_live=True)
+    return Html("failed_tasks.html", {"tasks": await visit.read_list(list_failed_tasks)}, is_live=True)
 
 
 @view("/ops/tasks/{request_id}")
@@ -63,8 +48,6 @@ async def task(visit: Visit) -> ViewResult:
         "row": row,
         "task_id": task_id,
         "actor": await visit.read(read_actor, KeyDescription, path={"group": "tasks", "key": task_id}),
-        "sources": SOURCES,
-        "source": visit.parameter("source"),
-        "time_line": await visit.read_list(read_task_time_line, TimeLine, ("source",), path=visit.path),
+        "time_line": await visit.read_list(read_task_time_line),
     }
     return Html("task.html", values, is_live=True)

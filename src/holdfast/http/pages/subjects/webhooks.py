@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from holdfast.http.endpoints.operators.accounts.webhooks import (
-    FailedEventList,
     WebhookSummary,
     list_failed_events,
     summarise_webhooks,
@@ -15,15 +12,12 @@ from holdfast.http.pages.views import ViewResult, ViewTable, Visit
 
 view = ViewTable()
 
-FILTERS: Final = ("status", "account_id", "host")
-
 
 @view("/ops/webhooks")
 async def failed_webhooks(visit: Visit) -> ViewResult:
     """The events that the filters select, newest first."""
     values = {
-        "events": await visit.read_list(list_failed_events, FailedEventList, FILTERS),
+        "events": await visit.read_list(list_failed_events),
         "summary": await visit.read(summarise_webhooks, WebhookSummary),
-        "filters": {name: visit.parameter(name) for name in FILTERS},
     }
     return Html("webhooks.html", values, is_live=True)

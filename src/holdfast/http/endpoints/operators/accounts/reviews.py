@@ -12,11 +12,10 @@ from typing import Final, get_args
 import msgspec
 
 from holdfast.actors.task.messages import DecideReview
-from holdfast.http.endpoints.operators.accounts.tasks import input_of
+from holdfast.http.endpoints.operators.accounts.tasks import input_of, position_of_task
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import Position, list_of_all_accounts
-from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.listing import PAGE, StoredListBody, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.operators import ActionRequest, Note, text_of
@@ -71,12 +70,8 @@ class ReviewRecord(ReviewBody, frozen=True):
     provider_job_id: str | None
 
 
-class ReviewList(msgspec.Struct, frozen=True):
+class ReviewList(StoredListBody[ReviewBody], frozen=True):
     """A page of open reviews, oldest task first. ``unreadable``: ids of those that cannot be read now."""
-
-    data: list[ReviewBody]
-    next_cursor: str | None
-    unreadable: list[str] = []
 
 
 @route(
@@ -89,15 +84,7 @@ class ReviewList(msgspec.Struct, frozen=True):
 )
 async def list_reviews(call: Call) -> Outcome:
     """Until the task has left its review: also while approved results are being stored."""
-    return await list_of_all_accounts(
-        call,
-        ReviewList,
-        open_reviews,
-        partial(review_body, call.deps),
-        lambda task: Position(task.created_at, task.request_id),
-        kind="reviews",
-        filters=(_REASON,),
-    )
+    return await list_for_operators(call, open_reviews, partial(review_body, call.deps), position_of_task)
 
 
 @route(

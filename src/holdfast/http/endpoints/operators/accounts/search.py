@@ -10,8 +10,7 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import API_KEY_START, KEY_PREFIX_CHARS
-from holdfast.http.kit.listing import read_window
-from holdfast.http.kit.parameters import LIMIT, filter_by
+from holdfast.http.kit.listing import LIMIT, filter_by, read_window
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.search import accounts_of_address, accounts_of_key, operation_place
@@ -48,7 +47,7 @@ class FoundList(msgspec.Struct, frozen=True):
 )
 async def find(call: Call) -> Outcome:
     """One read of an index. Addresses are compared in lower case, as they are stored; a key by its prefix."""
-    window = read_window(call.query(), kind="found", filters=(_SOUGHT,))
+    window = read_window(call)
     if isinstance(window, Refusal):
         return window
     sought = window.filters["q"].strip()

@@ -12,8 +12,7 @@ from holdfast.http.endpoints.tasks.media_tasks import task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import UNREADABLE
-from holdfast.http.kit.listing import Position, list_of_all_accounts
-from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.listing import PAGE, Position, StoredListBody, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.rendering import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
@@ -29,12 +28,8 @@ route = RouteTable("Operators")
 
 D = TypeVar("D", bound="TaskDetails")
 
-UNFINISHED: Final = ("queued", "processing", "review")
 _AT_PROVIDER: Final = filter_by("provider", "Only tasks at this provider.")
-_FILTERS: Final = (
-    _AT_PROVIDER,
-    filter_by("status", "Only tasks with this status.", UNFINISHED),
-)
+_STATUS: Final = filter_by("status", "Only tasks with this status.", ("queued", "processing", "review"))
 
 
 class TaskDetails(msgspec.Struct, frozen=True):
@@ -65,12 +60,8 @@ class TaskRecord(TaskDetails, frozen=True):
     webhook_url: str | None
 
 
-class TaskDetailsList(msgspec.Struct, frozen=True):
+class TaskDetailsList(StoredListBody[TaskDetails], frozen=True):
     """A page of tasks. ``unreadable``: ids of those that cannot be read now."""
-
-    data: list[TaskDetails]
-    next_cursor: str | None
-    unreadable: list[str] = []
 
 
 @route(
@@ -79,18 +70,12 @@ class TaskDetailsList(msgspec.Struct, frozen=True):
     summary="List the tasks of all accounts that have not ended, oldest first",
     auth=Auth.OPERATOR_READ,
     reply=TaskDetailsList,
-    parameters=(*_FILTERS, *PAGE),
+    parameters=(_AT_PROVIDER, _STATUS, *PAGE),
 )
 async def list_unfinished_tasks(call: Call) -> Outcome:
     """What has waited longest comes first."""
-    return await list_of_all_accounts(
-        call,
-        TaskDetailsList,
-        unfinished_tasks,
-        partial(_details, call.deps, shape=TaskDetails),
-        lambda task: Position(task.created_at, task.request_id),
-        kind="unfinished tasks",
-        filters=_FILTERS,
+    return await list_for_operators(
+        call, unfinished_tasks, partial(_details, call.deps, shape=TaskDetails), position_of_task
     )
 
 
@@ -104,15 +89,14 @@ async def list_unfinished_tasks(call: Call) -> Outcome:
 )
 async def list_failed_tasks(call: Call) -> Outcome:
     """What was created last comes first."""
-    return await list_of_all_accounts(
-        call,
-        TaskDetailsList,
-        failed_tasks,
-        partial(_details, call.deps, shape=TaskDetails),
-        lambda task: Position(task.created_at, task.request_id),
-        kind="failed tasks",
-        filters=(_AT_PROVIDER,),
+    return await list_for_operators(
+        call, failed_tasks, partial(_details, call.deps, shape=TaskDetails), position_of_task
     )
+
+
+def position_of_task(task: Task) -> Position:
+    """Return a task's position in a list of tasks."""
+    return Position(task.created_at, task.request_id)
 
 
 @route(

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, get_args
+from functools import partial
+from typing import Final, Unpack, get_args
 
 import msgspec
+from sqlalchemy import Connection
 
 from holdfast.http.endpoints.operators.accounts.account import account_not_found
 from holdfast.http.endpoints.tasks.media_tasks import task_not_found
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import Position, Window, cut_page, read_asked
-from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.listing import (
+    PAGE,
+    Entries,
+    ListBody,
+    ListOptions,
+    Position,
+    filter_by,
+    is_asked_for,
+    list_for_operators,
+)
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Amount, Time
@@ -25,8 +35,7 @@ from holdfast.persistence.queries.time_lines import (
 
 route = RouteTable("Operators")
 
-SOURCES: Final[tuple[str, ...]] = get_args(Source)
-_SOURCE: Final = filter_by("source", "Only entries of this kind.", SOURCES)
+_SOURCE: Final = filter_by("source", "Only entries of this kind.", get_args(Source))
 
 
 class TimeLineEntryBody(msgspec.Struct, frozen=True):
@@ -42,11 +51,8 @@ class TimeLineEntryBody(msgspec.Struct, frozen=True):
     balance: Amount | None
 
 
-class TimeLine(msgspec.Struct, frozen=True):
+class TimeLine(ListBody[TimeLineEntryBody], frozen=True):
     """A page of a time line, newest first."""
-
-    data: list[TimeLineEntryBody]
-    next_cursor: str | None
 
 
 @route(
@@ -61,16 +67,12 @@ class TimeLine(msgspec.Struct, frozen=True):
 async def read_account_time_line(call: Call) -> Outcome:
     """One read."""
     account_id = call.path["account_id"]
-    asked = read_asked(call, account_id, kind="time line", filters=(_SOURCE,))
-    if isinstance(asked, Refusal):
-        return asked
-    window, after = asked
-    found = await call.deps.database.read(
-        lambda rows: time_line_of_account(rows, account_id, **window.options(after))
-    )
-    if found is None:
-        return account_not_found(account_id)
-    return _time_line(account_id, found, window)
+
+    def entries(rows: Connection, /, **options: Unpack[ListOptions]) -> Sequence[TimeLineEntry] | Refusal:
+        found = time_line_of_account(rows, account_id, **options)
+        return account_not_found(account_id) if found is None else found
+
+    return await _time_line(call, account_id, entries)
 
 
 @route(
@@ -85,26 +87,25 @@ async def read_account_time_line(call: Call) -> Outcome:
 async def read_task_time_line(call: Call) -> Outcome:
     """One read of all entries, of which the page is a part."""
     task_id = call.path["request_id"]
-    asked = read_asked(call, task_id, kind="time line", filters=(_SOURCE,))
-    if isinstance(asked, Refusal):
-        return asked
-    window, after = asked
-    found = await call.deps.database.read(lambda rows: time_line_of_task(rows, task_id))
-    if found is None:
-        return task_not_found(task_id)
-    wanted = [entry for entry in found if _is_within(entry, window, after)]
-    return _time_line(task_id, wanted, window)
+
+    def entries(rows: Connection, /, **options: Unpack[ListOptions]) -> Sequence[TimeLineEntry] | Refusal:
+        found, source = time_line_of_task(rows, task_id), options["filters"].get("source")
+        if found is None:
+            return task_not_found(task_id)
+        return [
+            entry
+            for entry in found
+            if source in (None, entry.source) and is_asked_for(Position(entry.at, entry.id), options)
+        ]
+
+    return await _time_line(call, task_id, entries)
 
 
-def _is_within(entry: TimeLineEntry, window: Window, after: Position | None) -> bool:
-    return (
-        window.filters.get("source") in (None, entry.source)
-        and (window.since is None or entry.at >= window.since)
-        and (window.until is None or entry.at < window.until)
-        and (after is None or (entry.at, entry.id) < after)
+async def _time_line(call: Call, key: str, entries: Entries[TimeLineEntry]) -> Outcome:
+    return await list_for_operators(
+        call,
+        entries,
+        partial(render, TimeLineEntryBody),
+        lambda entry: Position(entry.at, entry.id),
+        owner=key,
     )
-
-
-def _time_line(key: str, found: Sequence[TimeLineEntry], window: Window) -> TimeLine:
-    page = cut_page(found, key, window, lambda entry: Position(entry.at, entry.id))
-    return TimeLine(data=[render(TimeLineEntryBody, entry) for entry in page.entries], next_cursor=page.next_cursor)

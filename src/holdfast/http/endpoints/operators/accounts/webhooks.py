@@ -10,8 +10,7 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import Position, list_of_all_accounts
-from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import shown
 from holdfast.http.schemas.events import EventBody, event_body
@@ -49,11 +48,8 @@ class FailedEventBody(msgspec.Struct, frozen=True):
     event: EventBody
 
 
-class FailedEventList(msgspec.Struct, frozen=True):
+class FailedEventList(ListBody[FailedEventBody], frozen=True):
     """A page of events, newest first."""
-
-    data: list[FailedEventBody]
-    next_cursor: str | None
 
 
 @route(
@@ -66,14 +62,8 @@ class FailedEventList(msgspec.Struct, frozen=True):
 )
 async def list_failed_events(call: Call) -> Outcome:
     """Those that were given up, and those with an attempt that failed and a next one."""
-    return await list_of_all_accounts(
-        call,
-        FailedEventList,
-        failed_events,
-        _body,
-        lambda each: Position(each.event.created_at, each.event.event_id),
-        kind="failed events",
-        filters=_FILTERS,
+    return await list_for_operators(
+        call, failed_events, _body, lambda each: Position(each.event.created_at, each.event.event_id)
     )
 
 

@@ -11,8 +11,7 @@ from typing import Final, get_args
 import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import read_window
-from holdfast.http.kit.parameters import FROM, TO
+from holdfast.http.kit.listing import FROM, TO, read_window
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import invalid_parameter
 from holdfast.http.schemas.rendering import render
@@ -133,7 +132,7 @@ async def read_trial_balance(call: Call) -> Outcome:
 )
 async def read_revenue(call: Call) -> Outcome:
     """One statement over the operations of the time asked for: by default the last 31 days, at most 366."""
-    window = read_window(call.query(), kind="revenue", filters=(_BY,))
+    window = read_window(call)
     if isinstance(window, Refusal):
         return window
     until = window.until or call.deps.now()

@@ -9,8 +9,7 @@ from sqlalchemy import Connection
 
 from holdfast.http.endpoints.payments.orders import order_not_found, position_of
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import ListOptions, Position, list_of_all_accounts
-from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.listing import PAGE, ListOptions, Position, StoredListBody, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.payment_rendering import in_units, payment_order_body, render_order
 from holdfast.http.schemas.payments import PaymentOrderBody
@@ -55,20 +54,12 @@ class HeldOrder(PaymentOrderBody, frozen=True, kw_only=True):
     email: str | None
 
 
-class HeldOrderList(msgspec.Struct, frozen=True):
+class HeldOrderList(StoredListBody[HeldOrder], frozen=True):
     """A page of held payment orders, oldest first. ``unreadable``: ids of those that cannot be read now."""
 
-    data: list[HeldOrder]
-    next_cursor: str | None
-    unreadable: list[str] = []
 
-
-class OrderDetailsList(msgspec.Struct, frozen=True):
+class OrderDetailsList(StoredListBody[OrderDetails], frozen=True):
     """A page of payment orders, oldest first. ``unreadable``: ids of those that cannot be read now."""
-
-    data: list[OrderDetails]
-    next_cursor: str | None
-    unreadable: list[str] = []
 
 
 @route(
@@ -81,15 +72,7 @@ class OrderDetailsList(msgspec.Struct, frozen=True):
 )
 async def list_troubled_orders(call: Call) -> Outcome:
     """Found by indexes of what is due or differs, so settled orders cost nothing."""
-    return await list_of_all_accounts(
-        call,
-        OrderDetailsList,
-        troubled_orders,
-        _details,
-        _position,
-        kind="orders that need attention",
-        filters=(_TROUBLE,),
-    )
+    return await list_for_operators(call, troubled_orders, _details, _position)
 
 
 @route(
@@ -102,9 +85,7 @@ async def list_troubled_orders(call: Call) -> Outcome:
 )
 async def list_held_orders(call: Call) -> Outcome:
     """The same as the orders whose trouble is ``held``."""
-    return await list_of_all_accounts(
-        call, HeldOrderList, _held_orders, _held_order, _position, kind="held payments"
-    )
+    return await list_for_operators(call, _held_orders, _held_order, _position)
 
 
 @route(

@@ -8,8 +8,7 @@ from typing import Final, get_args
 import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import Position, list_of_all_accounts
-from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.rendering import render
 from holdfast.ledger.public_types import Time
@@ -54,11 +53,8 @@ class ActionBody(msgspec.Struct, frozen=True):
     effect: dict[str, str] | None
 
 
-class ActionList(msgspec.Struct, frozen=True):
+class ActionList(ListBody[ActionBody], frozen=True):
     """A page of operators' actions, newest first."""
-
-    data: list[ActionBody]
-    next_cursor: str | None
 
 
 @route(
@@ -71,12 +67,6 @@ class ActionList(msgspec.Struct, frozen=True):
 )
 async def list_operator_actions(call: Call) -> Outcome:
     """Also those that were refused or failed."""
-    return await list_of_all_accounts(
-        call,
-        ActionList,
-        list_actions,
-        partial(render, ActionBody),
-        lambda action: Position(action.at, action.action_id),
-        kind="operators' actions",
-        filters=_FILTERS,
+    return await list_for_operators(
+        call, list_actions, partial(render, ActionBody), lambda action: Position(action.at, action.action_id)
     )

@@ -14,8 +14,18 @@ from sqlalchemy import Connection
 
 from holdfast.actors.runtime.faults import AskFault
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import OPERATORS, Position, Window, cut_page, read_asked
-from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.listing import (
+    OPERATORS,
+    PAGE,
+    ListOptions,
+    Position,
+    cut_page,
+    filter_by,
+    is_asked_for,
+    read_cursor,
+    read_window,
+    write_cursor,
+)
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.shown import invalid_parameter
 from holdfast.http.schemas.reports import ReportList, report_body, report_event
@@ -65,17 +75,20 @@ async def list_reports(call: Call) -> Outcome:
 
     While the database is away, the answer is what this process has in memory.
     """
-    asked = read_asked(call, OPERATORS, kind="reports", filters=_FILTERS)
-    if isinstance(asked, Refusal):
-        return asked
-    window, after = asked
+    window = read_window(call)
+    if isinstance(window, Refusal):
+        return window
+    after = read_cursor(OPERATORS, window)
+    if isinstance(after, Refusal):
+        return after
+    options = window.options(after, window.limit)
     # A request without a traceparent begins a trace whose id is the digits of the request's own.
     filters = {name: value.removeprefix("req_") for name, value in window.filters.items()}
     wanted = ReportFilter(**filters)  # type: ignore[arg-type]  # kind and level are checked by their enums
 
     def read(rows: Connection) -> tuple[int, list[Report | UnreadableEntry]]:
         return newest_position(rows), reports_page(
-            rows, wanted, limit=window.read_max, since=window.since, until=window.until, after=after
+            rows, wanted, limit=options["limit"], since=options["since"], until=options["until"], after=after
         )
 
     position: int | None = None
@@ -83,26 +96,21 @@ async def list_reports(call: Call) -> Outcome:
     try:
         position, found = await call.deps.database.read(read)
     except DatabaseAway:
-        found.extend(_in_memory(call.deps.reports, wanted, window, after))
-    page = cut_page(found, OPERATORS, window, _position_of)
+        found.extend(_in_memory(call.deps.reports, wanted, options))
+    page = cut_page(found, window.limit, _position_of)
     return ReportList(
         data=[report_body(report) for report in page.entries],
-        next_cursor=page.next_cursor,
+        next_cursor=write_cursor(page.after, OPERATORS, window),
         position=position,
         from_memory=position is None,
     )
 
 
-def _in_memory(feed: ReportFeed, wanted: ReportFilter, window: Window, after: Position | None) -> list[Report]:
+def _in_memory(feed: ReportFeed, wanted: ReportFilter, options: ListOptions) -> list[Report]:
     found = [
-        report
-        for report in feed.recent()
-        if wanted.takes(report)
-        and (window.since is None or report.at >= window.since)
-        and (window.until is None or report.at < window.until)
-        and (after is None or _position_of(report) < after)
+        report for report in feed.recent() if wanted.takes(report) and is_asked_for(_position_of(report), options)
     ]
-    return sorted(found, key=_position_of, reverse=True)[: window.read_max]
+    return sorted(found, key=_position_of, reverse=True)[: options["limit"]]
 
 
 @route(

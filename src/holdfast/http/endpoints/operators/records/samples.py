@@ -6,8 +6,7 @@ import msgspec
 
 from holdfast.http.endpoints.operators.supervision.controls import ask_all
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import read_window
-from holdfast.http.kit.parameters import FROM
+from holdfast.http.kit.listing import FROM, read_window
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import ReadSamples, SampleList
@@ -32,7 +31,7 @@ class ProcessSamples(msgspec.Struct, frozen=True):
 )
 async def list_samples(call: Call) -> Outcome:
     """Answered from memory, also while the database is away."""
-    window = read_window(call.query(), kind="samples")
+    window = read_window(call)
     if isinstance(window, Refusal):
         return window
     answers = await ask_all(call.deps, ReadSamples(window.since))

@@ -16,8 +16,7 @@ import msgspec
 
 from holdfast.http.endpoints.operators.supervision.controls import ask_all, ask_control
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import read_window
-from holdfast.http.kit.parameters import CURSOR, LIMIT, filter_by
+from holdfast.http.kit.listing import CURSOR, LIMIT, filter_by, read_window
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.shown import invalid_parameter
 from holdfast.http.schemas.operators import GROUPS, ActionWithReason, Reason
@@ -100,14 +99,14 @@ class ActorList(msgspec.Struct, frozen=True):
 )
 async def list_actors(call: Call) -> Outcome:
     """Answered from memory, but for the e-mail addresses. A passivated actor is remembered if it crashed lately."""
-    window = read_window(call.query(), kind="actors", filters=(_GROUP, _STATE, _ORDER))
+    window = read_window(call)
     if isinstance(window, Refusal):
         return window
     group, state = window.filters["group"], msgspec.convert(window.filters.get("state"), ActorState | None)
     order = msgspec.convert(window.filters.get("order", "key"), KeyOrder)
     if order != "key" and window.cursor is not None:
         return invalid_parameter("cursor", f"cannot be sent with order={order}")
-    answers = await ask_all(call.deps, ListKeys(group, state, window.cursor or "", window.read_max, order))
+    answers = await ask_all(call.deps, ListKeys(group, state, window.cursor or "", window.limit + 1, order))
     found = sorted(
         (key for each in answers.by_member.values() for key in each.keys),
         key=lambda each: (-_FIGURES[order](each), each.key),
@@ -199,7 +198,7 @@ async def release_actor(call: Call) -> Outcome:
 )
 async def list_dead_letters(call: Call) -> Outcome:
     """Of all processes, newest first, as far as each remembers; the counts are since their starts."""
-    window = read_window(call.query(), kind="dead letters", filters=(_DEAD_REASON,))
+    window = read_window(call)
     if isinstance(window, Refusal):
         return window
     answers = await ask_all(call.deps, ListDeadLetters(window.filters.get("reason"), window.limit))

@@ -7,8 +7,7 @@ from typing import Final, get_args
 import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.listing import Position, list_of_all_accounts
-from holdfast.http.kit.parameters import PAGE, filter_by
+from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.operators import GROUPS, ActionWithReason
 from holdfast.http.schemas.rendering import render
@@ -55,11 +54,8 @@ class PoisonBody(msgspec.Struct, frozen=True):
     replay_result: str | None
 
 
-class PoisonList(msgspec.Struct, frozen=True):
+class PoisonList(ListBody[PoisonBody], frozen=True):
     """A page of poison messages, newest first."""
-
-    data: list[PoisonBody]
-    next_cursor: str | None
 
 
 @route(
@@ -72,14 +68,8 @@ class PoisonList(msgspec.Struct, frozen=True):
 )
 async def list_poison_messages(call: Call) -> Outcome:
     """Without their content, and by the time of their first crash."""
-    return await list_of_all_accounts(
-        call,
-        PoisonList,
-        list_poison,
-        poison_body,
-        lambda each: Position(each.first_at, each.poison_id),
-        kind="poison messages",
-        filters=_FILTERS,
+    return await list_for_operators(
+        call, list_poison, poison_body, lambda each: Position(each.first_at, each.poison_id)
     )
 
 
