@@ -189,7 +189,17 @@ def test_a_failing_listener_or_log_does_not_affect_others() -> None:
     reporter.listen(received.append)
     reporter.report(report())
     assert len(received) == 1
-    assert reporter.dropped_count == 1
+
+
+def test_a_listener_that_fails_is_logged() -> None:
+    def broken(_report: Report) -> None:
+        raise ZeroDivisionError
+
+    with structlog.testing.capture_logs() as entries:
+        reporter = Reporter()
+        reporter.listen(broken)
+        reporter.report(report())
+    assert [entry["event"] for entry in entries][-1] == "a report could not be passed on"
 
 
 def test_an_exception_is_described_by_its_leaf_with_arguments_scrubbed() -> None:

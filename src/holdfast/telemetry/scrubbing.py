@@ -79,10 +79,6 @@ class _Learned:
         longest_first = sorted(self._spellings, key=lambda text: (-len(text), text))
         self._pattern = re.compile("|".join(map(_exactly, longest_first)))
 
-    def clear(self) -> None:
-        self._spellings.clear()
-        self._pattern = None
-
     def scrub(self, text: str) -> str:
         return text if self._pattern is None else self._pattern.sub(SCRUBBED, text)
 
@@ -112,11 +108,6 @@ def register_secrets(values: Iterable[str]) -> None:
 def has_registered_secret(text: str) -> bool:
     """Whether ``text`` contains a registered value."""
     return _learned.is_in(text)
-
-
-def unregister_secrets() -> None:
-    """Forget all registered values."""
-    _learned.clear()
 
 
 def masked(email: str) -> str:

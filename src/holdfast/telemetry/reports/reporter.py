@@ -62,8 +62,6 @@ class Reporter:
         self._bursts: dict[tuple[ReportKind, str], _Burst] = {}
         self._ring: deque[Report] = deque(maxlen=ring_records)
         self._listeners: list[Callable[[Report], None]] = []
-        self.dropped_count = 0
-        """How many reports were lost because they, or a listener, raised."""
 
     def report(self, report: Report, fault: BaseException | None = None) -> None:
         """Accept one report, on a ``fault`` whose traceback is logged at debug. Never raises."""
@@ -76,7 +74,7 @@ class Reporter:
             if not self._is_summed(report):
                 self._emit(report, fault)
         except Exception:
-            self.dropped_count += 1
+            self._log_fault()
 
     def report_sums(self) -> None:
         """Report the sums of bursts that are over. Called now and then: a burst may be the last for long."""
@@ -114,7 +112,11 @@ class Reporter:
             try:
                 listener(report)
             except Exception:
-                self.dropped_count += 1
+                self._log_fault()
+
+    def _log_fault(self) -> None:
+        with suppress(Exception):
+            self._log.error("a report could not be passed on", exc_info=True)
 
     def recent(self, limit: int = RING_RECORDS) -> tuple[Report, ...]:
         """Return the newest reports, newest first."""
