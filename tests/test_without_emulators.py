@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from secrets import token_urlsafe
@@ -76,6 +77,9 @@ def test_the_two_wheels_share_no_file_and_miss_none(tmp_path: Path) -> None:
         for project in (ROOT, EMULATORS)
     )
     assert {name.split("/")[0] for name in names_in(service)} == {"holdfast"}
+    projects = [tomllib.loads((each / "pyproject.toml").read_text())["project"] for each in (ROOT, EMULATORS)]
+    assert projects[1]["dependencies"] == [f"holdfast=={projects[0]['version']}"]
+    assert projects[1]["version"] == projects[0]["version"]
     there = {path for pattern in ("*.py", "*.html") for path in EMULATORS.rglob(pattern)}
     assert names_in(emulators) == {path.relative_to(EMULATORS.parent).as_posix() for path in there}
 

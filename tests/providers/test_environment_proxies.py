@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.threaded_server import serving
 
-from holdfast.commands.service_client import ServiceClient, ServiceFault
+from holdfast.commands.provider_check import ServiceFault, check_provider
 from holdfast.providers.storage.base import StoreFault
 from holdfast.providers.storage.s3 import S3Store
 from holdfast.settings.settings import S3Bucket, ServiceLocation
@@ -73,10 +73,10 @@ def test_the_commands_send_the_token_to_the_service_alone(
 ) -> None:
     recorder, url = target
     location = ServiceLocation.model_validate({"OPERATOR_TOKEN": TOKEN, "DATA_DIR": str(tmp_path)})
-    with ServiceClient(location, url=url) as service, pytest.raises(ServiceFault):
-        service.get("/ops/api/tree", dict)
+    with pytest.raises(ServiceFault):
+        check_provider(location, "studio", {}, url=url, timeout_s=60)
     assert proxy.seen == []
-    assert recorder.seen == [("/ops/api/tree", f"Bearer {TOKEN}")]
+    assert recorder.seen == [("/ops/api/providers/studio/check", f"Bearer {TOKEN}")]
 
 
 async def test_results_go_to_the_bucket_alone(proxy: Recorder, target: tuple[Recorder, str]) -> None:

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import quote
 
 import typer
 
@@ -21,11 +20,11 @@ from holdfast.commands.common import (
     quiet_ends,
     refuse_old_tables,
     report_faults,
-    service_client,
 )
 from holdfast.settings.settings import (
     environment,
     load_locations,
+    load_service_location,
     load_settings,
     prefer,
 )
@@ -239,12 +238,6 @@ def catalog_check_command(
     )
 
 
-ServiceUrl = Annotated[
-    str | None,
-    typer.Option("--url", help="The service's address; by default the configured one.", show_default=False),
-]
-
-
 @provider_app.command("check")
 def provider_check_command(
     name: Annotated[str, typer.Argument(help="The provider's name in the catalog.")],
@@ -253,7 +246,10 @@ def provider_check_command(
     job_input: Annotated[str | None, typer.Option("--input", help="The model's input, as JSON.")] = None,
     wait_s: Annotated[float, typer.Option("--wait", min=1, max=120, help="Seconds for the job to end.")] = 30.0,
     yes: Annotated[bool, typer.Option("--yes", help="Run the job even if the provider charges for it.")] = False,
-    url: ServiceUrl = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="The service's address; by default the configured one.", show_default=False),
+    ] = None,
 ) -> None:
     """Run one real job at a provider, for no account, and show each step.
 
@@ -265,18 +261,20 @@ def provider_check_command(
     """
     import json
 
-    from holdfast.commands.provider_check import check_lines
-    from holdfast.http.endpoints.operators.providers.checks import ProviderCheckBody
+    from holdfast.commands.provider_check import ServiceFault, check_lines, check_provider
 
     try:
         given = None if job_input is None else json.loads(job_input)
     except ValueError as fault:
         fail(f"--input is not JSON: {fault}", BAD_CONFIGURATION)
     body = {"wait_s": wait_s, "accept_cost": yes, "model": model, "input": given}
-    path = f"/ops/api/providers/{quote(name, safe='')}/check"
-    with report_faults(), service_client(url) as service:
-        wanted = {name: value for name, value in body.items() if value is not None}
-        found = service.post(path, wanted, ProviderCheckBody, timeout_s=wait_s + CHECK_LATE_S)
+    wanted = {name: value for name, value in body.items() if value is not None}
+    with report_faults():
+        location = load_service_location(environment())
+        try:
+            found = check_provider(location, name, wanted, url=url, timeout_s=wait_s + CHECK_LATE_S)
+        except ServiceFault as fault:
+            fail(str(fault), GAVE_UP)
     for line in check_lines(found):
         typer.echo(line)
     if not found.ok:

@@ -1,4 +1,4 @@
-"""What commands share: database, client of the service, and expected faults as a line and an exit code."""
+"""What commands share: the database, and expected faults as a line and an exit code."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import typer
 
-from holdfast.settings.settings import Locations, SettingsFault, environment, load_service_location
+from holdfast.settings.settings import Locations, SettingsFault
 from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
-
-if TYPE_CHECKING:
-    from holdfast.commands.service_client import ServiceClient
 
 
 @contextlib.contextmanager
@@ -31,19 +28,6 @@ def database(place: Locations, *, create: bool) -> Iterator[str]:
         fail(f"There is no database in {place.data_dir}.", BAD_CONFIGURATION)
     with temporary_embedded(place.data_dir) as url:
         yield url
-
-
-@contextlib.contextmanager
-def service_client(url: str | None) -> Iterator[ServiceClient]:
-    """Yield a client of the running service; its faults become a line on stderr and an exit code."""
-    from holdfast.commands.service_client import ServiceClient, ServiceFault
-
-    try:
-        with ServiceClient(load_service_location(environment()), url=url) as client:
-            yield client
-    except ServiceFault as fault:
-        hint = " Repeat with --yes to accept that." if fault.code == "cost_not_accepted" else ""
-        fail(f"{fault}{hint}", GAVE_UP)
 
 
 def refuse_old_tables(url: str) -> None:

@@ -38,11 +38,11 @@ TIME = re.compile(r"(?:0|[1-9][0-9]{0,11})\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
-ID_HEADER: Final = "webhook-id"
-TIMESTAMP_HEADER: Final = "webhook-timestamp"
-SIGNATURE_HEADER: Final = "webhook-signature"
+STANDARD_ID_HEADER: Final = "webhook-id"
+STANDARD_TIMESTAMP_HEADER: Final = "webhook-timestamp"
+STANDARD_SIGNATURE_HEADER: Final = "webhook-signature"
 # Without dots, since dots separate the signed parts.
-_ID = re.compile(r"[!-\-/-~]{1,200}\Z")
+_STANDARD_ID = re.compile(r"[!-\-/-~]{1,200}\Z")
 
 
 def sign(secret: bytes | str, body: bytes, *, at: int, key_name: str | None = None) -> str:
@@ -126,7 +126,7 @@ def sign_standard(secret: str, message_id: str, at: int, body: bytes) -> str:
     if key is None:
         raise ValueError(f"a secret is {SECRET_PREFIX} and the base64 of {KEY_MIN_BYTES} to {KEY_MAX_BYTES} bytes")
     moment = str(at)
-    if not _ID.match(message_id) or not TIME.match(moment):
+    if not _STANDARD_ID.match(message_id) or not TIME.match(moment):
         raise ValueError("a message has an id without dots and blanks, and a time that is not negative")
     return f"v1,{_standard_digest(key, message_id, moment, body).decode('ascii')}"
 
@@ -134,9 +134,9 @@ def sign_standard(secret: str, message_id: str, at: int, body: bytes) -> str:
 def standard_headers(secrets: Sequence[str], message_id: str, at: int, body: bytes) -> dict[str, str]:
     """Return the three headers of one attempt, signed with each of ``secrets``. Raises as :func:`sign_standard`."""
     return {
-        ID_HEADER: message_id,
-        TIMESTAMP_HEADER: str(at),
-        SIGNATURE_HEADER: " ".join(sign_standard(secret, message_id, at, body) for secret in secrets),
+        STANDARD_ID_HEADER: message_id,
+        STANDARD_TIMESTAMP_HEADER: str(at),
+        STANDARD_SIGNATURE_HEADER: " ".join(sign_standard(secret, message_id, at, body) for secret in secrets),
     }
 
 
@@ -152,12 +152,12 @@ def verify_standard(
     ``expired`` is returned only for a signature that is otherwise right. Signatures other than ``v1`` and invalid
     secrets are ignored; without a secret nothing verifies.
     """
-    message_id = headers.get(ID_HEADER, "").strip()
-    moment = headers.get(TIMESTAMP_HEADER, "").strip()
-    signatures = headers.get(SIGNATURE_HEADER, "").strip()
+    message_id = headers.get(STANDARD_ID_HEADER, "").strip()
+    moment = headers.get(STANDARD_TIMESTAMP_HEADER, "").strip()
+    signatures = headers.get(STANDARD_SIGNATURE_HEADER, "").strip()
     if not (message_id and moment and signatures):
         return "missing"
-    if not _ID.match(message_id) or not TIME.match(moment):
+    if not _STANDARD_ID.match(message_id) or not TIME.match(moment):
         return "invalid"
     if len(signatures) > HEADER_MAX_CHARS or not signatures.isascii():
         return "invalid"

@@ -45,13 +45,13 @@ def assemble(
     local_url: str,
     embedded: EmbeddedPostgres | None = None,
     sockets: Sockets | None = None,
-    has_emulators: bool = True,
+    runs_emulators: bool = True,
     metrics_text: Callable[[], Awaitable[bytes]] = render_process,
     worker: int | None = None,
 ) -> Assembly:
     """Compose the service. ``local_url`` is where it listens. Raises :class:`CatalogFault`.
 
-    Without ``sockets`` nothing is served over HTTP. ``has_emulators``: whether the emulators run in this process,
+    Without ``sockets`` nothing is served over HTTP. ``runs_emulators``: whether the emulators run in this process,
     rather than in one for all workers. ``metrics_text`` renders the metrics. ``worker`` is this
     process's slot, if it has a parent.
     """
@@ -78,7 +78,7 @@ def assemble(
         accounts=accounts,
         sign_ins=sign_ins,
         tasks=tasks,
-        emulators=emulators_of(settings, parts.registry, local_url=local_url) if has_emulators else {},
+        emulators=emulators_of(settings, parts.registry, local_url=local_url) if runs_emulators else {},
         workers=worker_children(parts, actors, order_checks),
     )
     http = None

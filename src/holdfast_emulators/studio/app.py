@@ -18,8 +18,6 @@ from quart import Response, request, send_file
 from quart.typing import ResponseReturnValue
 from quart_trio import QuartTrio
 
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.links import check_link
 from holdfast.telemetry.traces import HEADER, read_traceparent, traceparent
 from holdfast_emulators.serving import ANY_PORT, serve_app
 from holdfast_emulators.studio.jobs import Job, Order, describe, usage
@@ -79,9 +77,6 @@ def create_studio(renderer: Renderer, *, token: str | None = None) -> QuartTrio:
 
     @app.get("/files/<name>")
     async def file(name: str) -> ResponseReturnValue:
-        verdict = check_link(name, request.args.get("exp"), request.args.get("sig"), renderer.link_key, utc_now())
-        if verdict != "valid":
-            return _problem(410, "this link has expired") if verdict == "expired" else _problem(403, "not a link")
         path = renderer.file(name)
         if path is None:
             return _problem(404, "no such file")

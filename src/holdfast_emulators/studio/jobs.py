@@ -135,7 +135,7 @@ def describe(file: OutputFile, url: str) -> Mapping[str, object]:
 
 
 class CallbackSender:
-    """Sends signed callbacks about jobs. ``link`` returns a URL of a file that expires."""
+    """Sends signed callbacks about jobs. ``link`` returns the URL of a file."""
 
     def __init__(
         self,
@@ -185,19 +185,18 @@ class CallbackSender:
         is_done.set()
 
     async def _send_result(self, job: Job, webhook: str) -> None:
-        event_id = _new_event_id()
+        message = self._message(job)
         for delay_s in self._retry_delays_s:
             await trio.sleep(delay_s)
-            # A new message for each attempt: the links inside it expire.
-            if await self._sender.send(webhook, self._message(job, event_id)):
+            if await self._sender.send(webhook, message):
                 return
         _log.warning("callback given up", job=job.id, tries=len(self._retry_delays_s))
 
-    def _message(self, job: Job, event_id: str | None = None) -> bytes:
+    def _message(self, job: Job) -> bytes:
         """Return a callback's body: the state of the job now."""
         client = job.order.client
         message: dict[str, object] = {
-            "event_id": event_id or _new_event_id(),
+            "event_id": f"evt_{uuid.uuid4().hex}",
             "provider": NAME,
             "request_id": client.request_id if client else job.id,
             "attempt": client.attempt if client else 1,
@@ -226,7 +225,3 @@ def usage(job: Job) -> dict[str, object]:
     if job.started_at is not None and job.ended_at is not None:
         spent_ms = max(0, int((job.ended_at - job.started_at).total_seconds() * 1000))
     return {"units": len(job.results), "unit": "file", "provider_ms": spent_ms}
-
-
-def _new_event_id() -> str:
-    return f"evt_{uuid.uuid4().hex}"

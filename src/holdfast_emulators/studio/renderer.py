@@ -20,7 +20,6 @@ import structlog
 import trio
 
 from holdfast.ledger.clock import Now, utc_now
-from holdfast.ledger.links import sign_link
 from holdfast_emulators.serving import RETRY_DELAYS_S
 from holdfast_emulators.studio.drawing import Clip, Poster
 from holdfast_emulators.studio.edit import Edit
@@ -32,7 +31,6 @@ WORKERS_COUNT = 2
 WAITING_MAX_COUNT = 256
 KEPT_MAX_COUNT = 1000
 KEEP_S = 2 * 3600
-LINK_LIFE_S = 900
 EXPIRE_EVERY_S = 60
 
 MODELS: Mapping[str, Prepare] = MappingProxyType(
@@ -62,7 +60,7 @@ class OrderRefused(Exception):
 class Renderer:
     """Jobs by id. ``base_url`` is where its files are served; set it once the server listens.
 
-    ``secret`` signs callbacks; a key derived from it signs links to files.
+    ``secret`` signs callbacks. Files are open to those who have their URLs, which cannot be guessed.
     """
 
     def __init__(
@@ -81,7 +79,6 @@ class Renderer:
         if not secret.strip():
             raise ValueError("the studio needs a secret to sign with")
         self.base_url = ""
-        self.link_key = f"files:{secret}".encode()
         self._files_dir = files_dir
         self._models = models
         self._now = now
@@ -97,7 +94,7 @@ class Renderer:
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run jobs until cancelled. Files of an earlier run remain while links to them are valid."""
+        """Run jobs until cancelled. Files of an earlier run remain as long as those of this one."""
         await trio.to_thread.run_sync(self._clear_directory, limiter=self._cleanup)
         try:
             async with trio.open_nursery() as nursery:
@@ -147,14 +144,13 @@ class Renderer:
         return job
 
     def file(self, name: str) -> Path | None:
-        """Return a finished file by its name, of this run or an earlier one. Check the link before."""
+        """Return a finished file by its name, of this run or an earlier one."""
         path = self._files_dir / name
         return path if _FINISHED.match(name) and path.is_file() else None
 
     def link(self, file: OutputFile) -> str:
-        """Return a URL of the file that expires soon."""
-        expires_at = self._now() + timedelta(seconds=LINK_LIFE_S)
-        return f"{self.base_url}/files/{file.path.name}?{sign_link(file.path.name, expires_at, self.link_key)}"
+        """Return the URL of the file."""
+        return f"{self.base_url}/files/{file.path.name}"
 
     async def expire(self) -> None:
         """Delete jobs that ended long ago, and the oldest ended ones above the limit, with their files."""
@@ -195,9 +191,9 @@ class Renderer:
                 _remove(context.files)
 
     def _clear_directory(self) -> None:
-        """Remove files without a valid link; a service that crashed while fetching fetches its results again."""
+        """Remove unfinished and old files; a service that crashed while fetching fetches its results again."""
         self._files_dir.mkdir(parents=True, exist_ok=True)
-        oldest = self._now().timestamp() - LINK_LIFE_S
+        oldest = self._now().timestamp() - self._keep_s
         ours = [path for path in self._files_dir.iterdir() if _OURS.match(path.name)]
         _remove([path for path in ours if not _FINISHED.match(path.name) or path.stat().st_mtime < oldest])
 

@@ -58,7 +58,7 @@ def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:
             database_url=settings.database_url,
             local_url=url_of(sockets.of_slots[arguments.slot].public),
             sockets=sockets,
-            has_emulators=False,
+            runs_emulators=False,
             metrics_text=partial(render_workers, arguments.metrics_dir),
             worker=arguments.slot,
         )

@@ -49,14 +49,14 @@ from holdfast.telemetry.reports.report import Report, ReportKind
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.telemetry.scrubbing import register_secrets
 
-_PREFIX: Final = "holdfast-metrics-"
-_LOCK: Final = "lock"
-_NEW_S: Final = 60.0
-"""A folder that is younger may not be locked yet."""
-
 log = structlog.get_logger(__name__)
-RETRY_FIRST_S = 0.1
-RETRY_LAST_S = 1.0
+
+METRICS_PREFIX: Final = "holdfast-metrics-"
+METRICS_LOCK: Final = "lock"
+METRICS_NEW_S: Final = 60.0
+"""A folder that is younger may not be locked yet."""
+DATABASE_RETRY_FIRST_S = 0.1
+DATABASE_RETRY_LAST_S = 1.0
 AT_ONCE_S = 3.0
 """How long the children may take to end after a second signal."""
 STOP_MARGIN_S = 5.0
@@ -77,18 +77,21 @@ def metrics_folder() -> Iterator[str]:
     A parent that is killed leaves its folder behind, so each start removes those that no parent has locked.
     """
     _remove_abandoned()
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, (Path(folder) / _LOCK).open("w") as lock:
+    with (
+        tempfile.TemporaryDirectory(prefix=METRICS_PREFIX) as folder,
+        (Path(folder) / METRICS_LOCK).open("w") as lock,
+    ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
 
 
 def _remove_abandoned() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{METRICS_PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()
-            if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _NEW_S:
+            if found.st_uid != os.geteuid() or time.time() - found.st_mtime < METRICS_NEW_S:
                 continue
-            with (folder / _LOCK).open() as lock:
+            with (folder / METRICS_LOCK).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder)
 
@@ -124,14 +127,14 @@ class DatabaseServer:
         self._reporter.report(Report(kind=kind, path="processes/database", reason=reason, duration_s=duration_s))
 
     async def _start_again(self) -> None:
-        pause_s = RETRY_FIRST_S
+        pause_s = DATABASE_RETRY_FIRST_S
         while True:
             try:
                 await trio.to_thread.run_sync(self._embedded.start, limiter=self._limiter)
             except EmbeddedFault as fault:
                 log.error("the embedded database does not start", reason=str(fault))
                 await trio.sleep(pause_s)
-                pause_s = min(pause_s * 2, RETRY_LAST_S)
+                pause_s = min(pause_s * 2, DATABASE_RETRY_LAST_S)
             else:
                 return
 

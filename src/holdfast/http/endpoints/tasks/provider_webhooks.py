@@ -34,8 +34,7 @@ from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.providers.media.callbacks import BODY_MAX_BYTES, PURPOSE, names_same_job, read_hook_query
 from holdfast.providers.media.kinds import KINDS
 from holdfast.providers.media.predictions import TERMINAL, PredictionFault, read_prediction, update_of
-from holdfast.providers.signatures import ID_HEADER, verify_standard
-from holdfast.providers.signatures import SIGNATURE_HEADER as STANDARD_HEADER
+from holdfast.providers.signatures import STANDARD_ID_HEADER, STANDARD_SIGNATURE_HEADER, verify_standard
 
 route = RouteTable("Callbacks")
 
@@ -61,7 +60,7 @@ def _bytes_max(call: Call) -> int:
     reply=TaskBody,
     other_reply=CheckCallbackReceived,
     parameters=(
-        Parameter(name=ID_HEADER, place="header", description="The message's id (Standard Webhooks)."),
+        Parameter(name=STANDARD_ID_HEADER, place="header", description="The message's id (Standard Webhooks)."),
         Parameter(
             name="webhook-timestamp",
             place="header",
@@ -106,7 +105,7 @@ def _hosted_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refus
     headers = {name.lower(): ",".join(call.request.headers.getlist(name)) for name, _ in call.request.headers}
     verdict = verify_standard(headers, call.raw, secrets, now=call.deps.wall())
     if verdict != "valid":
-        return refused_signature(verdict, STANDARD_HEADER)
+        return refused_signature(verdict, STANDARD_SIGNATURE_HEADER)
     key = call.deps.settings.derived_key(PURPOSE)
     job = read_hook_query(call.request.query_string.decode("ascii", "replace"), key, config.name)
     if job is None:
@@ -124,7 +123,7 @@ def _hosted_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refus
             request_id=job[0],
             attempt=job[1],
             provider_ref=prediction.id,
-            event_id=headers[ID_HEADER],
+            event_id=headers[STANDARD_ID_HEADER],
         )
     except PredictionFault as fault:
         return _invalid(f"The webhook cannot be read: {fault}.")
