@@ -53,7 +53,7 @@ async def test_a_member_alone_serves_everything_itself(autojump_clock: MockClock
     async with running(node):
         assert node.members.is_alone
         assert await node.ask("acct_1") == "proc_a"
-        assert all(node.presence.holds(name) for name in SINGLETONS)
+        assert all(node.presence.has_claimed(name) for name in SINGLETONS)
 
 
 async def test_a_new_member_takes_over_its_places_only(autojump_clock: MockClock) -> None:
@@ -181,7 +181,7 @@ async def test_a_frozen_member_loses_its_places_and_may_return(autojump_clock: M
     nodes = three(rows)
     async with running(*nodes):
         owned = [key for key in ACCOUNTS if nodes[0].owner_of(key) == "proc_c"]
-        held = [name for name in SINGLETONS if nodes[2].presence.holds(name)]
+        held = [name for name in SINGLETONS if nodes[2].presence.has_claimed(name)]
         nodes[2].freeze()
         asked_at = trio.current_time()
         # The first ask waits until the link counts as lost, and is repeated at another member.
@@ -190,12 +190,12 @@ async def test_a_frozen_member_loses_its_places_and_may_return(autojump_clock: M
         for key in owned:
             assert await nodes[0].ask(key) in {"proc_a", "proc_b"}
         await trio.sleep(60)
-        assert not any(nodes[2].presence.holds(name) for name in held)
+        assert not any(nodes[2].presence.has_claimed(name) for name in held)
         assert set(rows.holders.values()) <= {"proc_a", "proc_b"}
         nodes[2].running.set()
         await trio.sleep(LEASE_S)
         assert {node.owner_of(key) for node in nodes for key in owned} == {"proc_c"}
-        assert [name for name in SINGLETONS if nodes[2].presence.holds(name)] == held
+        assert [name for name in SINGLETONS if nodes[2].presence.has_claimed(name)] == held
         assert len(rows.holders) == len(SINGLETONS)
 
 
@@ -241,7 +241,7 @@ async def test_members_with_other_secrets_serve_alone(autojump_clock: MockClock)
         assert [await node.ask("acct_1") for node in nodes] == ["proc_a", "proc_b"]
         # Both would do the work of all: the rows let one of them.
         assert Counter(rows.holders.values()).total() == len(SINGLETONS)
-        holding = [name for node in nodes for name in SINGLETONS if node.presence.holds(name)]
+        holding = [name for node in nodes for name in SINGLETONS if node.presence.has_claimed(name)]
         assert sorted(holding) == sorted(SINGLETONS)
 
 
@@ -249,14 +249,14 @@ async def test_each_singleton_has_one_holder_and_moves_with_the_members(autojump
     rows = Rows()
     nodes = three(rows)
     async with running(nodes[0]) as nursery:
-        assert all(nodes[0].presence.holds(name) for name in SINGLETONS)
+        assert all(nodes[0].presence.has_claimed(name) for name in SINGLETONS)
         for node in nodes[1:]:
             await nursery.start(node.run)
         await trio.sleep(3 * BEAT_S)
-        holding = [name for node in nodes for name in SINGLETONS if node.presence.holds(name)]
+        holding = [name for node in nodes for name in SINGLETONS if node.presence.has_claimed(name)]
         assert sorted(holding) == sorted(SINGLETONS)
         for name in SINGLETONS:
-            [holder] = [node for node in nodes if node.presence.holds(name)]
+            [holder] = [node for node in nodes if node.presence.has_claimed(name)]
             assert [node.members.link_for_name(name) is None for node in nodes] == [
                 node is holder for node in nodes
             ]
@@ -266,13 +266,13 @@ async def test_a_process_without_a_lease_does_nothing_for_all(autojump_clock: Mo
     rows = Rows()
     node = Node(rows, "proc_a")
     async with running(node):
-        assert node.presence.holds(slots_of("studio"))
+        assert node.presence.has_claimed(slots_of("studio"))
         rows.is_away = True
         await trio.sleep(LEASE_S + 1)
-        assert not node.presence.holds(slots_of("studio"))
+        assert not node.presence.has_claimed(slots_of("studio"))
         rows.is_away = False
         await trio.sleep(BEAT_S)
-        assert node.presence.holds(slots_of("studio"))
+        assert node.presence.has_claimed(slots_of("studio"))
 
 
 async def test_members_with_other_providers_serve_alone_until_they_agree(autojump_clock: MockClock) -> None:
@@ -283,7 +283,7 @@ async def test_members_with_other_providers_serve_alone_until_they_agree(autojum
         nodes[1].providers |= {"new"}
         await trio.sleep(3 * BEAT_S)
         assert [node.members.is_alone for node in nodes] == [True, True]
-        assert nodes[1].presence.holds(slots_of("new"))
+        assert nodes[1].presence.has_claimed(slots_of("new"))
         nodes[0].providers = nodes[1].providers
         await trio.sleep(3 * BEAT_S)
         assert {node.owner_of("acct_1") for node in nodes} == {nodes[0].owner_of("acct_1")}
@@ -297,7 +297,7 @@ async def test_a_lease_counts_from_the_beginning_of_its_beat(autojump_clock: Moc
     # The process is frozen here: the row's lease was renewed before that.
     await trio.sleep(frozen_s)
     presence.end_beat(Beat((), frozenset({"reconciler"})), presence.membership)
-    assert presence.holds("reconciler") == (frozen_s == 0)
+    assert presence.has_claimed("reconciler") == (frozen_s == 0)
 
 
 async def test_a_reply_that_cannot_be_decoded_ends_only_its_link(

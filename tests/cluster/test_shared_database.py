@@ -141,7 +141,7 @@ async def test_mixed_accounts_are_decided_by_one_member(database_url: str, tmp_p
             owned = [opened_id for opened_id, _ in opened if node.members.link_to(place_of(opened_id)) is None]
             assert node.system.accounts.active_count == len(owned)
         await until(
-            lambda: sum(node.presence.holds(name) for node in nodes for name in SINGLETONS) == len(SINGLETONS)
+            lambda: sum(node.presence.has_claimed(name) for node in nodes for name in SINGLETONS) == len(SINGLETONS)
         )
         # One ends without a word; the others answer for its accounts at once, from the rows.
         nodes[-1].scope.cancel()

@@ -60,13 +60,13 @@ async def test_a_heartbeat_finds_the_members_with_a_valid_lease(database: Databa
 
 async def test_a_singleton_is_held_by_one_process_until_it_gives_it_up(database: Database) -> None:
     first, second = elsewhere("proc_a"), elsewhere("proc_b")
-    assert (await beat_of(database, first, {"sweeper", "dispatcher"})).held == {"sweeper", "dispatcher"}
-    assert (await beat_of(database, second, {"sweeper", "dispatcher", "reconciler"})).held == {"reconciler"}
-    assert (await beat_of(database, first, {"sweeper"})).held == {"sweeper"}
-    assert (await beat_of(database, second, {"sweeper", "dispatcher"})).held == {"dispatcher"}
+    assert (await beat_of(database, first, {"sweeper", "dispatcher"})).claimed == {"sweeper", "dispatcher"}
+    assert (await beat_of(database, second, {"sweeper", "dispatcher", "reconciler"})).claimed == {"reconciler"}
+    assert (await beat_of(database, first, {"sweeper"})).claimed == {"sweeper"}
+    assert (await beat_of(database, second, {"sweeper", "dispatcher"})).claimed == {"dispatcher"}
     await database.work(lambda rows: end_lease(rows, first))
-    assert (await beat_of(database, second, {"sweeper", "dispatcher"})).held == {"sweeper", "dispatcher"}
-    assert (await beat_of(database, first, {"sweeper"})).held == set()
+    assert (await beat_of(database, second, {"sweeper", "dispatcher"})).claimed == {"sweeper", "dispatcher"}
+    assert (await beat_of(database, first, {"sweeper"})).claimed == set()
 
 
 async def test_the_singletons_of_a_killed_process_of_this_machine_move_at_once(database: Database) -> None:
@@ -74,8 +74,8 @@ async def test_the_singletons_of_a_killed_process_of_this_machine_move_at_once(d
     if here.machine is None:
         pytest.skip("this system does not list running processes")
     killed = replace(here, process_id="proc_killed", started="0")
-    assert (await beat_of(database, killed, {"dispatcher"})).held == {"dispatcher"}
-    assert (await beat_of(database, here, {"dispatcher"})).held == {"dispatcher"}
+    assert (await beat_of(database, killed, {"dispatcher"})).claimed == {"dispatcher"}
+    assert (await beat_of(database, here, {"dispatcher"})).claimed == {"dispatcher"}
 
 
 async def test_a_heartbeat_waits_for_no_other_work(database: Database) -> None:

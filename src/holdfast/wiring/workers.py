@@ -101,7 +101,7 @@ def _tasks(parts: Parts, actors: Actors) -> Starts:
             removed=registry.track_grace,
             leases_are_reliable=presence.leases_are_reliable,
             silences=lambda provider: registry.health_of(provider).silences(),
-            assigns_slots=lambda provider: presence.holds(slots_of(provider)),
+            assigns_slots=lambda provider: presence.has_claimed(slots_of(provider)),
         ),
         "provider-calls": lambda: ProviderCaller(
             refs.provider_calls, providers=registry.providers, tasks=tasks, submits=parts.submits
@@ -166,7 +166,7 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts
     settings, database, now = parts.settings, parts.database, parts.now
 
     def is_ours(name: str) -> Callable[[], bool]:
-        return partial(parts.presence.holds, name)
+        return partial(parts.presence.has_claimed, name)
 
     return {
         "conditions": lambda: RunningChild(parts.conditions.run),
@@ -218,7 +218,7 @@ def _measuring(parts: Parts, actors: Actors) -> Starts:
                 now=now,
                 report=parts.reporter.report,
                 pace=Pace(settings.checker_share, journal),
-                is_ours=partial(parts.presence.holds, "checker"),
+                is_ours=partial(parts.presence.has_claimed, "checker"),
             ).run
         )
     return workers

@@ -41,7 +41,7 @@ class Presence:
         self.membership = Membership()
         self.wanted: Callable[[frozenset[str]], frozenset[str]] = lambda _providers: frozenset()
         self.on_members: Callable[[Sequence[Member], Membership], None] = lambda _members, _written: None
-        self._held: frozenset[str] = frozenset()
+        self._claimed: frozenset[str] = frozenset()
         self._beat_due = trio.Event()
         self._begun_at = 0.0
         self._renewed_at: float | None = None
@@ -57,9 +57,9 @@ class Presence:
             and now - self._reachable_since >= LEASE_S
         )
 
-    def holds(self, singleton: str) -> bool:
+    def has_claimed(self, singleton: str) -> bool:
         """Whether this process does a singleton's work: it has claimed the name, and its lease is still valid."""
-        return singleton in self._held and self._has_lease()
+        return singleton in self._claimed and self._has_lease()
 
     def beat_soon(self) -> None:
         """Renew the lease now, because this process or another member has changed."""
@@ -72,10 +72,10 @@ class Presence:
         self._beat_due = trio.Event()
 
     def begin_beat(self, providers: Collection[str]) -> frozenset[str]:
-        """Return the singletons to hold from now on; the work of others ends before their names are released."""
+        """Return the singletons to claim from now on; the work of others ends before their names are released."""
         self._begun_at = trio.current_time()
         wanted = self.wanted(frozenset(providers))
-        self._held &= wanted
+        self._claimed &= wanted
         return wanted
 
     def end_beat(self, found: Beat, written: Membership) -> None:
@@ -86,7 +86,7 @@ class Presence:
         if self._renewed_at is None or now - self._renewed_at >= LEASE_S / 2:
             self._reachable_since = now
         self._renewed_at = self._begun_at
-        self._held = found.held
+        self._claimed = found.claimed
         self.on_members(found.members, written)
 
     def _has_lease(self) -> bool:

@@ -109,10 +109,10 @@ class Member(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """What a heartbeat found: the other members, and the names of singletons that this process holds now."""
+    """What a heartbeat found: the other members, and the names of singletons that this process has claimed."""
 
     members: Sequence[Member]
-    held: frozenset[str]
+    claimed: frozenset[str]
 
 
 def this_process() -> Process:
@@ -130,12 +130,12 @@ def beat(
     membership: Membership,
     wanted: Collection[str],
 ) -> Beat:
-    """Measure service time, renew the lease by it, read the members, and hold the singletons in ``wanted``."""
+    """Measure service time, renew the lease by it, read the members, and claim the singletons in ``wanted``."""
     clock.measure(rows)
     now = clock.now()
     renew_lease(rows, process, now, providers, membership)
     members = [_member(row) for row in rows.execute(_MEMBERS, {"me": process.process_id, "now": now})]
-    return Beat(members, hold_singletons(rows, process, now, wanted))
+    return Beat(members, claim_singletons(rows, process, now, wanted))
 
 
 def read_ready_members(url: str) -> list[Member]:
@@ -184,8 +184,8 @@ def end_lease(rows: Connection, process: Process) -> None:
     rows.execute(_END, {"process_id": process.process_id, "ended_at": _ENDED_AT})
 
 
-def hold_singletons(rows: Connection, process: Process, now: datetime, wanted: Collection[str]) -> frozenset[str]:
-    """Claim the ``wanted`` names, release all others, and return those held.
+def claim_singletons(rows: Connection, process: Process, now: datetime, wanted: Collection[str]) -> frozenset[str]:
+    """Claim the ``wanted`` names, release all others, and return those that it has.
 
     A name is claimed from its holder only once that has ended or lost its lease.
     """
@@ -194,14 +194,14 @@ def hold_singletons(rows: Connection, process: Process, now: datetime, wanted: C
     if not wanted:
         return frozenset()
     rows.execute(_CLAIM_NAMES, names)
-    held: set[str] = set()
+    claimed: set[str] = set()
     for row in rows.execute(_HOLDERS, names).all():
         if row.process_id == process.process_id:
-            held.add(row.name)
+            claimed.add(row.name)
         elif row.lease_until is None or row.lease_until <= now or has_ended(process, row):
             rows.execute(_MOVE_NAME, {"me": process.process_id, "name": row.name})
-            held.add(row.name)
-    return frozenset(held)
+            claimed.add(row.name)
+    return frozenset(claimed)
 
 
 def take_over(
