@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from functools import partial
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from sqlalchemy import Connection
@@ -34,9 +34,10 @@ from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import find_reply
-from holdfast.persistence.queries.credentials import SessionRecord
+from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
 from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.server.lookups import Find, Lookup
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -245,15 +246,15 @@ class Call:
 
     async def _authenticate(self) -> Refusal | None:
         if self.route.auth is Auth.SESSION:
-            found = await self.read_as_session(lambda _rows, session: session)
-            if isinstance(found, Refusal):
-                return found
-            self.session = found
+            session = await self.verify_session()
+            if isinstance(session, Refusal):
+                return session
+            self.session = session
         elif self.route.auth is Auth.API_KEY:
             assert self.bearer is not None
             self.known_key = self.deps.key_cache.get(self.bearer.sha256)
             if self.known_key is None:
-                key = await self.read_as_key(lambda _rows, key: key)
+                key = await self.verify_key()
                 if isinstance(key, Refusal):
                     return key
                 self.known_key = KnownKey(key.account_id, key.key_id)
@@ -268,77 +269,96 @@ class Call:
         if self.deps.key_cache.is_use_due(self.bearer.sha256, now):
             self.deps.accounts.ref(key.account_id).tell(RecordKeyUse(key.key_id, now))
 
-    async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
-        """Authenticate the session and run ``query`` in one read.
+    async def verify_session(self, *lookups: Lookup[Any, Any]) -> SessionRecord | Refusal:
+        """Authenticate the session, and run ``lookups`` with the lookup of its row.
 
         Refuses as :func:`~holdfast.http.kit.authentication.valid_session` does.
         """
         assert self.bearer is not None
-        sha256, now, verified = self.bearer.sha256, self.deps.now(), list[KnownKey]()
+        lookup = Lookup(find_sessions, self.bearer.sha256)
+        await self._look_up(lookup, *lookups)
+        session = valid_session(lookup.found(), self.deps.now())
+        if not isinstance(session, Refusal):
+            self.deps.key_cache.put(self.bearer.sha256, KnownKey(session.account_id, session.session_id))
+        return session
 
-        def read(rows: Connection) -> T | Refusal:
-            session = valid_session(rows, sha256, now)
-            if isinstance(session, Refusal):
-                return session
-            verified.append(KnownKey(session.account_id, session.session_id))
-            return query(rows, session)
-
-        return await self._read_in_turn(read, verified)
-
-    async def read_as_key(self, query: Callable[[Connection, ApiKeyRecord], T]) -> T | Refusal:
-        """Authenticate the API key, check its scope and run ``query`` in one read.
+    async def verify_key(self, *lookups: Lookup[Any, Any]) -> ApiKeyRecord | Refusal:
+        """Authenticate the API key, check its scope, and run ``lookups`` with the lookup of its row.
 
         Refuses as :func:`~holdfast.http.kit.authentication.valid_key` does; where a session would do too, a key
         without the scope is of the wrong type.
         """
         assert self.bearer is not None
-        sha256, scope, verified = self.bearer.sha256, self.route.scope, list[KnownKey]()
+        lookup = Lookup(find_api_keys, self.bearer.sha256)
+        await self._look_up(lookup, *lookups)
+        key = valid_key(lookup.found(), self.route.scope)
+        if isinstance(key, Refusal):
+            lacks_scope = key.code == "insufficient_scope"
+            return NEEDS_SESSION if lacks_scope and self.route.auth is Auth.SESSION_OR_KEY else key
+        known = KnownKey(key.account_id, key.key_id)
+        self.deps.key_cache.put(self.bearer.sha256, known)
+        self._record_use(known)
+        return key
 
-        def read(rows: Connection) -> T | Refusal:
-            key = valid_key(rows, sha256, scope)
-            if isinstance(key, Refusal):
-                lacks_scope = key.code == "insufficient_scope"
-                return NEEDS_SESSION if lacks_scope and self.route.auth is Auth.SESSION_OR_KEY else key
-            verified.append(KnownKey(key.account_id, key.key_id))
-            return query(rows, key)
-
-        answer = await self._read_in_turn(read, verified)
-        if verified:
-            self._record_use(verified[-1])
-        return answer
-
-    async def _read_in_turn(self, query: Callable[[Connection], T], verified: list[KnownKey]) -> T:
-        """Read in the share of the account; credentials not ``verified`` yet have one, their origin's."""
+    async def verify_caller(self, *lookups: Lookup[Any, Any]) -> str | Refusal:
+        """Authenticate the caller as the route requires, run ``lookups`` with that, and return the account's id."""
         assert self.bearer is not None
-        sha256, keys = self.bearer.sha256, self.deps.key_cache
-        async with self.deps.read_shares.turn(keys.account_of(sha256) or f"origin:{self.origin()}"):
-            answer = await self.deps.database.read(query)
-        if verified:
-            keys.put(sha256, verified[-1])
-        return answer
+        is_key = self.bearer.kind == "api_key"
+        caller = await (self.verify_key(*lookups) if is_key else self.verify_session(*lookups))
+        return caller if isinstance(caller, Refusal) else caller.account_id
+
+    async def look_up_as_caller(self, find: Find[str, T]) -> T | Refusal | None:
+        """Authenticate the caller as the route requires, and return what ``find`` finds of its account's id."""
+        assert self.bearer is not None
+        known = self.deps.key_cache.account_of(self.bearer.sha256)
+        lookups = [] if known is None else [Lookup(find, known)]
+        account_id = await self.verify_caller(*lookups)
+        if isinstance(account_id, Refusal):
+            return account_id
+        if not lookups:
+            lookups = [Lookup(find, account_id)]
+            await self._look_up(*lookups)
+        return lookups[0].found()
+
+    async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
+        """Authenticate the session, then run ``query``. Refuses as :meth:`verify_session` does."""
+        session = await self.verify_session()
+        return session if isinstance(session, Refusal) else await self.read(lambda rows: query(rows, session))
 
     async def read_as_caller(self, query: Callable[[Connection, str], T]) -> T | Refusal:
-        """Authenticate the caller as the route requires and run ``query`` on the account's id, in one read.
+        """Authenticate the caller, then run ``query`` on the account's id. Refuses as :meth:`verify_caller`."""
+        account_id = await self.verify_caller()
+        return (
+            account_id if isinstance(account_id, Refusal) else await self.read(lambda rows: query(rows, account_id))
+        )
 
-        Refuses as :meth:`read_as_key` or :meth:`read_as_session` does.
-        """
+    async def read(self, query: Callable[[Connection], T]) -> T:
+        """Run a query in the share of the caller."""
+        async with self.deps.read_shares.turn(self._reader()):
+            return await self.deps.database.read(query)
+
+    async def _look_up(self, *lookups: Lookup[Any, Any]) -> None:
+        async with self.deps.read_shares.turn(self._reader()):
+            await self.deps.lookups.run(*lookups)
+
+    def _reader(self) -> str:
+        """Return whose share of the reads this call uses: a credential not verified yet has its origin's."""
         assert self.bearer is not None
-        if self.bearer.kind == "api_key":
-            return await self.read_as_key(lambda rows, key: query(rows, key.account_id))
-        return await self.read_as_session(lambda rows, session: query(rows, session.account_id))
+        return self.deps.key_cache.account_of(self.bearer.sha256) or f"origin:{self.origin()}"
 
     async def refuse_authenticated(self, refusal: Refusal) -> Refusal:
         """Return the refusal, or that of the API key if it is not valid: a cached key has not been checked yet."""
         if self.route.auth is not Auth.API_KEY:
             return refusal
-        return await self.read_as_key(lambda _rows, _key: refusal)
+        key = await self.verify_key()
+        return key if isinstance(key, Refusal) else refusal
 
     async def account_of_caller(self) -> str | None:
         """Return the account of an optional credential; an invalid one counts as none."""
         if self.bearer is None:
             return None
-        found = await self.read_as_caller(lambda _rows, account_id: account_id)
-        return None if isinstance(found, Refusal) else found
+        account_id = await self.verify_caller()
+        return None if isinstance(account_id, Refusal) else account_id
 
     def origin(self) -> str:
         """Return the origin of the request, by which limits count."""

@@ -22,6 +22,7 @@ from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.card.base import CardPayments
 from holdfast.providers.mail import Mailer
 from holdfast.providers.media.health import ProviderState
@@ -159,6 +160,11 @@ class Dependencies:
     def refused(self) -> RefusedRequests:
         """The counts of refused requests."""
         return RefusedRequests(self.conditions)
+
+    @cached_property
+    def lookups(self) -> GroupedLookups:
+        """The lookups of rows by their keys."""
+        return GroupedLookups(self.database.read)
 
     @property
     def quote_key(self) -> bytes:

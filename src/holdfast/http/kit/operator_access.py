@@ -29,8 +29,10 @@ from holdfast.http.kit.operators import TOKEN_OPERATOR, Operator, operator_of
 from holdfast.http.kit.same_origin import refuse_cross_origin
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.operators.sessions import session_by_mac
+from holdfast.persistence.queries.credentials import find_sessions
 from holdfast.persistence.records.operator_tables import OperatorSession
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.persistence.server.lookups import Lookup
 
 NOT_OPERATORS_TOKEN: Final = Refusal(code="invalid_credentials", message="The token is not the operators' token.")
 NEEDS_AN_OPERATOR: Final = Refusal(
@@ -77,7 +79,9 @@ async def _by_bearer(deps: Dependencies, authorization: list[str], origin: str) 
         return NEEDS_AN_OPERATOR
     sha256 = bearer.sha256
     async with deps.read_shares.turn(deps.key_cache.account_of(sha256) or f"origin:{origin}"):
-        session = await deps.database.read(lambda rows: valid_session(rows, sha256, deps.now()))
+        lookup = Lookup(find_sessions, sha256)
+        await deps.lookups.run(lookup)
+    session = valid_session(lookup.found(), deps.now())
     if isinstance(session, Refusal):
         return session
     deps.key_cache.put(sha256, KnownKey(session.account_id, session.session_id))

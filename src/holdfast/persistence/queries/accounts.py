@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Connection, any_, bindparam, func, select
+from sqlalchemy import ARRAY, Connection, Text, any_, bindparam, func, select
 
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.persistence.records.rows import StoredReply
@@ -44,7 +44,7 @@ class AccountOverview(NamedTuple):
 
 
 _TOTALS = select(accounts.c.id, accounts.c.balance_micro, accounts.c.held_micro).where(
-    accounts.c.id == bindparam("account_id")
+    accounts.c.id == any_(bindparam("account_ids", type_=ARRAY(Text)))
 )
 _LIVE_KEYS = select(
     func.count(),
@@ -67,9 +67,9 @@ _OVERVIEW = select(
 )
 
 
-def account_totals(rows: Connection, account_id: str) -> AccountTotals:
-    """Return the totals of an account that exists (a credential named it)."""
-    return AccountTotals(*rows.execute(_TOTALS, {"account_id": account_id}).one())
+def find_totals(rows: Connection, account_ids: Sequence[str]) -> dict[str, AccountTotals]:
+    """Return the totals of accounts."""
+    return {row.id: AccountTotals(*row) for row in rows.execute(_TOTALS, {"account_ids": account_ids})}
 
 
 def email_of_account(rows: Connection, account_id: str) -> str | None:
@@ -93,7 +93,7 @@ def account_of_email(rows: Connection, email: str) -> str | None:
 def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str) -> FirstCallFacts:
     """Return the account's totals, how many live keys it has, and how many of them have ``writing_scope``."""
     live, writable = rows.execute(_LIVE_KEYS, {"account_id": account_id, "writing_scope": writing_scope}).one()
-    return FirstCallFacts(account_totals(rows, account_id), live, writable)
+    return FirstCallFacts(find_totals(rows, [account_id])[account_id], live, writable)
 
 
 def account_overview(rows: Connection, account_id: str, *, now: datetime) -> AccountOverview | None:

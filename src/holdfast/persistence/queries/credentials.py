@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import ARRAY, Connection, LargeBinary, any_, bindparam, select
 
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.records.table_base import selected
@@ -27,26 +27,30 @@ class SessionRecord(NamedTuple):
 
 
 _KEY = selected(api_keys, ApiKeyRecord._fields)
+_HASHES = any_(bindparam("sha256s", type_=ARRAY(LargeBinary)))
 _BY_SECRET = (
-    _KEY.add_columns(accounts.c.disabled_at)
+    _KEY.add_columns(accounts.c.disabled_at, api_keys.c.secret_sha256)
     .join_from(api_keys, accounts, accounts.c.id == api_keys.c.account_id)
-    .where(api_keys.c.secret_sha256 == bindparam("sha256"))
+    .where(api_keys.c.secret_sha256 == _HASHES)
 )
 _OF_ACCOUNT = _KEY.where(api_keys.c.account_id == bindparam("account_id")).order_by(
     api_keys.c.created_at.desc(), api_keys.c.key_id.desc()
 )
 _OF_ITS_ACCOUNT = ("email", "role", "disabled_at")
 _BY_TOKEN = (
-    select(*((accounts if name in _OF_ITS_ACCOUNT else sessions).c[name] for name in SessionRecord._fields))
+    select(
+        *((accounts if name in _OF_ITS_ACCOUNT else sessions).c[name] for name in SessionRecord._fields),
+        sessions.c.token_sha256,
+    )
     .join_from(sessions, accounts, sessions.c.account_id == accounts.c.id)
-    .where(sessions.c.token_sha256 == bindparam("sha256"))
+    .where(sessions.c.token_sha256 == _HASHES)
 )
 
 
-def api_key_by_secret(rows: Connection, sha256: bytes) -> tuple[ApiKeyRecord, datetime | None] | None:
-    """Return the key whose secret has this SHA-256, and since when its account is disabled; None without one."""
-    found = rows.execute(_BY_SECRET, {"sha256": sha256}).one_or_none()
-    return None if found is None else (_record(found[:-1]), found.disabled_at)
+def find_api_keys(rows: Connection, sha256s: Sequence[bytes]) -> dict[bytes, tuple[ApiKeyRecord, datetime | None]]:
+    """Return the keys whose secrets have these SHA-256, and since when their accounts are disabled."""
+    found = rows.execute(_BY_SECRET, {"sha256s": sha256s})
+    return {sha256: (_record(record), disabled_at) for *record, disabled_at, sha256 in found}
 
 
 def api_keys_of_account(rows: Connection, account_id: str) -> list[ApiKeyRecord]:
@@ -59,7 +63,7 @@ def _record(row: Iterable[Any]) -> ApiKeyRecord:
     return record._replace(scopes=tuple(record.scopes))
 
 
-def session_by_token(rows: Connection, sha256: bytes) -> SessionRecord | None:
-    """Return the session whose token has this SHA-256, or None."""
-    found = rows.execute(_BY_TOKEN, {"sha256": sha256}).one_or_none()
-    return None if found is None else SessionRecord._make(found)
+def find_sessions(rows: Connection, sha256s: Sequence[bytes]) -> dict[bytes, SessionRecord]:
+    """Return the sessions whose tokens have these SHA-256."""
+    found = rows.execute(_BY_TOKEN, {"sha256s": sha256s})
+    return {sha256: SessionRecord._make(record) for *record, sha256 in found}

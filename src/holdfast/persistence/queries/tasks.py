@@ -6,10 +6,10 @@ not ended, so ended tasks cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
-from sqlalchemy import Connection, Row, Text, bindparam, cast, func, literal_column, not_, select
+from sqlalchemy import ARRAY, Connection, Row, Text, any_, bindparam, cast, func, literal_column, not_, select
 
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import task_of_review_case
@@ -18,9 +18,10 @@ from holdfast.persistence.records.reading import ASSET, TASK, USAGE_ENTRY, task_
 from holdfast.persistence.records.rows import AssetRow, UsageEntry
 from holdfast.persistence.records.tables import assets, holds, tasks
 from holdfast.persistence.records.tables import usage_entries as usage
-from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
+from holdfast.persistence.records.unreadable import UnreadableEntry, UnreadableRow, read_row, read_rows
 
 _ORDER = (tasks.c.created_at, tasks.c.request_id)
+_BY_IDS = TASK.where(tasks.c.request_id == any_(bindparam("request_ids", type_=ARRAY(Text))))
 _BY_ID = TASK.where(tasks.c.request_id == bindparam("request_id"))
 _IN_REVIEW = TASK.where(tasks.c.status == literal_column("'review'"))
 # Named like this, the two partial indexes of tasks that have not ended are read, and no ended task.
@@ -66,15 +67,18 @@ def task_by_id(rows: Connection, request_id: str) -> Task | None:
     return None if found is None else read_row(task_of, found, "tasks", request_id)
 
 
-def task_of_account(rows: Connection, account_id: str, request_id: str) -> Task | None:
-    """Return the account's task with this id; None for another account's task and for an unknown id.
+def find_tasks(rows: Connection, request_ids: Sequence[str]) -> dict[str, Task | UnreadableRow]:
+    """Return the tasks with these ids, of any account.
 
     Queried by the id alone: with the account, the plan might read all of its tasks.
     """
-    found = rows.execute(_BY_ID, {"request_id": request_id}).one_or_none()
-    return (
-        None if found is None or found.account_id != account_id else read_row(task_of, found, "tasks", request_id)
-    )
+    found: dict[str, Task | UnreadableRow] = {}
+    for row in rows.execute(_BY_IDS, {"request_ids": request_ids}):
+        try:
+            found[row.request_id] = read_row(task_of, row, "tasks", row.request_id)
+        except UnreadableRow as unreadable:
+            found[row.request_id] = unreadable
+    return found
 
 
 def stored_input_bytes(rows: Connection, account_id: str) -> int:

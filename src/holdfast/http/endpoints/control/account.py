@@ -27,7 +27,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.expired import REVOKED_KEYS_MAX
-from holdfast.persistence.queries.accounts import account_totals
+from holdfast.persistence.queries.accounts import find_totals
 from holdfast.persistence.queries.credentials import api_keys_of_account
 
 route = RouteTable("Account")
@@ -45,8 +45,9 @@ STORED_KEYS_MAX: Final = 500
     reply=AccountBody,
 )
 async def read_account(call: Call) -> Outcome:
-    """One read: the caller and the account's row."""
-    totals = await call.read_as_caller(account_totals)
+    """The caller's row and the account's are looked up together."""
+    totals = await call.look_up_as_caller(find_totals)
+    assert totals is not None, "a credential names an account that exists"
     return totals if isinstance(totals, Refusal) else account_body(totals)
 
 

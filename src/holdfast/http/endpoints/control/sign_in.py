@@ -122,7 +122,7 @@ async def verify(call: Call, email: str, tried: VerifyRequest) -> SignedIn | Ref
 )
 async def read_session(call: Call) -> Outcome:
     """One read: the session's row."""
-    session = await call.read_as_session(lambda _rows, session: session)
+    session = await call.verify_session()
     return session if isinstance(session, Refusal) else session_context(session)
 
 
@@ -135,7 +135,7 @@ async def read_session(call: Call) -> Outcome:
 )
 async def sign_out(call: Call) -> Outcome:
     """The account's actor revokes the session."""
-    session = await call.read_as_session(lambda _rows, session: session)
+    session = await call.verify_session()
     if isinstance(session, Refusal):
         return session
     done = await call.ask(call.deps.accounts.ref(session.account_id), SignOut(session_id=session.session_id))

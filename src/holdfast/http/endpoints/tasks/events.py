@@ -16,7 +16,6 @@ from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT, Rotation, s
 from holdfast.persistence.claims.outbox import rotations_of
 from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.queries.events import EventRecord, events_of_task
-from holdfast.persistence.records.rows import ApiKeyRecord
 
 route = RouteTable("Events")
 
@@ -31,15 +30,13 @@ route = RouteTable("Events")
     errors=("task_not_found",),
 )
 async def list_events(call: Call) -> Outcome:
-    """One read: the key, the task and its events."""
-    request_id = call.path["request_id"]
-
-    def read(rows: Connection, key: ApiKeyRecord) -> list[EventRecord] | Refusal:
-        task = own_task(rows, key.account_id, request_id)
-        return task if isinstance(task, Refusal) else events_of_task(rows, key.account_id, request_id)
-
-    found = await call.read_as_key(read)
-    return found if isinstance(found, Refusal) else EventList(data=[event_body(event) for event in found])
+    """The key and the task are looked up, then the events are read."""
+    found = await own_task(call)
+    if isinstance(found, Refusal):
+        return found
+    task, _ = found
+    events = await call.read(lambda rows: events_of_task(rows, task.account_id, task.request_id))
+    return EventList(data=[event_body(event) for event in events])
 
 
 @route(
@@ -58,23 +55,19 @@ async def resend_event(call: Call) -> Outcome:
         code="event_not_found", message=f"The task {shown(request_id)} has no event {shown(event_id)}."
     )
 
-    def read(rows: Connection, key: ApiKeyRecord) -> str | Refusal:
-        task = own_task(rows, key.account_id, request_id)
-        if isinstance(task, Refusal):
-            return task
-        if not is_id(event_id):
-            return not_found
-        found = events_of_task(rows, key.account_id, request_id, event_id=event_id)
-        return key.account_id if found else not_found
+    found = await own_task(call)
+    if isinstance(found, Refusal):
+        return found
+    account_id = found[0].account_id
 
-    account_id = await call.read_as_key(read)
-    if isinstance(account_id, Refusal):
-        return account_id
+    def read(rows: Connection) -> list[EventRecord]:
+        return events_of_task(rows, account_id, request_id, event_id=event_id)
+
+    if not is_id(event_id) or not await call.read(read):
+        return not_found
     await call.deps.events.resend(account_id, event_id)
-    found = await call.deps.database.read(
-        lambda rows: events_of_task(rows, account_id, request_id, event_id=event_id)
-    )
-    return event_body(found[0]) if found else not_found
+    events = await call.read(read)
+    return event_body(events[0]) if events else not_found
 
 
 @route(

@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 from prometheus_client import Counter
-from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import CreateTask, RefuseTask, TaskAccepted
 from holdfast.actors.account.replies import STORED_REFUSALS
@@ -33,7 +32,9 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
-from holdfast.persistence.queries.tasks import stored_input_bytes, task_of_account, tasks_of_account
+from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, tasks_of_account
+from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 from holdfast.telemetry import metrics
 from holdfast.telemetry.traces import traceparent
@@ -186,8 +187,8 @@ async def list_tasks(call: Call) -> Outcome:
 )
 async def read_task(call: Call) -> Outcome:
     """One read: the key and the task."""
-    task = await _own_task(call)
-    return task if isinstance(task, Refusal) else task_body(call.deps, task)
+    found = await own_task(call)
+    return found if isinstance(found, Refusal) else task_body(call.deps, found[0])
 
 
 @route(
@@ -205,20 +206,16 @@ async def retry_task(call: Call) -> Outcome:
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
-    found = await call.read_as_key(
-        lambda rows, key: (own_task(rows, key.account_id, call.path["request_id"]), key.key_id)
-    )
+    found = await own_task(call)
     if isinstance(found, Refusal):
         return found
-    original, key_id = found
-    if isinstance(original, Refusal):
-        return original
+    original, key = found
     # The stored input may be large although this request is small, so it is priced in a thread.
-    retry = functools.partial(_retry_command, call, original, key_id, idempotency)
+    retry = functools.partial(_retry_command, call, original, key.key_id, idempotency)
     command = await call.compute(retry, caller=original.account_id)
     if input_until(original) is not None:
         command = await _refuse_stored_inputs(call, original.account_id) or command
-    return await _ask_account(call, KnownKey(original.account_id, key_id), command, idempotency)
+    return await _ask_account(call, KnownKey(original.account_id, key.key_id), command, idempotency)
 
 
 def _retry_command(
@@ -264,10 +261,10 @@ def _retry_command(
 )
 async def cancel_task(call: Call) -> Outcome:
     """The first to commit wins, the cancel or the result; the response shows which."""
-    task = await _own_task(call)
-    if isinstance(task, Refusal):
-        return task
-    done = await call.ask(call.deps.tasks.ref(task.request_id), CancelTask())
+    found = await own_task(call)
+    if isinstance(found, Refusal):
+        return found
+    done = await call.ask(call.deps.tasks.ref(found[0].request_id), CancelTask())
     if isinstance(done, Refusal):
         return done
     return task_body(call.deps, done.task)
@@ -278,14 +275,20 @@ def task_not_found(request_id: str) -> Refusal:
     return Refusal(code="task_not_found", message=f"The task {shown(request_id)} does not exist.")
 
 
-def own_task(rows: Connection, account_id: str, request_id: str) -> Task | Refusal:
-    """Return the account's task. Another account's task does not exist."""
-    task = task_of_account(rows, account_id, request_id) if is_id(request_id) else None
-    return task_not_found(request_id) if task is None else task
+async def own_task(call: Call) -> tuple[Task, ApiKeyRecord] | Refusal:
+    """Authenticate the key and return its account's task of the path, and the key.
 
-
-async def _own_task(call: Call) -> Task | Refusal:
-    return await call.read_as_key(lambda rows, key: own_task(rows, key.account_id, call.path["request_id"]))
+    Another account's task does not exist. Refuses: 1. as the key is refused; 2. ``task_not_found``.
+    """
+    request_id = call.path["request_id"]
+    lookup = Lookup(find_tasks, request_id)
+    key = await call.verify_key(*([lookup] if is_id(request_id) else []))
+    if isinstance(key, Refusal):
+        return key
+    task = lookup.found()
+    if task is None or task.account_id != key.account_id:
+        return task_not_found(request_id)
+    return task, key
 
 
 def _price(

@@ -1,0 +1,129 @@
+"""Lookups of rows by their keys, in groups: what is asked for while one group is read is the next group.
+
+Clients repeat a few reads all the time. Each needs a thread, a connection and the execution of a query; a group
+shares them, as commits share the journal. The caller that finds no group being read reads for all that wait, itself
+included, and then lets the first of those that came meanwhile read the next group. So a caller that comes alone
+waits for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+
+import trio
+from sqlalchemy import Connection
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+SLOW_S: Final = 0.02
+"""A group that takes longer does not keep the next one waiting, if no other does."""
+GROUPS_MAX: Final = 2
+
+Find: TypeAlias = Callable[[Connection, Sequence[K]], Mapping[K, V | Exception]]
+"""Returns what it finds of some keys, in one query; an exception for a row that cannot be decoded."""
+
+
+class ReadRows(Protocol):
+    """Runs a query on a connection, as :meth:`~holdfast.persistence.server.database.Database.read` does."""
+
+    async def __call__(self, query: Callable[[Connection], T], /) -> T:
+        """Run it. Raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`."""
+        ...
+
+
+class Lookup(Generic[K, V]):
+    """A key to be found by ``find``. The key must have the form of its column: one that has not fails its group."""
+
+    __slots__ = ("_found", "find", "key")
+
+    def __init__(self, find: Find[K, V], key: K) -> None:
+        self.find = find
+        self.key = key
+        self._found: V | Exception | None = None
+
+    def found(self) -> V | None:
+        """Return what was found, None if nothing was. Raises ``UnreadableRow``."""
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+    def take(self, found: Mapping[K, V | Exception]) -> None:
+        """Take what was found of the group's keys."""
+        self._found = found.get(self.key)
+
+
+class _Asker:
+    """A caller and its lookups. It is woken when they are done, or when it is to read the next group."""
+
+    __slots__ = ("fault", "is_done", "lookups", "woken")
+
+    def __init__(self, lookups: Sequence[Lookup[Any, Any]]) -> None:
+        self.lookups = lookups
+        self.woken = trio.Event()
+        self.is_done = False
+        self.fault: Exception | None = None
+
+
+class GroupedLookups:
+    """Reads lookups in groups by ``read``, :data:`GROUPS_MAX` groups at a time."""
+
+    def __init__(self, read: ReadRows) -> None:
+        self._read = read
+        self._waiting: list[_Asker] = []
+        self._groups = 0
+        self._begun_at = 0.0
+
+    async def run(self, *lookups: Lookup[Any, Any]) -> None:
+        """Look the keys up, all of them in one group.
+
+        Raises as ``read`` does. A caller that reads for others is cancelled only after that.
+        """
+        asker = _Asker(lookups)
+        if self._groups == 0 or (self._groups < GROUPS_MAX and trio.current_time() - self._begun_at > SLOW_S):
+            self._groups += 1
+        else:
+            self._waiting.append(asker)
+            try:
+                await asker.woken.wait()
+            except trio.Cancelled:
+                # It may be in a group that is being read, which then is read in vain.
+                with suppress(ValueError):
+                    self._waiting.remove(asker)
+                raise
+        if not asker.is_done:
+            await self._read_group(asker)
+        if asker.fault is not None:
+            raise asker.fault
+
+    async def _read_group(self, first: _Asker) -> None:
+        """Read for a caller and all that wait, and leave the next group to the first that came meanwhile."""
+        askers, self._waiting = [first, *self._waiting], []
+        self._begun_at = trio.current_time()
+        fault: Exception | None = None
+        try:
+            with trio.CancelScope(shield=True):
+                await self._read(lambda rows: _look_up(rows, askers))
+        except Exception as exc:  # each caller of the group raises it
+            fault = exc
+        for asker in askers:
+            asker.is_done, asker.fault = True, fault
+            asker.woken.set()
+        if self._waiting:
+            self._waiting.pop(0).woken.set()
+        else:
+            self._groups -= 1
+
+
+def _look_up(rows: Connection, askers: Iterable[_Asker]) -> None:
+    lookups: dict[Find[Any, Any], list[Lookup[Any, Any]]] = {}
+    for asker in askers:
+        for lookup in asker.lookups:
+            lookups.setdefault(lookup.find, []).append(lookup)
+    for find, wanted in lookups.items():
+        found = find(rows, list({lookup.key: None for lookup in wanted}))
+        for lookup in wanted:
+            lookup.take(found)
