@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import sqlalchemy
@@ -24,6 +24,7 @@ from holdfast.http.kit.fair_shares import (
     TokenTries,
 )
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.persistence.server.lookups import GroupedLookups, Lookup
 
 if TYPE_CHECKING:
     from tests.http.api import Api
@@ -82,23 +83,38 @@ async def test_a_caller_without_jobs_takes_no_memory() -> None:
 
 
 class HeldRows:
-    """A database whose reads last until they are released, and are then refused."""
+    """A database whose reads and lookups last until they are released, and are then refused."""
 
     def __init__(self) -> None:
         self.begun = 0
+        self.are_all_begun = trio.Event()
         self.released = trio.Event()
 
     async def read(self, _query: Callable[[sqlalchemy.Connection], T], /) -> T:
         self.begun += 1
+        if self.begun == READS_PER_CALLER_MAX:
+            self.are_all_begun.set()
         await self.released.wait()
         raise DatabaseAway("released")
 
     scan = read
 
 
-async def test_reads_of_one_caller_do_not_take_every_connection(stage: Stage) -> None:
-    rows = HeldRows()
-    stage.change(database=rows)
+@pytest.fixture
+def held_rows(monkeypatch: pytest.MonkeyPatch) -> HeldRows:
+    return hold_lookups(HeldRows(), monkeypatch)
+
+
+def hold_lookups(rows: HeldRows, monkeypatch: pytest.MonkeyPatch) -> HeldRows:
+    async def look_up(_lookups: GroupedLookups, *_lookup: Lookup[Any, Any]) -> None:
+        await rows.read(lambda _rows: None)
+
+    monkeypatch.setattr(GroupedLookups, "run", look_up)
+    return rows
+
+
+async def test_lookups_of_one_caller_do_not_fill_every_group(stage: Stage, held_rows: HeldRows) -> None:
+    rows = held_rows
     statuses: list[int] = []
 
     async def call(as_caller: Callable[[str, str], Awaitable[Response]], path: str) -> None:
@@ -107,7 +123,7 @@ async def test_reads_of_one_caller_do_not_take_every_connection(stage: Stage) ->
     stage.know_key()
     async with trio.open_nursery() as nursery:
         for _ in range(READS_PER_CALLER_MAX + 3):
-            nursery.start_soon(call, stage.as_key, "/v2/task/list")
+            nursery.start_soon(call, stage.as_key, "/v2/task/task_1")
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert rows.begun == READS_PER_CALLER_MAX
         nursery.start_soon(call, stage.as_session, "/v2/control/account")
@@ -117,8 +133,24 @@ async def test_reads_of_one_caller_do_not_take_every_connection(stage: Stage) ->
     assert statuses == [503] * (READS_PER_CALLER_MAX + 4)
 
 
-async def test_invented_credentials_of_one_origin_share_its_reads(stage: Stage) -> None:
+async def test_reads_of_one_caller_do_not_take_every_connection(api: Api) -> None:
+    assert (await api.as_session("GET", "/v2/control/api-keys")).status_code == 200
     rows = HeldRows()
+    lookups = api.deps.lookups
+    api.change(database=rows)
+    vars(api.deps)["lookups"] = lookups
+    async with trio.open_nursery() as nursery:
+        for _ in range(READS_PER_CALLER_MAX + 3):
+            nursery.start_soon(api.as_session, "GET", "/v2/control/api-keys")
+        with trio.fail_after(60):
+            await rows.are_all_begun.wait()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert rows.begun == READS_PER_CALLER_MAX
+        rows.released.set()
+
+
+async def test_invented_credentials_of_one_origin_share_its_reads(stage: Stage, held_rows: HeldRows) -> None:
+    rows = held_rows
     stage.change(database=rows)
 
     async def call(sent: dict[str, str], path: str) -> None:
@@ -137,10 +169,9 @@ async def test_invented_credentials_of_one_origin_share_its_reads(stage: Stage) 
         rows.released.set()
 
 
-async def test_a_verified_session_has_the_share_of_its_account(api: Api) -> None:
+async def test_a_verified_session_has_the_share_of_its_account(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await api.as_session("GET", "/v2/control/account")).status_code == 200
-    rows = HeldRows()
-    api.change(database=rows)
+    rows = hold_lookups(HeldRows(), monkeypatch)
     async with trio.open_nursery() as nursery:
         for number in range(READS_PER_CALLER_MAX + 1):
             invented = {"Authorization": f"Bearer hst_{number:043}"}
@@ -187,13 +218,42 @@ async def test_the_right_token_waits_for_one_guess_of_each_other_caller(
 
 async def test_a_job_waits_for_its_turn_only_so_long(autojump_clock: trio.testing.MockClock) -> None:
     shares = FairShares(at_once_max=1, timeout_s=8)
-    async with shares.turn("slow"):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shares.run, "slow", trio.sleep_forever)
+        await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(Overloaded, match="take too long"):
-            async with shares.turn("slow"):
-                raise AssertionError("the turn is held")
+            await shares.run("slow", never)
         assert trio.current_time() == 8
-        async with shares.turn("other"):
-            pass
-    async with shares.turn("slow"):
-        pass
+        await shares.run("other", trio.lowlevel.checkpoint)
+        nursery.cancel_scope.cancel()
+    await shares.run("slow", trio.lowlevel.checkpoint)
     assert shares._shares == {}
+
+
+async def test_a_turn_passes_in_the_order_of_coming_and_not_to_a_job_that_has_gone() -> None:
+    shares, order, released = FairShares(at_once_max=1), list[int](), trio.Event()
+
+    async def run(number: int, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        with trio.CancelScope() as scope:
+            task_status.started(scope)
+            await shares.run("caller", partial(note, number))
+
+    async def note(number: int) -> None:
+        order.append(number)
+        await released.wait()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            scopes = []
+            for number in range(4):
+                scopes.append(await nursery.start(run, number))
+                await trio.testing.wait_all_tasks_blocked()
+            scopes[1].cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            released.set()
+    assert order == [0, 2, 3]
+    assert shares._shares == {}
+
+
+async def never() -> None:
+    raise AssertionError("the turn is held")

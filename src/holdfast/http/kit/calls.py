@@ -334,12 +334,10 @@ class Call:
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Run a query in the share of the caller."""
-        async with self.deps.read_shares.turn(self._reader()):
-            return await self.deps.database.read(query)
+        return await self.deps.read_shares.run(self._reader(), partial(self.deps.database.read, query))
 
     async def _look_up(self, *lookups: Lookup[Any, Any]) -> None:
-        async with self.deps.read_shares.turn(self._reader()):
-            await self.deps.lookups.run(*lookups)
+        await self.deps.read_shares.run(self._reader(), partial(self.deps.lookups.run, *lookups))
 
     def _reader(self) -> str:
         """Return whose share of the reads this call uses: a credential not verified yet has its origin's."""

@@ -5,9 +5,8 @@ Shared are threads, database reads, and tries of a secret token.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import trio
@@ -29,12 +28,14 @@ TRIES_WAITING_MAX: Final = 1_000_000
 """Above the number of connections, which bound what waits."""
 
 
-@dataclass(slots=True)
 class _Share:
-    """One caller's jobs: the limiter of those that do not wait here, and the number of all."""
+    """One caller's jobs: how many have a turn, and the others in the order of their coming."""
 
-    turns: trio.CapacityLimiter
-    count: int = 0
+    __slots__ = ("turns", "waiting")
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.waiting: deque[trio.Event] = deque()
 
 
 class FairShares:
@@ -55,29 +56,43 @@ class FairShares:
         self._timeout_s = timeout_s
         self._shares: dict[str, _Share] = {}
 
-    @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncIterator[None]:
-        """Wait for a turn and hold it. Raises :class:`Overloaded` if the caller has too many jobs."""
+    async def run(self, caller: str, job: Callable[[], Awaitable[T]]) -> T:
+        """Run a job in its turn. Raises :class:`Overloaded` if the caller has too many jobs."""
         share = self._shares.get(caller)
         if share is None:
-            share = self._shares[caller] = _Share(trio.CapacityLimiter(self._at_once_max))
-        if share.count >= self._jobs_max:
-            raise Overloaded(f"the caller has {share.count} jobs already")
-        share.count += 1
-        job = object()
+            share = self._shares[caller] = _Share()
+        if share.turns < self._at_once_max:
+            share.turns += 1
+        else:
+            await self._wait(share)
         try:
-            with trio.move_on_after(self._timeout_s) as waiting:
-                await share.turns.acquire_on_behalf_of(job)
-            if waiting.cancelled_caught:
-                raise Overloaded("the caller's other jobs take too long")
-            try:
-                yield
-            finally:
-                share.turns.release_on_behalf_of(job)
+            return await job()
         finally:
-            share.count -= 1
-            if not share.count:
-                del self._shares[caller]
+            self._end_turn(caller, share)
+
+    async def _wait(self, share: _Share) -> None:
+        """Wait until another job passes its turn on."""
+        if share.turns + len(share.waiting) >= self._jobs_max:
+            raise Overloaded(f"the caller has {share.turns + len(share.waiting)} jobs already")
+        turn = trio.Event()
+        share.waiting.append(turn)
+        try:
+            with trio.move_on_after(self._timeout_s):
+                await turn.wait()
+        finally:
+            if not turn.is_set():
+                share.waiting.remove(turn)
+        if not turn.is_set():
+            raise Overloaded("the caller's other jobs take too long")
+
+    def _end_turn(self, caller: str, share: _Share) -> None:
+        """Pass a turn on to the next waiting job."""
+        if share.waiting:
+            share.waiting.popleft().set()
+            return
+        share.turns -= 1
+        if not share.turns:
+            del self._shares[caller]
 
 
 class TokenTries:
@@ -94,7 +109,10 @@ class TokenTries:
 
     async def try_once(self, caller: str, is_right: Callable[[], bool]) -> bool:
         """Wait for the caller's turn, and return what ``is_right`` does."""
-        async with self._shares.turn(caller), self._next:
+        return await self._shares.run(caller, lambda: self._try(is_right))
+
+    async def _try(self, is_right: Callable[[], bool]) -> bool:
+        async with self._next:
             await trio.sleep_until(self._used_until - WRONG_TRIES_AT_ONCE * WRONG_TRY_S)
             if is_right():
                 return True
@@ -111,5 +129,4 @@ class FairThreads:
 
     async def run(self, caller: str, work: Callable[[], T]) -> T:
         """Run ``work`` in a thread in its turn. Raises :class:`Overloaded` if the caller has too many jobs."""
-        async with self._shares.turn(caller):
-            return await trio.to_thread.run_sync(work, limiter=self._threads)
+        return await self._shares.run(caller, lambda: trio.to_thread.run_sync(work, limiter=self._threads))

@@ -78,9 +78,8 @@ async def _by_bearer(deps: Dependencies, authorization: list[str], origin: str) 
     if bearer.kind != "session":
         return NEEDS_AN_OPERATOR
     sha256 = bearer.sha256
-    async with deps.read_shares.turn(deps.key_cache.account_of(sha256) or f"origin:{origin}"):
-        lookup = Lookup(find_sessions, sha256)
-        await deps.lookups.run(lookup)
+    lookup, reader = Lookup(find_sessions, sha256), deps.key_cache.account_of(sha256) or f"origin:{origin}"
+    await deps.read_shares.run(reader, lambda: deps.lookups.run(lookup))
     session = valid_session(lookup.found(), deps.now())
     if isinstance(session, Refusal):
         return session
@@ -115,8 +114,10 @@ async def session_of(deps: Dependencies, cookie: str, origin: str) -> OperatorSe
     seen = deps.seen_sessions.get(mac, now)
     session: OperatorSession | None
     try:
-        async with deps.read_shares.turn(f"origin:{origin}" if seen is None else seen.operator):
-            session = await deps.database.read(lambda rows: session_by_mac(rows, mac))
+        session = await deps.read_shares.run(
+            f"origin:{origin}" if seen is None else seen.operator,
+            lambda: deps.database.read(lambda rows: session_by_mac(rows, mac)),
+        )
     except (DatabaseAway, Overloaded):
         if seen is None:
             raise
