@@ -265,11 +265,18 @@ async def test_readiness_names_an_available_way_to_add_credit(api: Api) -> None:
     assert await way() == f"{api.public_url}/v2/control/payments/cardprovider"
 
 
-async def test_a_request_takes_one_read(api: Api) -> None:
-    for path in ("/v2/control/session", "/v2/control/first-call", "/v2/control/account", "/v2/control/api-keys"):
+async def test_a_request_takes_one_group_of_lookups_and_one_read(api: Api) -> None:
+    for path, reads in {"session": 1, "first-call": 2, "account": 1, "api-keys": 2}.items():
         api.rows.reads = 0
-        assert (await api.as_session("GET", path)).status_code == 200
-        assert api.rows.reads == 1
+        assert (await api.as_session("GET", f"/v2/control/{path}")).status_code == 200
+        assert api.rows.reads == reads
+
+
+async def test_the_account_of_a_credential_that_was_not_used_before_is_looked_up_after_it(api: Api) -> None:
+    for _ in range(2):
+        body = await (await api.as_session("GET", "/v2/control/account")).get_json()
+        assert body["account_id"] == api.account_id
+    assert api.rows.reads == 3
 
 
 async def test_a_keys_secret_is_returned_once_and_only_its_hash_sent(api: Api) -> None:

@@ -1,7 +1,7 @@
 """One HTTP call: its caller, its body, and what a handler can do with them.
 
 The order is the same for every route: form of the credential → caller (for routes with a body) → body → handler. A
-call without a body authenticates its caller in the same read as its query.
+call without a body authenticates its caller in its handler, with the lookups that the handler needs.
 
 Nothing here changes state: a client that disconnects cancels its handler at any point, so handlers only read and
 ask actors. Refusals are values, exceptions are faults.
@@ -400,7 +400,7 @@ class Call:
         """Return the refusal of a request, or the reply to an earlier request with its Idempotency-Key.
 
         An accepted request is replayed even if it would be refused now (its model was removed).
-        The same read authenticates the caller, because a cached key has not been checked yet.
+        It authenticates the caller, because a cached key has not been checked yet.
         """
         now, ttl_s = self.deps.now(), self.deps.settings.idempotency_ttl_s
 

@@ -121,7 +121,7 @@ async def verify(call: Call, email: str, tried: VerifyRequest) -> SignedIn | Ref
     reply=SessionContext,
 )
 async def read_session(call: Call) -> Outcome:
-    """One read: the session's row."""
+    """The session is looked up."""
     session = await call.verify_session()
     return session if isinstance(session, Refusal) else session_context(session)
 
@@ -150,7 +150,7 @@ async def sign_out(call: Call) -> Outcome:
     reply=FirstCall,
 )
 async def read_first_call(call: Call) -> Outcome:
-    """One read: the session, the account's totals, its keys."""
+    """The session is looked up, then the account's totals and keys are read."""
     facts = await call.read_as_session(
         lambda rows, session: first_call_facts(rows, session.account_id, writing_scope=TASKS_WRITE)
     )

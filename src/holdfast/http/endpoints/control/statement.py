@@ -59,7 +59,7 @@ COLUMNS: Final[Mapping[str, Callable[[Operation], str | int | None]]] = {
     parameters=(_KIND, *PAGE, FORMAT),
 )
 async def read_statement(call: Call) -> Outcome:
-    """One read: the caller and a page. Operations are numbered without gaps, and a cursor holds a number."""
+    """Operations are numbered without gaps, and a cursor holds a number."""
     return await list_of_account(
         call,
         _entries,

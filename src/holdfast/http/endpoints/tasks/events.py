@@ -78,7 +78,7 @@ async def resend_event(call: Call) -> Outcome:
     reply=WebhookSecretBody,
 )
 async def read_webhook_secret(call: Call) -> Outcome:
-    """The secret is derived; one read returns the session and the secret's rotations."""
+    """The secret is derived; its rotations are read."""
     found = await _rotations(call)
     if isinstance(found, Refusal):
         return found

@@ -167,7 +167,7 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
     parameters=(STATUS, MODEL, *PAGE),
 )
 async def list_tasks(call: Call) -> Outcome:
-    """One read: the key and a page."""
+    """The key is looked up, then a page is read."""
     return await list_of_account(
         call,
         tasks_of_account,
@@ -186,7 +186,7 @@ async def list_tasks(call: Call) -> Outcome:
     errors=("task_not_found",),
 )
 async def read_task(call: Call) -> Outcome:
-    """One read: the key and the task."""
+    """The key and the task are looked up together."""
     found = await own_task(call)
     return found if isinstance(found, Refusal) else task_body(call.deps, found[0])
 
