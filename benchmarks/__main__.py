@@ -11,6 +11,7 @@ import sys
 PARTS = {
     "holds": "durable holds a second",
     "create": "creating tasks over HTTP, beside a row-lock peer",
+    "reads": "reading a task, a list and an account over HTTP, beside a row-lock peer",
     "whole": "whole tasks beside a row-lock peer",
     "processes": "creating tasks through one and two processes",
     "readers": "creates beside slow readers of the report stream",

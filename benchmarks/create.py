@@ -81,7 +81,8 @@ def compare(title: str, sides: list[Side], *, rounds: int, connections: int, sec
     for number in range(rounds + 1):
         found = [drive(side, connections=connections, seconds=seconds) for side in sides]
         shown = " | ".join(
-            f"{side.name} {run.rate:,.0f}/s, p50 {run.p50_ms:.1f} ms, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us"
+            f"{side.name} {run.rate:,.0f}/s, p50 {run.p50_ms:.1f} and p99 {run.p99_ms:.1f} ms,"
+            f" CPU {run.cpu_us:,.0f} us"
             for side, run in zip(sides, found, strict=True)
         )
         print(f"{title}: {shown}" + (" (warm-up)" if number == 0 else ""), flush=True)

@@ -1,9 +1,8 @@
 """The reads that clients repeat, beside a row-lock peer: one task, an account's newest twenty, its balance.
 
 The service and the peer (:mod:`benchmarks.row_lock_peer`) run as processes of their own on one PostgreSQL and take
-turns under the same load; with ``--processes 2`` the load is spread over two services that share the database, and
-the peer has two processes as well. The provider never responds, so that only reads are measured. The last part mixes
-nine reads of a task with one create. CPU is user and system time without PostgreSQL.
+turns under the same load. The provider never responds, so that only reads are measured. The last part mixes nine
+reads of a task with one create. CPU is user and system time without PostgreSQL.
 
 Run: python -m benchmarks.reads [--seconds 4] [--connections 32] [--accounts 200] [--tasks 25] [--rounds 5]
 """
