@@ -63,7 +63,7 @@ def position_of(order: Order) -> Position:
     errors=("payment_order_not_found",),
 )
 async def read_payment_order(call: Call) -> Outcome:
-    """One read: the caller and the order. Another account's order does not exist."""
+    """Another account's order does not exist."""
     order_id = call.path["order_id"]
 
     def read(rows: Connection, account_id: str) -> Order | None:
