@@ -41,7 +41,7 @@ from holdfast.cluster.place_map import (
 )
 from holdfast.cluster.placement import owners_of_places
 from holdfast.commands.cli import app
-from holdfast.http.endpoints.operators.providers.checks import ProviderCheckRequest
+from holdfast.http.endpoints.operators.providers import ProviderCheckRequest
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.ledger.ids import new_id, new_id_of_account

@@ -16,7 +16,7 @@ from quart import Response
 from holdfast.http.app import HoldfastApp
 from holdfast.http.kit.credentials import KnownKey, MintedKey
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.server.asgi import AsgiApp
+from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener

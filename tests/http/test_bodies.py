@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.http.endpoints.operators.money.payments import RefundRequest
+from holdfast.http.endpoints.operators.orders import RefundRequest
 from holdfast.http.kit.bodies import check_media_type, convert_body, fingerprint, parse_object
 from holdfast.http.schemas.common import QuoteRequest, RechargeRequest, VerifyRequest
 from holdfast.http.schemas.tasks import CreateTaskRequest

@@ -10,8 +10,8 @@ import pytest
 from holdfast.http.app import ROUTES
 from holdfast.http.endpoints import catalog as catalog_listing
 from holdfast.http.kit import bodies
+from holdfast.http.kit.bodies import SMALL_BODY_BYTES_MAX
 from holdfast.http.kit.calls import ANONYMOUS_BODY_BYTES_MAX, Auth
-from holdfast.http.kit.json_size import SMALL_BODY_BYTES_MAX
 from holdfast.ledger.catalog.quotes import quote_input
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.http.endpoints.control.email_address import normalise_email
+from holdfast.http.endpoints.sign_in import normalise_email
 from holdfast.http.kit.credentials import Bearer, KeyCache, KnownKey, digest, is_api_key, mint_api_key, read_bearer
 from holdfast.ledger.places import place_digits, place_of
 from holdfast.ledger.refusals import Refusal

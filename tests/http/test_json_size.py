@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.http.kit import bodies
-from holdfast.http.kit.bodies import parse_object
-from holdfast.http.kit.json_size import json_size
+from holdfast.http.kit.bodies import json_size, parse_object
 from holdfast.ledger.refusals import Refusal
 
 MARKS = st.text(st.sampled_from('[{,:"\\]} a\u00e9'), max_size=12)

@@ -14,7 +14,6 @@ import trio
 
 from holdfast.http import endpoints
 from holdfast.http.app import HoldfastApp
-from holdfast.http.endpoints import control
 from holdfast.http.kit.openapi import describe
 from holdfast.http.kit.routes import Route
 
@@ -32,8 +31,8 @@ def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Route, ...]
     example = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert example is not None
     (tmp_path / "balance.py").write_text(example[1], encoding="utf-8")
-    monkeypatch.setattr(control, "__path__", [*control.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, f"{control.__name__}.balance", raising=False)
+    monkeypatch.setattr(endpoints, "__path__", [*endpoints.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, f"{endpoints.__name__}.balance", raising=False)
     return endpoints.all_routes.__wrapped__()
 
 

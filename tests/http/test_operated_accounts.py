@@ -10,7 +10,7 @@ import pytest
 from holdfast.actors.account.messages import AdjustCredit, CreditChanged, SetAccess
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.operator_access import begin_session
-from holdfast.http.kit.operator_sessions import cookie_name
+from holdfast.http.kit.operators import cookie_name
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables

@@ -17,10 +17,9 @@ from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Readiness
 from holdfast.http.pages import views
-from holdfast.http.pages.addresses import local_path
+from holdfast.http.pages.forms import MESSAGE_COOKIE, Message, local_path, message_cookie, read_message
 from holdfast.http.pages.frame import COUNTS_VALID, Frame
-from holdfast.http.pages.messages import MESSAGE_COOKIE, Message, message_cookie, read_message
-from holdfast.http.pages.static_files import static_files, static_path
+from holdfast.http.pages.rendering import static_files, static_path
 from holdfast.http.pages.subjects import all_views
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Progress

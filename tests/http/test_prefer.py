@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.http.kit.headers import read_prefer
+from holdfast.http.kit.values import read_prefer
 from holdfast.ledger.refusals import Refusal
 
 if TYPE_CHECKING:

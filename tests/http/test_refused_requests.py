@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog.testing
 
-from holdfast.http.kit.refused_requests import RefusalResponse, RefusedRequests
+from holdfast.http.kit.errors import RefusalResponse, RefusedRequests
 from holdfast.telemetry import metrics
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.reporter import Reporter

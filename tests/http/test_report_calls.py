@@ -15,12 +15,12 @@ import trio.lowlevel
 from tests.event_streams import STREAM, StreamReader, reading
 from trio.testing import MockClock
 
-from holdfast.http.endpoints.operators.records import reports as endpoint
-from holdfast.http.endpoints.operators.records.reports import EventStream
-from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.endpoints.operators import reports as endpoint
+from holdfast.http.endpoints.operators.reports import EventStream
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.operator_access import begin_session, end_session
-from holdfast.http.kit.operator_sessions import cookie_name
+from holdfast.http.kit.operators import cookie_name
+from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.pages.views import route_of
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.reports import write_reports

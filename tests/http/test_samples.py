@@ -14,9 +14,9 @@ from quart import Response
 
 from holdfast.http.app import ROUTES, Served
 from holdfast.http.kit import bodies
-from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.openapi import describe
+from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.routes import Route
 from holdfast.ledger.refusals import Refusal
 

@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 
 from holdfast import __version__
-from holdfast.http.endpoints.operators.providers.checks import ProviderCheckBody
+from holdfast.http.endpoints.operators.providers import ProviderCheckBody
 from holdfast.settings.settings import ServiceLocation
 
 _RESULTS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "-      "}

@@ -16,12 +16,10 @@ from werkzeug.exceptions import NotFound
 from werkzeug.routing import MapAdapter
 
 from holdfast.http.endpoints import all_routes
-from holdfast.http.kit.bounded_body import HoldfastRequest
-from holdfast.http.kit.connection import HoldfastConnection
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, start_trace
 from holdfast.http.kit.responses import render_error, serve_call
 from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
-from holdfast.http.kit.tracing import end_trace, start_trace
 from holdfast.http.pages.serving import PageServer
 from holdfast.http.pages.subjects import all_views
 from holdfast.http.pages.views import View

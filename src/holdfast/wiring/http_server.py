@@ -16,7 +16,7 @@ from hypercorn.trio.lifespan import Lifespan
 from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, SERVED, HoldfastApp
 from holdfast.http.kit.client_address import client_address, hops_of, is_trusted, origin_of, parse_address
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.server.asgi import AsgiApp
+from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener

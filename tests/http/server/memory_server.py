@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import trio
 from trio.testing import lockstep_stream_pair, memory_stream_pair
 
-from holdfast.http.server.asgi import Receive, Send
+from holdfast.http.server.connection import Receive, Send
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 

@@ -8,7 +8,7 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.http.server.asgi import Receive, Send
+from holdfast.http.server.connection import Receive, Send
 from holdfast.http.server.limits import READ_AHEAD_BYTES
 from holdfast.sockets.connected import RECEIVE_BYTES
 

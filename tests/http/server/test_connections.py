@@ -11,7 +11,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from holdfast.http.server import connections as server_connections
 from holdfast.http.server import sources
-from holdfast.http.server.asgi import Receive, Send
+from holdfast.http.server.connection import Receive, Send
 from holdfast.http.server.limits import connections_within
 from holdfast.sockets.connected import ConnectedSocket
 

@@ -16,7 +16,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.http.server.asgi import Receive, Send
+from holdfast.http.server.connection import Receive, Send
 
 from .memory_server import Scope, Server, answer, answers, read_body, serving
 

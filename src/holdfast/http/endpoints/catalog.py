@@ -11,8 +11,7 @@ import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.schemas.common import QuoteRequest
-from holdfast.http.schemas.rendering import render
+from holdfast.http.schemas.common import QuoteRequest, render
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.quotes import model_not_found, quote_input

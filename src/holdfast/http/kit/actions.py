@@ -56,7 +56,7 @@ async def handle(call: Call, route: Route) -> Outcome:
     return outcome
 
 
-async def record_refused(call: Call, refusal: object) -> None:
+async def record_refused_action(call: Call, refusal: object) -> None:
     """If ``refusal`` is that of an operator who may only read, record what was tried.
 
     Raises :class:`DatabaseAway`.

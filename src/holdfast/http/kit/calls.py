@@ -23,15 +23,22 @@ from holdfast.actors.account.replies import replay
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.actors.runtime.refs import AskRef
 from holdfast.http.kit import bodies
-from holdfast.http.kit.authentication import valid_key, valid_session
-from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.kit.bodies import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
 from holdfast.http.kit.client_address import client_address, origin_of
-from holdfast.http.kit.credentials import NEEDS_SESSION, Bearer, CredentialKind, KnownKey, read_bearer
+from holdfast.http.kit.credentials import (
+    NEEDS_SESSION,
+    Bearer,
+    CredentialKind,
+    KnownKey,
+    read_bearer,
+    valid_key,
+    valid_session,
+)
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.headers import NO_IDEMPOTENCY_KEY, read_idempotency_key, read_prefer
-from holdfast.http.kit.json_size import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import MAY_ONLY_READ, Operator, OperatorRole
+from holdfast.http.kit.requests import HoldfastRequest
+from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_idempotency_key, read_prefer
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import find_reply
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
@@ -272,7 +279,7 @@ class Call:
     async def verify_session(self, *lookups: Lookup[Any, Any]) -> SessionRecord | Refusal:
         """Authenticate the session, and run ``lookups`` with the lookup of its row.
 
-        Refuses as :func:`~holdfast.http.kit.authentication.valid_session` does.
+        Refuses as :func:`~holdfast.http.kit.credentials.valid_session` does.
         """
         assert self.bearer is not None
         lookup = Lookup(find_sessions, self.bearer.sha256)
@@ -285,7 +292,7 @@ class Call:
     async def verify_key(self, *lookups: Lookup[Any, Any]) -> ApiKeyRecord | Refusal:
         """Authenticate the API key, check its scope, and run ``lookups`` with the lookup of its row.
 
-        Refuses as :func:`~holdfast.http.kit.authentication.valid_key` does; where a session would do too, a key
+        Refuses as :func:`~holdfast.http.kit.credentials.valid_key` does; where a session would do too, a key
         without the scope is of the wrong type.
         """
         assert self.bearer is not None

@@ -14,9 +14,9 @@ from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.unfenced import EventCommands, OperatorRecords, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.credentials import KeyCache
+from holdfast.http.kit.errors import RefusedRequests
 from holdfast.http.kit.fair_shares import FairShares, FairThreads, TokenTries
-from holdfast.http.kit.operator_sessions import SeenSessions
-from holdfast.http.kit.refused_requests import RefusedRequests
+from holdfast.http.kit.operators import SeenSessions
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls

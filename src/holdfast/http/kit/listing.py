@@ -33,7 +33,7 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Declaration, Media, Outcome, Parameter
-from holdfast.http.kit.shown import invalid_parameter, missing_parameter
+from holdfast.http.kit.values import invalid_parameter, missing_parameter
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskStatus
 from holdfast.persistence.records.unreadable import UnreadableEntry

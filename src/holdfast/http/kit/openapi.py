@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from inspect import cleandoc
 from typing import Any, Final
@@ -15,14 +16,117 @@ from holdfast import __version__
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.errors import ERROR_TABLE, ErrorResponse
 from holdfast.http.kit.listing import PAGE
-from holdfast.http.kit.operator_sessions import CSRF_HEADER
+from holdfast.http.kit.operators import CSRF_HEADER
 from holdfast.http.kit.routes import Parameter, Route
-from holdfast.http.kit.samples import code_samples, example_body
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.public import TaskEvent
 from holdfast.ledger.tasks.task import EventKind
 
 JsonSchema = dict[str, Any]
+
+_CREDENTIALS: Final = {
+    Auth.SESSION: "SESSION_TOKEN",
+    Auth.API_KEY: "API_KEY",
+    Auth.SESSION_OR_KEY: "SESSION_TOKEN",
+    Auth.OPERATOR_READ: "OPERATOR_TOKEN",
+    Auth.OPERATOR_ACT: "OPERATOR_TOKEN",
+    Auth.PROVIDER_WEBHOOK: "PROVIDER_TOKEN",
+}
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
+
+
+def code_samples(route: Route, public_url: str, body: object | None) -> list[dict[str, str]]:
+    """Return the ``x-codeSamples`` of a route, with ``body`` as its request body."""
+    query = "&".join(
+        f"{each.name}={{{_variable(each.name)}}}" for each in route.parameters if _is_needed(each, "query")
+    )
+    url = public_url.rstrip("/") + route.path + (f"?{query}" if query else "")
+    headers = {each.name: f"{{{_variable(each.name)}}}" for each in route.parameters if _is_needed(each, "header")}
+    if route.auth in _CREDENTIALS:
+        headers["Authorization"] = f"Bearer {{{_CREDENTIALS[route.auth]}}}"
+    if route.idempotent:
+        headers["Idempotency-Key"] = "{IDEMPOTENCY_KEY}"
+    is_stream = any("text/event-stream" in media.content_types for media in route.media)
+    return [
+        {"lang": "bash", "label": "curl", "source": _curl(route.method, url, headers, body, is_stream)},
+        {"lang": "python", "label": "Python", "source": _python(route.method, url, headers, body, is_stream)},
+    ]
+
+
+def example_body(route: Route, schemas: JsonSchema) -> object | None:
+    """Return an example of the route's request body, None if it has none. ``schemas`` are the document's."""
+    if route.raw_body_example is not None:
+        return route.raw_body_example
+    return None if route.body is None else example(schemas[route.body.__name__], schemas)
+
+
+def example(schema: JsonSchema, schemas: JsonSchema) -> object:
+    """Return an example of a schema: its own if it has one, else one made of its required properties' examples."""
+    if "$ref" in schema:
+        return example(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema.get("type") == "object":
+        properties = schema.get("properties", {})
+        named = [name for name in properties if name in schema["required"] or "examples" in properties[name]]
+        return {name: example(properties[name], schemas) for name in named}
+    return {"boolean": True, "integer": 1, "array": []}.get(schema.get("type", ""), "…")
+
+
+def _is_needed(parameter: Parameter, place: str) -> bool:
+    return parameter.required and parameter.place == place
+
+
+def _curl(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:
+    parts = [f"curl -sS{'N' if is_stream else ''} -X {method} {_shell(url)}"]
+    if body is not None:
+        headers = {**headers, "Content-Type": "application/json"}
+    parts += [f"-H {_shell(f'{name}: {value}')}" for name, value in headers.items()]
+    if body is not None:
+        parts.append("-d '" + json.dumps(body, ensure_ascii=False).replace("'", "'\\''") + "'")
+    return " \\\n  ".join(parts)
+
+
+def _shell(text: str) -> str:
+    return '"' + _PLACEHOLDER.sub(lambda found: f"${_variable(found[1])}", text) + '"'
+
+
+def _python(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:
+    arguments = [_literal(url, 4)]
+    if headers:
+        arguments.append(f"headers={_literal(headers, 4)}")
+    if body is not None:
+        arguments.append(f"json={_literal(body, 4)}")
+    if is_stream:
+        arguments.append("stream=True")
+    shown = "print(response.status_code, response.text)"
+    if is_stream:
+        shown = "for line in response.iter_lines():\n    print(line)"
+    call = "".join(f"    {each},\n" for each in arguments)
+    imports = "import os\n\nimport requests" if "os.environ" in call else "import requests"
+    return f"{imports}\n\nresponse = requests.{method.lower()}(\n{call})\n{shown}"
+
+
+def _literal(value: object, indent: int) -> str:
+    """Write a value of JSON in Python, one member of an object per line."""
+    if isinstance(value, Mapping):
+        pad = " " * indent
+        members = [f"{pad}    {json.dumps(name)}: {_literal(each, indent + 4)},\n" for name, each in value.items()]
+        return f"{{\n{''.join(members)}{pad}}}" if members else "{}"
+    if not isinstance(value, str):
+        return repr(value)
+    if found := _PLACEHOLDER.fullmatch(value):
+        return f'os.environ["{found[1]}"]'
+    text = json.dumps(value, ensure_ascii=False)
+    filled = _PLACEHOLDER.sub(lambda found: f"{{os.environ['{_variable(found[1])}']}}", text)
+    return text if filled == text else f"f{filled}"
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"\W", "_", name).upper()
+
 
 _TAGS: Final = ("Sign-in and session", "Account", "Catalog", "Media tasks", "Events", "Assets", "Usage", "Payments")
 """The sections that come first in the document; others follow in the order of their modules."""

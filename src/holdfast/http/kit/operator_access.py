@@ -6,8 +6,6 @@ from typing import Final
 
 from holdfast.actors.runtime.faults import Overloaded
 from holdfast.actors.sign_in.messages import CountWrongToken
-from holdfast.http.kit.authentication import valid_session
-from holdfast.http.kit.bounded_body import HoldfastRequest
 from holdfast.http.kit.credentials import (
     INVALID_SESSION,
     SESSION_EXPIRED,
@@ -15,18 +13,22 @@ from holdfast.http.kit.credentials import (
     matches_operator_token,
     read_bearer,
     read_tried_token,
+    valid_session,
 )
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.operator_sessions import (
+from holdfast.http.kit.operators import (
     CSRF_HEADER,
     INVALID_CSRF_TOKEN,
+    TOKEN_OPERATOR,
+    Operator,
     cookie_mac,
     is_csrf_token,
     new_session,
+    operator_of,
     read_cookie,
+    refuse_cross_origin,
 )
-from holdfast.http.kit.operators import TOKEN_OPERATOR, Operator, operator_of
-from holdfast.http.kit.same_origin import refuse_cross_origin
+from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.operators.sessions import session_by_mac
 from holdfast.persistence.queries.credentials import find_sessions

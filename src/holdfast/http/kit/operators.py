@@ -11,9 +11,19 @@ The settings decide the role at each request, so an operator who is no longer li
 
 from __future__ import annotations
 
+import base64
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from werkzeug.datastructures import Headers
 
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.records.operator_tables import OperatorSession
 from holdfast.settings.settings import Settings
 
 OperatorRole = Literal["read", "act"]
@@ -45,3 +55,122 @@ def operator_of(name: str, credential: OperatorCredential, settings: Settings) -
     """Return the operator of that name. Refuses with ``insufficient_role``."""
     role = role_of(name, settings)
     return NOT_AN_OPERATOR if role is None else Operator(name, role, credential)
+
+
+CSRF_HEADER: Final = "X-CSRF-Token"
+_COOKIE: Final = "holdfast_operator"
+_COOKIE_CHARS_MAX: Final = 128
+
+INVALID_CSRF_TOKEN: Final = Refusal(
+    code="invalid_csrf_token", message=f"The header {CSRF_HEADER} is not that of the session.", param=CSRF_HEADER
+)
+
+
+def cookie_name(settings: Settings) -> str:
+    """Return the cookie's name; the prefix makes browsers refuse it from other hosts, and without TLS."""
+    return f"__Host-{_COOKIE}" if _has_tls(settings) else _COOKIE
+
+
+def read_cookie(cookies: Mapping[str, str], settings: Settings) -> str | None:
+    """Return the cookie of an operator's session, None without one."""
+    cookie = cookies.get(cookie_name(settings))
+    return cookie if cookie and len(cookie) <= _COOKIE_CHARS_MAX and cookie.isascii() else None
+
+
+def new_session(name: str, origin: str, at: datetime, settings: Settings) -> tuple[str, OperatorSession]:
+    """Return a new cookie and its session."""
+    cookie = secrets.token_urlsafe(32)
+    expires_at = at + timedelta(seconds=settings.operator_session_ttl_s)
+    return cookie, OperatorSession(cookie_mac(cookie, settings), name, origin, at, expires_at)
+
+
+def set_cookie(cookie: str, settings: Settings) -> tuple[str, str]:
+    """Return the header that gives a browser the cookie; an empty one takes it back."""
+    ttl_s = settings.operator_session_ttl_s if cookie else 0
+    secure = "; Secure" if _has_tls(settings) else ""
+    return (
+        "Set-Cookie",
+        f"{cookie_name(settings)}={cookie}; Path=/; Max-Age={ttl_s}; HttpOnly; SameSite=Strict{secure}",
+    )
+
+
+def cookie_mac(cookie: str, settings: Settings) -> bytes:
+    """Return what the database has of a cookie. Its key changes with the operators' token."""
+    key = settings.derived_key("operators' sessions " + settings.operator_token)
+    return hmac.digest(key, cookie.encode(), "sha256")
+
+
+def csrf_token(cookie: str, settings: Settings) -> str:
+    """Return the token that a page of this session sends with each change."""
+    mac = hmac.digest(settings.derived_key("operators' csrf tokens"), cookie.encode(), "sha256")
+    return base64.urlsafe_b64encode(mac).rstrip(b"=").decode()
+
+
+def is_csrf_token(sent: str | None, cookie: str, settings: Settings) -> bool:
+    """Compare in constant time."""
+    return sent is not None and hmac.compare_digest(
+        sent.encode(errors="replace"), csrf_token(cookie, settings).encode()
+    )
+
+
+def _has_tls(settings: Settings) -> bool:
+    return (settings.public_url or "").startswith("https:")
+
+
+class SeenSessions:
+    """The sessions that this process has found valid lately: while the database is away, they stay valid.
+
+    An operator who watches an outage must not be signed out by it.
+    """
+
+    VALID_FOR: Final = timedelta(minutes=15)
+
+    def __init__(self, *, entries_max: int = 1_000) -> None:
+        self._entries_max = entries_max
+        self._seen: OrderedDict[bytes, tuple[OperatorSession, datetime]] = OrderedDict()
+
+    def note(self, mac: bytes, session: OperatorSession | None, now: datetime) -> None:
+        """Remember what the database has of a cookie; None: nothing, or no longer."""
+        self._seen.pop(mac, None)
+        if session is not None:
+            self._seen[mac] = session, now
+            if len(self._seen) > self._entries_max:
+                self._seen.popitem(last=False)
+
+    def get(self, mac: bytes, now: datetime) -> OperatorSession | None:
+        """Return a session that was confirmed lately."""
+        session, at = self._seen.get(mac, (None, now))
+        return session if now - at <= self.VALID_FOR else None
+
+
+CROSS_ORIGIN: Final = Refusal(
+    code="cross_origin_request", message="Operators' requests must come from this service's own pages."
+)
+
+
+def refuse_cross_origin(method: str, headers: Headers, settings: Settings, *, has_cookie: bool) -> Refusal | None:
+    """Refuse a request that a page of another origin made. Clients that are no browsers send neither header.
+
+    A navigation from another site only reads. With a cookie, a change needs one of the headers.
+    """
+    site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
+    if origin is not None and not _is_ours(origin, headers.get("Host"), settings):
+        return CROSS_ORIGIN
+    if site in {"same-site", "cross-site"}:
+        is_navigation = method == "GET" and headers.get("Sec-Fetch-Mode") == "navigate"
+        return None if is_navigation and headers.get("Sec-Fetch-Dest", "document") == "document" else CROSS_ORIGIN
+    if has_cookie and method != "GET" and site != "same-origin" and origin is None:
+        return CROSS_ORIGIN
+    return None
+
+
+def _is_ours(origin: str, host: str | None, settings: Settings) -> bool:
+    """Whether an Origin header names the host that the request was sent to, or the public address."""
+    try:
+        sent = urlsplit(origin)
+    except ValueError:
+        return False
+    if sent.scheme not in {"http", "https"} or not sent.netloc:
+        return False
+    public = urlsplit(settings.public_url or "")
+    return sent.netloc.lower() == (host or "").lower() or sent[:2] == public[:2]

@@ -12,15 +12,19 @@ from quart import Response
 from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.runtime.messages import Replayed
-from holdfast.http.kit.actions import handle, record_refused
-from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.kit.actions import handle, record_refused_action
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.errors import INTERNAL_ERROR, error_response, refusal_of_fault, refusal_of_http
-from holdfast.http.kit.refused_requests import RefusalResponse
+from holdfast.http.kit.errors import (
+    INTERNAL_ERROR,
+    RefusalResponse,
+    error_response,
+    refusal_of_fault,
+    refusal_of_http,
+)
+from holdfast.http.kit.requests import HoldfastRequest, current_request_id
 from holdfast.http.kit.routes import BodyResponse, Outcome, Route, replayed
-from holdfast.http.kit.shown import unknown_parameter
-from holdfast.http.kit.tracing import current_request_id
+from holdfast.http.kit.values import unknown_parameter
 from holdfast.ledger.refusals import Refusal
 
 log = structlog.get_logger("holdfast.http")
@@ -42,7 +46,7 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
     call = Call(deps, route, request, path)
     try:
         refusal = await call.prepare() or _refuse_unknown_parameter(call, route)
-        await record_refused(call, refusal)
+        await record_refused_action(call, refusal)
         outcome = refusal or await handle(call, route)
     except BaseExceptionGroup as group:
         # Quart would look for a handler member by member; a group is one fault here.

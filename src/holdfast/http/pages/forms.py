@@ -1,7 +1,10 @@
-"""Forms as browsers send them, and their fields as an endpoint's body."""
+"""Forms as browsers send them: their fields as an endpoint's body, the way back, and the message afterwards."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qsl
@@ -9,8 +12,53 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from holdfast.http.kit.bodies import convert_body
-from holdfast.http.kit.operator_sessions import CSRF_HEADER
+from holdfast.http.kit.operators import CSRF_HEADER
 from holdfast.ledger.refusals import Refusal
+
+SIGN_IN: Final = "/ops/sign-in"
+API: Final = "/ops/api/"
+_LOCAL: Final = re.compile(r"/ops(?:[/?][\x21-\x5b\x5d-\x7e]*)?", re.ASCII)
+
+
+def local_path(text: str) -> str:
+    """Return the path of a page that a form or link named, ``/ops`` for anything else."""
+    return text if _LOCAL.fullmatch(text) else "/ops"
+
+
+MESSAGE_COOKIE: Final = "holdfast_message"
+MESSAGE_CHARS_MAX: Final = 1_500
+_COOKIE_CHARS_MAX: Final = 3_800
+_VALID_S: Final = 60
+
+
+class Message(msgspec.Struct, frozen=True):
+    """What became of an action."""
+
+    text: str
+    is_failure: bool
+
+
+def message_cookie(message: Message | None) -> str:
+    """Return the Set-Cookie header that carries a message to the next page, or without one ends it."""
+    value = "" if message is None else _encode(message)
+    ttl_s = 0 if message is None else _VALID_S
+    return f"{MESSAGE_COOKIE}={value}; Path=/ops; Max-Age={ttl_s}; HttpOnly; SameSite=Strict"
+
+
+def read_message(cookie: str | None) -> Message | None:
+    """Return the message of a cookie; None without one, and for anything else."""
+    if not cookie or len(cookie) > _COOKIE_CHARS_MAX:
+        return None
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(cookie + "=" * (-len(cookie) % 4)), type=Message)
+    except (msgspec.DecodeError, binascii.Error, ValueError):
+        return None
+
+
+def _encode(message: Message) -> str:
+    cut = Message(message.text[:MESSAGE_CHARS_MAX], message.is_failure)
+    return base64.urlsafe_b64encode(msgspec.json.encode(cut)).rstrip(b"=").decode()
+
 
 FORM_BYTES_MAX: Final = 16 * 1024
 FIELDS_MAX: Final = 40

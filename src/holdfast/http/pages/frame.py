@@ -10,7 +10,7 @@ from typing import Final, Literal
 import trio
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.operators.supervision.controls import ask_all
+from holdfast.http.endpoints.operators.processes import ask_all
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.persistence.operators.poison import open_poison_count
 from holdfast.persistence.queries.backlog import operator_backlog

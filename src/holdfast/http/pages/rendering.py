@@ -3,19 +3,55 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, TypeAlias
+from importlib.resources import files
+from typing import Final, NamedTuple, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from quart import Response
 
 from holdfast.http.pages import formats
-from holdfast.http.pages.messages import Message
-from holdfast.http.pages.static_files import static_path
+from holdfast.http.pages.forms import Message
 from holdfast.ledger.refusals import Refusal
+
+CONTENT_TYPES: Final = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_FOLDER: Final = files("holdfast.http.pages") / "static"
+
+
+class StaticFile(NamedTuple):
+    """A file as it is served."""
+
+    content: bytes
+    content_type: str
+
+
+@functools.cache
+def static_files() -> dict[str, StaticFile]:
+    """Return all files, by the names they are served under: ``pages.css`` is ``pages-0123456789ab.css``."""
+    found = {}
+    for file in sorted(_FOLDER.iterdir(), key=lambda each: each.name):
+        stem, _, extension = file.name.rpartition(".")
+        content = file.read_bytes()
+        name = f"{stem}-{hashlib.sha256(content).hexdigest()[:12]}.{extension}"
+        found[name] = StaticFile(content, CONTENT_TYPES[extension])
+    return found
+
+
+@functools.cache
+def static_path(name: str) -> str:
+    """Return the path of a file: ``pages.css`` is at ``/ops/static/pages-0123456789ab.css``."""
+    stem, _, extension = name.rpartition(".")
+    served = next(each for each in static_files() if each.startswith(f"{stem}-") and each.endswith(f".{extension}"))
+    return f"/ops/static/{served}"
+
 
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

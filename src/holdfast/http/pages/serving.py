@@ -9,18 +9,22 @@ import structlog
 from quart import Response
 from werkzeug.exceptions import HTTPException
 
-from holdfast.http.kit.actions import record_refused
-from holdfast.http.kit.bounded_body import HoldfastRequest
+from holdfast.http.kit.actions import record_refused_action
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, refusal_of_fault, refusal_of_http, row_of
-from holdfast.http.kit.operator_sessions import csrf_token, read_cookie
-from holdfast.http.kit.same_origin import refuse_cross_origin
-from holdfast.http.kit.tracing import current_request_id
-from holdfast.http.pages.addresses import SIGN_IN
-from holdfast.http.pages.forms import FORM_BYTES_MAX, HEADER_FIELDS, parse_form
+from holdfast.http.kit.operators import csrf_token, read_cookie, refuse_cross_origin
+from holdfast.http.kit.requests import HoldfastRequest, current_request_id
+from holdfast.http.pages.forms import (
+    FORM_BYTES_MAX,
+    HEADER_FIELDS,
+    MESSAGE_COOKIE,
+    SIGN_IN,
+    message_cookie,
+    parse_form,
+    read_message,
+)
 from holdfast.http.pages.frame import Frame, section_of
-from holdfast.http.pages.messages import MESSAGE_COOKIE, message_cookie, read_message
 from holdfast.http.pages.rendering import HEADERS, Html, Redirect, render_html
 from holdfast.http.pages.views import View, ViewResult, Visit
 from holdfast.ledger.clock import format_time, utc_now
@@ -55,7 +59,7 @@ class PageServer:
         try:
             call = Call(deps, view, request, path)
             visit = await _admit(call)
-            await record_refused(call, visit)
+            await record_refused_action(call, visit)
             if isinstance(visit, Refusal):
                 return _refused(view, request, visit)
             try:

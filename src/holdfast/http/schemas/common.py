@@ -6,18 +6,45 @@ the OpenAPI document.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from datetime import datetime
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.schemas.rendering import render
+from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, FreeForm, Time
 from holdfast.persistence.queries.accounts import FirstCallFacts
 from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.records.rows import ApiKeyRecord
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def render(shape: type[S], *values: object, **fields: object) -> S:
+    """Return a ``shape`` of ``fields`` and, for the other fields, of the attributes of ``values``.
+
+    The first value that has an attribute ``name``, or ``name_micro`` for an amount, gives the field ``name``. Times
+    and amounts are formatted.
+    """
+    found = {}
+    for name in shape.__struct_fields__:
+        field = fields[name] if name in fields else _attribute(values, name)
+        found[name] = format_time(field) if isinstance(field, datetime) else field
+    return msgspec.convert(found, shape, from_attributes=True)
+
+
+def _attribute(values: tuple[object, ...], name: str) -> object:
+    for value in values:
+        if hasattr(value, name):
+            return getattr(value, name)
+        if hasattr(value, f"{name}_micro"):
+            amount_micro = getattr(value, f"{name}_micro")
+            return None if amount_micro is None else format_amount(amount_micro)
+    raise AssertionError(f"no value has the attribute {name!r}")
+
 
 # --------------------------------------------------------------------------------------------- requests
 

@@ -7,8 +7,7 @@ import msgspec
 from holdfast.actors.account.messages import TaskAccepted
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import StoredListBody
-from holdfast.http.schemas.common import Input, ModelId
-from holdfast.http.schemas.rendering import render
+from holdfast.http.schemas.common import Input, ModelId, render
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.tasks.public import EstimatedCost, PublicTask, public_task, task_urls

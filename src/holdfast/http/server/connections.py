@@ -9,8 +9,7 @@ import structlog
 import trio
 
 from holdfast.http.kit.client_address import origin_of, parse_address
-from holdfast.http.server.asgi import Address, AsgiApp
-from holdfast.http.server.connection import Connection
+from holdfast.http.server.connection import Address, AsgiApp, Connection
 from holdfast.http.server.limits import REFUSED_AT_ONCE_MAX, STALLED_S, SWEEP_INTERVAL_S, ServerLimits
 from holdfast.http.server.response_framing import refusal_bytes
 from holdfast.http.server.sources import TOO_MANY_OF_PEER, OriginOf, Sources

@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 import trio
 
-from holdfast.http.server.asgi import Address, AsgiApp
+from holdfast.http.server.connection import Address, AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.sockets.connected import ConnectedSocket
 from holdfast.sockets.listening import refuse_new_connections

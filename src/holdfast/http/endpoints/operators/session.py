@@ -5,13 +5,20 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.actors.account.messages import SignOut
-from holdfast.http.endpoints.control.sign_in import read_email, request_code, verify
+from holdfast.http.endpoints.sign_in import read_email, request_code, verify
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.operator_access import begin_session, end_session, sign_in_by_token
-from holdfast.http.kit.operator_sessions import csrf_token, read_cookie, set_cookie
-from holdfast.http.kit.operators import NOT_AN_OPERATOR, Operator, operator_of, role_of
+from holdfast.http.kit.operators import (
+    NOT_AN_OPERATOR,
+    Operator,
+    csrf_token,
+    operator_of,
+    read_cookie,
+    refuse_cross_origin,
+    role_of,
+    set_cookie,
+)
 from holdfast.http.kit.routes import BodyResponse, Outcome, RouteTable
-from holdfast.http.kit.same_origin import refuse_cross_origin
 from holdfast.http.schemas.common import CodeRequest, CodeSent, VerifyRequest
 from holdfast.ledger.refusals import Refusal
 

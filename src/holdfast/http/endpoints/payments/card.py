@@ -22,13 +22,18 @@ from holdfast.actors.account.messages import (
 )
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, write_order
-from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.refused_callbacks import SENDER_ERRORS, count_refused, refused_signature
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable, replayed
-from holdfast.http.kit.shown import shown
-from holdfast.http.schemas.payment_rendering import payment_order_body, render_order
-from holdfast.http.schemas.payments import CardOrderCreated, CardOrderRequest, EventIgnored, PaymentOrderBody
+from holdfast.http.kit.values import read_amount, shown
+from holdfast.http.schemas.payments import (
+    CardOrderCreated,
+    CardOrderRequest,
+    EventIgnored,
+    PaymentOrderBody,
+    payment_order_body,
+    render_order,
+)
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal

@@ -17,9 +17,8 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.listing import PAGE, Position, filter_by, list_of_account
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.kit.shown import shown
-from holdfast.http.schemas.payment_rendering import payment_order_body
-from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList
+from holdfast.http.kit.values import shown
+from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList, payment_order_body
 from holdfast.ledger.ids import is_id, new_id, new_id_of_account
 from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderResult, OrderStatus, Provider, identity_fx

@@ -6,12 +6,12 @@ from typing import Final
 
 from holdfast.actors.account.messages import PaySandboxOrder
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, write_order
-from holdfast.http.kit.amounts import read_amount
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.refused_callbacks import count_refused
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
-from holdfast.http.schemas.payment_rendering import render_order, sandbox_values
+from holdfast.http.kit.values import read_amount
+from holdfast.http.schemas.common import render
 from holdfast.http.schemas.payments import (
     CallbackDescriptor,
     CallbackPayload,
@@ -20,8 +20,9 @@ from holdfast.http.schemas.payments import (
     SandboxOrderCreated,
     SandboxOrderRequest,
     SandboxOutcome,
+    render_order,
+    sandbox_values,
 )
-from holdfast.http.schemas.rendering import render
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.sandbox_signature import read_values, sign, verify_sandbox

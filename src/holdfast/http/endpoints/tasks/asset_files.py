@@ -16,7 +16,7 @@ from quart.wrappers.response import ResponseBody
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.responses import render_refusal
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
-from holdfast.http.kit.shown import shown
+from holdfast.http.kit.values import shown
 from holdfast.ledger.links import check_link
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.tasks import asset_by_id

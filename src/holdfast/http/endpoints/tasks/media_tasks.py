@@ -23,7 +23,7 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import MODEL, PAGE, STATUS, Position, list_of_account
 from holdfast.http.kit.responses import render_reply
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
-from holdfast.http.kit.shown import invalid_parameter, shown
+from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskCreated, TaskList, task_body, task_created
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote

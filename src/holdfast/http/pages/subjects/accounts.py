@@ -1,12 +1,18 @@
-"""One account: its credit, keys and actor, and what happened to it."""
+"""Accounts: the search field that leads to one, and one with what happened to it."""
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.operators.accounts.account import AccountDetails, read_account_details
-from holdfast.http.endpoints.operators.accounts.time_lines import read_account_time_line
-from holdfast.http.endpoints.operators.supervision.actors import read_actor
-from holdfast.http.pages.rendering import Html
-from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+import re
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from holdfast.http.endpoints.operators.accounts import AccountDetails, Found, FoundList, read_account_details
+from holdfast.http.endpoints.operators.accounts import find as find_accounts
+from holdfast.http.endpoints.operators.actors import read_actor
+from holdfast.http.endpoints.operators.time_lines import read_account_time_line
+from holdfast.http.kit.values import shown
+from holdfast.http.pages.rendering import Html, Redirect
+from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import KeyDescription
 
@@ -27,3 +33,50 @@ async def account(visit: Visit) -> ViewResult:
         "time_line": await visit.read_list(read_account_time_line),
     }
     return Html("account.html", values, is_live=True)
+
+
+PLACES: Final = {
+    "acct_": "/ops/accounts/",
+    "task_": "/ops/tasks/",
+    "rev_": "/ops/reviews/",
+    "ord_": "/ops/payments/",
+    "proc_": "/ops/tree#",
+}
+
+
+_TRACE_ID = re.compile(r"(?:req_)?([0-9a-f]{32})", re.ASCII)
+
+
+@view("/ops/find")
+async def find(visit: Visit) -> ViewResult:
+    """Go to the page; the id of a request or trace shows its reports. Several accounts are listed."""
+    sought = visit.parameter("q")
+    if not sought:
+        return Redirect("/ops")
+    for prefix, place in PLACES.items():
+        if sought.startswith(prefix) and "@" not in sought:
+            return Redirect(place + quote(sought, safe=""))
+    if trace := _TRACE_ID.fullmatch(sought):
+        return Redirect("/ops/reports?" + urlencode({"trace_id": trace[1], "level": ""}))
+    found = await visit.read(find_accounts, FoundList, query={"q": sought, "limit": ROWS_SHOWN})
+    if isinstance(found, Refusal):
+        return found
+    if len(found.data) == 1:
+        return Redirect(_page_of(found.data[0]))
+    if found.data:
+        return Html("find.html", {"found": found.data, "sought": sought, "most": int(ROWS_SHOWN)})
+    return Refusal(
+        code="account_not_found",
+        message=f"Nothing is found by {shown(sought)}. Give the whole id of an account, task, order, review, "
+        "process, operation, request or trace, or the beginning of an e-mail address or of an API key.",
+        param="q",
+    )
+
+
+def _page_of(found: Found) -> str:
+    """Return the page on what was found: of an operation, on its task or order."""
+    subject = found.reference or ""
+    for prefix, place in PLACES.items():
+        if subject.startswith(prefix):
+            return place + quote(subject, safe="")
+    return f"/ops/accounts/{found.account_id}"

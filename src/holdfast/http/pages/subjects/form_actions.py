@@ -9,11 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.http.endpoints import all_routes
-from holdfast.http.endpoints.operators.providers.checks import ProviderCheckBody
+from holdfast.http.endpoints.operators.providers import ProviderCheckBody
 from holdfast.http.kit.routes import Route
-from holdfast.http.pages.addresses import API, local_path
 from holdfast.http.pages.formats import duration_text, words_of
-from holdfast.http.pages.messages import Message
+from holdfast.http.pages.forms import API, Message, local_path
 from holdfast.http.pages.rendering import Redirect
 from holdfast.http.pages.views import View, ViewHandler, ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal

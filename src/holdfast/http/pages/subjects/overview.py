@@ -1,17 +1,16 @@
-"""The overview: health at a glance, what waits for an operator, plots, and the newest reports."""
+"""The overview: health at a glance, what waits for an operator, plots, newest reports; and the providers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.http.endpoints.operators.money.ledger import LedgerHealth, read_ledger_health
-from holdfast.http.endpoints.operators.records.reports import list_reports
-from holdfast.http.endpoints.operators.records.samples import ProcessSamples, list_samples
-from holdfast.http.endpoints.operators.supervision.processes import Tree, read_tree
+from holdfast.http.endpoints.operators.books import LedgerHealth, read_ledger_health
+from holdfast.http.endpoints.operators.processes import ProcessSamples, Tree, list_samples, read_tree
+from holdfast.http.endpoints.operators.providers import ProviderList, list_providers
+from holdfast.http.endpoints.operators.reports import ReportList, list_reports
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.trends import latest, plots_of
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
-from holdfast.http.schemas.reports import ReportList
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import ProcessDescription
 from holdfast.telemetry.metrics.samples import Sample
@@ -62,3 +61,18 @@ def _figures(samples: list[Sample]) -> dict[str, float | None]:
         "actors_active": sum(sample.actors_active for sample in samples),
         "connections_open": sum(sample.connections_open for sample in samples),
     }
+
+
+@view("/ops/providers")
+async def providers(visit: Visit) -> ViewResult:
+    """Every provider, each with its reports."""
+    found = await visit.read(list_providers, ProviderList)
+    names = [] if isinstance(found, Refusal) else [each.name for each in found.data]
+    values = {
+        "providers": found,
+        "reports": {
+            name: await visit.read(list_reports, ReportList, query={"provider": name, "limit": "5"})
+            for name in names
+        },
+    }
+    return Html("providers.html", values, is_live=True)

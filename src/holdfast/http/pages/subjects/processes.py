@@ -1,13 +1,17 @@
-"""The tree as it lives, over all processes."""
+"""Processes: the tree as it lives, the actors of a group, the quarantined ones, and poison messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.http.endpoints.operators.supervision.processes import Tree, read_tree
+from holdfast.http.endpoints.operators.actors import ActorList, list_actors, read_actor
+from holdfast.http.endpoints.operators.poison import list_poison_messages
+from holdfast.http.endpoints.operators.processes import Tree, read_tree
 from holdfast.http.pages.rendering import Html
-from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
+from holdfast.http.schemas.operators import GROUPS
 from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.messages import KeyDescription
 from holdfast.supervision.status import ChildStatus
 
 view = ViewTable()
@@ -46,3 +50,32 @@ def _above_unwell(child: ChildStatus, path: str) -> Iterator[str]:
 
 def _is_well(child: ChildStatus) -> bool:
     return child.state in ("running", "finished") and not child.restarts_in_window
+
+
+@view("/ops/actors")
+async def actors(visit: Visit) -> ViewResult:
+    """The actors of one group."""
+    return Html("actors.html", {"actors": await visit.read_list(list_actors, group=GROUPS[0])}, is_live=True)
+
+
+@view("/ops/actors/{group}/{key}")
+async def actor(visit: Visit) -> ViewResult:
+    """One actor."""
+    found = await visit.read(read_actor, KeyDescription, path=visit.path)
+    if isinstance(found, Refusal):
+        return found
+    return Html("actor.html", {"actor": found}, is_live=True)
+
+
+@view("/ops/quarantine")
+async def quarantine(visit: Visit) -> ViewResult:
+    """The quarantined actors of every group."""
+    query = {"state": "quarantined", "limit": ROWS_SHOWN}
+    found = [(group, await visit.read(list_actors, ActorList, query={"group": group, **query})) for group in GROUPS]
+    return Html("quarantine.html", {"groups": found}, is_live=True)
+
+
+@view("/ops/poison")
+async def poison(visit: Visit) -> ViewResult:
+    """The messages that the filters select, newest first."""
+    return Html("poison.html", {"messages": await visit.read_list(list_poison_messages)}, is_live=True)

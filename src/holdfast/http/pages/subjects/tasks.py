@@ -1,8 +1,14 @@
-"""Tasks that have not ended or failed, and one: where it stands, its actor, outputs and what happened to it."""
+"""Tasks of any account: lists, one of them, reviews, and events whose delivery fails."""
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.operators.accounts.tasks import (
+from holdfast.http.endpoints.operators.actors import read_actor
+from holdfast.http.endpoints.operators.reviews import (
+    ReviewRecord,
+    list_reviews,
+    read_review,
+)
+from holdfast.http.endpoints.operators.tasks import (
     TaskRecord,
     TaskRow,
     list_failed_tasks,
@@ -10,8 +16,12 @@ from holdfast.http.endpoints.operators.accounts.tasks import (
     read_task_details,
     read_task_row,
 )
-from holdfast.http.endpoints.operators.accounts.time_lines import read_task_time_line
-from holdfast.http.endpoints.operators.supervision.actors import read_actor
+from holdfast.http.endpoints.operators.time_lines import read_task_time_line
+from holdfast.http.endpoints.operators.webhooks import (
+    WebhookSummary,
+    list_failed_events,
+    summarise_webhooks,
+)
 from holdfast.http.kit.errors import UNREADABLE
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
@@ -51,3 +61,26 @@ async def task(visit: Visit) -> ViewResult:
         "time_line": await visit.read_list(read_task_time_line),
     }
     return Html("task.html", values, is_live=True)
+
+
+@view("/ops/reviews")
+async def reviews(visit: Visit) -> ViewResult:
+    """The open reviews, oldest first."""
+    return Html("reviews.html", {"reviews": await visit.read_list(list_reviews)}, is_live=True)
+
+
+@view("/ops/reviews/{review_case_id}")
+async def review(visit: Visit) -> ViewResult:
+    """One review."""
+    found = await visit.read(read_review, ReviewRecord, path=visit.path)
+    return found if isinstance(found, Refusal) else Html("review.html", {"review": found}, is_live=True)
+
+
+@view("/ops/webhooks")
+async def failed_webhooks(visit: Visit) -> ViewResult:
+    """The events that the filters select, newest first."""
+    values = {
+        "events": await visit.read_list(list_failed_events),
+        "summary": await visit.read(summarise_webhooks, WebhookSummary),
+    }
+    return Html("webhooks.html", values, is_live=True)

@@ -1,1 +1,0 @@
-"""Endpoints of an account's owner: sign-in, session, account, API keys, statement."""

@@ -1,0 +1,287 @@
+"""Accounts as operators see and change them: look-up, adjustments of credit, disabling and enabling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Final
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.actors.account.messages import AdjustCredit, CreditChanged, SetAccess
+from holdfast.http.endpoints.sign_in import read_email
+from holdfast.http.kit.actions import note_effect
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import API_KEY_START, KEY_PREFIX_CHARS
+from holdfast.http.kit.listing import LIMIT, filter_by, read_window
+from holdfast.http.kit.responses import render_reply
+from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
+from holdfast.http.kit.values import missing_parameter, shown
+from holdfast.http.schemas.common import AccountBody, ApiKeyBody, account_body, api_key_body, render
+from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
+from holdfast.ledger.ids import is_id
+from holdfast.ledger.money import format_amount, parse_amount
+from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.accounts import account_of_email, account_overview
+from holdfast.persistence.queries.credentials import api_keys_of_account
+from holdfast.persistence.queries.search import accounts_of_address, accounts_of_key, operation_place
+
+route = RouteTable("Operators")
+
+_EMAIL: Final = Parameter(
+    "email",
+    "query",
+    "The account's e-mail address.",
+    schema={"type": "string", "minLength": 1, "examples": ["ada@example.com"]},
+    required=True,
+)
+NOTE: Final = "adjusted by the operator"
+
+SignedAmount = Annotated[
+    str,
+    msgspec.Meta(extra_json_schema={"pattern": r"^-?(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["-2.50"]}),
+]
+
+
+class AccountDetails(msgspec.Struct, frozen=True):
+    """An account as operators see it. ``disabled_at`` is null unless it is disabled."""
+
+    account_id: str
+    email: str
+    role: str
+    brand_id: str
+    created_at: Time
+    disabled_at: Time | None
+    balance: Amount
+    held_total: Amount
+    available_balance: Amount
+    operation_count: int
+    tasks_in_flight: int
+    sessions_live: int
+    api_keys: list[ApiKeyBody]
+
+
+class Adjustment(msgspec.Struct, frozen=True):
+    """Credit to give, or to take if the amount is below zero.
+
+    The account's owner reads ``note`` in the statement.
+    """
+
+    amount: SignedAmount
+    reason: Reason
+    note: Note | None = None
+
+
+class AdjustedBody(msgspec.Struct, frozen=True):
+    """The adjustment, and the account's totals after it."""
+
+    operation_id: str
+    amount: Amount
+    account: AccountBody
+
+
+class AccessBody(msgspec.Struct, frozen=True):
+    """Since when the account is disabled; null if it is not."""
+
+    account_id: str
+    disabled_at: Time | None
+
+
+@route(
+    "GET",
+    "/ops/api/accounts",
+    summary="Find an account by its e-mail address",
+    auth=Auth.OPERATOR_READ,
+    reply=AccountDetails,
+    parameters=(_EMAIL,),
+    errors=("missing_parameter", "invalid_email", "account_not_found"),
+)
+async def find_account(call: Call) -> Outcome:
+    """The address is compared in the form in which sign-in stores it."""
+    sent = call.query().get("email")
+    if not sent:
+        return missing_parameter("email")
+    email = read_email(sent[0])
+    if isinstance(email, Refusal):
+        return email
+
+    def read(rows: Connection) -> AccountDetails | None:
+        account_id = account_of_email(rows, email)
+        return None if account_id is None else _read_account(call, rows, account_id)
+
+    return await call.deps.database.read(read) or account_not_found(email)
+
+
+@route(
+    "GET",
+    "/ops/api/accounts/{account_id}",
+    summary="Retrieve an account: its totals, its state and its keys",
+    auth=Auth.OPERATOR_READ,
+    reply=AccountDetails,
+    errors=("account_not_found",),
+)
+async def read_account_details(call: Call) -> Outcome:
+    """Also one that is disabled."""
+    account_id = call.path["account_id"]
+    if not is_id(account_id):
+        return account_not_found(account_id)
+    found = await call.deps.database.read(lambda rows: _read_account(call, rows, account_id))
+    return found or account_not_found(account_id)
+
+
+@route(
+    "POST",
+    "/ops/api/accounts/{account_id}/adjustments",
+    summary="Adjust an account's credit; what is held cannot be taken",
+    auth=Auth.OPERATOR_ACT,
+    action="adjust_credit",
+    body=Adjustment,
+    reply=AdjustedBody,
+    parameters=(REQUIRED_IDEMPOTENCY_KEY,),
+    errors=("account_not_found", "invalid_amount", "amount_too_large", "insufficient_credit"),
+)
+async def adjust_credit(call: Call) -> Outcome:
+    """The operation names the operator's action, so a repeat of the request is an action without an operation."""
+    body = call.body(Adjustment)
+    idempotency = call.required_idempotency()
+    if isinstance(idempotency, Refusal):
+        return idempotency
+    amount_micro = parse_amount(body.amount.removeprefix("-"), decimals_max=6)
+    if amount_micro is None:
+        return Refusal(
+            code="invalid_amount",
+            message=f"The amount {shown(body.amount)} is not a plain decimal other than zero, "
+            "below a billion and with at most 6 decimals.",
+            param="amount",
+        )
+    account_id = await existing_account(call)
+    if isinstance(account_id, Refusal):
+        return account_id
+    assert call.action is not None
+    command = AdjustCredit(
+        amount_micro=-amount_micro if body.amount.startswith("-") else amount_micro,
+        action_id=call.action.action_id,
+        note=text_of(body.note) or NOTE,
+        idempotency=idempotency,
+    )
+    reply = await call.ask(call.deps.accounts.ref(account_id), command)
+    if isinstance(reply, CreditChanged):
+        note_effect(call, amount=format_amount(reply.amount_micro), operation_id=reply.operation_id)
+    return render_reply(reply, _adjusted)
+
+
+@route(
+    "POST",
+    "/ops/api/accounts/{account_id}/disable",
+    summary="Disable an account: its sessions, keys and new work are refused; what runs is finished",
+    auth=Auth.OPERATOR_ACT,
+    action="disable_account",
+    body=ActionWithReason,
+    reply=AccessBody,
+    errors=("account_not_found",),
+)
+async def disable_account(call: Call) -> Outcome:
+    """Effective with the next request."""
+    return await _set_access(call, is_disabled=True)
+
+
+@route(
+    "POST",
+    "/ops/api/accounts/{account_id}/enable",
+    summary="Enable an account again; its keys are valid as before",
+    auth=Auth.OPERATOR_ACT,
+    action="enable_account",
+    body=ActionWithReason,
+    reply=AccessBody,
+    errors=("account_not_found",),
+)
+async def enable_account(call: Call) -> Outcome:
+    """Effective with the next request."""
+    return await _set_access(call, is_disabled=False)
+
+
+async def existing_account(call: Call) -> str | Refusal:
+    """Return the account of the path. Refuses with ``account_not_found``; an actor could not start without rows."""
+    found = await read_account_details(call)
+    return found if isinstance(found, Refusal) else call.path["account_id"]
+
+
+def account_not_found(name: str) -> Refusal:
+    """Return the refusal for an account that does not exist."""
+    return Refusal(code="account_not_found", message=f"The account {shown(name)} does not exist.")
+
+
+async def _set_access(call: Call, *, is_disabled: bool) -> Outcome:
+    account_id = await existing_account(call)
+    if isinstance(account_id, Refusal):
+        return account_id
+    done = await call.ask(call.deps.accounts.ref(account_id), SetAccess(is_disabled=is_disabled))
+    if isinstance(done, Refusal):
+        return done
+    return render(AccessBody, done, account_id=done.id)
+
+
+def _adjusted(reply: CreditChanged) -> AdjustedBody:
+    return render(AdjustedBody, reply, account=account_body(reply.account))
+
+
+def _read_account(call: Call, rows: Connection, account_id: str) -> AccountDetails | None:
+    found = account_overview(rows, account_id, now=call.deps.now())
+    if found is None:
+        return None
+    return render(
+        AccountDetails,
+        found,
+        held_total=format_amount(found.held_micro),
+        available_balance=format_amount(found.balance_micro - found.held_micro),
+        api_keys=[api_key_body(key) for key in api_keys_of_account(rows, account_id)],
+    )
+
+
+_SOUGHT: Final = replace(
+    filter_by("q", "The beginning of an e-mail address or of an API key, or the id of an operation."), required=True
+)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """An account that was found. ``reference`` is the task or order of an operation that was sought."""
+
+    account_id: str
+    email: str | None = None
+    reference: str | None = None
+
+
+class FoundList(msgspec.Struct, frozen=True):
+    """What was found, at most as many as asked for."""
+
+    data: list[Found]
+
+
+@route(
+    "GET",
+    "/ops/api/find",
+    summary="Find accounts by the beginning of an e-mail address or API key, or the account of an operation",
+    auth=Auth.OPERATOR_READ,
+    reply=FoundList,
+    parameters=(_SOUGHT, LIMIT),
+    errors=("missing_parameter",),
+)
+async def find(call: Call) -> Outcome:
+    """One read of an index. Addresses are compared in lower case, as they are stored; a key by its prefix."""
+    window = read_window(call)
+    if isinstance(window, Refusal):
+        return window
+    sought = window.filters["q"].strip()
+
+    def read(rows: Connection) -> list[Found]:
+        if sought.startswith("op_"):
+            place = operation_place(rows, sought)
+            return [] if place is None else [Found(account_id=place[0], reference=place[1])]
+        if sought.startswith(API_KEY_START):
+            found = accounts_of_key(rows, sought[:KEY_PREFIX_CHARS], window.limit)
+        else:
+            found = accounts_of_address(rows, sought.lower(), window.limit)
+        return [Found(each.account_id, each.email) for each in found]
+
+    return FoundList(await call.deps.database.read(read) if sought else [])

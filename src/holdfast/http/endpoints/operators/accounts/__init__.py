@@ -1,1 +1,0 @@
-"""Accounts: their credit and access, tasks and reviews, failed deliveries, time lines."""

@@ -1,0 +1,230 @@
+"""Actors: the active and the remembered ones, one of them in detail, and what operators do with it.
+
+A sign-in actor is shown by a digest, because its key is an e-mail address or a client's address.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Final, get_args
+
+import msgspec
+
+from holdfast.http.endpoints.operators.processes import ask_all, ask_control
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import CURSOR, LIMIT, filter_by, read_window
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.values import invalid_parameter
+from holdfast.http.schemas.operators import GROUPS, ActionWithReason, Reason
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.accounts import emails_of_accounts
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.supervision.control.messages import (
+    ActorState,
+    CrashKey,
+    DeadLetterList,
+    DescribeKey,
+    KeyAction,
+    KeyDescription,
+    KeyOrder,
+    KeySummary,
+    ListDeadLetters,
+    ListKeys,
+    QuarantineKey,
+    ReleaseKey,
+    RestartKey,
+)
+from holdfast.supervision.dead_letters import DeadLetter, DeadReason
+
+route = RouteTable("Operators")
+
+QUARANTINE_DEFAULT_S: Final = 3_600.0
+QUARANTINE_MAX_S: Final = 30 * 86_400.0
+_ERRORS: Final = ("group_not_found", "actor_not_found")
+_GROUP: Final = replace(filter_by("group", "The group of actors.", GROUPS), required=True)
+_STATE: Final = filter_by("state", "Only actors in this state.", get_args(ActorState))
+_ORDER: Final = filter_by(
+    "order",
+    "By `key`, if not given; or those first with the most waiting messages (`queue`), the oldest one (`wait`) or "
+    "the most handled ones (`rate`): a single page, without a cursor.",
+    get_args(KeyOrder),
+)
+_FIGURES: Final[dict[KeyOrder, Callable[[KeySummary], float]]] = {
+    "key": lambda _: 0.0,
+    "queue": lambda each: each.work.mailbox_depth,
+    "wait": lambda each: each.work.oldest_message_age_s or 0.0,
+    "rate": lambda each: each.messages_per_s,
+}
+_DEAD_REASON: Final = filter_by(
+    "reason", "Only messages that were not handled for this reason.", get_args(DeadReason)
+)
+
+
+_action: Final = partial(route, "POST", auth=Auth.OPERATOR_ACT, is_urgent=True, reply=KeyDescription)
+
+
+class QuarantineRequest(msgspec.Struct, frozen=True):
+    """Why the operator acts, and for how many seconds at most 30 days; an hour if not given."""
+
+    reason: Reason
+    for_s: Annotated[float, msgspec.Meta(ge=1, le=QUARANTINE_MAX_S)] = QUARANTINE_DEFAULT_S
+
+
+class ListedActor(KeySummary, frozen=True, kw_only=True):
+    """An actor in a list. `email` is that of an account; null while the database is away."""
+
+    email: str | None
+
+
+class ActorList(msgspec.Struct, frozen=True):
+    """Actors of all processes. `unreachable` are the members that did not answer."""
+
+    data: list[ListedActor]
+    next_cursor: str | None
+    unreachable: list[str]
+
+
+@route(
+    "GET",
+    "/ops/api/actors",
+    summary="List the actors of a group in all processes: active, backing off, quarantined",
+    auth=Auth.OPERATOR_READ,
+    reply=ActorList,
+    parameters=(_GROUP, _STATE, _ORDER, CURSOR, LIMIT),
+    errors=("missing_parameter",),
+)
+async def list_actors(call: Call) -> Outcome:
+    """Answered from memory, but for the e-mail addresses. A passivated actor is remembered if it crashed lately."""
+    window = read_window(call)
+    if isinstance(window, Refusal):
+        return window
+    group, state = window.filters["group"], msgspec.convert(window.filters.get("state"), ActorState | None)
+    order = msgspec.convert(window.filters.get("order", "key"), KeyOrder)
+    if order != "key" and window.cursor is not None:
+        return invalid_parameter("cursor", f"cannot be sent with order={order}")
+    answers = await ask_all(call.deps, ListKeys(group, state, window.cursor or "", window.limit + 1, order))
+    found = sorted(
+        (key for each in answers.by_member.values() for key in each.keys),
+        key=lambda each: (-_FIGURES[order](each), each.key),
+    )
+    page, emails = found[: window.limit], dict[str, str]()
+    if group == "accounts":
+        with suppress(DatabaseAway):
+            emails = await call.deps.database.read(
+                lambda rows: emails_of_accounts(rows, [each.key for each in page])
+            )
+    return ActorList(
+        data=[ListedActor(**msgspec.structs.asdict(each), email=emails.get(each.key)) for each in page],
+        next_cursor=page[-1].key if order == "key" and len(found) > window.limit else None,
+        unreachable=answers.unreachable,
+    )
+
+
+@route(
+    "GET",
+    "/ops/api/actors/{group}/{key}",
+    summary="Retrieve an actor: its state, mailbox, present turn with its await stack, and restarts",
+    auth=Auth.OPERATOR_READ,
+    reply=KeyDescription,
+    errors=_ERRORS,
+)
+async def read_actor(call: Call) -> Outcome:
+    """The account's or task's owner is asked first, then the other members."""
+    return await _find(call)
+
+
+@_action(
+    "/ops/api/actors/{group}/{key}/restart",
+    summary="Restart an actor: it reads its rows again, and its waiting messages stay",
+    action="restart_actor",
+    body=ActionWithReason,
+    errors=(*_ERRORS, "actor_not_active"),
+)
+async def restart_actor(call: Call) -> Outcome:
+    """An actor that is stuck in a turn is ended in it; that message's outcome is then unknown to its sender."""
+    return await _act(call, RestartKey, call.body(ActionWithReason).reason)
+
+
+@_action(
+    "/ops/api/actors/{group}/{key}/crash",
+    summary="End an actor as a crash in its handler would, to see how it recovers; in development only",
+    action="crash_actor",
+    body=ActionWithReason,
+    errors=(*_ERRORS, "actor_not_active", "development_only"),
+)
+async def crash_actor(call: Call) -> Outcome:
+    """It counts against the actor's restart budget. In production a restart is what an operator needs."""
+    if call.deps.settings.is_production:
+        return Refusal(code="development_only", message="Actors are crashed on purpose in development only.")
+    return await _act(call, CrashKey, call.body(ActionWithReason).reason)
+
+
+@_action(
+    "/ops/api/actors/{group}/{key}/quarantine",
+    summary="Quarantine an actor: its messages are refused for a while, and no other's",
+    action="quarantine_actor",
+    body=QuarantineRequest,
+    errors=_ERRORS,
+)
+async def quarantine_actor(call: Call) -> Outcome:
+    """Also an actor that is not active: its next message would start it."""
+    given = call.body(QuarantineRequest)
+    return await _act(call, partial(QuarantineKey, for_s=given.for_s), given.reason)
+
+
+@_action(
+    "/ops/api/actors/{group}/{key}/release",
+    summary="Release an actor from quarantine",
+    action="release_actor",
+    body=ActionWithReason,
+    errors=(*_ERRORS, "actor_not_quarantined"),
+)
+async def release_actor(call: Call) -> Outcome:
+    """Its restart budget starts over."""
+    return await _act(call, ReleaseKey, call.body(ActionWithReason).reason)
+
+
+@route(
+    "GET",
+    "/ops/api/dead-letters",
+    summary="List the newest messages that no actor handled, by type and reason",
+    auth=Auth.OPERATOR_READ,
+    reply=DeadLetterList,
+    parameters=(_DEAD_REASON, LIMIT),
+)
+async def list_dead_letters(call: Call) -> Outcome:
+    """Of all processes, newest first, as far as each remembers; the counts are since their starts."""
+    window = read_window(call)
+    if isinstance(window, Refusal):
+        return window
+    answers = await ask_all(call.deps, ListDeadLetters(window.filters.get("reason"), window.limit))
+    found: list[DeadLetter] = []
+    counts: Counter[DeadReason] = Counter()
+    for answer in answers.by_member.values():
+        found += answer.data
+        counts.update(answer.counts)
+    found.sort(key=lambda each: each.at, reverse=True)
+    return DeadLetterList(found[: window.limit], counts)
+
+
+async def _act(call: Call, action: Callable[[str, str, str], KeyAction], reason: str) -> Outcome:
+    group, key = call.path["group"], call.path["key"]
+    found = await _find(call)
+    member_id = call.deps.controls.owner_of(group, key) if isinstance(found, Refusal) else found.member_id
+    return await ask_control(call, member_id, action(group, key, reason))
+
+
+async def _find(call: Call) -> KeyDescription | Refusal:
+    """Describe an actor by the member that has it, its owner or any other, or else by one that remembers it."""
+    group, key = call.path["group"], call.path["key"]
+    question = DescribeKey(group, key)
+    found = await ask_control(call, call.deps.controls.owner_of(group, key), question)
+    if found.code == "actor_not_found" if isinstance(found, Refusal) else found.state == "passivated":
+        answers = [*(await ask_all(call.deps, question)).by_member.values()]
+        active = (answer for answer in answers if answer.state != "passivated")
+        found = next(active, answers[0] if answers and isinstance(found, Refusal) else found)
+    return found

@@ -1,1 +1,0 @@
-"""Money over all accounts: the books, the ledger's health, payment orders, and decisions on payments."""

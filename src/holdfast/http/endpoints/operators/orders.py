@@ -1,0 +1,326 @@
+"""Payment orders of all accounts: those that need attention, and one of them with its account."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, Unpack, get_args
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.actors.account.messages import ResolveOrder
+from holdfast.http.endpoints.payments.card import CARD_ERRORS, NOT_CONFIGURED, PROVIDER, refusal_of_card
+from holdfast.http.endpoints.payments.orders import order_not_found, position_of
+from holdfast.http.kit.actions import note_effect
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import PAGE, ListOptions, Position, StoredListBody, filter_by, list_for_operators
+from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, RouteTable
+from holdfast.http.kit.values import invalid_parameter, read_amount
+from holdfast.http.schemas.common import AmountGiven
+from holdfast.http.schemas.operators import ActionRequest, Note, Reason, text_of
+from holdfast.http.schemas.payments import PaymentOrderBody, in_units, payment_order_body, render_order
+from holdfast.ledger.ids import is_id
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.targets import received_micro
+from holdfast.ledger.public_types import Amount
+from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
+from holdfast.persistence.queries.accounts import email_of_account
+from holdfast.persistence.queries.orders import OrderTrouble, TroubledOrder, order_by_id, troubled_orders
+from holdfast.persistence.records.unreadable import UnreadableEntry
+from holdfast.providers.card.base import CardFault, CardRejected, micro_per_minor, minor_from_micro
+
+route = RouteTable("Operators")
+
+_TROUBLE: Final = filter_by(
+    "trouble",
+    "`held`: the payment waits for a decision. `mismatched`: the order differs from its provider's record. "
+    "`unreconciled`: paid, and not compared yet, or the comparison failed. Without it all but `held`.",
+    get_args(OrderTrouble),
+)
+
+
+class ReceivedPayment(msgspec.Struct, frozen=True):
+    """What an event says was captured for a payment, in units of its currency."""
+
+    payment_id: str
+    amount: str
+    currency: str
+
+
+class OrderDetails(msgspec.Struct, frozen=True):
+    """A payment order and its account. ``received`` has what was paid for it, which may differ from its amount."""
+
+    account_id: str
+    email: str | None
+    order: PaymentOrderBody
+    received: list[ReceivedPayment]
+
+
+class HeldOrder(PaymentOrderBody, frozen=True, kw_only=True):
+    """A held payment order, with the account it belongs to."""
+
+    account_id: str
+    email: str | None
+
+
+class HeldOrderList(StoredListBody[HeldOrder], frozen=True):
+    """A page of held payment orders, oldest first. ``unreadable``: ids of those that cannot be read now."""
+
+
+class OrderDetailsList(StoredListBody[OrderDetails], frozen=True):
+    """A page of payment orders, oldest first. ``unreadable``: ids of those that cannot be read now."""
+
+
+@route(
+    "GET",
+    "/ops/api/orders",
+    summary="List the payment orders that need attention, oldest first",
+    auth=Auth.OPERATOR_READ,
+    reply=OrderDetailsList,
+    parameters=(_TROUBLE, *PAGE),
+)
+async def list_troubled_orders(call: Call) -> Outcome:
+    """Found by indexes of what is due or differs, so settled orders cost nothing."""
+    return await list_for_operators(call, troubled_orders, _details, _position)
+
+
+@route(
+    "GET",
+    "/ops/api/payments",
+    summary="List the held payment orders of all accounts, oldest first",
+    auth=Auth.OPERATOR_READ,
+    reply=HeldOrderList,
+    parameters=PAGE,
+)
+async def list_held_orders(call: Call) -> Outcome:
+    """The same as the orders whose trouble is ``held``."""
+    return await list_for_operators(call, _held_orders, _held_order, _position)
+
+
+@route(
+    "GET",
+    "/ops/api/orders/{order_id}",
+    summary="Retrieve a payment order of any account",
+    auth=Auth.OPERATOR_READ,
+    reply=OrderDetails,
+    errors=("payment_order_not_found",),
+)
+async def read_order_details(call: Call) -> Outcome:
+    """With all that was received for it."""
+    order = await order_of_path(call)
+    if isinstance(order, Refusal):
+        return order
+    email = await call.deps.database.read(lambda rows: email_of_account(rows, order.account_id))
+    return _details(TroubledOrder(order, email))
+
+
+async def order_of_path(call: Call) -> Order | Refusal:
+    """Return the order of the path, whose account the call concerns. Refuses with ``payment_order_not_found``."""
+    order_id = call.path["order_id"]
+    order = None
+    if is_id(order_id):
+        order = await call.deps.database.read(lambda rows: order_by_id(rows, order_id))
+    if order is None:
+        return order_not_found(order_id)
+    call.concern(order.account_id)
+    return order
+
+
+def _held_orders(rows: Connection, /, **options: Unpack[ListOptions]) -> list[TroubledOrder | UnreadableEntry]:
+    options["filters"] = {"trouble": "held"}
+    return troubled_orders(rows, **options)
+
+
+def _held_order(found: TroubledOrder) -> HeldOrder:
+    return render_order(HeldOrder, found.order, email=found.email)
+
+
+def _position(found: TroubledOrder) -> Position:
+    return position_of(found.order)
+
+
+def _details(found: TroubledOrder) -> OrderDetails:
+    order = found.order
+    received = [
+        ReceivedPayment(payment_id, in_units(claim.amount_micro, claim.currency), claim.currency)
+        for payment_id, payment in order.state.facts.payments.items()
+        for claim in payment.claims
+    ]
+    return OrderDetails(
+        account_id=order.account_id, email=found.email, order=payment_order_body(order), received=received
+    )
+
+
+class Resolution(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether to give credit, and a note that is recorded in the order's history.
+
+    Without ``amount`` the amount received is credited, at most the amount ordered; a payment in another currency
+    needs one.
+    """
+
+    credit: bool
+    reason: Reason
+    amount: AmountGiven | None = None
+    note: Note | None = None
+
+
+class RefundRequest(msgspec.Struct, frozen=True):
+    """The amount to refund, by default all that is left of the payment."""
+
+    reason: Reason
+    amount: AmountGiven | None = None
+
+
+class RefundBody(msgspec.Struct, frozen=True):
+    """A refund, and its order after it. ``status`` is the provider's, and may still change."""
+
+    provider_refund_id: str
+    amount: Amount
+    currency: str
+    status: str
+    order: PaymentOrderBody
+
+
+@route(
+    "POST",
+    "/ops/api/payments/{order_id}/resolve",
+    summary="Resolve a held payment order: give credit for its payment, or none",
+    auth=Auth.OPERATOR_ACT,
+    action="resolve_payment",
+    body=Resolution,
+    reply=PaymentOrderBody,
+    errors=("payment_order_not_found", "payment_order_not_payable", "invalid_amount", "amount_too_large"),
+)
+async def resolve_payment_order(call: Call) -> Outcome:
+    """The order's account decides; the response is the order afterwards."""
+    body = call.body(Resolution)
+    if body.amount is not None and not body.credit:
+        return invalid_parameter("amount", "is allowed only with credit")
+    most_micro = call.deps.settings.order_max_micro
+    amount_micro = None if body.amount is None else read_amount(body.amount, max_micro=most_micro)
+    if isinstance(amount_micro, Refusal):
+        return amount_micro
+    order = await order_of_path(call)
+    if isinstance(order, Refusal):
+        return order
+    command = ResolveOrder(order.order_id, body.credit, amount_micro, text_of(body.note))
+    reply = await call.ask(call.deps.accounts.ref(order.account_id), command)
+    if isinstance(reply, Refusal):
+        return reply
+    resolution = reply.order.state.facts.resolution
+    assert resolution is not None
+    note_effect(call, decision=resolution.decision, amount=format_amount(resolution.amount_micro))
+    return payment_order_body(reply.order)
+
+
+@route(
+    "POST",
+    "/ops/api/payments/{order_id}/refund",
+    summary="Refund a card payment, or a part of it; the credit is reversed",
+    auth=Auth.OPERATOR_ACT,
+    action="refund_payment",
+    body=RefundRequest,
+    reply=RefundBody,
+    parameters=(REQUIRED_IDEMPOTENCY_KEY,),
+    errors=(
+        "payment_order_not_found",
+        *CARD_ERRORS,
+        "payment_order_not_refundable",
+        "invalid_amount",
+        "idempotency_key_reused",
+    ),
+)
+async def refund_payment(call: Call) -> Outcome:
+    """A repeat with the same Idempotency-Key returns the refund that was made, also after a lost response.
+
+    Another request with the key, as with another reason, refunds nothing.
+    """
+    deps, card = call.deps, call.deps.card
+    idempotency = call.required_idempotency()
+    if isinstance(idempotency, Refusal):
+        return idempotency
+    order = await order_of_path(call)
+    if isinstance(order, Refusal):
+        return order
+    if card is None:
+        return NOT_CONFIGURED
+    amount_minor = _amount_minor(order, call.body(RefundRequest).amount)
+    if isinstance(amount_minor, Refusal):
+        return amount_minor
+    assert order.state.payment_id is not None
+    await deps.order_checks.expect_change(order)
+    key = hashlib.sha256(idempotency.key.encode()).hexdigest()[:40]
+    request = idempotency.fingerprint.hex()[:40]
+    try:
+        made = await card.provider.refund(order.state.payment_id, amount_minor, key=key, request=request)
+    except CardFault as fault:
+        match fault:
+            case CardRejected(provider_code="charge_already_refunded"):
+                return _not_refundable(order, "it is refunded already")
+            case CardRejected(provider_code="idempotency_error"):
+                return IDEMPOTENCY_KEY_REUSED
+        return refusal_of_card(fault)
+    if made.request != request:
+        return IDEMPOTENCY_KEY_REUSED
+    currency = order.request.currency
+    amount = format_amount(made.amount_minor * micro_per_minor(currency))
+    note_effect(
+        call, amount=amount, currency=currency, status=made.status, provider_refund_id=made.provider_refund_id
+    )
+    checked = await deps.order_checks.check_order(order)
+    return RefundBody(
+        provider_refund_id=made.provider_refund_id,
+        amount=amount,
+        currency=currency,
+        status=made.status,
+        order=payment_order_body(checked.order),
+    )
+
+
+@route(
+    "POST",
+    "/ops/api/payments/{order_id}/reconcile",
+    summary="Compare a payment order with the card provider now",
+    auth=Auth.OPERATOR_ACT,
+    action="reconcile_payment",
+    body=ActionRequest,
+    body_optional=True,
+    reply=PaymentOrderBody,
+    errors=("payment_order_not_found", "provider_not_configured"),
+)
+async def reconcile_payment(call: Call) -> Outcome:
+    """The response is the order afterwards; ``reconcile_status`` is ``error`` if the provider did not answer."""
+    order = await order_of_path(call)
+    if isinstance(order, Refusal):
+        return order
+    if call.deps.card is None:
+        return NOT_CONFIGURED
+    after = (await call.deps.order_checks.check_order(order)).order
+    note_effect(call, reconcile_status=after.statuses.reconcile_status)
+    return payment_order_body(after)
+
+
+def _amount_minor(order: Order, given: str | None) -> int | Refusal | None:
+    """Return the amount to refund in minor units, None for all that is left.
+
+    Refuses: 1. ``payment_order_not_refundable``; 2. ``invalid_amount``. How much is left the provider knows best.
+    """
+    if order.request.provider != PROVIDER:
+        return _not_refundable(order, "it was not paid by card")
+    received = received_micro(order.request, order.state.facts)
+    if order.state.payment_id is None or received is None:
+        return _not_refundable(order, "nothing was received for it")
+    if given is None:
+        return None
+    amount_micro = read_amount(given, max_micro=received)
+    if isinstance(amount_micro, Refusal):
+        return amount_micro
+    return minor_from_micro(amount_micro, order.request.currency)
+
+
+def _not_refundable(order: Order, why: str) -> Refusal:
+    return Refusal(
+        code="payment_order_not_refundable",
+        message=f"The payment order {order.order_id} cannot be refunded: {why}.",
+    )

@@ -1,0 +1,124 @@
+"""Poison messages: those whose handling crashed their actor, and what operators do with them."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+import msgspec
+
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.schemas.common import render
+from holdfast.http.schemas.operators import GROUPS, ActionWithReason
+from holdfast.ledger.public_types import Time
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.operators.poison import list_poison, poison_by_id
+from holdfast.persistence.records.operator_tables import PoisonRecord, PoisonState
+from holdfast.supervision.poison_replays import NOT_FOUND
+
+route = RouteTable("Operators")
+
+_FILTERS: Final = (
+    filter_by("group", "Only messages to actors of this group.", GROUPS),
+    filter_by("key", "Only messages to the actor with this key."),
+    filter_by("state", "Only messages in this state.", get_args(PoisonState)),
+)
+
+
+class PoisonBody(msgspec.Struct, frozen=True):
+    """A message whose handling crashed its actor, ``crashes`` times. ``trace_id``, ``reason`` and the rest are of
+    the last crash, ``location`` of its exception, ``version`` and ``state_digest`` of the actor's state.
+
+    ``is_replayable`` is false if its content is not stored.
+    """
+
+    poison_id: str
+    group: str
+    key: str
+    message_type: str
+    state: PoisonState
+    is_replayable: bool
+    first_at: Time
+    last_at: Time
+    crashes: int
+    trace_id: str | None
+    reason_type: str
+    reason: str
+    location: str | None
+    incarnation: int
+    version: int | None
+    state_digest: str | None
+    replays: int
+    replayed_at: Time | None
+    replay_result: str | None
+
+
+class PoisonList(ListBody[PoisonBody], frozen=True):
+    """A page of poison messages, newest first."""
+
+
+@route(
+    "GET",
+    "/ops/api/poison",
+    summary="List the messages whose handling crashed their actor, newest first",
+    auth=Auth.OPERATOR_READ,
+    reply=PoisonList,
+    parameters=(*_FILTERS, *PAGE),
+)
+async def list_poison_messages(call: Call) -> Outcome:
+    """Without their content, and by the time of their first crash."""
+    return await list_for_operators(
+        call, list_poison, poison_body, lambda each: Position(each.first_at, each.poison_id)
+    )
+
+
+@route(
+    "GET",
+    "/ops/api/poison/{poison_id}",
+    summary="Retrieve a message whose handling crashed its actor",
+    auth=Auth.OPERATOR_READ,
+    reply=PoisonBody,
+    errors=("poison_not_found",),
+)
+async def read_poison_message(call: Call) -> Outcome:
+    """Without its content."""
+    found = await call.deps.database.read(lambda rows: poison_by_id(rows, call.path["poison_id"]))
+    return NOT_FOUND if found is None else poison_body(found)
+
+
+@route(
+    "POST",
+    "/ops/api/poison/{poison_id}/replay",
+    summary="Replay a poison message once: its actor handles it as if it had just been sent",
+    auth=Auth.OPERATOR_ACT,
+    action="replay_poison",
+    body=ActionWithReason,
+    reply=PoisonBody,
+    errors=("poison_not_found", "poison_not_open", "poison_not_replayable", "quarantined"),
+)
+async def replay_poison_message(call: Call) -> Outcome:
+    """If it crashes its actor again it is kept, and counted."""
+    found = await call.deps.poison.replay(call.path["poison_id"], deadline_s=call.deps.settings.ask_deadline_s)
+    return found if isinstance(found, Refusal) else poison_body(found)
+
+
+@route(
+    "POST",
+    "/ops/api/poison/{poison_id}/discard",
+    summary="Discard a poison message: its content is deleted",
+    auth=Auth.OPERATOR_ACT,
+    action="discard_poison",
+    body=ActionWithReason,
+    reply=PoisonBody,
+    errors=("poison_not_found", "poison_not_open"),
+)
+async def discard_poison_message(call: Call) -> Outcome:
+    """The row stays until its retention is over."""
+    found = await call.deps.poison.discard(call.path["poison_id"])
+    return found if isinstance(found, Refusal) else poison_body(found)
+
+
+def poison_body(found: PoisonRecord) -> PoisonBody:
+    """Render a poison message."""
+    return render(PoisonBody, found, group=found.group_name, is_replayable=found.body is not None)

@@ -1,0 +1,202 @@
+"""Media providers as all processes together see them, and the tasks that wait for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Annotated, Any
+
+import msgspec
+
+from holdfast.http.endpoints.operators.processes import ask_all
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.values import invalid_parameter, shown
+from holdfast.http.schemas.operators import Reason
+from holdfast.ledger.catalog.catalog import Catalog
+from holdfast.ledger.catalog.least_input import least_input
+from holdfast.ledger.catalog.quotes import PricedInput, model_not_found, quote_input
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import Amount
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.backlog import Backlog, measure_backlog
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.providers.media.provider_check import CheckStep
+from holdfast.supervision.control.messages import DescribeProcess, ProviderView
+
+route = RouteTable("Operators")
+
+
+class ProviderDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """A media provider.
+
+    ``states`` counts processes by the state they see. ``calls``, ``errors`` by reason and ``callbacks_refused`` by
+    code are since the processes' starts; ``call_p99_s`` is the slowest process's. ``tasks`` counts unfinished ones
+    by status; of the ``slots`` of the catalog, ``slots_used`` are taken by jobs that may still be running. These
+    counts and the age of the oldest that waits are null while the database is away.
+    """
+
+    name: str
+    kind: str | None
+    models: int
+    states: dict[str, int]
+    calls: int
+    call_p99_s: float | None
+    errors: dict[str, int]
+    callbacks_refused: dict[str, int]
+    tasks: dict[str, int] | None
+    slots: int | None
+    slots_used: int | None
+    oldest_queued_s: float | None
+
+
+class ProviderList(msgspec.Struct, frozen=True):
+    """The providers of the catalog, and those removed whose tasks have not ended."""
+
+    data: list[ProviderDetails]
+
+
+@route(
+    "GET",
+    "/ops/api/providers",
+    summary="List the media providers: states, calls, errors, refused callbacks and waiting tasks",
+    auth=Auth.OPERATOR_READ,
+    reply=ProviderList,
+)
+async def list_providers(call: Call) -> Outcome:
+    """One read, and what every process has counted."""
+    answers = await ask_all(call.deps, DescribeProcess())
+    seen = [answer.providers for answer in answers.by_member.values()]
+    now = call.deps.now()
+    backlog = None
+    # While the database is away, what the processes know is shown alone.
+    with suppress(DatabaseAway):
+        backlog = await call.deps.database.read(lambda rows: measure_backlog(rows, now))
+    names = {name for views in seen for name in views}
+    if backlog is not None:
+        names |= {provider for provider, _ in backlog.tasks}
+    return ProviderList(
+        data=[
+            _provider(call, name, [views[name] for views in seen if name in views], backlog)
+            for name in sorted(names)
+        ]
+    )
+
+
+def _provider(call: Call, name: str, views: list[ProviderView], backlog: Backlog | None) -> ProviderDetails:
+    catalog = call.deps.catalog()
+    config = catalog.providers.get(name)
+    return ProviderDetails(
+        name=name,
+        kind=None if config is None else config.kind,
+        models=sum(model.upstream.provider == name for model in catalog.models.values()),
+        states=dict(Counter(view.state for view in views)),
+        calls=sum(view.calls for view in views),
+        call_p99_s=max((view.call_p99_s for view in views if view.call_p99_s is not None), default=None),
+        errors=_sum(view.errors for view in views),
+        callbacks_refused=_sum(view.callbacks_refused for view in views),
+        tasks=None if backlog is None else {status: n for (of, status), n in backlog.tasks.items() if of == name},
+        slots=None if config is None else config.concurrency,
+        slots_used=None if backlog is None else backlog.slots_used.get(name, 0),
+        oldest_queued_s=None if backlog is None else backlog.queued_age_s.get(name),
+    )
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+class ProviderCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to try: by default the cheapest model that a made-up input fits.
+
+    ``wait_s`` bounds the wait for the job's end. A provider that charges for calls needs ``accept_cost``.
+    """
+
+    reason: Reason | None = None
+    model: str | None = None
+    input: dict[str, Any] | None = None
+    wait_s: Annotated[float, msgspec.Meta(ge=1, le=120)] = 30.0
+    accept_cost: bool = False
+
+
+class ProviderCheckBody(msgspec.Struct, frozen=True):
+    """The steps that were taken, in order. ``ok`` if none failed.
+
+    ``price`` is what a customer would pay for the job; no account is charged here. ``charges``: whether the
+    provider charges for it.
+    """
+
+    provider: str
+    model: str
+    ok: bool
+    price: Amount
+    charges: bool
+    steps: list[CheckStep]
+
+
+@route(
+    "POST",
+    "/ops/api/providers/{provider}/check",
+    summary="Check a provider by a real job: connection, submission, callback, poll, outputs",
+    auth=Auth.OPERATOR_ACT,
+    action="check_provider",
+    body=ProviderCheckRequest,
+    body_optional=True,
+    reply=ProviderCheckBody,
+    errors=(
+        "provider_not_found",
+        "cost_not_accepted",
+        "invalid_parameter",
+        "model_not_found",
+        "model_not_available",
+        "invalid_input",
+        "quote_unavailable",
+    ),
+)
+async def check_provider(call: Call) -> Outcome:
+    """The response comes when the job has ended, or ``wait_s`` later. No account and no credit is involved."""
+    wanted, name, catalog = call.body(ProviderCheckRequest), call.path["provider"], call.deps.catalog()
+    charges = call.deps.provider_checks.charges(name)
+    if charges is None or name not in catalog.providers:
+        return Refusal(code="provider_not_found", message=f"The provider {shown(name)} is not in the catalog.")
+    priced = _priced(catalog, name, wanted)
+    if isinstance(priced, Refusal):
+        return priced
+    price = format_amount(priced.terms.estimate_micro)
+    if charges and not wanted.accept_cost:
+        return Refusal(
+            code="cost_not_accepted",
+            message=f"{name} charges for a job of {priced.terms.model}, which customers pay {price} for.",
+        )
+    steps = await call.deps.provider_checks.run(
+        name, priced.terms.upstream_model, priced.input, wait_s=wanted.wait_s
+    )
+    is_ok = all(step.result != "failed" for step in steps)
+    return ProviderCheckBody(name, priced.terms.model, is_ok, price, charges, steps)
+
+
+def _priced(catalog: Catalog, provider: str, wanted: ProviderCheckRequest) -> PricedInput | Refusal:
+    """Return the input to try, with its terms: as wanted, or the cheapest that fits."""
+    models = {
+        model.id: model
+        for model in catalog.models.values()
+        if model.type == "async" and model.upstream.provider == provider
+    }
+    if wanted.model is not None:
+        if wanted.model in catalog.models and wanted.model not in models:
+            return invalid_parameter("model", f"must be one that {provider} runs", wanted.model)
+        if wanted.model not in models:
+            return model_not_found(wanted.model)
+        given = wanted.input if wanted.input is not None else least_input(models[wanted.model].schema)
+        return quote_input(catalog, wanted.model, given)
+    if wanted.input is not None:
+        return invalid_parameter("model", "must be given with an input")
+    tried = (quote_input(catalog, model.id, least_input(model.schema)) for model in models.values())
+    fitting = [priced for priced in tried if not isinstance(priced, Refusal)]
+    if not fitting:
+        return invalid_parameter("model", f"and an input must be given: no model of {provider} takes a made-up one")
+    return min(fitting, key=lambda priced: priced.terms.estimate_micro)

@@ -1,1 +1,0 @@
-"""Media providers: what all processes see of them, and checks of one by a real job."""

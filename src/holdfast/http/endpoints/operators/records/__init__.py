@@ -1,1 +1,0 @@
-"""What is recorded of the past: operators' actions, reports, samples."""

@@ -1,0 +1,177 @@
+"""Reviews: the open ones, one of them, and the operator's decision to approve or reject.
+
+Operators see every account. The task's actor applies a decision, like any other change of a task; the response is
+read from the rows afterwards.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final, get_args
+
+import msgspec
+
+from holdfast.actors.task.messages import DecideReview
+from holdfast.http.endpoints.operators.tasks import input_of, position_of_task
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.listing import PAGE, StoredListBody, filter_by, list_for_operators
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.values import shown
+from holdfast.http.schemas.common import render
+from holdfast.http.schemas.operators import ActionRequest, Note, text_of
+from holdfast.http.schemas.tasks import TaskBody, task_body
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.ids import is_id
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import Amount, FreeForm, Time
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import ReviewReason, Task
+from holdfast.persistence.queries.tasks import open_reviews, task_under_review
+
+route = RouteTable("Operators")
+
+_REASON: Final = filter_by("reason", "Only reviews for this reason.", get_args(ReviewReason))
+
+
+class Decision(ActionRequest, frozen=True):
+    """A note, recorded in the task's progress, which its owner can read."""
+
+    note: Note | None = None
+
+
+class ProviderOutput(msgspec.Struct, frozen=True):
+    """A result at its provider, not stored by this service. ``url`` is null if it came embedded."""
+
+    index: int
+    url: str | None
+    content_type: str | None
+    bytes: int | None
+
+
+class ReviewBody(msgspec.Struct, frozen=True):
+    """A task whose charge an operator decides. Without a decision the hold is released at ``deadline_at``."""
+
+    review_case_id: str
+    reason: str
+    decision: str
+    opened_at: Time
+    deadline_at: Time
+    account_id: str
+    hold_credits: Amount
+    provider_outputs: list[ProviderOutput]
+    task: TaskBody
+
+
+class ReviewRecord(ReviewBody, frozen=True):
+    """A review with the input of its task, null once that was deleted, and the provider's name of the job."""
+
+    input: FreeForm | None
+    provider_job_id: str | None
+
+
+class ReviewList(StoredListBody[ReviewBody], frozen=True):
+    """A page of open reviews, oldest task first. ``unreadable``: ids of those that cannot be read now."""
+
+
+@route(
+    "GET",
+    "/ops/api/reviews",
+    summary="List the open reviews of all accounts, oldest task first",
+    auth=Auth.OPERATOR_READ,
+    reply=ReviewList,
+    parameters=(_REASON, *PAGE),
+)
+async def list_reviews(call: Call) -> Outcome:
+    """Until the task has left its review: also while approved results are being stored."""
+    return await list_for_operators(call, open_reviews, partial(review_body, call.deps), position_of_task)
+
+
+@route(
+    "GET",
+    "/ops/api/reviews/{review_case_id}",
+    summary="Retrieve a review, open or decided",
+    auth=Auth.OPERATOR_READ,
+    reply=ReviewRecord,
+    errors=("review_not_found",),
+)
+async def read_review(call: Call) -> Outcome:
+    """With the provider's own outputs, to be looked at before a decision."""
+    task = await _task_of(call)
+    if isinstance(task, Refusal):
+        return task
+    body = review_body(call.deps, task)
+    return render(ReviewRecord, body, input=input_of(task), provider_job_id=task.state.provider_ref)
+
+
+@route(
+    "POST",
+    "/ops/api/reviews/{review_case_id}/approve",
+    summary="Approve a review: store the results not stored yet, then capture the charge",
+    auth=Auth.OPERATOR_ACT,
+    action="approve_review",
+    body=Decision,
+    body_optional=True,
+    reply=ReviewBody,
+    errors=("review_not_found", "review_not_open"),
+)
+async def approve_review(call: Call) -> Outcome:
+    """The response may still have the status ``review``: the task succeeds when its results are stored."""
+    return await _decide(call, approve=True)
+
+
+@route(
+    "POST",
+    "/ops/api/reviews/{review_case_id}/reject",
+    summary="Reject a review: the task fails and its whole hold is released",
+    auth=Auth.OPERATOR_ACT,
+    action="reject_review",
+    body=Decision,
+    body_optional=True,
+    reply=ReviewBody,
+    errors=("review_not_found", "review_not_open"),
+)
+async def reject_review(call: Call) -> Outcome:
+    """The task's status and the credit change in one commit."""
+    return await _decide(call, approve=False)
+
+
+async def _decide(call: Call, *, approve: bool) -> Outcome:
+    task = await _task_of(call)
+    if isinstance(task, Refusal):
+        return task
+    call.concern(task.account_id, task.request_id)
+    command = DecideReview(approve=approve, note=text_of(call.body(Decision).note))
+    done = await call.ask(call.deps.tasks.ref(task.request_id), command)
+    if isinstance(done, Refusal):
+        return done
+    decided = await _task_of(call)
+    return decided if isinstance(decided, Refusal) else review_body(call.deps, decided)
+
+
+def review_body(deps: Dependencies, task: Task) -> ReviewBody:
+    """Render a task's review."""
+    state, review = task.state, task.state.review
+    assert review is not None
+    opened = next(entry.ts for entry in state.status_history if entry.status == "review")
+    return ReviewBody(
+        review_case_id=review.case_id,
+        reason=review.reason,
+        decision=review.decision,
+        opened_at=format_time(opened),
+        deadline_at=format_time(review.deadline_at),
+        account_id=task.account_id,
+        hold_credits=format_amount(task.request.hold_micro),
+        provider_outputs=[render(ProviderOutput, each) for each in (*state.hosting.wanted, *state.hosting.lost)],
+        task=task_body(deps, task, for_operators=True),
+    )
+
+
+async def _task_of(call: Call) -> Task | Refusal:
+    case_id = call.path["review_case_id"]
+    task = None
+    if is_id(case_id):
+        task = await call.deps.database.read(lambda rows: task_under_review(rows, case_id))
+    if task is None:
+        return Refusal(code="review_not_found", message=f"The review {shown(case_id)} does not exist.")
+    return task

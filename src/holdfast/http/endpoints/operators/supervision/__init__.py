@@ -1,1 +1,0 @@
-"""The processes: whether they are ready, their trees, actors and poison messages."""

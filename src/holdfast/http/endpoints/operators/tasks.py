@@ -1,0 +1,190 @@
+"""Tasks of any account: those that have not ended, those that failed, and one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.http.endpoints.tasks.media_tasks import task_not_found
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.errors import UNREADABLE
+from holdfast.http.kit.listing import PAGE, Position, StoredListBody, filter_by, list_for_operators
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.schemas.common import render
+from holdfast.http.schemas.tasks import TaskBody, task_body
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import Amount, FreeForm, Time
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.queries.tasks import StoredTask, failed_tasks, stored_task, task_by_id, unfinished_tasks
+from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.telemetry.scrubbing import scrub
+
+route = RouteTable("Operators")
+
+D = TypeVar("D", bound="TaskDetails")
+
+_AT_PROVIDER: Final = filter_by("provider", "Only tasks at this provider.")
+_STATUS: Final = filter_by("status", "Only tasks with this status.", ("queued", "processing", "review"))
+
+
+class TaskDetails(msgspec.Struct, frozen=True):
+    """A task as operators see it.
+
+    ``provider`` got ``attempts`` submissions of it. ``wake_at`` is when the task is looked at next, null once it
+    has ended.
+    """
+
+    account_id: str
+    api_key_id: str | None
+    provider: str
+    attempts: int
+    hold_credits: Amount
+    wake_at: Time | None
+    task: TaskBody
+
+
+class TaskRecord(TaskDetails, frozen=True):
+    """A task with what was asked of whom.
+
+    ``input`` is null once it was deleted. ``provider_job_id`` is the provider's name of the job, null until it has
+    accepted it. ``webhook_url`` gets the task's events.
+    """
+
+    input: FreeForm | None
+    provider_job_id: str | None
+    webhook_url: str | None
+
+
+class TaskDetailsList(StoredListBody[TaskDetails], frozen=True):
+    """A page of tasks. ``unreadable``: ids of those that cannot be read now."""
+
+
+@route(
+    "GET",
+    "/ops/api/tasks",
+    summary="List the tasks of all accounts that have not ended, oldest first",
+    auth=Auth.OPERATOR_READ,
+    reply=TaskDetailsList,
+    parameters=(_AT_PROVIDER, _STATUS, *PAGE),
+)
+async def list_unfinished_tasks(call: Call) -> Outcome:
+    """What has waited longest comes first."""
+    return await list_for_operators(
+        call, unfinished_tasks, partial(_details, call.deps, shape=TaskDetails), position_of_task
+    )
+
+
+@route(
+    "GET",
+    "/ops/api/failed-tasks",
+    summary="List the failed tasks of all accounts, newest first",
+    auth=Auth.OPERATOR_READ,
+    reply=TaskDetailsList,
+    parameters=(_AT_PROVIDER, *PAGE),
+)
+async def list_failed_tasks(call: Call) -> Outcome:
+    """What was created last comes first."""
+    return await list_for_operators(
+        call, failed_tasks, partial(_details, call.deps, shape=TaskDetails), position_of_task
+    )
+
+
+def position_of_task(task: Task) -> Position:
+    """Return a task's position in a list of tasks."""
+    return Position(task.created_at, task.request_id)
+
+
+@route(
+    "GET",
+    "/ops/api/tasks/{request_id}",
+    summary="Retrieve a task of any account",
+    auth=Auth.OPERATOR_READ,
+    reply=TaskRecord,
+    errors=("task_not_found", "record_unreadable"),
+)
+async def read_task_details(call: Call) -> Outcome:
+    """Ended or not; its results can be fetched before it has succeeded."""
+    task_id = call.path["request_id"]
+    try:
+        found = await call.deps.database.read(lambda rows: task_by_id(rows, task_id))
+    except UnreadableRow as fault:
+        return Refusal(code=UNREADABLE.code, message=f"The row cannot be read: {scrub(str(fault))}")
+    if found is None:
+        return task_not_found(task_id)
+    return _details(
+        call.deps,
+        found,
+        TaskRecord,
+        input=input_of(found),
+        provider_job_id=found.state.provider_ref,
+    )
+
+
+class HoldState(msgspec.Struct, frozen=True):
+    """The credit that a task held at first, and whether it is held still."""
+
+    hold_id: str
+    credits: Amount
+    is_open: bool
+
+
+class TaskRow(msgspec.Struct, frozen=True):
+    """What is stored of a task: its columns as text, and its hold. ``fault`` says why it cannot be read, if so."""
+
+    request_id: str
+    account_id: str
+    fault: str | None
+    columns: dict[str, str | None]
+    hold: HoldState | None
+
+
+@route(
+    "GET",
+    "/ops/api/tasks/{request_id}/row",
+    summary="Retrieve what is stored of a task, also if it cannot be read as a task",
+    auth=Auth.OPERATOR_READ,
+    reply=TaskRow,
+    errors=("task_not_found",),
+)
+async def read_task_row(call: Call) -> Outcome:
+    """For an operator who must repair the row."""
+    task_id = call.path["request_id"]
+
+    def read(rows: Connection) -> tuple[StoredTask | None, str | None]:
+        try:
+            task_by_id(rows, task_id)
+        except UnreadableRow as fault:
+            return stored_task(rows, task_id), scrub(str(fault))
+        return stored_task(rows, task_id), None
+
+    stored, fault = await call.deps.database.read(read)
+    if stored is None:
+        return task_not_found(task_id)
+    hold = None
+    if stored.hold is not None and stored.hold_id is not None:
+        held = format_amount(stored.hold.amount_micro)
+        hold = HoldState(stored.hold_id, held, stored.hold.settled_number is None)
+    columns = {name: None if text is None else scrub(text) for name, text in stored.columns.items()}
+    return TaskRow(task_id, stored.account_id, fault, columns, hold)
+
+
+def input_of(task: Task) -> FreeForm | None:
+    """Return a task's input; None once it was deleted."""
+    return None if task.request.input_dropped else task.request.input
+
+
+def _details(deps: Dependencies, task: Task, shape: type[D], **fields: object) -> D:
+    return render(
+        shape,
+        task,
+        task.request,
+        attempts=task.state.attempt,
+        hold_credits=format_amount(task.request.hold_micro),
+        task=task_body(deps, task, for_operators=True),
+        **fields,
+    )

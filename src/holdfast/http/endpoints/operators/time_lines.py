@@ -1,0 +1,111 @@
+"""The time line of one account or one task: everything that is known of it, merged by time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Unpack, get_args
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.http.endpoints.operators.accounts import account_not_found
+from holdfast.http.endpoints.tasks.media_tasks import task_not_found
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import (
+    PAGE,
+    Entries,
+    ListBody,
+    ListOptions,
+    Position,
+    filter_by,
+    is_asked_for,
+    list_for_operators,
+)
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.schemas.common import render
+from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.time_lines import (
+    Source,
+    TimeLineEntry,
+    time_line_of_account,
+    time_line_of_task,
+)
+
+route = RouteTable("Operators")
+
+_SOURCE: Final = filter_by("source", "Only entries of this kind.", get_args(Source))
+
+
+class TimeLineEntryBody(msgspec.Struct, frozen=True):
+    """One entry: what happened to ``subject``, in words. Operations have an amount and the balance after it."""
+
+    at: Time
+    id: str
+    source: Source
+    what: str
+    subject: str
+    text: str | None
+    amount: Amount | None
+    balance: Amount | None
+
+
+class TimeLine(ListBody[TimeLineEntryBody], frozen=True):
+    """A page of a time line, newest first."""
+
+
+@route(
+    "GET",
+    "/ops/api/accounts/{account_id}/timeline",
+    summary="List all that happened to an account: operations, tasks, orders, sign-ins, actions, reports",
+    auth=Auth.OPERATOR_READ,
+    reply=TimeLine,
+    parameters=(_SOURCE, *PAGE),
+    errors=("account_not_found",),
+)
+async def read_account_time_line(call: Call) -> Outcome:
+    """One read."""
+    account_id = call.path["account_id"]
+
+    def entries(rows: Connection, /, **options: Unpack[ListOptions]) -> Sequence[TimeLineEntry] | Refusal:
+        found = time_line_of_account(rows, account_id, **options)
+        return account_not_found(account_id) if found is None else found
+
+    return await _time_line(call, account_id, entries)
+
+
+@route(
+    "GET",
+    "/ops/api/tasks/{request_id}/timeline",
+    summary="List all that happened to a task: progress, callbacks, operations, deliveries, reports",
+    auth=Auth.OPERATOR_READ,
+    reply=TimeLine,
+    parameters=(_SOURCE, *PAGE),
+    errors=("task_not_found",),
+)
+async def read_task_time_line(call: Call) -> Outcome:
+    """One read of all entries, of which the page is a part."""
+    task_id = call.path["request_id"]
+
+    def entries(rows: Connection, /, **options: Unpack[ListOptions]) -> Sequence[TimeLineEntry] | Refusal:
+        found, source = time_line_of_task(rows, task_id), options["filters"].get("source")
+        if found is None:
+            return task_not_found(task_id)
+        return [
+            entry
+            for entry in found
+            if source in (None, entry.source) and is_asked_for(Position(entry.at, entry.id), options)
+        ]
+
+    return await _time_line(call, task_id, entries)
+
+
+async def _time_line(call: Call, key: str, entries: Entries[TimeLineEntry]) -> Outcome:
+    return await list_for_operators(
+        call,
+        entries,
+        partial(render, TimeLineEntryBody),
+        lambda entry: Position(entry.at, entry.id),
+        owner=key,
+    )

@@ -1,0 +1,180 @@
+"""Events whose delivery to an account's server fails, and another try of one, or of all of an account or a host."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.http.endpoints.tasks.events import EventBody, event_body
+from holdfast.http.kit.actions import note_effect
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.values import shown
+from holdfast.http.schemas.operators import ActionRequest
+from holdfast.ledger.ids import is_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.events import (
+    FailedEvent,
+    event_of_account,
+    failed_event_keys,
+    failed_events,
+    failure_counts,
+)
+
+route = RouteTable("Operators")
+
+_FILTERS: Final = (
+    filter_by(
+        "status",
+        "`given_up`: no attempt is left. `pending`: an attempt failed, and the next is due.",
+        ("pending", "given_up"),
+    ),
+    filter_by("account_id", "Only events of this account."),
+    filter_by("host", "Only events for this host, in lower case, with its port unless that is the usual one."),
+)
+RETRIED_MAX: Final = 500
+"""How many events one call retries."""
+
+
+class FailedEventBody(msgspec.Struct, frozen=True):
+    """An event that its account's server has not accepted, with the newest attempts."""
+
+    account_id: str
+    request_id: str
+    event: EventBody
+
+
+class FailedEventList(ListBody[FailedEventBody], frozen=True):
+    """A page of events, newest first."""
+
+
+@route(
+    "GET",
+    "/ops/api/webhooks",
+    summary="List the events of all accounts whose delivery fails, newest first",
+    auth=Auth.OPERATOR_READ,
+    reply=FailedEventList,
+    parameters=(*_FILTERS, *PAGE),
+)
+async def list_failed_events(call: Call) -> Outcome:
+    """Those that were given up, and those with an attempt that failed and a next one."""
+    return await list_for_operators(
+        call, failed_events, _body, lambda each: Position(each.event.created_at, each.event.event_id)
+    )
+
+
+class FailingHost(msgspec.Struct, frozen=True):
+    """A host that does not accept events: how many, and of how many accounts."""
+
+    host: str
+    accounts: int
+    events: int
+
+
+class WebhookSummary(msgspec.Struct, frozen=True):
+    """How many events are tried again (``failing``) and how many were given up, ten thousand in all at most."""
+
+    failing: int
+    given_up: int
+    hosts: list[FailingHost]
+
+
+class EventsRetried(msgspec.Struct, frozen=True):
+    """How many events became due; ``has_more``: as many as one call may retry, so call again."""
+
+    retried: int
+    has_more: bool
+
+
+@route(
+    "GET",
+    "/ops/api/webhooks/summary",
+    summary="Count the events whose delivery fails, by host",
+    auth=Auth.OPERATOR_READ,
+    reply=WebhookSummary,
+)
+async def summarise_webhooks(call: Call) -> Outcome:
+    """The hosts with most of these events, the first twenty."""
+    found = await call.deps.database.read(failure_counts)
+    return WebhookSummary(found.failing, found.given_up, [FailingHost(*each) for each in found.hosts])
+
+
+@route(
+    "POST",
+    "/ops/api/webhooks/{account_id}/retry",
+    summary="Deliver the failed events of an account again now",
+    auth=Auth.OPERATOR_ACT,
+    action="retry_account_webhooks",
+    body=ActionRequest,
+    body_optional=True,
+    reply=EventsRetried,
+    errors=("event_not_found",),
+)
+async def retry_of_account(call: Call) -> Outcome:
+    """Up to 500 become due, the oldest first, those that were given up too."""
+    return await _retry_all(call, account_id=call.path["account_id"])
+
+
+@route(
+    "POST",
+    "/ops/api/webhooks/hosts/{host}/retry",
+    summary="Deliver the failed events for a host again now",
+    auth=Auth.OPERATOR_ACT,
+    action="retry_host_webhooks",
+    body=ActionRequest,
+    body_optional=True,
+    reply=EventsRetried,
+    errors=("event_not_found",),
+)
+async def retry_of_host(call: Call) -> Outcome:
+    """Up to 500 become due, of any accounts, the oldest first, those that were given up too."""
+    return await _retry_all(call, host=call.path["host"])
+
+
+async def _retry_all(call: Call, *, account_id: str | None = None, host: str | None = None) -> Outcome:
+    now = call.deps.now()
+    found = await call.deps.database.read(
+        partial(failed_event_keys, now=now, most=RETRIED_MAX, account_id=account_id, host=host)
+    )
+    if not found:
+        name = shown(account_id or host or "")
+        return Refusal(code="event_not_found", message=f"No delivery fails for {name}, besides those due now.")
+    await call.deps.events.resend_all(found)
+    note_effect(call, retried=str(len(found)))
+    return EventsRetried(len(found), has_more=len(found) == RETRIED_MAX)
+
+
+@route(
+    "POST",
+    "/ops/api/webhooks/{account_id}/{event_id}/retry",
+    summary="Deliver an event again now, under the same id",
+    auth=Auth.OPERATOR_ACT,
+    action="retry_webhook",
+    body=ActionRequest,
+    body_optional=True,
+    reply=FailedEventBody,
+    errors=("event_not_found",),
+)
+async def retry_event(call: Call) -> Outcome:
+    """The event becomes due, with all its attempts before it; a worker delivers it."""
+    account_id, event_id = call.path["account_id"], call.path["event_id"]
+    not_found = Refusal(code="event_not_found", message=f"There is no event {shown(event_id)} of this account.")
+    if not is_id(account_id) or not is_id(event_id):
+        return not_found
+
+    def read(rows: Connection) -> FailedEvent | None:
+        return event_of_account(rows, account_id, event_id)
+
+    if await call.deps.database.read(read) is None:
+        return not_found
+    await call.deps.events.resend(account_id, event_id)
+    found = await call.deps.database.read(read)
+    return not_found if found is None else _body(found)
+
+
+def _body(found: FailedEvent) -> FailedEventBody:
+    return FailedEventBody(found.account_id, found.request_id, event_body(found.event))

@@ -1,0 +1,133 @@
+"""The account's statement: every operation on its credit with the totals after it, as pages or a CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+from sqlalchemy import Connection
+
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import ACCOUNT_READ
+from holdfast.http.kit.listing import (
+    CSV_MEDIA,
+    FORMAT,
+    INVALID_CURSOR,
+    PAGE,
+    CsvFile,
+    ListBody,
+    Position,
+    filter_by,
+    list_of_account,
+)
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.schemas.common import render
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.credit.operations import AVAILABLE, HELD, Operation, OperationKind
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.ledger import statement_of_account
+
+
+class PostingBody(msgspec.Struct, frozen=True):
+    """One line of an operation; the amounts of an operation's postings sum to zero."""
+
+    ledger_account: str
+    amount: Amount
+
+
+class StatementEntryBody(msgspec.Struct, frozen=True):
+    """One operation on the account and the totals after it.
+
+    ``balance_change`` is what the operation added to the balance: 0 for a hold, which moves credit within it.
+    """
+
+    operation_id: str
+    number: int
+    kind: Literal["credit", "hold", "capture", "release", "reversal", "adjustment"]
+    amount: Amount
+    balance_change: Amount
+    balance: Amount
+    held_total: Amount
+    available_balance: Amount
+    reference: str
+    reason: str
+    at: Time
+    postings: list[PostingBody]
+
+
+class Statement(ListBody[StatementEntryBody], frozen=True):
+    """A page of the account's operations, newest first."""
+
+
+def statement_entry_body(entry: Operation) -> StatementEntryBody:
+    """Render one operation of the statement."""
+    return render(
+        StatementEntryBody,
+        entry,
+        kind=entry.kind.value,
+        balance_change=format_amount(balance_change_micro(entry)),
+        balance=format_amount(entry.balance_after_micro),
+        held_total=format_amount(entry.held_after_micro),
+        available_balance=format_amount(entry.balance_after_micro - entry.held_after_micro),
+        postings=[PostingBody(account, format_amount(amount)) for account, amount in entry.postings],
+    )
+
+
+def balance_change_micro(entry: Operation) -> int:
+    """Return what an operation added to the balance, in micro-credits."""
+    return sum(amount for account, amount in entry.postings if account in {AVAILABLE, HELD})
+
+
+route = RouteTable("Account")
+
+NUMBER_MAX: Final = 2**63 - 1
+
+_KIND: Final = filter_by("kind", "Only operations of this kind.", [kind.value for kind in OperationKind])
+
+COLUMNS: Final[Mapping[str, Callable[[Operation], str | int | None]]] = {
+    "operation_id": lambda entry: entry.operation_id,
+    "number": lambda entry: entry.number,
+    "at": lambda entry: format_time(entry.at),
+    "kind": lambda entry: entry.kind.value,
+    "amount": lambda entry: format_amount(entry.amount_micro),
+    "balance_change": lambda entry: format_amount(balance_change_micro(entry)),
+    "balance": lambda entry: format_amount(entry.balance_after_micro),
+    "held_total": lambda entry: format_amount(entry.held_after_micro),
+    "available_balance": lambda entry: format_amount(entry.balance_after_micro - entry.held_after_micro),
+    "reference": lambda entry: entry.reference,
+    "reason": lambda entry: entry.reason,
+}
+
+
+@route(
+    "GET",
+    "/v2/control/ledger",
+    summary="List the account's operations with their postings and the totals after each, or export them as CSV",
+    auth=Auth.SESSION_OR_KEY,
+    scope=ACCOUNT_READ,
+    reply=Statement,
+    media=(CSV_MEDIA,),
+    parameters=(_KIND, *PAGE, FORMAT),
+)
+async def read_statement(call: Call) -> Outcome:
+    """Operations are numbered without gaps, and a cursor holds a number."""
+    return await list_of_account(
+        call,
+        _entries,
+        statement_entry_body,
+        lambda entry: Position(entry.at, str(entry.number)),
+        file=CsvFile("statement.csv", COLUMNS),
+    )
+
+
+def _entries(
+    rows: Connection, account_id: str, /, *, after: Position | None, filters: Mapping[str, str], **options: Any
+) -> list[Operation] | Refusal:
+    """The id of a position is an operation's number."""
+    if after is not None and not (after.id.isdigit() and int(after.id) <= NUMBER_MAX):
+        return INVALID_CURSOR
+    before = None if after is None else int(after.id)
+    return statement_of_account(rows, account_id, before_number=before, kind=filters.get("kind"), **options)

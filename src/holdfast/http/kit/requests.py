@@ -1,0 +1,170 @@
+"""The ASGI side of the application: one request in, one response out.
+
+The server (:mod:`holdfast.http.server`) cancels the request of a client that disconnects and delivers the body on
+demand. So a request needs one task, and no part of a body is read before a handler reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+import trio
+from hypercorn.typing import (
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    HTTPResponseBodyEvent,
+    HTTPResponseStartEvent,
+    HTTPScope,
+)
+from quart import Response
+from quart.asgi import ASGIHTTPConnection
+from quart.utils import encode_headers
+from quart.wrappers.response import DataBody
+from quart_trio.wrappers.request import TrioRequest
+from werkzeug.datastructures import Headers
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.sansio.request import Request as SansIORequest
+
+from holdfast.ledger.ids import new_id
+from holdfast.telemetry.traces import HEADER, new_traceparent, read_traceparent, request_id, traceparent
+from holdfast.telemetry.traces.spans import Span, start_span
+
+
+class HoldfastRequest(TrioRequest):
+    """A request whose body stays in the server until it is read."""
+
+    def __init__(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> None:
+        client = scope.get("client")
+        headers = Headers()
+        headers[:] = [(name.decode("latin1").title(), value.decode("latin1")) for name, value in scope["headers"]]
+        # Not Quart's own: it makes a lock and a buffer with two events for a body that would be sent to it.
+        SansIORequest.__init__(
+            self,
+            scope["method"],
+            scope["scheme"],
+            scope.get("server"),
+            "",
+            scope["path"],
+            scope["query_string"],
+            headers,
+            client[0] if client else None,
+        )
+        self.http_version = scope["http_version"]
+        self.scope = scope
+        self.receive = receive
+        self.started_s = 0.0
+        self.id = ""
+        self.traceresponse: str | None = None
+        """The caller's trace, which this request continues."""
+        self.span: Span | None = None
+
+    @property
+    def content_length(self) -> int | None:
+        """The length of the body; None for no body or one in chunks. The server has checked it."""
+        sent = self.headers.getlist("Content-Length")
+        return int(sent[0]) if sent else None
+
+    async def close(self) -> None:
+        """Do nothing: no files of a form are open."""
+
+    async def read_body(self, bytes_max: int) -> bytes:
+        """Read the whole body, once.
+
+        Raises ``RequestEntityTooLarge`` after more than ``bytes_max`` bytes. If the client disconnects it does not
+        return: the server cancels the request.
+        """
+        parts: list[bytes] = []
+        count = 0
+        while True:
+            event = await self.receive()
+            if event["type"] != "http.request":
+                await trio.sleep_forever()
+            part = event.get("body", b"")
+            count += len(part)
+            if count > bytes_max:
+                raise RequestEntityTooLarge
+            parts.append(part)
+            if not event.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+_HEADER = HEADER.encode()
+_UNTRACED = frozenset({"/healthz", "/readyz", "/metrics"})
+"""What asks for these asks every few seconds; it is traced only within its caller's trace."""
+
+
+def current_request_id() -> str:
+    """Return the id of the current request, or a new id outside of a request."""
+    return request_id.get() or new_id("req")
+
+
+def start_trace(request: HoldfastRequest) -> None:
+    """Give the request its id, and continue the caller's trace; an id sent by the caller is ignored.
+
+    Without a valid ``traceparent`` a trace begins whose id is the digits of the request's id. Both end with the
+    context of the request's task, or with the next request of the same connection.
+    """
+    request.id = new_id("req")
+    request_id.set(request.id)
+    sent = [value.decode("latin-1") for name, value in request.scope["headers"] if name == _HEADER]
+    continued = request.traceresponse = read_traceparent(sent) if sent else None
+    request.span = None
+    if continued is not None or request.path not in _UNTRACED:
+        request.span = start_span(request.method, continued, "server", trace_id=request.id[4:])
+    traceparent.set(request.span.traceparent if request.span else continued or new_traceparent(request.id[4:]))
+
+
+def end_trace(request: HoldfastRequest, status: int | None) -> None:
+    """End the span of a request; ``status`` is None if its client has disconnected."""
+    if request.span is None:
+        return
+    route = request.endpoint or "none"
+    attributes: dict[str, str | int] = {"http.request.method": request.method, "http.route": route}
+    if status is not None:
+        attributes["http.response.status_code"] = status
+    request.span.end(name=route, attributes=attributes, failed=status is None or status >= 500)
+
+
+_UNLESS_SET: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+"""The headers that every response has, with these values unless it has others."""
+
+
+class HoldfastConnection(ASGIHTTPConnection):
+    """One request. Every response has its id."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Answer the request."""
+        request = HoldfastRequest(self.scope, receive)
+        response = await self.app.handle_request(request)
+        assert isinstance(response, Response)
+        headers = encode_headers(response.headers)
+        named = {name for name, _ in headers}
+        headers.append((b"x-request-id", request.id.encode()))
+        if request.traceresponse is not None:
+            headers.append((b"traceresponse", request.traceresponse.encode()))
+        headers += [header for header in _UNLESS_SET if header[0] not in named]
+        start = cast(
+            HTTPResponseStartEvent,
+            {"type": "http.response.start", "status": response.status_code, "headers": headers},
+        )
+        if request.method == "HEAD":
+            await send(start)
+            await send(_part(b"", more=False))
+            return
+        if isinstance(response.response, DataBody):
+            await send(start)
+            await send(_part(response.response.data, more=False))
+            return
+        timeout_s = response.timeout if isinstance(response.timeout, int | float) else None
+        # After the timeout the response is incomplete, and the server closes the connection.
+        with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+            # Entered before anything is sent, so that nothing waits between a handler's checks and its body.
+            async with response.response as body:
+                await send(start)
+                async for data in body:
+                    await send(_part(data.encode() if isinstance(data, str) else data, more=True))
+            await send(_part(b"", more=False))
+
+
+def _part(body: bytes, *, more: bool) -> HTTPResponseBodyEvent:
+    return {"type": "http.response.body", "body": body, "more_body": more}

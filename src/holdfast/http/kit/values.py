@@ -1,0 +1,91 @@
+"""Values that callers send: amounts and the headers of commands, and how error messages name and show them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from werkzeug.datastructures import Headers
+
+from holdfast.actors.runtime.refs import WhileDown
+from holdfast.ledger.money import format_amount, parse_amount
+from holdfast.ledger.refusals import Refusal
+
+SHOWN_CHARS_MAX: Final = 80
+
+
+def shown(value: str) -> str:
+    """Return a value in quotes, cut to 80 characters, unprintable characters escaped. Never for a secret."""
+    cut = value if len(value) <= SHOWN_CHARS_MAX else value[: SHOWN_CHARS_MAX - 1] + "…"
+    return f"'{cut}'" if cut.isprintable() else ascii(cut)[: SHOWN_CHARS_MAX + 2]
+
+
+def missing_parameter(name: str) -> Refusal:
+    """Return the refusal of a request without a parameter that it needs."""
+    return Refusal(code="missing_parameter", message=f"The parameter {name} is required.", param=name)
+
+
+def invalid_parameter(name: str, rule: str, value: str | None = None) -> Refusal:
+    """Return the refusal of a parameter that breaks a rule, such as "must be a date"."""
+    given = "" if value is None else f", not {shown(value)}"
+    return Refusal(code="invalid_parameter", message=f"The parameter {name} {rule}{given}.", param=name)
+
+
+def unknown_parameter(name: str, known: Iterable[str]) -> Refusal:
+    """Return the refusal of a parameter that does not exist; ``known`` are those that do."""
+    message = f"The parameter {shown(name)} does not exist here. The known parameters are {', '.join(known)}."
+    return Refusal(code="invalid_parameter", message=message, param=name[:SHOWN_CHARS_MAX])
+
+
+ORDER_DECIMALS_MAX: Final = 2
+"""How many decimals the amount of a payment may have."""
+
+
+def read_amount(text: str, *, max_micro: int, decimals_max: int = ORDER_DECIMALS_MAX) -> int | Refusal:
+    """Parse an amount as micro-credits. Refuses with ``invalid_amount``."""
+    amount_micro = parse_amount(text, decimals_max=decimals_max)
+    if amount_micro is None:
+        rule = f"is not a plain decimal above zero with at most {decimals_max} decimals"
+    elif amount_micro > max_micro:
+        rule = f"is above the maximum of {format_amount(max_micro)}"
+    else:
+        return amount_micro
+    return Refusal(code="invalid_amount", message=f"The amount {shown(text)} {rule}.", param="amount")
+
+
+_WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?=$|[,;])", re.ASCII | re.IGNORECASE)
+_KEY_TEXT = re.compile(r"[\x20-\x7e]{1,255}", re.ASCII)
+
+NO_IDEMPOTENCY_KEY: Final = Refusal(
+    code="missing_parameter", message="The header Idempotency-Key is required.", param="Idempotency-Key"
+)
+
+
+def read_idempotency_key(headers: Headers) -> str | Refusal | None:
+    """Return the key, sent with or without quotes; None without one. Refuses with ``invalid_idempotency_key``."""
+    sent = headers.getlist("Idempotency-Key")
+    if not sent:
+        return None
+    key = sent[0]
+    if len(key) >= 2 and key[0] == key[-1] == '"':
+        key = key[1:-1]
+    if len(sent) > 1 or not _KEY_TEXT.fullmatch(key):
+        return Refusal(
+            code="invalid_idempotency_key",
+            message=f"The Idempotency-Key {shown(key)} must be one of 1 to 255 printable ASCII characters.",
+            param="Idempotency-Key",
+        )
+    return key
+
+
+def read_prefer(headers: Sequence[str], deadline_s: float) -> tuple[float, WhileDown]:
+    """Return the deadline of a request's asks, at most ``deadline_s``, and what they do while an actor is down.
+
+    ``wait=0`` is to fail at once, ``wait=5`` to wait up to 5 seconds. Other preferences are ignored.
+    """
+    match = _WAIT.search(",".join(headers)[:1024]) if headers else None
+    if match is None:
+        return deadline_s, "queue"
+    wait_s = int(match[1])
+    return (deadline_s, "fail") if wait_s == 0 else (min(wait_s, deadline_s), "wait")

@@ -1,0 +1,38 @@
+"""What is recorded: operators' actions, and reports."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.http.endpoints.operators.actions import list_operator_actions
+from holdfast.http.endpoints.operators.reports import list_reports
+from holdfast.http.pages.formats import tone_of
+from holdfast.http.pages.rendering import Html
+from holdfast.http.pages.views import ViewResult, ViewTable, Visit
+from holdfast.telemetry.reports.report import KINDS
+
+view = ViewTable()
+
+
+@view("/ops/actions")
+async def operator_actions(visit: Visit) -> ViewResult:
+    """All actions, newest first."""
+    return Html("operator_actions.html", {"actions": await visit.read_list(list_operator_actions)})
+
+
+LEVEL_DEFAULT: Final = "info"
+"""Unless another is chosen: each start of a child is a report for debugging."""
+
+
+@view("/ops/reports")
+async def reports(visit: Visit) -> ViewResult:
+    """The reports that the filters select; the script adds new ones, unless the page is an older one."""
+    found = await visit.read_list(list_reports, level=LEVEL_DEFAULT)
+    # The script compares the filters with what the stream reports, which has a trace's id without the prefix.
+    filters = {name: value.removeprefix("req_") for name, value in found.filters.items()}
+    values = {
+        "reports": found._replace(filters=filters),
+        "tones": {kind: tone_of(kind) for kind in KINDS},
+        "streams": not visit.parameter("cursor"),
+    }
+    return Html("reports.html", values)
