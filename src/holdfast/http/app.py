@@ -18,7 +18,7 @@ from werkzeug.routing import MapAdapter
 from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, start_trace
-from holdfast.http.kit.responses import render_error, serve_call
+from holdfast.http.kit.responses import exception_response, serve_call
 from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
 from holdfast.http.pages.serving import PageServer
 from holdfast.http.pages.subjects import all_views
@@ -88,7 +88,7 @@ class HoldfastApp(QuartTrio):
             else:
                 response = await self._serve(self._routes[rule.endpoint], request, {**path})
         except Exception as error:
-            response = render_error(error, request)
+            response = exception_response(error, request)
         except BaseException:
             end_trace(request, None)
             raise

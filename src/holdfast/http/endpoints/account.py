@@ -7,7 +7,7 @@ from typing import Final
 from holdfast.actors.account.messages import CreateApiKey, CreditChanged, Recharge, RevokeApiKey
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ, ALL_SCOPES, SCOPES, mint_api_key
-from holdfast.http.kit.responses import render_reply
+from holdfast.http.kit.responses import reply_outcome
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.values import read_amount, shown
 from holdfast.http.schemas.common import (
@@ -162,9 +162,9 @@ async def recharge(call: Call) -> Outcome:
         amount = call.body(RechargeRequest).amount
         amount_micro = read_amount(amount, max_micro=settings.recharge_max_micro, decimals_max=6)
     if isinstance(amount_micro, Refusal):
-        return render_reply(await call.refuse(amount_micro, idempotency, CreditChanged), _recharged)
+        return reply_outcome(await call.refuse(amount_micro, idempotency, CreditChanged), _recharged)
     command = Recharge(amount_micro=amount_micro, idempotency=idempotency)
-    return render_reply(await call.ask(call.deps.accounts.ref(call.session.account_id), command), _recharged)
+    return reply_outcome(await call.ask(call.deps.accounts.ref(call.session.account_id), command), _recharged)
 
 
 def _recharged(reply: CreditChanged) -> RechargedBody:

@@ -109,7 +109,7 @@ async def verify_code(call: Call) -> Outcome:
     email = read_email(tried.email)
     if isinstance(email, Refusal):
         return email
-    signed_in = await verify(call, email, tried)
+    signed_in = await sign_in_by_code(call, email, tried)
     if isinstance(signed_in, Refusal):
         return signed_in
     facts = await deps.database.read(
@@ -127,7 +127,7 @@ async def verify_code(call: Call) -> Outcome:
     )
 
 
-async def verify(call: Call, email: str, tried: VerifyRequest) -> SignedIn | Refusal:
+async def sign_in_by_code(call: Call, email: str, tried: VerifyRequest) -> SignedIn | Refusal:
     """Sign in with a code. Refuses as :func:`verify_code` does."""
     deps = call.deps
     if not _CODE.fullmatch(tried.otp):

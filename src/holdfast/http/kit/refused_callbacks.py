@@ -33,8 +33,8 @@ def refused_signature(verdict: SignatureVerdict, header: str) -> Refusal:
             return Refusal(code="invalid_signature", message="The signature does not match the body.")
 
 
-def count_refused(call: Call, provider: str | None, outcome: Outcome, *, claimed_by: str = "address") -> Outcome:
-    """Return the outcome of a callback, counted if it is a refusal of the sender or of the form.
+def count_refused(call: Call, provider: str | None, outcome: Outcome, *, claimed_by: str = "address") -> None:
+    """Count the outcome of a callback if it is a refusal of the sender or of the form.
 
     ``provider`` is what the callback claims in its address, or in the part ``claimed_by``, so only names of the
     catalog and of our payment providers are taken. A report has the origin of the callback that it was made for.
@@ -45,7 +45,6 @@ def count_refused(call: Call, provider: str | None, outcome: Outcome, *, claimed
         claim = "" if provider is None or claimed_by == "address" else f", the provider as its {claimed_by} claims"
         reason = f"{outcome.code}, from {call.origin()}{claim}"
         call.deps.conditions.failed(CALLBACKS, f"{name} {outcome.code}", reason, provider=name)
-    return outcome
 
 
 def known_media_provider(call: Call, name: str | None) -> str | None:

@@ -33,7 +33,7 @@ log = structlog.get_logger("holdfast.http")
 T = TypeVar("T")
 
 
-def render_reply(reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.Struct]) -> Outcome:
+def reply_outcome(reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.Struct]) -> Outcome:
     """Render an actor's reply to an idempotent command; ``body`` renders a success, new or replayed."""
     if isinstance(reply, Replayed):
         stored = reply.reply
@@ -42,7 +42,7 @@ def render_reply(reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.S
 
 
 async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]) -> Response:
-    """Serve one call: prepare, handle, render. Faults pass through to :func:`render_error`."""
+    """Serve one call: prepare, handle, render. Faults pass through to :func:`exception_response`."""
     call = Call(deps, route, request, path)
     try:
         refusal = await call.prepare() or _refuse_unknown_parameter(call, route)
@@ -52,11 +52,11 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
         # Quart would look for a handler member by member; a group is one fault here.
         cancelled, faults = group.split(trio.Cancelled)
         if cancelled is None:
-            return render_fault(group)
+            return fault_response(group)
         if faults is not None:
             log.error("fault after the client disconnected", exc_info=faults)
         raise cancelled from None
-    return render(outcome)
+    return outcome_response(outcome)
 
 
 def _refuse_unknown_parameter(call: Call, route: Route) -> Refusal | None:
@@ -71,15 +71,15 @@ def _refuse_unknown_parameter(call: Call, route: Route) -> Refusal | None:
     return None if unknown is None else unknown_parameter(unknown, known)
 
 
-def render(outcome: Outcome) -> Response:
+def outcome_response(outcome: Outcome) -> Response:
     """Turn an outcome into a response."""
     match outcome:
         case Response():
             return outcome
         case Refusal():
-            return render_refusal(outcome)
+            return refusal_response(outcome)
         case BodyResponse(body, status, headers):
-            response = render(body)
+            response = outcome_response(body)
             response.status_code = status or response.status_code
             response.headers.update(headers)
             return response
@@ -87,7 +87,7 @@ def render(outcome: Outcome) -> Response:
             return Response(msgspec.json.encode(outcome), content_type="application/json")
 
 
-def render_refusal(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+def refusal_response(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
     """Turn a refusal into a response by the error table."""
     status, body, table_headers = error_response(refusal, current_request_id())
     sent = {**table_headers, **(headers or {})}
@@ -96,19 +96,19 @@ def render_refusal(refusal: Refusal, headers: dict[str, str] | None = None) -> R
     return response
 
 
-def render_error(error: Exception, request: HoldfastRequest) -> Response:
+def exception_response(error: Exception, request: HoldfastRequest) -> Response:
     """Turn an exception into a response: the application's error handler."""
     if isinstance(error, HTTPException):
-        return render_refusal(*refusal_of_http(error, request.method, request.path))
-    return render_fault(error)
+        return refusal_response(*refusal_of_http(error, request.method, request.path))
+    return fault_response(error)
 
 
-def render_fault(fault: BaseException) -> Response:
+def fault_response(fault: BaseException) -> Response:
     """Turn a fault into a response. An unexpected one is logged with its traceback; the response has no detail."""
     refusal = refusal_of_fault(fault)
     if refusal is None:
         log.error("unexpected fault", exc_info=fault)
-        return render_refusal(INTERNAL_ERROR)
+        return refusal_response(INTERNAL_ERROR)
     # At debug level only: requests answered 503 are a condition, reported when it begins and when it ends.
     log.debug("fault", code=refusal.code, reason=str(fault))
-    return render_refusal(refusal)
+    return refusal_response(refusal)

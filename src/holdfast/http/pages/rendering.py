@@ -119,7 +119,7 @@ def _new_key() -> str:
     return secrets.token_urlsafe(16)
 
 
-def render_html(page: Html, *, now: datetime, **values: object) -> Response:
+def html_response(page: Html, *, now: datetime, **values: object) -> Response:
     """Render a page. ``values`` are those of every page."""
     template = environment().get_template(page.template)
     text = template.render(

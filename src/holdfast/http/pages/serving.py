@@ -25,7 +25,7 @@ from holdfast.http.pages.forms import (
     read_message,
 )
 from holdfast.http.pages.frame import Frame, section_of
-from holdfast.http.pages.rendering import HEADERS, Html, Redirect, render_html
+from holdfast.http.pages.rendering import HEADERS, Html, Redirect, html_response
 from holdfast.http.pages.views import View, ViewResult, Visit
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.refusals import Refusal
@@ -90,10 +90,10 @@ class PageServer:
         request, deps = visit.call.request, visit.call.deps
         now = deps.now()
         if visit.call.operator is None:
-            return render_html(page, now=now)
+            return html_response(page, now=now)
         cookie = read_cookie(request.cookies, deps.settings)
         message = read_message(request.cookies.get(MESSAGE_COOKIE))
-        response = render_html(
+        response = html_response(
             page,
             now=now,
             now_text=format_time(now),
@@ -150,7 +150,7 @@ def _refusal_of(fault: Exception, request: HoldfastRequest) -> Refusal:
 
 
 def _alone(refusal: Refusal) -> Response:
-    return render_html(_error(refusal), now=utc_now())
+    return html_response(_error(refusal), now=utc_now())
 
 
 def _error(refusal: Refusal) -> Html:

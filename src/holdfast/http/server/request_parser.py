@@ -123,17 +123,26 @@ class RequestParser:
             self._refuse_malformed(error)
         if self.is_done:
             return
-        if self.receiving is None and heads == self._heads and not was_receiving:
-            self._head_raw_bytes += len(data)
-            if self._head_raw_bytes > 2 * self._limits.header_bytes_max:
-                self.refuse(HEADERS_TOO_LARGE)
-        elif messages != self._messages or heads != self._heads:
+        has_ended_head, has_ended_request = self._heads != heads, self._messages != messages
+        if has_ended_head or has_ended_request:
             self._head_raw_bytes = 0
-        if self.receiving is not None and was_receiving:
-            self._body_raw_bytes += len(data)
-            # A chunk with one byte of data takes six bytes, so eight times the data is enough for any chunk sizes.
-            if self._body_raw_bytes > 8 * self._body_bytes + CHUNK_OVERHEAD_BYTES_MAX:
-                self.refuse(_CHUNKS)
+        elif not was_receiving:
+            self._count_head(len(data))
+        if was_receiving and self.receiving is not None:
+            self._count_body(len(data))
+
+    def _count_head(self, count: int) -> None:
+        """Count bytes of an incomplete head, with those that llhttp has not reported yet."""
+        self._head_raw_bytes += count
+        if self._head_raw_bytes > 2 * self._limits.header_bytes_max:
+            self.refuse(HEADERS_TOO_LARGE)
+
+    def _count_body(self, count: int) -> None:
+        """Count bytes of a body, with those of its chunks' sizes, extensions and trailers."""
+        self._body_raw_bytes += count
+        # A chunk with one byte of data takes six bytes, so eight times the data is enough for any chunk sizes.
+        if self._body_raw_bytes > 8 * self._body_bytes + CHUNK_OVERHEAD_BYTES_MAX:
+            self.refuse(_CHUNKS)
 
     def refuse(self, refusal: Refusal) -> None:
         """Stop parsing, and respond with ``refusal`` after the requests before.

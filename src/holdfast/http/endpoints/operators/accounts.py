@@ -14,7 +14,7 @@ from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import API_KEY_START, KEY_PREFIX_CHARS
 from holdfast.http.kit.listing import LIMIT, filter_by, read_window
-from holdfast.http.kit.responses import render_reply
+from holdfast.http.kit.responses import reply_outcome
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import missing_parameter, shown
 from holdfast.http.schemas.common import AccountBody, ApiKeyBody, account_body, api_key_body, render
@@ -168,7 +168,7 @@ async def adjust_credit(call: Call) -> Outcome:
     reply = await call.ask(call.deps.accounts.ref(account_id), command)
     if isinstance(reply, CreditChanged):
         note_effect(call, amount=format_amount(reply.amount_micro), operation_id=reply.operation_id)
-    return render_reply(reply, _adjusted)
+    return reply_outcome(reply, _adjusted)
 
 
 @route(

@@ -223,8 +223,13 @@ async def _find(call: Call) -> KeyDescription | Refusal:
     group, key = call.path["group"], call.path["key"]
     question = DescribeKey(group, key)
     found = await ask_control(call, call.deps.controls.owner_of(group, key), question)
-    if found.code == "actor_not_found" if isinstance(found, Refusal) else found.state == "passivated":
-        answers = [*(await ask_all(call.deps, question)).by_member.values()]
-        active = (answer for answer in answers if answer.state != "passivated")
-        found = next(active, answers[0] if answers and isinstance(found, Refusal) else found)
-    return found
+    if isinstance(found, Refusal):
+        if found.code != "actor_not_found":
+            return found
+    elif found.state != "passivated":
+        return found
+    answers = [*(await ask_all(call.deps, question)).by_member.values()]
+    active = next((answer for answer in answers if answer.state != "passivated"), None)
+    if active is not None:
+        return active
+    return answers[0] if isinstance(found, Refusal) and answers else found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.actors.account.messages import SignOut
-from holdfast.http.endpoints.sign_in import read_email, request_code, verify
+from holdfast.http.endpoints.sign_in import read_email, request_code, sign_in_by_code
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.operator_access import begin_session, end_session, sign_in_by_token
 from holdfast.http.kit.operators import (
@@ -98,7 +98,7 @@ async def sign_in_with_code(call: Call) -> Outcome:
     email = read_email(tried.email)
     if isinstance(email, Refusal):
         return email
-    signed_in = await verify(call, email, tried)
+    signed_in = await sign_in_by_code(call, email, tried)
     if isinstance(signed_in, Refusal):
         return signed_in
     call.deps.accounts.ref(signed_in.account_id).tell(SignOut(signed_in.session_id))

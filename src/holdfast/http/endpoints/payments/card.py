@@ -139,7 +139,9 @@ async def receive_card_webhook(call: Call) -> Outcome:
     Only an event that names an unknown order is refused, with 404, so that it is sent again. Events without effect
     are stored too.
     """
-    return count_refused(call, PROVIDER, await _receive_event(call))
+    outcome = await _receive_event(call)
+    count_refused(call, PROVIDER, outcome)
+    return outcome
 
 
 async def _receive_event(call: Call) -> Outcome:

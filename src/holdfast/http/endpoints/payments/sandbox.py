@@ -8,7 +8,7 @@ from holdfast.actors.account.messages import PaySandboxOrder
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, write_order
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.refused_callbacks import count_refused
-from holdfast.http.kit.responses import render_reply
+from holdfast.http.kit.responses import reply_outcome
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import read_amount
 from holdfast.http.schemas.common import render
@@ -55,7 +55,7 @@ async def create_sandbox_order(call: Call) -> Outcome:
     if settings.sandbox_enabled:
         amount_micro = read_amount(body.amount, max_micro=settings.order_max_micro)
     written = await write_order(call, "sandbox", amount_micro, ttl_s=settings.sandbox_order_ttl_s)
-    return render_reply(written, lambda result: _created(call, result.order, body.outcome))
+    return reply_outcome(written, lambda result: _created(call, result.order, body.outcome))
 
 
 @route(
@@ -84,7 +84,9 @@ async def create_sandbox_order(call: Call) -> Outcome:
 )
 async def receive_sandbox_callback(call: Call) -> Outcome:
     """A replay returns the order as it is. An unknown order is refused like a wrong signature."""
-    return count_refused(call, "sandbox", await _receive(call))
+    outcome = await _receive(call)
+    count_refused(call, "sandbox", outcome)
+    return outcome
 
 
 async def _receive(call: Call) -> Outcome:

@@ -14,7 +14,7 @@ from quart import Response
 from quart.wrappers.response import ResponseBody
 
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.responses import render_refusal
+from holdfast.http.kit.responses import refusal_response
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import shown
 from holdfast.ledger.links import check_link
@@ -83,7 +83,7 @@ async def fetch_asset(call: Call) -> Outcome:
     if request.headers.get("If-Range", headers["ETag"]) == headers["ETag"]:
         span = read_range(request.headers.get("Range"), asset.bytes)
     if isinstance(span, Refusal):
-        return render_refusal(span, {"Content-Range": f"bytes */{asset.bytes}"})
+        return refusal_response(span, {"Content-Range": f"bytes */{asset.bytes}"})
     headers["Content-Length"] = str(asset.bytes if span is None else len(span))
     if span is not None:
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{asset.bytes}"

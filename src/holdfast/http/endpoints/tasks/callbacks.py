@@ -61,14 +61,14 @@ async def receive_for_check(call: Call, update: ProviderUpdate) -> CheckCallback
     return CheckCallbackReceived(update.request_id)
 
 
-async def record_refused_callback(call: Call, outcome: Outcome) -> Outcome:
-    """Return the outcome of a callback. A refusal is recorded for the check that our own seal in the address names.
+async def record_refused_callback(call: Call, refusal: Refusal) -> None:
+    """Record a refused callback for the check that our own seal in the address names.
 
     Anyone may send a callback that is refused, so only the seal makes it worth a row.
     """
-    if isinstance(outcome, Refusal) and (sealed := sealed_check(call)) is not None:
-        await call.deps.provider_checks.record_callback(sealed[1], update=None, refused=outcome.code)
-    return outcome
+    sealed = sealed_check(call)
+    if sealed is not None:
+        await call.deps.provider_checks.record_callback(sealed[1], update=None, refused=refusal.code)
 
 
 def sealed_check(call: Call) -> tuple[str, str] | None:
@@ -123,8 +123,9 @@ async def receive_callback(call: Call) -> Outcome:
     if isinstance(outcome, Refusal):
         key = key_name(",".join(call.request.headers.getlist(SIGNATURE_HEADER)))
         provider = known_media_provider(call, _named_in_body(call.raw) if key is None else key)
-        outcome = count_refused(call, provider, outcome, claimed_by="body" if key is None else "signature's key")
-    return await record_refused_callback(call, outcome)
+        count_refused(call, provider, outcome, claimed_by="body" if key is None else "signature's key")
+        await record_refused_callback(call, outcome)
+    return outcome
 
 
 async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
@@ -227,7 +228,11 @@ def _bytes_max(call: Call) -> int:
 async def receive_provider_webhook(call: Call) -> Outcome:
     """As for our own callbacks, applied, duplicate, stale and late updates get the task in response."""
     provider = known_media_provider(call, call.path["provider"])
-    return await record_refused_callback(call, count_refused(call, provider, await _receive_own_format(call)))
+    outcome = await _receive_own_format(call)
+    if isinstance(outcome, Refusal):
+        count_refused(call, provider, outcome)
+        await record_refused_callback(call, outcome)
+    return outcome
 
 
 async def _receive_own_format(call: Call) -> Outcome:

@@ -21,7 +21,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import MODEL, PAGE, STATUS, Position, list_of_account
-from holdfast.http.kit.responses import render_reply
+from holdfast.http.kit.responses import reply_outcome
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskCreated, TaskList, task_body, task_created
@@ -114,7 +114,7 @@ async def _ask_account(
             reply = await call.refuse(reply, idempotency, TaskAccepted)
         if isinstance(reply, TaskAccepted):
             _created_of(command.request.terms.provider).inc()
-    return render_reply(reply, lambda accepted: task_created(call.deps, accepted))
+    return reply_outcome(reply, lambda accepted: task_created(call.deps, accepted))
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.errors import refusal_of_http
 from holdfast.http.kit.operator_access import session_of
 from holdfast.http.kit.operators import read_cookie
-from holdfast.http.kit.responses import render_refusal
+from holdfast.http.kit.responses import refusal_response
 from holdfast.http.kit.routes import Handler
 from holdfast.http.kit.values import shown
 from holdfast.http.pages.forms import SIGN_IN, local_path
@@ -35,7 +35,7 @@ async def root(visit: Visit) -> ViewResult:
     request = visit.call.request
     if "text/html" in request.headers.get("Accept", ""):
         return Redirect("docs")
-    return render_refusal(*refusal_of_http(NotFound(), request.method, request.path))
+    return refusal_response(*refusal_of_http(NotFound(), request.method, request.path))
 
 
 _WAYS: Final[tuple[tuple[str, Handler], ...]] = (
