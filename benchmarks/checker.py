@@ -26,7 +26,7 @@ from benchmarks.create import Side, drive
 from benchmarks.growth import Books, write
 from benchmarks.servers import CATALOG, SCHEMA, SECRET, creates, free_port
 from holdfast.persistence.audit.audit import ACCOUNTS_MAX, OPERATIONS_MAX, AccountsCheck
-from holdfast.persistence.audit.scope import next_accounts
+from holdfast.persistence.audit.rules import next_accounts
 from holdfast.persistence.server.connections import make_engine
 
 

@@ -18,7 +18,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.operators.actions import write_action
+from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.records.rows import TaskChangedRow

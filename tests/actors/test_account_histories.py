@@ -30,7 +30,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.journal.drafts import Prepared
+from holdfast.persistence.journal.statements import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.server.database import Database

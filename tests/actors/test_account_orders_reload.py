@@ -14,7 +14,7 @@ from sqlalchemy import text
 from holdfast.actors.account.messages import Recharge
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders.order import OrderResult
-from holdfast.persistence.journal.drafts import Prepared
+from holdfast.persistence.journal.statements import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.orders import order_of_account

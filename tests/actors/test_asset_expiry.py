@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from holdfast.actors.task.messages import DecideReview, ExpireAssets, Host, Wake
 from holdfast.actors.workers.asset_sweeper import Swept
-from holdfast.persistence.journal.drafts import Prepared
+from holdfast.persistence.journal.statements import Prepared
 from holdfast.persistence.journal.units import Unit, UnitResult
 
 from .asset_setup import RETENTION_S, Setup, picture, update

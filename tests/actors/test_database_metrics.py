@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.actors.workers.sampler import DatabaseMetrics
 from holdfast.persistence.queries import backlog
-from holdfast.persistence.queries.wal_syncs import WalSyncs, read_wal_syncs
+from holdfast.persistence.queries.backlog import WalSyncs, read_wal_syncs
 from holdfast.persistence.server.database import Database
 from holdfast.telemetry import metrics
 

@@ -11,7 +11,7 @@ from tests.actors.test_outbox_worker import Setup
 
 from holdfast.actors.task.messages import EventsDue
 from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, QUICK_MAX, SLOW_AFTER_S, SLOW_MAX, TO_SILENT_MAX
-from holdfast.ledger.tasks.deliveries import DeliveryResponse
+from holdfast.ledger.tasks.events import DeliveryResponse
 
 TIMEOUT_S = 15.0
 TICK_S = 2.0

@@ -25,7 +25,7 @@ from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX
 from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S, Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.tasks.deliveries import PAUSES_S
+from holdfast.ledger.tasks.events import PAUSES_S
 from holdfast.ledger.tasks.task import HostingState, Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.ledger.tasks.webhook_secrets import Rotation

@@ -18,7 +18,7 @@ from tests.recorded_refs import RecordedRef
 from holdfast.actors.task.messages import EventsDue, RecordAnnouncement
 from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, QUICK_MAX, OutboxWorker
 from holdfast.actors.workers.worker import WorkerRef
-from holdfast.ledger.tasks.deliveries import PAUSES_S, DeliveryResponse, pause_after
+from holdfast.ledger.tasks.events import PAUSES_S, DeliveryResponse, pause_after
 from holdfast.ledger.tasks.task import EventKind
 from holdfast.ledger.tasks.webhook_secrets import webhook_secret
 from holdfast.persistence.claims.outbox import FIRST, Capacity, DueEvent

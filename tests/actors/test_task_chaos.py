@@ -43,10 +43,10 @@ from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUp
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
 from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.audit.differences import BrokenRule
+from holdfast.persistence.audit.rules import BrokenRule
 from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.claims.outbox import FIRST, Capacity, claim_due
-from holdfast.persistence.journal.drafts import Prepared
+from holdfast.persistence.journal.statements import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
 from holdfast.persistence.queries.loading import load_task, load_task_and_events

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
-from holdfast.persistence.audit.differences import BrokenRule
 from holdfast.persistence.audit.progress import store
+from holdfast.persistence.audit.rules import BrokenRule
 from holdfast.persistence.records.rows import AuditProgress
 
 if TYPE_CHECKING:

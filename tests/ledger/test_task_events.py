@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 
 from holdfast.ledger.catalog.terms import Hosting
 from holdfast.ledger.tasks.decisions import on_assets_announced, on_assets_expired, on_cancel
-from holdfast.ledger.tasks.deliveries import PAUSES_S, DeliveryResponse, after_attempt, pause_after
-from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds, events_of, public_snapshot
+from holdfast.ledger.tasks.events import (
+    CHOSEN_BY_DEFAULT,
+    EVENT_KINDS,
+    PAUSES_S,
+    DeliveryResponse,
+    after_attempt,
+    chosen_kinds,
+    events_of,
+    pause_after,
+    public_snapshot,
+)
 from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.provider_updates import on_update

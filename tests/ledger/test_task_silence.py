@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.tasks.decisions import on_cancel, on_wake
-from holdfast.ledger.tasks.dispatch import on_submitted
+from holdfast.ledger.tasks.dispatch import Silence, Unanswered, on_silence, on_submitted
 from holdfast.ledger.tasks.inputs import INPUT_RETENTION_S, INPUT_SMALL_BYTES_MAX, input_until, on_input_expired
-from holdfast.ledger.tasks.silence import Silence, Unanswered, on_silence
 from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
 from holdfast.ledger.tasks.transitions import Context, ProviderTraits, Step
 

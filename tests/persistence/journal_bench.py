@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from holdfast.persistence.journal.drafts import Prepared
 from holdfast.persistence.journal.journal import Journal
+from holdfast.persistence.journal.statements import Prepared
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.server.database_gate import DatabaseGate
 

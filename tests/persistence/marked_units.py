@@ -15,7 +15,7 @@ from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.journal.drafts import prepare
+from holdfast.persistence.journal.statements import prepare
 from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.records.rows import (

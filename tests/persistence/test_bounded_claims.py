@@ -14,12 +14,12 @@ from tests.persistence.read_costs import Reads
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.tasks.silence import Silence
+from holdfast.ledger.tasks.dispatch import Silence
 from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.claims.processes import renew_lease, take_over, this_process
 from holdfast.persistence.claims.tasks import claim_follow_ups, claim_of_silent, claim_overdue
+from holdfast.persistence.queries.accounts import accounts_of_address, accounts_of_key
 from holdfast.persistence.queries.backlog import operator_backlog
-from holdfast.persistence.queries.search import accounts_of_address, accounts_of_key
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import errors, pq
 
-from holdfast.persistence.journal.copying import CHUNK_BYTES, copy_all
+from holdfast.persistence.journal.writer import CHUNK_BYTES, copy_all
 
 ONE = "copy one (id, body) from stdin"
 TWO = "copy two (id) from stdin"

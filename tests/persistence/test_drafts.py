@@ -16,8 +16,7 @@ import pytest
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.ids import new_id
-from holdfast.persistence.journal.drafts import preconditions_of, prepare
-from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS
+from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS, preconditions_of, prepare
 from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit
 from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.records.rows import (
@@ -54,7 +53,7 @@ def writer(database_url: str) -> Iterator[BatchWriter]:
 @pytest.fixture(params=[1, 10_000], ids=["copied", "not copied"])
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """New rows are written by COPY, or by statements."""
-    monkeypatch.setattr("holdfast.persistence.journal.drafts.BULK_ROWS", request.param)
+    monkeypatch.setattr("holdfast.persistence.journal.statements.BULK_ROWS", request.param)
 
 
 # --------------------------------------------------------------------------------------------------- void units

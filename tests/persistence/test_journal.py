@@ -7,8 +7,8 @@ from typing import Any
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.persistence.journal.drafts import prepare
 from holdfast.persistence.journal.journal import BATCH_UNITS_SHARED
+from holdfast.persistence.journal.statements import prepare
 from holdfast.persistence.journal.units import Broken, Committed, NotWritten, Stale, Unit, UnitResult, Unknown
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
 

@@ -13,9 +13,8 @@ from holdfast.actors.runtime.journaled import Commit, JournaledActor
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal import journal as journal_module
-from holdfast.persistence.journal.journal import BLOCKED_S
+from holdfast.persistence.journal.journal import BLOCKED_S, WritePath
 from holdfast.persistence.journal.units import Committed, NotWritten, Stale, Unit, UnitResult, Unknown
-from holdfast.persistence.journal.write_path import WritePath
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory

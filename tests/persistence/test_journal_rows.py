@@ -180,7 +180,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
 def test_every_kind_of_row_stores_hostile_text_unchanged(
     bulk_rows: int, writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.persistence.journal.drafts.BULK_ROWS", bulk_rows)
+    monkeypatch.setattr("holdfast.persistence.journal.statements.BULK_ROWS", bulk_rows)
     everything = [hostile_values(text, i) for i, text in enumerate(HOSTILE)]
     assert {type(value) for value in everything[0]} == KINDS
     units = [

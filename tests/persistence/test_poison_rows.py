@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.persistence.operators.encryption import CannotDecrypt, RowCipher
 from holdfast.persistence.operators.poison import (
     IN_ALL_MAX,
     PER_KEY_MAX,
+    CannotDecrypt,
+    RowCipher,
     claim_replay,
     discard_poison,
     finish_replay,

@@ -16,7 +16,7 @@ from holdfast.ledger.credit.account import AccountState, decide_credit, decide_h
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.journal.drafts import Prepared, prepare
+from holdfast.persistence.journal.statements import Prepared, prepare
 from holdfast.persistence.journal.units import (
     Committed,
     Fence,

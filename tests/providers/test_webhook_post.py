@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 import trio
 
-from holdfast.ledger.tasks.deliveries import DeliveryResponse
+from holdfast.ledger.tasks.events import DeliveryResponse
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.webhook_post import can_be_posted_to, post_event
 

@@ -17,8 +17,7 @@ from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonQueue, 
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Broken, Committed
-from holdfast.persistence.operators.encryption import RowCipher
-from holdfast.persistence.operators.poison import poison_by_id
+from holdfast.persistence.operators.poison import RowCipher, poison_by_id
 from holdfast.persistence.records.operator_tables import PoisonRecord
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.control.keys import ControlledGroup

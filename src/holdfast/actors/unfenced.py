@@ -12,8 +12,7 @@ from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, Unknown
-from holdfast.persistence.operators.actions import write_action
-from holdfast.persistence.operators.sessions import add_session, end_session
+from holdfast.persistence.operators.records import add_session, end_session, write_action
 from holdfast.persistence.records.operator_tables import OperatorAction, OperatorSession
 from holdfast.persistence.records.rows import OutboxResendRow, PaymentEventRow, Row, WebhookSecretRow
 from holdfast.persistence.server.database import Database

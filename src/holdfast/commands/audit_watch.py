@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from holdfast.persistence.audit.audit import check_accounts
-from holdfast.persistence.audit.differences import BrokenRule
 from holdfast.persistence.audit.progress import count_accounts
+from holdfast.persistence.audit.rules import BrokenRule
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 

@@ -14,8 +14,14 @@ from holdfast.actors.runtime.messages import Command, Replayed
 from holdfast.actors.runtime.refs import Directory
 from holdfast.ledger.clock import Now
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.operators.encryption import CannotDecrypt, RowCipher
-from holdfast.persistence.operators.poison import claim_replay, discard_poison, finish_replay, poison_by_id
+from holdfast.persistence.operators.poison import (
+    CannotDecrypt,
+    RowCipher,
+    claim_replay,
+    discard_poison,
+    finish_replay,
+    poison_by_id,
+)
 from holdfast.persistence.records.operator_tables import PoisonRecord, PoisonState
 from holdfast.persistence.server.database import Database
 from holdfast.telemetry.reports.causes import describe

@@ -26,9 +26,8 @@ from holdfast.ledger.clock import Now
 from holdfast.ledger.places import place_carried_by, place_of
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.journal.write_path import WritePath
-from holdfast.persistence.operators.encryption import RowCipher
+from holdfast.persistence.journal.journal import Journal, WritePath
+from holdfast.persistence.operators.poison import RowCipher
 from holdfast.persistence.queries.loading import (
     LoadedAccount,
     LoadedSignIn,

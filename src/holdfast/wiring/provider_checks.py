@@ -12,7 +12,7 @@ import trio
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
-from holdfast.persistence.operators.check_callbacks import add_check_callback, check_callbacks
+from holdfast.persistence.operators.records import add_check_callback, check_callbacks
 from holdfast.persistence.records.operator_tables import CheckCallbackRow
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.base import Job

@@ -45,11 +45,10 @@ from holdfast.ledger.tasks.decisions import (
     on_review,
     on_wake,
 )
-from holdfast.ledger.tasks.dispatch import RejectionCode, SubmitOutcome, on_submit_failed, on_submitted
+from holdfast.ledger.tasks.dispatch import RejectionCode, SubmitOutcome, on_silence, on_submit_failed, on_submitted
 from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.inputs import on_input_expired
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
-from holdfast.ledger.tasks.silence import on_silence
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import Context, HostingFailure, Step
 from holdfast.persistence.claims.contents import CLAIM_USABLE_S

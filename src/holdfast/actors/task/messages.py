@@ -12,8 +12,8 @@ import msgspec
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.ledger.catalog.terms import Hosting
+from holdfast.ledger.tasks.dispatch import Silence
 from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate
-from holdfast.ledger.tasks.silence import Silence
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import CancelJob, HostingFailure, HostOutputs, PollJob
 from holdfast.persistence.records.rows import OutboxAttemptRow, OutboxOutcomeRow

@@ -17,7 +17,6 @@ import trio
 from holdfast.actors.workers.passes import always, one_pass, repeat
 from holdfast.ledger.clock import Now
 from holdfast.persistence.audit.audit import ACCOUNTS_MAX, OPERATIONS_MAX, QUERY_RULES, AccountsCheck, Slice
-from holdfast.persistence.audit.differences import BrokenRule
 from holdfast.persistence.audit.progress import (
     count_accounts,
     count_differences,
@@ -25,7 +24,7 @@ from holdfast.persistence.audit.progress import (
     load_progress,
     store,
 )
-from holdfast.persistence.audit.scope import next_accounts
+from holdfast.persistence.audit.rules import BrokenRule, next_accounts
 from holdfast.persistence.records.rows import AuditProgress
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut

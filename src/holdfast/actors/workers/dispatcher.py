@@ -34,7 +34,7 @@ from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
 from holdfast.actors.workers.passes import one_pass, repeat
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
-from holdfast.ledger.tasks.silence import Silence
+from holdfast.ledger.tasks.dispatch import Silence
 from holdfast.persistence.claims.processes import TAKEN_OVER_MAX, Process, take_over
 from holdfast.persistence.claims.tasks import (
     FIRST,

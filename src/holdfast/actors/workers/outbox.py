@@ -27,8 +27,7 @@ from holdfast.actors.task.messages import DeliveryEnded, EventsDue, RecordAnnoun
 from holdfast.actors.workers.passes import one_pass
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
-from holdfast.ledger.tasks.deliveries import DeliveryResponse, DeliveryState, after_attempt
-from holdfast.ledger.tasks.events import ASSETS_READY
+from holdfast.ledger.tasks.events import ASSETS_READY, DeliveryResponse, DeliveryState, after_attempt
 from holdfast.ledger.tasks.webhook_secrets import signing_at, webhook_secret
 from holdfast.persistence.claims.outbox import ACCOUNTS_PROBED_MAX, FIRST, Capacity, DueEvent
 from holdfast.persistence.journal.journal import Journal

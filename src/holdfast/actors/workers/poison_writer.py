@@ -19,8 +19,7 @@ from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.workers.passes import one_pass
 from holdfast.ledger.ids import new_id
-from holdfast.persistence.operators.encryption import RowCipher
-from holdfast.persistence.operators.poison import keep_poison
+from holdfast.persistence.operators.poison import RowCipher, keep_poison
 from holdfast.persistence.records.operator_tables import PoisonRecord
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway

@@ -12,9 +12,8 @@ from prometheus_client import Gauge
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.workers.passes import repeat
 from holdfast.ledger.clock import Now
-from holdfast.persistence.queries.backlog import measure_backlog
+from holdfast.persistence.queries.backlog import WalSyncs, measure_backlog, read_wal_syncs
 from holdfast.persistence.queries.events import failure_counts
-from holdfast.persistence.queries.wal_syncs import WalSyncs, read_wal_syncs
 from holdfast.persistence.server.database import Database
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.samples import (

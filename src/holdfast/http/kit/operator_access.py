@@ -30,7 +30,7 @@ from holdfast.http.kit.operators import (
 )
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
-from holdfast.persistence.operators.sessions import session_by_mac
+from holdfast.persistence.operators.records import session_by_mac
 from holdfast.persistence.queries.credentials import find_sessions
 from holdfast.persistence.records.operator_tables import OperatorSession
 from holdfast.persistence.server.database_faults import DatabaseAway

@@ -23,7 +23,7 @@ from typing import Any
 from holdfast.ledger.catalog.entries import IN_TREE_STUDIO, ReadSchema, in_tree_studio, read_model, read_provider
 from holdfast.ledger.catalog.kinds import KindRules
 from holdfast.ledger.catalog.models import CatalogTable, Model, ProviderConfig, epoch_s
-from holdfast.ledger.catalog.price_gaps import price_gaps
+from holdfast.ledger.catalog.pricing import price_gaps
 from holdfast.ledger.catalog.tables import read_fields
 from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.plain_json import canonical_json

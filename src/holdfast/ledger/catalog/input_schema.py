@@ -15,8 +15,96 @@ from typing import NamedTuple
 
 from jsonschema_rs import Draft202012Validator, ReferencingError, ValidationError
 
-from holdfast.ledger.catalog.schema_document import check_document, number_range, resolve
 from holdfast.ledger.plain_json import NotPlain, plain_copy
+
+# A JSON Schema as a document: its references checked, its parts resolved, its bounds read. References point to
+# other places in the same document and never form a cycle, so nothing is ever fetched and every traversal of a
+# schema ends.
+
+
+def resolve(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
+    """Follow the references of a part of ``root``, a document that was checked."""
+    while True:
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        schema = _at(reference, root)
+
+
+def _at(reference: str, root: Mapping[str, object]) -> Mapping[str, object]:
+    found: object = root
+    for piece in reference.removeprefix("#/").split("/"):
+        key = piece.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, dict) or key not in found:
+            raise ValueError(f"refers to '{reference}', which is not in it")
+        found = found[key]
+    if not isinstance(found, dict):
+        raise ValueError(f"refers to '{reference}', which is not a schema")
+    return found
+
+
+def check_document(document: Mapping[str, object]) -> None:
+    """Raise ``ValueError`` unless every reference is local and acyclic."""
+    _check_below(document, document, ())
+
+
+def _check_below(node: object, root: Mapping[str, object], passed: tuple[str, ...]) -> None:
+    """Check one part and everything nested in it. ``passed`` are the references followed so far."""
+    if isinstance(node, list):
+        for item in node:
+            _check_below(item, root, passed)
+    if not isinstance(node, dict):
+        return
+    for key in ("$dynamicRef", "$id", "$anchor", "$dynamicAnchor"):
+        if isinstance(node.get(key), str):
+            raise ValueError(f"uses {key}; only $ref to a place inside the schema is supported")
+    reference = node.get("$ref")
+    if isinstance(reference, str):
+        if not reference.startswith("#/"):
+            raise ValueError(f"refers outside itself: '{reference[:80]}'")
+        if reference in passed:
+            raise ValueError(f"refers to itself through '{reference}'")
+        _check_below(_at(reference, root), root, (*passed, reference))
+    for key, below in node.items():
+        if key in {"properties", "patternProperties", "dependentSchemas"} and isinstance(below, dict):
+            for schema in below.values():
+                _check_below(schema, root, passed)
+        # Definitions are checked where they are referenced; the other keys hold values, not schemas.
+        elif key not in {"$defs", "definitions", "default", "enum", "const", "examples"}:
+            _check_below(below, root, passed)
+
+
+def number_range(
+    schema: Mapping[str, object], root: Mapping[str, object]
+) -> tuple[Fraction | None, Fraction | None] | None:
+    """Return the lowest and the highest number a part allows (None: unbounded), or None if it allows no number."""
+    schema = resolve(schema, root)
+    branches = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(branches, list):
+        ranges = [found for each in branches if isinstance(each, dict) and (found := number_range(each, root))]
+        if not ranges:
+            return None
+        lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
+        return (
+            None if None in lows else min(low for low in lows if low is not None),
+            None if None in highs else max(high for high in highs if high is not None),
+        )
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(listed, list):
+        numbers = [number for item in listed if (number := _number(item)) is not None]
+        return (min(numbers), max(numbers)) if numbers else None
+    kinds = schema.get("type")
+    admitted = [kinds] if isinstance(kinds, str) else kinds
+    if isinstance(admitted, list) and not {"number", "integer"} & set(admitted):
+        return None
+    least = [number for key in ("minimum", "exclusiveMinimum") if (number := _number(schema.get(key))) is not None]
+    most = [number for key in ("maximum", "exclusiveMaximum") if (number := _number(schema.get(key))) is not None]
+    return max(least) if least else None, min(most) if most else None
+
+
+def _number(value: object) -> Fraction | None:
+    return Fraction(str(value)) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
 
 VIOLATIONS_MAX = 10
 """The most violations that one response lists."""
@@ -160,7 +248,7 @@ def _violations_of(error: ValidationError, document: Mapping[str, object]) -> It
     if keyword == "required":
         yield Violation((*path, _short(detail["property"])), "is required")
     elif keyword == "additionalProperties":
-        known = _known_fields(_at(document, error.schema_path[:-1]))
+        known = _known_fields(_part_at(document, error.schema_path[:-1]))
         if not known:
             yield Violation(path, "must have no fields")
             return
@@ -168,12 +256,12 @@ def _violations_of(error: ValidationError, document: Mapping[str, object]) -> It
         yield from (Violation(each, "is not a known field") for each in others)
         yield Violation(last, f"is not a known field; the known ones are {known}")
     elif keyword in {"anyOf", "oneOf"}:
-        schema = _at(document, error.schema_path[:-1])
+        schema = _part_at(document, error.schema_path[:-1])
         described = schema.get("description") if isinstance(schema, dict) else None
         hint = f": {described[:200]}" if isinstance(described, str) else ""
         yield Violation(path, f"has none of the allowed forms{hint}")
     else:
-        yield Violation(path, _expected(keyword, _at(document, error.schema_path)))
+        yield Violation(path, _expected(keyword, _part_at(document, error.schema_path)))
 
 
 def _known_fields(schema: object) -> str:
@@ -183,7 +271,7 @@ def _known_fields(schema: object) -> str:
     return f"{', '.join(names[:_FIELDS_SHOWN])}{', …' if len(names) > _FIELDS_SHOWN else ''}"
 
 
-def _at(document: object, path: Sequence[str | int]) -> object:
+def _part_at(document: object, path: Sequence[str | int]) -> object:
     """Return the part of the schema at a path from the library."""
     for piece in path:
         document = document[piece]  # type: ignore[index]  # the library followed the same path

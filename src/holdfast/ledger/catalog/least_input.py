@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.ledger.catalog.input_schema import InputSchema
-from holdfast.ledger.catalog.schema_document import resolve
+from holdfast.ledger.catalog.input_schema import InputSchema, resolve
 
 TEXT = "a lighthouse at dusk"
 

@@ -15,13 +15,19 @@ from datetime import datetime
 import msgspec
 
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.dispatch import fail, leave_unresolved, submit
+from holdfast.ledger.tasks.dispatch import (
+    fail,
+    leave_unresolved,
+    never_taken_text,
+    overdue_text,
+    submit,
+    unresolved_text,
+)
 from holdfast.ledger.tasks.hosting import begin_round, can_pass_through, deliver, wake_hosting
 from holdfast.ledger.tasks.inputs import without_large_input
 from holdfast.ledger.tasks.progress import system_note
 from holdfast.ledger.tasks.provider_update import CancelOutcome
 from holdfast.ledger.tasks.provider_updates import passed_through, poll
-from holdfast.ledger.tasks.silence import never_taken_text, overdue_text, unresolved_text
 from holdfast.ledger.tasks.task import ReviewDecision, Task, TaskStatus
 from holdfast.ledger.tasks.transitions import (
     CancelJob,

@@ -13,11 +13,17 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.ledger.tasks.charge import UNITS_MAX
-from holdfast.ledger.tasks.dispatch import ATTEMPTS_MAX_COUNT, PROVIDER_REF_MAX_CHARS, acknowledged, fail, submit
+from holdfast.ledger.tasks.dispatch import (
+    ATTEMPTS_MAX_COUNT,
+    PROVIDER_REF_MAX_CHARS,
+    acknowledged,
+    fail,
+    overdue_text,
+    submit,
+)
 from holdfast.ledger.tasks.hosting import begin_round, can_pass_through, deliver, hosting_of, numbered
 from holdfast.ledger.tasks.progress import callback_ref, clean_word, error_text, highest_percent, note_of
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate, ReportedUsage, UpdateStatus
-from holdfast.ledger.tasks.silence import overdue_text
 from holdfast.ledger.tasks.task import ErrorCode, HostingState, OutputItem, Progress, Task
 from holdfast.ledger.tasks.transitions import (
     CancelJob,

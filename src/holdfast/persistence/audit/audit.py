@@ -19,11 +19,18 @@ from sqlalchemy import Connection, func
 from sqlalchemy.dialects.postgresql import insert
 
 from holdfast.ledger.credit.operations import Operation
-from holdfast.persistence.audit.differences import EXAMPLES_MAX, BrokenRule, Difference, summary
 from holdfast.persistence.audit.history import HISTORY_RULES, check_history, proven_numbers
 from holdfast.persistence.audit.orders import ORDER_RULES, READ_RULES, Position, check_orders
-from holdfast.persistence.audit.rules import RULES, Rule, find_differences
-from holdfast.persistence.audit.scope import next_accounts
+from holdfast.persistence.audit.rules import (
+    EXAMPLES_MAX,
+    RULES,
+    BrokenRule,
+    Difference,
+    Rule,
+    find_differences,
+    next_accounts,
+    summary,
+)
 from holdfast.persistence.records.tables import checkpoints
 
 ACCOUNTS_MAX = 100

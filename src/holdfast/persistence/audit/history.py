@@ -17,7 +17,7 @@ from holdfast.ledger.credit.operations import (
     OperationKind,
 )
 from holdfast.ledger.money import format_amount
-from holdfast.persistence.audit.differences import BrokenRule, Difference
+from holdfast.persistence.audit.rules import BrokenRule, Difference
 from holdfast.persistence.records.reading import operation_of
 
 SUMS = "the postings of each operation sum to zero"

@@ -15,8 +15,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.facts import provider_objects_of
 from holdfast.ledger.orders.targets import assess
-from holdfast.persistence.audit.differences import BrokenRule, Difference
-from holdfast.persistence.audit.rules import Rule
+from holdfast.persistence.audit.rules import BrokenRule, Difference, Rule
 from holdfast.persistence.records.reading import ORDER, order_of
 from holdfast.persistence.records.tables import orders
 from holdfast.persistence.records.unreadable import UnreadableRow, read_row

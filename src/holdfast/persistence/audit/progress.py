@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection, delete, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 
-from holdfast.persistence.audit.differences import BrokenRule
+from holdfast.persistence.audit.rules import BrokenRule
 from holdfast.persistence.records.rows import AuditProgress, KnownDifference
 from holdfast.persistence.records.tables import accounts, audit_differences, audit_progress
 

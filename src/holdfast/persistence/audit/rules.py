@@ -2,25 +2,123 @@
 
 A rule's ``breaking`` query returns a row for each difference, with ``account_id`` and the columns that ``words``
 names, and no row if there is none. It may use ``:terminal`` (the task statuses that settle a hold) and
-``:chain_start`` (the hash before a first operation), and is run on a few accounts at a time
-(:mod:`holdfast.persistence.audit.scope`).
+``:chain_start`` (the hash before a first operation), and is run on a few accounts at a time.
 
 Events are retained for thirty days after they are done, so tasks that ended earlier are not checked for one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DataError
 
 from holdfast.ledger.credit.operations import CHAIN_START
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.tasks.task import TERMINAL
-from holdfast.persistence.audit.differences import EXAMPLES_MAX, BrokenRule, Difference
-from holdfast.persistence.audit.scope import of_accounts
+
+# Which rows a query of the audit sees: those of a few accounts. The queries name tables as if they read all of
+# them. Each table is replaced by a common table expression of its name with these accounts' rows alone, which
+# PostgreSQL merges into the query, so that its plan goes by the keys.
+
+OWNERS: Mapping[str, str] = {
+    "accounts": "id",
+    **dict.fromkeys(
+        (
+            "api_keys",
+            "assets",
+            "checkpoints",
+            "holds",
+            "operations",
+            "order_payments",
+            "orders",
+            "outbox",
+            "outbox_attempts",
+            "payment_events",
+            "postings",
+            "sessions",
+            "task_events",
+            "tasks",
+            "usage_entries",
+        ),
+        "account_id",
+    ),
+}
+"""The tables whose rows belong to accounts, with the column that names the account. An index begins with it."""
+
+
+@cache
+def of_accounts(query: str) -> TextClause:
+    """Return a query over the accounts in the parameter ``scope``, a list of ids."""
+    scoped = [
+        f"{table} as not materialized (select * from {table} where {owner} = any(:scope))"
+        for table, owner in OWNERS.items()
+        if re.search(rf"\b{table}\b", query)
+    ]
+    return text(f"with {', '.join(scoped)} {query}")
+
+
+_FOLLOWING = (
+    "least("
+    + ", ".join(f"(select min({owner}) from {table} where {owner} > {{after}})" for table, owner in OWNERS.items())
+    + ")"
+)
+_NEXT = text(
+    f"""
+    with recursive found (id, n) as (
+        select {_FOLLOWING.format(after="cast(:after as text)")}, 1
+        union all
+        select {_FOLLOWING.format(after="found.id")}, n + 1 from found where id is not null and n < :most
+    )
+    select found.id, coalesce(a.operation_count, 0) as operations
+    from found left join accounts a using (id) where found.id is not null order by n
+    """
+)
+
+
+def next_accounts(rows: Connection, after: str, *, accounts_max: int, operations_max: int) -> dict[str, int]:
+    """Return the accounts that follow ``after`` in the order of ids, each with the number of its operations.
+
+    Every id that any table names counts, also one without an account. There are at most ``accounts_max`` accounts,
+    and no more than ``operations_max`` operations unless the first account alone has more. None are left if there
+    are none.
+    """
+    found: dict[str, int] = {}
+    total = 0
+    for row in rows.execute(_NEXT, {"after": after, "most": accounts_max}):
+        total += row.operations
+        if found and total > operations_max:
+            break
+        found[row.id] = row.operations
+    return found
+
+
+EXAMPLES_MAX = 10
+
+
+class BrokenRule(NamedTuple):
+    """A rule that an account breaks. ``account_id`` is empty for rows that belong to no account."""
+
+    account_id: str
+    rule: str
+
+
+class Difference(NamedTuple):
+    """One row, or a few, that break a rule: what is wrong with them in words."""
+
+    broken: BrokenRule
+    what: str
+
+
+def summary(examples: list[str], total: int) -> str:
+    """Return the first few of ``total`` examples in one text."""
+    shown = examples[:EXAMPLES_MAX]
+    more = f" and {total - len(shown)} more" if total > len(shown) else ""
+    return "; ".join(shown) + more
 
 
 class Rule(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from sqlalchemy import Connection, text
 
-from holdfast.ledger.tasks.deliveries import PAUSES_S
+from holdfast.ledger.tasks.events import PAUSES_S
 from holdfast.ledger.tasks.task import EventKind, Task
 from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT, Rotation
 

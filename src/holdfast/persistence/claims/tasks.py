@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
 
-from holdfast.ledger.tasks.silence import Silence, Unanswered
+from holdfast.ledger.tasks.dispatch import Silence, Unanswered
 from holdfast.persistence.records.reading import OCCUPIES
 
 LEASE_S = 10

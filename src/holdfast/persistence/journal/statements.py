@@ -7,9 +7,10 @@ new rows of a kind, COPY replaces the statement.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
 import msgspec
 from sqlalchemy import Table
@@ -18,9 +19,10 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from holdfast.ledger.credit.operations import SETTLING, Operation, OperationKind
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.journal.literals import ColumnCodec, codec_of
+from holdfast.persistence.journal.literals import ColumnCodec, codec_of, text_array
+from holdfast.persistence.journal.units import FenceKind, Unit
 from holdfast.persistence.records import rows, tables
-from holdfast.persistence.records.rows import APPLIED_VERDICTS
+from holdfast.persistence.records.rows import APPLIED_VERDICTS, IdempotencyProbe
 
 BULK_ROWS = 64
 """From this number of new rows of a kind, one COPY is cheaper than a statement in the pipeline."""
@@ -243,3 +245,88 @@ STATEMENTS: tuple[RowStatement, ...] = (
 
 KINDS = frozenset(statement.kind for statement in STATEMENTS)
 """The kinds of value that some statement writes."""
+
+# Prepare a batch's SQL and text before it is sent: the rows to lock, to look up and to write. This runs on the
+# event loop's thread, as if every unit passed its fences. The writer's thread then mostly waits for the database,
+# and the two threads do not compete for the interpreter lock.
+
+
+class Preconditions(NamedTuple):
+    """The rows to lock and the keys to look up before anything is written, as array literals.
+
+    ``locks`` are the keys of the fenced rows, ``first_sign_ins`` those of sign-ins that may have no row yet,
+    ``probes`` the columns of the idempotency keys.
+    """
+
+    locks: dict[FenceKind, str]
+    first_sign_ins: str | None
+    probes: tuple[str, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to lock or look up."""
+        return not self.locks and not self.probes
+
+
+class Draft(NamedTuple):
+    """SQL and text of each COPY, then SQL and parameters of each statement, in the order they run."""
+
+    copies: list[tuple[str, str]]
+    statements: list[tuple[str, list[str]]]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not self.copies and not self.statements
+
+
+class Prepared(NamedTuple):
+    """A batch's preconditions, and what it writes if every unit passes."""
+
+    preconditions: Preconditions
+    draft: Draft
+
+
+def prepare(units: Sequence[Unit]) -> Prepared | None:
+    """Prepare a batch. None if some unit cannot be prepared; the writer then finds out which."""
+    try:
+        return Prepared(preconditions_of(units), draft_of(units))
+    except Exception:
+        return None
+
+
+def preconditions_of(units: Iterable[Unit]) -> Preconditions:
+    """Return the rows that ``units`` need locked, and the idempotency keys that they expect to be unused."""
+    keys: dict[FenceKind, dict[str, int]] = {}
+    probes: dict[IdempotencyProbe, None] = {}
+    for unit in units:
+        for fence in unit.fences:
+            keys.setdefault(fence.kind, {}).setdefault(fence.key, fence.expected)
+        if unit.probe is not None:
+            probes[unit.probe] = None
+    first = [key for key, expected in keys.get("sign_in", {}).items() if expected == 0]
+    return Preconditions(
+        {kind: text_array(found) for kind, found in keys.items()},
+        text_array(first) if first else None,
+        tuple(text_array(column) for column in zip(*probes, strict=True)),
+    )
+
+
+def draft_of(units: Iterable[Unit]) -> Draft:
+    """Return what writes ``units``. Many new rows of a kind are copied, before all changes."""
+    values: defaultdict[type[Any], list[Any]] = defaultdict(list)
+    for unit in units:
+        for value in unit.rows:
+            values[type(value)].append(value)
+    assert values.keys() <= KINDS, "a value of a kind without a statement"
+    copies, statements = [], []
+    for statement in STATEMENTS:
+        found = values.get(statement.kind)
+        rows = statement.rows_of(found) if found else ()
+        if not rows:
+            continue
+        if statement.copy_sql is not None and len(rows) >= BULK_ROWS:
+            copies.append((statement.copy_sql, statement.copy_text(rows)))
+        else:
+            statements.append((statement.sql, statement.parameters(rows)))
+    return Draft(copies, statements)

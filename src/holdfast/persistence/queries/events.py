@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, tuple_
 
-from holdfast.ledger.tasks.deliveries import DeliveryStatus
+from holdfast.ledger.tasks.events import DeliveryStatus
 from holdfast.ledger.tasks.task import EventKind
 from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.rows import OutboxAttemptRow

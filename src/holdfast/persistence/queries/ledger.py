@@ -2,15 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from itertools import groupby
+from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 
 from holdfast.ledger.credit.operations import Operation
-from holdfast.persistence.queries.operation_numbers import numbers_between
 from holdfast.persistence.records.reading import OPERATION, operation_of
 from holdfast.persistence.records.tables import operations, postings
+
+# An account's operations by time, found by their numbers: there is no index of an account's times. Operations are
+# numbered in the order of their times, but for :data:`CLOCKS_APART_S`: processes take turns in serving an account,
+# and each has its own view of service time.
+
+CLOCKS_APART_S: Final = 10.0
+NUMBER_MAX: Final = 2**63 - 1
+
+_NUMBER_AT = text(
+    "with recursive search (low, high) as ("
+    "  select cast(0 as bigint), max(number) from operations where account_id = :account_id"
+    "  union all"
+    "  select case when o.at <= s.time then s.middle else s.low end,"
+    "    case when o.at <= s.time then s.high else s.middle - 1 end"
+    "  from (select low, high, (low + high + 1) / 2 as middle,"
+    "      cast(:at as timestamptz) + make_interval(secs => :ahead_s) as time from search where low < high) s"
+    "  join operations o on o.account_id = :account_id and o.number = s.middle"
+    ") select low from search where low = high"
+)
+_EDGE = text(
+    "select at from operations where account_id = :account_id and number > :number_min and number <= :number_max "
+    "and at >= :since and at < :until and (at, operation_id) < (:before_at, :before_id) "
+    "order by number desc offset :limit - 1 limit 1"
+)
+
+
+class Numbers(NamedTuple):
+    """Operations above ``number_min``, up to ``number_max``."""
+
+    number_min: int
+    number_max: int
+
+
+def numbers_between(rows: Connection, account_id: str, since: datetime | None, until: datetime | None) -> Numbers:
+    """Return numbers that include all operations from ``since`` on and before ``until``, and few others."""
+    above = None if since is None else _number_at(rows, account_id, since, -CLOCKS_APART_S)
+    up_to = None if until is None else _number_at(rows, account_id, until, CLOCKS_APART_S)
+    return Numbers(above or 0, NUMBER_MAX if up_to is None else up_to)
+
+
+def numbers_of_newest(rows: Connection, within: Numbers, page: Mapping[str, object]) -> Numbers:
+    """Return numbers that include the newest operations of a page by (time, id), and few others.
+
+    ``page`` has account_id, since, until, before_at, before_id, and limit: how many they are.
+    """
+    edge: datetime | None = rows.scalar(_EDGE, {**page, **within._asdict()})
+    if edge is None:
+        return within
+    above = _number_at(rows, str(page["account_id"]), edge, -CLOCKS_APART_S)
+    return within if above is None else within._replace(number_min=above)
+
+
+def _number_at(rows: Connection, account_id: str, at: datetime, ahead_s: float) -> int | None:
+    """Return the number of the last operation until ``ahead_s`` after a time, by halving: a read for each bit.
+
+    None if a number is missing, as in an account that was tampered with.
+    """
+    found: int | None = rows.scalar(_NUMBER_AT, {"account_id": account_id, "at": at, "ahead_s": ahead_s})
+    return found
 
 
 def statement_of_account(

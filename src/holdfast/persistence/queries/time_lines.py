@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Connection, bindparam, select, text
 
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.queries.operation_numbers import numbers_between, numbers_of_newest
+from holdfast.persistence.queries.ledger import numbers_between, numbers_of_newest
 from holdfast.persistence.queries.paging import AccountPageOptions
 from holdfast.persistence.queries.tasks import stored_task, task_by_id
 from holdfast.persistence.records.tables import accounts

@@ -17,7 +17,7 @@ from typing import Final, Literal, get_args
 
 import trio
 
-from holdfast.ledger.tasks.silence import Silence, Unanswered
+from holdfast.ledger.tasks.dispatch import Silence, Unanswered
 from holdfast.telemetry.reports.conditions import Watch, unwatched
 
 ProviderState = Literal["up", "unknown", "silent", "down"]

@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from holdfast.ledger.clock import Now
-from holdfast.ledger.tasks.deliveries import DeliveryResponse
+from holdfast.ledger.tasks.events import DeliveryResponse
 from holdfast.providers.outbound.addresses import is_plain_host, is_public, names_address
 from holdfast.providers.outbound.connection_pool import parse_retry_after
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable

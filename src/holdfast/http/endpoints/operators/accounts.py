@@ -23,9 +23,14 @@ from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.accounts import account_of_email, account_overview
+from holdfast.persistence.queries.accounts import (
+    account_of_email,
+    account_overview,
+    accounts_of_address,
+    accounts_of_key,
+    operation_place,
+)
 from holdfast.persistence.queries.credentials import api_keys_of_account
-from holdfast.persistence.queries.search import accounts_of_address, accounts_of_key, operation_place
 
 route = RouteTable("Operators")
 

@@ -12,7 +12,7 @@ from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import render
 from holdfast.ledger.public_types import Time
-from holdfast.persistence.operators.actions import list_actions
+from holdfast.persistence.operators.records import list_actions
 from holdfast.persistence.records.operator_tables import ActionResult
 
 route = RouteTable("Operators")
