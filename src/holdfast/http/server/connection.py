@@ -72,6 +72,14 @@ def refusing(refusal: Refusal) -> AsgiApp:
 log = structlog.get_logger("holdfast.http")
 
 Cut = Literal["send_timeout", "head_timeout", "body_timeout", "room", "stop"]
+Awaited = Literal["request", "head", "body", "close"]
+"""What the client is awaited to do: to begin a request, to send the rest of a head or of a body, or to close."""
+
+_OVERDUE: Final[dict[Awaited | None, tuple[Refusal, Cut]]] = {
+    "head": (HEAD_TIMEOUT, "head_timeout"),
+    "body": (BODY_TIMEOUT, "body_timeout"),
+}
+"""The response to a client that sends too slowly. With nothing left to answer, the connection is closed."""
 
 _INTERNAL_ERROR: Final = Refusal(code="internal_error", message="An internal error occurred.")
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
@@ -126,15 +134,16 @@ class ClientConnection:
             self._parser.refuse(refusal)
         self._scope = trio.CancelScope()
         self._calls = trio.CancelScope()
-        self._is_calling = False
+        self._call_state: Literal["none", "called", "responded"] = "none"
+        """``responded``: the last part of the response is being written."""
         self._request: ParsedRequest | None = None
         self._framing = ResponseFraming(close=False)
-        self._is_last_write = False
         self._is_hung_up = False
-        self._is_closing = False
         self._responder = trio.lowlevel.ParkingLot()
         self._reader = trio.lowlevel.ParkingLot()
-        self._idle_by = self._head_by = self._body_by = self._send_by = self._linger_by = math.inf
+        self._awaited: Awaited | None = None
+        self._awaited_since = 0.0
+        self._awaited_by = self._send_by = math.inf
 
     async def run(self) -> None:
         """Serve until one side closes. Raises, in a group, only bugs of this server."""
@@ -153,28 +162,23 @@ class ClientConnection:
         """Act on deadlines that have passed."""
         if now >= self._send_by:
             self.abort("send_timeout")
-        elif now >= self._linger_by or now >= self._idle_by:
-            self._scope.cancel()
-        elif now >= self._body_by:
-            self._body_by = math.inf
-            self._refuse(BODY_TIMEOUT, "body_timeout")
-        elif now >= self._head_by:
-            self._head_by = math.inf
-            self._refuse(HEAD_TIMEOUT, "head_timeout")
+        elif now >= self._awaited_by:
+            overdue = _OVERDUE.get(self._awaited)
+            if overdue is None:
+                self._scope.cancel()
+            else:
+                self._await(None)
+                self._refuse(*overdue)
 
     def waits_since(self) -> float:
         """Return since when the client is awaited to send or to read the rest; ``inf`` if it is not."""
-        limits = self._limits
-        return min(
-            self._head_by - limits.head_timeout_s,
-            self._body_by - limits.body_timeout_s,
-            self._send_by - limits.send_timeout_s,
-        )
+        sends_since = self._awaited_since if self._awaited in _OVERDUE else math.inf
+        return min(sends_since, self._send_by - self._limits.send_timeout_s)
 
     def begin_stop(self) -> None:
         """Start the stop: an idle connection may send one more request within ``linger_s``."""
-        if self._idle_by < math.inf:
-            self._idle_by = trio.current_time() + self._limits.linger_s
+        if self._awaited == "request":
+            self._awaited_by = trio.current_time() + self._limits.linger_s
 
     def close(self) -> None:
         """Close an idle connection; its file descriptor is free on return."""
@@ -207,13 +211,13 @@ class ClientConnection:
             while self._is_full():
                 await self._reader.park()
         self._is_hung_up = True
-        if self._is_calling and not self._is_last_write:
+        if self._call_state == "called":
             self._calls.cancel()
         self._responder.unpark_all()
 
     def _is_full(self) -> bool:
         parser = self._parser
-        if parser.is_done or self._is_closing:
+        if parser.is_done:
             return False
         receiving = parser.receiving
         return len(parser.ready) >= PIPELINED_MAX or (
@@ -224,20 +228,13 @@ class ClientConnection:
         """Set the deadlines for the parser's state, and wake the responder."""
         parser = self._parser
         # Not when the responder runs: until then its deadline or a new connection could close an idle connection.
-        self._mark_busy()
         if parser.is_done:
-            self._head_by = self._body_by = math.inf
+            self._await(None)
             self._cancel_refused_call()
         elif parser.receiving is not None:
-            self._head_by = math.inf
-            if self._body_by == math.inf:
-                self._body_by = trio.current_time() + self._limits.body_timeout_s
+            self._await("body")
         else:
-            self._body_by = math.inf
-            if not parser.is_within_head:
-                self._head_by = math.inf
-            elif self._head_by == math.inf:
-                self._head_by = trio.current_time() + self._limits.head_timeout_s
+            self._await("head" if parser.is_within_head else None)
         self._responder.unpark_all()
 
     def _refuse(self, refusal: Refusal, reason: Cut) -> None:
@@ -249,7 +246,7 @@ class ClientConnection:
 
     def _cancel_refused_call(self) -> None:
         request = self._request
-        if request is None or request.refusal is None or not self._is_calling:
+        if request is None or request.refusal is None or self._call_state == "none":
             return
         # A response that has started cannot be replaced; it is finished, and then the connection is closed.
         if not self._framing.is_started and not request.is_discarded:
@@ -274,9 +271,8 @@ class ClientConnection:
         if request is None:
             return False
         framing = self._framing = ResponseFraming(close=not request.keep_alive)
-        self._is_last_write = False
         if request.refusal is None:
-            self._is_calling = True
+            self._call_state = "called"
             if self._sources is None:
                 await self._call(self._app, request)
             else:
@@ -289,7 +285,7 @@ class ClientConnection:
                         await self._call(self._app, request)
                     finally:
                         self._sources.end(self._source, body_bytes)
-            self._is_calling = False
+            self._call_state = "none"
         return framing.is_complete and request.keep_alive and not (framing.close or self._is_hung_up)
 
     async def _next_request(self) -> ParsedRequest | None:
@@ -366,7 +362,8 @@ class ClientConnection:
         head, body = framing.frame(
             message.get("body", b""), more=more, method=request.method, version=request.version
         )
-        self._is_last_write = not more
+        if not more:
+            self._call_state = "responded"
         if len(body) <= SEND_BYTES:
             body, head = head + body, b""
         for part in (head, body):
@@ -387,7 +384,7 @@ class ClientConnection:
         if not request.is_complete:
             request.keep_alive = False
             self._parser.is_done = True
-            self._body_by = math.inf
+            self._await(None)
 
     async def _write(self, data: bytes) -> None:
         """Send, each part within the send timeout. If the client has disconnected, cancel the connection."""
@@ -407,9 +404,8 @@ class ClientConnection:
 
     async def _linger(self) -> None:
         """Close the sending side and read for ``linger_s``, so that no reset overtakes the response."""
-        self._is_closing = self._parser.is_done = True
-        self._head_by = self._body_by = self._idle_by = math.inf
-        self._linger_by = trio.current_time() + self._limits.linger_s
+        self._parser.is_done = True
+        self._await("close")
         self._reader.unpark_all()
         try:
             await self._stream.send_eof()
@@ -419,14 +415,31 @@ class ClientConnection:
     def _mark_idle(self) -> None:
         """Mark the connection idle, unless a request has started to arrive."""
         parser = self._parser
-        if parser.ready or parser.is_within_head or parser.is_done:
-            return
-        wait_s = self._limits.linger_s if self._owner.is_stopping else self._limits.idle_timeout_s
-        self._idle_by = trio.current_time() + wait_s
-        self._owner.became_idle(self)
+        if not (parser.ready or parser.is_within_head or parser.is_done):
+            self._await("request")
 
-    def _mark_busy(self) -> None:
-        """Mark the connection busy."""
-        if self._idle_by < math.inf:
-            self._idle_by = math.inf
+    def _await(self, awaited: Awaited | None) -> None:
+        """Set what the client is awaited to do, by a deadline; what it was awaited to do before keeps its own."""
+        if awaited == self._awaited:
+            return
+        was_idle, self._awaited = self._awaited == "request", awaited
+        self._awaited_since = trio.current_time()
+        self._awaited_by = self._awaited_since + self._limit_s(awaited)
+        if awaited == "request":
+            self._owner.became_idle(self)
+        elif was_idle:
             self._owner.became_busy(self)
+
+    def _limit_s(self, awaited: Awaited | None) -> float:
+        limits = self._limits
+        match awaited:
+            case "request":
+                return limits.linger_s if self._owner.is_stopping else limits.idle_timeout_s
+            case "head":
+                return limits.head_timeout_s
+            case "body":
+                return limits.body_timeout_s
+            case "close":
+                return limits.linger_s
+            case None:
+                return math.inf
