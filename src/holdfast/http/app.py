@@ -49,8 +49,9 @@ class HoldfastApp(QuartTrio):
     """The Quart application of one listener. Routing depends on path and method alone, never on the Host header.
 
     A request is matched by its path, or by the URL map if that has parameters, and its handler is called directly.
-    Overridden of Quart: the class of a connection, and ``handle_request``, whose request context, hooks and signals
-    add 11 to 17 % to a create's CPU (docs/decisions.md).
+    Overridden of Quart, all of it here and in :mod:`holdfast.http.kit.requests`: ``handle_request``, whose request
+    context, hooks and signals add 11 to 17 % to a create's CPU (docs/decisions.md); the class of a connection, which
+    would run three tasks for each request; that of a request, which would buffer the body.
     """
 
     asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task per request instead of three
