@@ -50,8 +50,8 @@ class HoldfastApp(QuartTrio):
 
     A request is matched by its path, or by the URL map if that has parameters, and its handler is called directly.
     Overridden of Quart, all of it here and in :mod:`holdfast.http.kit.requests`: ``handle_request``, whose request
-    context, hooks and signals add 11 to 17 % to a create's CPU (docs/decisions.md); the class of a connection, which
-    would run three tasks for each request; that of a request, which would buffer the body.
+    context, hooks and signals add 11 to 17 % to a create's CPU (docs/decisions.md); the class of a connection,
+    which would run three tasks for each request; that of a request, which would buffer the body.
     """
 
     asgi_http_class = HoldfastConnection  # type: ignore[assignment]  # one task per request instead of three
