@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -25,12 +25,12 @@ from .order_stand_ins import OrderRules
 from .stage import Stage
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Api(Stage):
     """The API on a real database with two accounts, one of them with a session and a key."""
 
-    database: Database = field(kw_only=True)
-    rows: CountingRows = field(kw_only=True)
+    database: Database
+    rows: CountingRows
 
     async def write(self, statement: sqlalchemy.Executable) -> None:
         """Change rows, as the journal would."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
+import httpx2
 import pytest
 
 from holdfast.actors.sign_in.messages import OriginAdmitted
@@ -35,7 +37,9 @@ from .fake_parts import (
 from .fake_rows import CountingRows, FakeReportRows, NoRows
 from .identities import ACCOUNT, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SANDBOX_SECRET, SESSION, TOKEN
 from .order_stand_ins import FakeOrderChecks, FakeUnmatchedEvents
-from .stage import Stage
+from .stage import InProcess, Stage
+
+PLAIN = {"Accept-Encoding": "identity"}
 
 
 async def render_metrics() -> bytes:
@@ -87,8 +91,21 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         now=lambda: NOW,
         wall=lambda: NOW,
     )
-    key = mint_api_key("acct_1", live=False)
-    return Stage(HoldfastApp(deps, SERVED), accounts, sign_ins, tasks, mailer, store, key, reports, reporter)
+    minted = mint_api_key("acct_1", live=False)
+    app = HoldfastApp(deps, SERVED)
+    return Stage(
+        http=httpx2.AsyncClient(transport=InProcess(cast(Any, app)), base_url="http://localhost", headers=PLAIN),
+        key=minted.secret,
+        app=app,
+        accounts=accounts,
+        sign_ins=sign_ins,
+        tasks=tasks,
+        mailer=mailer,
+        store=store,
+        minted=minted,
+        reports=reports,
+        reporter=reporter,
+    )
 
 
 @pytest.fixture
@@ -100,5 +117,6 @@ async def api(stage: Stage, database: Database) -> Api:
     await api.add_account(ACCOUNT, balance_micro=10_000_000, held_micro=240_000)
     await api.add_account(OTHER_ACCOUNT)
     await api.add_session(ACCOUNT, SESSION, TOKEN)
-    api.key = await api.add_key(ACCOUNT, KEY)
+    api.minted = await api.add_key(ACCOUNT, KEY)
+    api.key = api.minted.secret
     return api

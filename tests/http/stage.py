@@ -1,4 +1,4 @@
-"""The API with fake dependencies, and methods to call it."""
+"""The API in this process, with fake dependencies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, cast
 
+import httpx2
 import msgspec
 import trio
-from quart import Response
+from tests.clients import Caller
 
 from holdfast.http.app import HoldfastApp
 from holdfast.http.kit.credentials import KnownKey, MintedKey
@@ -59,9 +60,18 @@ def make_task(
     return msgspec.structs.replace(task, **fields)
 
 
-@dataclass
-class Stage:
-    """The API with fake dependencies, and methods to call it."""
+class InProcess(httpx2.ASGITransport):
+    """Requests to an application in this process, from the address that ``extensions`` name as ``client``."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self.client = request.extensions.get("client", ("127.0.0.1", 50_000))
+        with trio.fail_after(60):
+            return await super().handle_async_request(request)
+
+
+@dataclass(kw_only=True)
+class Stage(Caller):
+    """A customer of the API in this process, whose dependencies are fakes."""
 
     app: HoldfastApp
     accounts: FakeDirectory
@@ -69,15 +79,15 @@ class Stage:
     tasks: FakeDirectory
     mailer: FakeMailer
     store: LocalStore
-    key: MintedKey
+    minted: MintedKey
     reports: list[Report]
     reporter: Reporter
     now: datetime = NOW
     account_id: str = ACCOUNT
     other_account_id: str = OTHER_ACCOUNT
     session_id: str = SESSION
+    session: str = TOKEN
     key_id: str = KEY
-    token: str = TOKEN
     public_url: str = PUBLIC_URL
 
     @property
@@ -94,26 +104,7 @@ class Stage:
 
     def know_key(self) -> None:
         """Let the key cache know the key, as if it had been used before."""
-        self.deps.key_cache.put(self.key.sha256, KnownKey(ACCOUNT, KEY))
-
-    async def call(self, method: str, path: str, **kwargs: Any) -> Response:
-        """Call without a credential."""
-        with trio.fail_after(60):
-            return await self.app.test_client().open(path, method=method, **kwargs)
-
-    async def as_key(
-        self, method: str, path: str, *, headers: dict[str, str] | None = None, **kwargs: Any
-    ) -> Response:
-        """Call with the API key."""
-        heads = {"Authorization": f"Bearer {self.key.secret}", **(headers or {})}
-        return await self.call(method, path, headers=heads, **kwargs)
-
-    async def as_session(
-        self, method: str, path: str, *, headers: dict[str, str] | None = None, **kwargs: Any
-    ) -> Response:
-        """Call with the session token."""
-        heads = {"Authorization": f"Bearer {TOKEN}", **(headers or {})}
-        return await self.call(method, path, headers=heads, **kwargs)
+        self.deps.key_cache.put(self.minted.sha256, KnownKey(ACCOUNT, KEY))
 
     task = staticmethod(make_task)
 
@@ -160,13 +151,3 @@ class Stage:
                 yield f"http://127.0.0.1:{listening.getsockname()[1]}"
                 await listener.stop()
                 await connections.stop()
-
-    async def refused(self, response: Response, status: int, code: str) -> dict[str, Any]:
-        """Check that an answer is this refusal in the one error shape; its ``error`` object."""
-        text = await response.get_data(as_text=True)
-        assert (response.status_code, msgspec.json.decode(text)["error"]["code"]) == (status, code), text
-        assert response.headers["Content-Type"] == "application/json"
-        error: dict[str, Any] = msgspec.json.decode(text)["error"]
-        assert {"message", "type", "code", "param", "request_id"} <= set(error)
-        assert error["request_id"] == response.headers["X-Request-Id"]
-        return error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 import trio
+from tests.clients import refused
 
 from holdfast.http.endpoints.tasks.asset_files import read_range
 from holdfast.ledger.links import sign_link
@@ -44,7 +45,7 @@ def link(api: Api, asset_id: str = "asset_a", *, for_s: int = 3600) -> str:
 
 async def test_a_link_returns_the_file_with_safe_headers(api: Api) -> None:
     response = await api.call("GET", await stored_asset(api))
-    assert (response.status_code, await response.get_data()) == (200, DATA)
+    assert (response.status_code, response.content) == (200, DATA)
     expected = {
         "Content-Type": "image/png",
         "Content-Length": "1280",
@@ -64,14 +65,14 @@ async def test_a_link_returns_the_file_with_safe_headers(api: Api) -> None:
 )
 async def test_a_range_is_served(api: Api, asked: str, start: int, stop: int) -> None:
     response = await api.call("GET", await stored_asset(api), headers={"Range": asked})
-    assert (response.status_code, await response.get_data()) == (206, DATA[start:stop])
+    assert (response.status_code, response.content) == (206, DATA[start:stop])
     assert response.headers["Content-Range"] == f"bytes {start}-{stop - 1}/1280"
 
 
 @pytest.mark.parametrize("asked", ["bytes=1280-", "bytes=9999-10000", "bytes=-0"])
 async def test_a_range_beyond_the_end_is_416(api: Api, asked: str) -> None:
     response = await api.call("GET", await stored_asset(api), headers={"Range": asked})
-    await api.refused(response, 416, "range_not_satisfiable")
+    refused(response, 416, "range_not_satisfiable")
     assert response.headers["Content-Range"] == "bytes */1280"
 
 
@@ -90,7 +91,7 @@ def test_an_empty_file_has_no_range() -> None:
 async def test_a_cached_file_is_not_sent_again(api: Api) -> None:
     path = await stored_asset(api)
     response = await api.call("GET", path, headers={"If-None-Match": f'"other", W/"{SHA256}"'})
-    assert (response.status_code, await response.get_data()) == (304, b"")
+    assert (response.status_code, response.content) == (304, b"")
     stale = {"Range": "bytes=0-9", "If-Range": '"other"'}
     assert (await api.call("GET", path, headers=stale)).status_code == 200
 
@@ -110,16 +111,16 @@ async def test_altered_links_are_403_and_expired_links_410(api: Api) -> None:
     other = path[:-1] + ("1" if path.endswith("0") else "0")
     for wrong in (other, path[:-1], path.replace("asset_a", "asset_b"), "/v2/assets/asset_a",
                   path + "&sig=" + "0" * 64, path.replace("exp=", "exp=1")):  # fmt: skip
-        await api.refused(await api.call("GET", wrong), 403, "invalid_link")
-    await api.refused(await api.call("GET", link(api, for_s=0)), 410, "asset_expired")
-    await api.refused(await api.call("GET", link(api, "asset_swept")), 410, "asset_expired")
+        refused(await api.call("GET", wrong), 403, "invalid_link")
+    refused(await api.call("GET", link(api, for_s=0)), 410, "asset_expired")
+    refused(await api.call("GET", link(api, "asset_swept")), 410, "asset_expired")
     await api.write(tables.assets.update().values(expires_at=api.now))
-    await api.refused(await api.call("GET", path), 410, "asset_expired")
+    refused(await api.call("GET", path), 410, "asset_expired")
 
 
 async def test_a_missing_file_is_a_500(api: Api) -> None:
     path = await stored_asset(api, stored=False)
-    await api.refused(await api.call("GET", path), 500, "internal_error")
+    refused(await api.call("GET", path), 500, "internal_error")
 
 
 async def test_a_file_deleted_after_its_row_was_read_has_expired(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ async def test_a_file_deleted_after_its_row_was_read_has_expired(api: Api, monke
         raise AssetMissing(key)
 
     monkeypatch.setattr(api.store, "open", swept)
-    await api.refused(await api.call("GET", path), 410, "asset_expired")
+    refused(await api.call("GET", path), 410, "asset_expired")
 
 
 async def test_an_unavailable_store_is_a_503_without_detail(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +142,6 @@ async def test_an_unavailable_store_is_a_503_without_detail(api: Api, monkeypatc
 
     monkeypatch.setattr(api.store, "open", away)
     response = await api.call("GET", path)
-    error = await api.refused(response, 503, "temporarily_unavailable")
+    error = refused(response, 503, "temporarily_unavailable")
     assert "secret-name" not in error["message"]
     assert response.headers["Retry-After"] == "1"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+import httpx2
 import pytest
+import trio
+from tests.clients import refused
 
 from holdfast.http.app import ROUTES
 from holdfast.http.endpoints import catalog as catalog_listing
@@ -37,30 +40,37 @@ def test_only_routes_with_a_models_input_accept_large_bodies() -> None:
 @pytest.mark.parametrize("path", [OTP, "/v2/control/auth/verify", "/v2/control/payments/sandbox/callback"])
 async def test_anonymous_callers_may_send_small_bodies_only(stage: Stage, path: str) -> None:
     for body in (b'{"email":"' + b"a" * SMALL_BODY_BYTES_MAX + b'"}', b" " * (SMALL_BODY_BYTES_MAX + 1)):
-        response = await stage.call("POST", path, data=body, headers=JSON)
-        await stage.refused(response, 413, "request_too_large")
+        response = await stage.call("POST", path, content=body, headers=JSON)
+        refused(response, 413, "request_too_large")
     many = b'{"email":[' + b"{}," * 3000 + b"{}]}"
-    await stage.refused(await stage.call("POST", path, data=many, headers=JSON), 400, "invalid_json")
+    refused(await stage.call("POST", path, content=many, headers=JSON), 400, "invalid_json")
 
 
 async def test_a_large_input_is_quoted_with_a_credential(api: Api) -> None:
     large = quote_of(ANONYMOUS_BODY_BYTES_MAX)
-    await api.refused(await api.call("POST", QUOTE, json=large), 413, "request_too_large")
+    refused(await api.call("POST", QUOTE, json=large), 413, "request_too_large")
     wrong = {"Authorization": "Bearer hst_" + "B" * 43}
-    await api.refused(await api.call("POST", QUOTE, json=large, headers=wrong), 413, "request_too_large")
+    refused(await api.call("POST", QUOTE, json=large, headers=wrong), 413, "request_too_large")
     # Read, and then refused by the model, whose prompts are shorter.
-    await api.refused(await api.as_key("POST", QUOTE, json=large), 400, "invalid_input")
-    await api.refused(await api.as_session("POST", QUOTE, json=large), 400, "invalid_input")
+    refused(await api.as_key("POST", QUOTE, json=large), 400, "invalid_input")
+    refused(await api.as_session("POST", QUOTE, json=large), 400, "invalid_input")
     assert (await api.call("POST", QUOTE, json=quote_of(10))).status_code == 200
 
 
+class Endless(httpx2.AsyncByteStream):
+    """A body that does not end."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return b" " * 32768
+
+
 async def test_a_body_without_a_length_has_the_same_limits(stage: Stage) -> None:
-    async with stage.app.test_client().request(QUOTE, method="POST", headers=JSON) as connection:
-        for _ in range(3):
-            await connection.send(b" " * 32768)
-        await connection.send_complete()
-        response = await connection.as_response()
-    await stage.refused(response, 413, "request_too_large")
+    request = httpx2.Request("POST", stage.http.base_url.join(QUOTE), headers=JSON, stream=Endless())
+    refused(await stage.http.send(request), 413, "request_too_large")
 
 
 async def test_only_large_bodies_are_decoded_in_a_thread(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,3 +90,19 @@ async def test_only_large_bodies_are_decoded_in_a_thread(stage: Stage, monkeypat
     for body, status in ((quote_of(10), 200), (quote_of(50_000), 400), (many, 400)):
         assert (await stage.call("POST", QUOTE, json=body)).status_code == status
     assert seen == [(name, is_here) for is_here in (True, False, False) for name in ("decoded", "judged")]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/control/auth/otp", "/v2/callback", "/v2/callback/studio", "/v2/callback/unknown"]
+)
+async def test_no_body_exceeds_its_routes_limit(stage: Stage, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with trio.fail_after(60):
+        async with (
+            stage.serving() as base,
+            await trio.open_tcp_stream("127.0.0.1", int(base.rpartition(":")[2])) as stream,
+        ):
+            await stream.send_all(head + (b"10000\r\n" + b" " * 65536 + b"\r\n") * 24 + b"0\r\n\r\n")
+            answer = await stream.receive_some()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"request_too_large"' in answer

@@ -6,15 +6,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.clients import refused
 
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
-    from quart import Response
+    import httpx2
     from tests.http.api import Api
 
 
-async def ask(api: Api, path: str) -> Response:
+async def ask(api: Api, path: str) -> httpx2.Response:
     return await api.call(
         "GET",
         f"/ops/api/books/{path}",
@@ -38,7 +39,7 @@ async def capture(api: Api, number: int, amount_micro: int, days: int) -> None:
 
 async def test_the_trial_balance_says_whether_it_is_balanced(api: Api) -> None:
     await capture(api, 1, 250_000, 0)
-    body = await (await ask(api, "trial-balance")).get_json()
+    body = (await ask(api, "trial-balance")).json()
     assert body.pop("at").endswith("Z")
     assert body == {
         "currency": "USD",
@@ -57,11 +58,11 @@ async def test_the_trial_balance_says_whether_it_is_balanced(api: Api) -> None:
         .where(tables.accounts.c.id == api.other_account_id)
         .values(balance_micro=0, held_micro=0)
     )
-    assert (await (await ask(api, "trial-balance")).get_json())["is_balanced"]
+    assert (await ask(api, "trial-balance")).json()["is_balanced"]
 
 
 async def test_liabilities_are_shown_as_amounts(api: Api) -> None:
-    body = await (await ask(api, "liabilities")).get_json()
+    body = (await ask(api, "liabilities")).json()
     assert body.pop("at").endswith("Z")
     assert body == {
         "currency": "USD",
@@ -79,11 +80,11 @@ async def test_liabilities_are_shown_as_amounts(api: Api) -> None:
 async def test_revenue_is_listed_by_day_and_name(api: Api) -> None:
     for number, (amount_micro, days) in enumerate(((1_000_000, 0), (2_000_000, 0), (500_000, 1), (9_000_000, 40))):
         await capture(api, number, amount_micro, days)
-    body = await (await ask(api, "revenue")).get_json()
+    body = (await ask(api, "revenue")).json()
     # Until now, so that what is captured at this moment is not part of it.
     assert (body["since"], body["until"]) == ("2026-10-21T00:00:00.000Z", "2026-11-20T12:00:00.000Z")
     assert body["data"] == [{"day": "2026-11-19", "name": "", "captures": 1, "amount": "0.50"}]
-    body = await (await ask(api, "revenue?by=provider&from=2026-01-01&to=2026-11-21")).get_json()
+    body = (await ask(api, "revenue?by=provider&from=2026-01-01&to=2026-11-21")).json()
     assert [tuple(line.values()) for line in body["data"]] == [
         ("2026-10-11", "studio", 1, "9.00"),
         ("2026-11-19", "studio", 1, "0.50"),
@@ -96,4 +97,4 @@ async def test_revenue_is_listed_by_day_and_name(api: Api) -> None:
     "query", ["by=week", "from=2020-01-01&to=2026-01-01", "from=x", "from=2027-01-01", "to=0001-01-01"]
 )
 async def test_an_invalid_time_of_revenue_is_refused(api: Api, query: str) -> None:
-    await api.refused(await ask(api, f"revenue?{query}"), 400, "invalid_parameter")
+    refused(await ask(api, f"revenue?{query}"), 400, "invalid_parameter")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.clients import refused
 
 from holdfast.actors.task.messages import ReceiveProviderUpdate, TaskReply
 from holdfast.ledger.refusals import Refusal
@@ -16,7 +17,7 @@ from holdfast.telemetry.reports.report import in_words
 from holdfast.telemetry.reports.reporter import Reporter
 
 if TYPE_CHECKING:
-    from quart import Response
+    import httpx2
     from tests.http.api import Api
     from tests.http.stage import Stage
 
@@ -30,17 +31,17 @@ def update(**fields: Any) -> bytes:
 
 async def send(
     stage: Stage, raw: bytes, *, signature: str | None = None, key_name: str | None = "studio", age_s: int = 0
-) -> Response:
+) -> httpx2.Response:
     at = int((stage.now - timedelta(seconds=age_s)).timestamp())
     signature = sign(SECRET, raw, at=at, key_name=key_name) if signature is None else signature
     headers = {"Content-Type": "application/json", "X-Callback-Signature": signature}
-    return await stage.call("POST", "/v2/callback", data=raw, headers=headers)
+    return await stage.call("POST", "/v2/callback", content=raw, headers=headers)
 
 
 async def test_a_signed_update_reaches_its_task(api: Api) -> None:
     api.tasks.answer = TaskReply(api.task("task_a", status="processing"))
     response = await send(api, update(percent=40))
-    body = await response.get_json()
+    body = response.json()
     assert (body["request_id"], body["status"], api.rows.reads) == ("task_a", "processing", 0)
     ((key, command),) = api.tasks.asked
     assert isinstance(command, ReceiveProviderUpdate)
@@ -54,19 +55,19 @@ async def test_a_signed_update_reaches_its_task(api: Api) -> None:
      ("nonsense", "invalid_signature"), ("k=unknown,t=1,v1=" + "0" * 64, "invalid_signature")],
 )  # fmt: skip
 async def test_without_a_valid_signature_no_row_is_read(stage: Stage, signature: str, code: str) -> None:
-    await stage.refused(await send(stage, update(), signature=signature), 401, code)
-    await stage.refused(await send(stage, b"not json", signature=signature), 401, code)
+    refused(await send(stage, update(), signature=signature), 401, code)
+    refused(await send(stage, b"not json", signature=signature), 401, code)
 
 
 async def test_the_signature_header_is_required(stage: Stage) -> None:
     headers = {"Content-Type": "application/json"}
-    response = await stage.call("POST", "/v2/callback", data=update(), headers=headers)
-    await stage.refused(response, 401, "missing_signature")
+    response = await stage.call("POST", "/v2/callback", content=update(), headers=headers)
+    refused(response, 401, "missing_signature")
 
 
 @pytest.mark.parametrize("age_s", [301, -301])
 async def test_old_and_future_signatures_have_expired(stage: Stage, age_s: int) -> None:
-    await stage.refused(await send(stage, update(), age_s=age_s), 401, "signature_expired")
+    refused(await send(stage, update(), age_s=age_s), 401, "signature_expired")
 
 
 async def test_a_signature_is_judged_by_the_wall_clock(api: Api) -> None:
@@ -81,26 +82,26 @@ async def test_a_signature_is_judged_by_the_wall_clock(api: Api) -> None:
 
 async def test_a_changed_byte_voids_the_signature(stage: Stage) -> None:
     signature = sign(SECRET, update(), at=int(stage.now.timestamp()), key_name="studio")
-    await stage.refused(await send(stage, update() + b" ", signature=signature), 401, "invalid_signature")
+    refused(await send(stage, update() + b" ", signature=signature), 401, "invalid_signature")
 
 
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"{}", b"\xff", update(status="done"), update(percent=101), update(attempt=0)]
 )
 async def test_a_signed_malformed_body_is_refused(stage: Stage, raw: bytes) -> None:
-    await stage.refused(await send(stage, raw), 400, "invalid_event")
+    refused(await send(stage, raw), 400, "invalid_event")
 
 
 async def test_a_large_callback_is_413(stage: Stage) -> None:
-    await stage.refused(await send(stage, update(message="x" * 300_000)), 413, "request_too_large")
+    refused(await send(stage, update(message="x" * 300_000)), 413, "request_too_large")
 
 
 async def test_updates_of_unknown_or_other_providers_tasks_are_404(api: Api) -> None:
-    await api.refused(await send(api, update(request_id="~invalid~")), 404, "task_not_found")
+    refused(await send(api, update(request_id="~invalid~")), 404, "task_not_found")
     api.change(callback_secrets=lambda _: (SECRET,))
-    await api.refused(await send(api, update(), key_name=None), 404, "task_not_found")
+    refused(await send(api, update(), key_name=None), 404, "task_not_found")
     await api.add_task(api.task("task_a", provider="other"))
-    await api.refused(await send(api, update(provider="studio"), key_name=None), 404, "task_not_found")
+    refused(await send(api, update(provider="studio"), key_name=None), 404, "task_not_found")
     assert api.tasks.asked == []
 
 
@@ -112,20 +113,20 @@ async def test_a_sender_without_a_key_name_updates_only_its_own_tasks(api: Api) 
     assert (await send(api, update(), key_name=None)).status_code == 200
     forged = sign("other-secret", update(provider="studio"), at=int(api.now.timestamp()))
     response = await send(api, update(provider="studio"), signature=forged)
-    await api.refused(response, 401, "invalid_signature")
+    refused(response, 401, "invalid_signature")
     assert len(api.tasks.asked) == 1
 
 
 async def test_without_any_secret_callbacks_are_refused(stage: Stage) -> None:
     stage.change(callback_secrets=lambda name: ("",))
     response = await send(stage, update(), signature="t=1,v1=" + "0" * 64)
-    await stage.refused(response, 503, "provider_not_configured")
+    refused(response, 503, "provider_not_configured")
 
 
 async def test_a_refusal_by_the_task_reaches_the_sender(api: Api) -> None:
     api.tasks.answer = Refusal(code="task_not_found", message="No such task.")
     await api.add_task(api.task("task_a"))
-    await api.refused(await send(api, update()), 404, "task_not_found")
+    refused(await send(api, update()), 404, "task_not_found")
 
 
 async def test_refused_callbacks_are_reported_by_provider_reason_and_origin(stage: Stage) -> None:
@@ -136,7 +137,7 @@ async def test_refused_callbacks_are_reported_by_provider_reason_and_origin(stag
     async def send_from(raw: bytes, *, path: str = "/v2/callback", signature: str = "t=1,v1=00") -> None:
         headers = {"Content-Type": "application/json", "X-Callback-Signature": signature}
         scope = {"client": (f"192.0.2.{next(origins)}", 50_000)}
-        await stage.call("POST", path, data=raw, headers=headers, scope_base=scope)
+        await stage.call("POST", path, content=raw, headers=headers, extensions=scope)
 
     for _ in range(3):
         await send_from(update(), signature="k=studio,t=1,v1=00")

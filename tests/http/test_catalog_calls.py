@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.clients import refused
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.ledger.catalog.catalog import Catalog, parse_catalog
@@ -53,8 +54,8 @@ def put(stage: Stage, catalog: Catalog, *, past: Catalog | None = None) -> None:
 
 async def quoted(stage: Stage, given: dict[str, Any]) -> dict[str, Any]:
     response = await stage.call("POST", "/v2/quote", json={"model": "reel", "input": given})
-    assert response.status_code == 200, await response.get_data()
-    answer = await response.get_json()
+    assert response.status_code == 200, response.content
+    answer = response.json()
     assert isinstance(answer, dict)
     return answer
 
@@ -68,7 +69,7 @@ async def accept(key: str, command: object) -> TaskAccepted:
 
 async def test_a_listing_shows_every_price_before_the_markup(stage: Stage) -> None:
     put(stage, catalog_of())
-    (model,) = (await (await stage.call("GET", "/v2/models")).get_json())["data"]
+    (model,) = (await stage.call("GET", "/v2/models")).json()["data"]
     prices = {"input_price": None, "output_price": None}
     assert model["pricing"] == {
         "mode": "per_second",
@@ -82,14 +83,14 @@ async def test_a_listing_shows_every_price_before_the_markup(stage: Stage) -> No
         ],
     }
     assert (model["markup_multiplier"], model["status"]) == ("1.20", "active")
-    assert await (await stage.call("GET", "/v1/models/reel")).get_json() == model
+    assert (await stage.call("GET", "/v1/models/reel")).json() == model
 
 
 async def test_a_deprecated_model_is_listed_and_can_run(stage: Stage) -> None:
     put(stage, catalog_of(MODEL + 'status = "deprecated"\n'))
     stage.know_key()
     stage.accounts.answer = accept
-    assert (await (await stage.call("GET", "/v1/models/reel")).get_json())["status"] == "deprecated"
+    assert (await stage.call("GET", "/v1/models/reel")).json()["status"] == "deprecated"
     await quoted(stage, {})
     assert (await stage.as_key("POST", CREATE, json={"model": "reel", "input": {}})).status_code == 200
 
@@ -99,14 +100,14 @@ async def test_a_disabled_model_is_listed_and_neither_quoted_nor_run(api: Api) -
     put(api, catalog_of())
     quote_id = (await quoted(api, {}))["quote_id"]
     put(api, catalog_of(MODEL + 'status = "disabled"\n'), past=catalog_of())
-    assert (await (await api.call("GET", "/v1/models/reel")).get_json())["status"] == "disabled"
+    assert (await api.call("GET", "/v1/models/reel")).json()["status"] == "disabled"
     body = {"model": "reel", "input": {}}
     for response in (
         await api.call("POST", "/v2/quote", json=body),
         await api.as_key("POST", CREATE, json=body),
         await api.as_key("POST", CREATE, json={**body, "quote_id": quote_id}),
     ):
-        await api.refused(response, 400, "model_not_available")
+        refused(response, 400, "model_not_available")
     assert api.accounts.asked == []
 
 
@@ -118,7 +119,7 @@ async def test_an_input_without_a_price_is_refused_without_retry(api: Api) -> No
         await api.call("POST", "/v2/quote", json=body),
         await api.as_key("POST", CREATE, json=body),
     ):
-        error = await api.refused(response, 503, "quote_unavailable")
+        error = refused(response, 503, "quote_unavailable")
         assert error["param"] == "input.size"
         # Clients that repeat a 503 by themselves would do so in vain.
         assert response.headers["X-Should-Retry"] == "false"
@@ -149,7 +150,7 @@ async def test_a_live_quote_is_valid_after_catalog_changes(stage: Stage, change:
     put(stage, catalog_of(*CHANGES[change]), past=catalog_of())
     body = {"model": "reel", "input": {}, "quote_id": promised["quote_id"]}
     response = await stage.as_key("POST", CREATE, json=body)
-    assert (await response.get_json())["estimated_cost"] == {"credits": "0.24", "basis": "per_second: 4 x 0.06"}
+    assert (response.json())["estimated_cost"] == {"credits": "0.24", "basis": "per_second: 4 x 0.06"}
     command = stage.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
     assert command.request.terms.catalog_version == promised["catalog_version"]
@@ -160,7 +161,7 @@ async def test_without_a_quote_the_current_price_applies(stage: Stage) -> None:
     stage.accounts.answer = accept
     put(stage, catalog_of(CHANGES["dearer"][0]), past=catalog_of())
     response = await stage.as_key("POST", CREATE, json={"model": "reel", "input": {}})
-    assert (await response.get_json())["estimated_cost"]["credits"] == "0.432"
+    assert (response.json())["estimated_cost"]["credits"] == "0.432"
 
 
 async def test_a_quote_of_a_deleted_catalog_needs_the_same_input(
@@ -172,9 +173,9 @@ async def test_a_quote_of_a_deleted_catalog_needs_the_same_input(
     body = {"model": "reel", "input": {}, "quote_id": (await quoted(api, {}))["quote_id"]}
     put(api, catalog_of(CHANGES["dearer"][0]))
     response = await api.as_key("POST", CREATE, json=body)
-    assert (await response.get_json())["estimated_cost"]["credits"] == "0.24"
+    assert (response.json())["estimated_cost"]["credits"] == "0.24"
     put(api, catalog_of(*CHANGES["another default"]))
-    await api.refused(await api.as_key("POST", CREATE, json=body), 400, "quote_mismatch")
+    refused(await api.as_key("POST", CREATE, json=body), 400, "quote_mismatch")
 
 
 async def test_a_quote_does_not_make_a_model_run_as_a_task(api: Api) -> None:
@@ -182,6 +183,6 @@ async def test_a_quote_does_not_make_a_model_run_as_a_task(api: Api) -> None:
     sync = catalog_of(MODEL.replace('"async"', '"sync"'))
     put(api, sync)
     body = {"model": "reel", "input": {}, "quote_id": (await quoted(api, {}))["quote_id"]}
-    await api.refused(await api.as_key("POST", CREATE, json=body), 400, "model_not_async")
+    refused(await api.as_key("POST", CREATE, json=body), 400, "model_not_async")
     put(api, catalog_of(OTHER), past=sync)
-    await api.refused(await api.as_key("POST", CREATE, json=body), 400, "model_not_async")
+    refused(await api.as_key("POST", CREATE, json=body), 400, "model_not_async")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.clients import refused
 from tests.cluster.samples import samples as make_samples
 
 from holdfast.actors.runtime.faults import Quarantined, Unavailable
@@ -119,7 +120,7 @@ async def test_the_tree_names_members_that_do_not_answer(stage: Stage) -> None:
         return PROCESS
 
     controls.answer = answer
-    body = await (await call(stage, "GET", "/ops/api/tree")).get_json()
+    body = (await call(stage, "GET", "/ops/api/tree")).json()
     assert [(each["member_id"], each["unreachable_for_s"]) for each in body["members"]] == [
         ("proc_1", None), ("proc_2", None), ("proc_3", 7.5)
     ]  # fmt: skip
@@ -141,11 +142,11 @@ async def test_samples_are_listed_by_process(stage: Stage) -> None:
         return SampleList(member, make_samples(Sample))
 
     controls.answer = answer
-    body = await (await call(stage, "GET", "/ops/api/samples?from=2026-11-20T12:00:00Z")).get_json()
+    body = (await call(stage, "GET", "/ops/api/samples?from=2026-11-20T12:00:00Z")).json()
     assert [each["member_id"] for each in body["processes"]] == ["proc_1", "proc_2"]
     assert body["processes"][0]["samples"][0]["interval_s"] > 0
     assert body["unreachable"] == ["proc_3"]
-    await stage.refused(await call(stage, "GET", "/ops/api/samples?from=noon"), 400, "invalid_parameter")
+    refused(await call(stage, "GET", "/ops/api/samples?from=noon"), 400, "invalid_parameter")
 
 
 async def test_actors_of_all_members_are_one_list_in_pages(api: Api) -> None:
@@ -158,15 +159,15 @@ async def test_actors_of_all_members_are_one_list_in_pages(api: Api) -> None:
         return KeyList([summary(key, member) for key in keys if key > command.after][: command.limit])
 
     controls.answer = answer
-    first = await (await call(api, "GET", "/ops/api/actors?group=accounts&limit=3")).get_json()
+    first = (await call(api, "GET", "/ops/api/actors?group=accounts&limit=3")).json()
     assert [(each["key"], each["member_id"]) for each in first["data"]] == [
         ("a", "proc_1"), ("b", "proc_2"), ("c", "proc_1")
     ]  # fmt: skip
     assert (first["next_cursor"], first["unreachable"]) == ("c", ["proc_3"])
-    rest = await (await call(api, "GET", "/ops/api/actors?group=accounts&limit=3&cursor=c")).get_json()
+    rest = (await call(api, "GET", "/ops/api/actors?group=accounts&limit=3&cursor=c")).json()
     assert ([each["key"] for each in rest["data"]], rest["next_cursor"]) == (["d"], None)
     for query, code in (("", "missing_parameter"), ("?group=x", "invalid_parameter")):
-        await api.refused(await call(api, "GET", f"/ops/api/actors{query}"), 400, code)
+        refused(await call(api, "GET", f"/ops/api/actors{query}"), 400, code)
 
 
 async def test_the_actors_that_cost_most_come_first_with_their_addresses(api: Api) -> None:
@@ -187,17 +188,17 @@ async def test_the_actors_that_cost_most_come_first_with_their_addresses(api: Ap
 
     controls.answer = answer
     for order, first in (("queue", full), ("wait", busy), ("rate", full)):
-        body = await (await call(api, "GET", f"/ops/api/actors?group=accounts&limit=2&order={order}")).get_json()
+        body = (await call(api, "GET", f"/ops/api/actors?group=accounts&limit=2&order={order}")).json()
         second = busy if first is full else full
         assert [(each["key"], each["email"]) for each in body["data"]] == [
             (each.key, f"{each.key}@example.com") for each in (first, second)
         ]
         assert (body["data"][0]["messages_per_s"], body["next_cursor"]) == (first.messages_per_s, None)
     api.change(database=AwayRows())
-    body = await (await call(api, "GET", "/ops/api/actors?group=accounts&limit=2&order=rate")).get_json()
+    body = (await call(api, "GET", "/ops/api/actors?group=accounts&limit=2&order=rate")).json()
     assert [(each["key"], each["email"]) for each in body["data"]] == [(full.key, None), (busy.key, None)]
     refused = await call(api, "GET", "/ops/api/actors?group=accounts&order=rate&cursor=a")
-    await api.refused(refused, 400, "invalid_parameter")
+    refused(refused, 400, "invalid_parameter")
 
 
 async def test_an_actor_away_from_its_owner_is_found_and_acted_on_there(stage: Stage) -> None:
@@ -210,7 +211,7 @@ async def test_an_actor_away_from_its_owner_is_found_and_acted_on_there(stage: S
         return detail(command.key, member)
 
     controls.answer = answer
-    found = await (await call(stage, "GET", "/ops/api/actors/accounts/acct_1")).get_json()
+    found = (await call(stage, "GET", "/ops/api/actors/accounts/acct_1")).json()
     assert (found["key"], found["member_id"]) == ("acct_1", "proc_2")
     path = "/ops/api/actors/accounts/acct_1/quarantine"
     done = await call(stage, "POST", path, {"reason": "damaged", "for_s": 60})
@@ -229,10 +230,10 @@ async def test_an_active_actor_is_shown_before_one_that_is_remembered(stage: Sta
         return msgspec.structs.replace(detail(command.key, member), state=states[member])
 
     controls.answer = answer
-    found = await (await call(stage, "GET", "/ops/api/actors/accounts/acct_1")).get_json()
+    found = (await call(stage, "GET", "/ops/api/actors/accounts/acct_1")).json()
     assert (found["member_id"], found["state"]) == ("proc_2", "active")
     states["proc_2"] = "passivated"
-    found = await (await call(stage, "GET", "/ops/api/actors/accounts/acct_1")).get_json()
+    found = (await call(stage, "GET", "/ops/api/actors/accounts/acct_1")).json()
     assert (found["member_id"], found["state"]) == ("proc_1", "passivated")
 
 
@@ -281,7 +282,7 @@ async def test_dead_letters_of_all_members_are_summed_up(stage: Stage) -> None:
         return DeadLetterList([letter], {"full": 2})
 
     controls.answer = answer
-    body = await (await call(stage, "GET", "/ops/api/dead-letters?reason=full")).get_json()
+    body = (await call(stage, "GET", "/ops/api/dead-letters?reason=full")).json()
     assert [each["member_id"] for each in body["data"]] == ["proc_2", "proc_1"]
     assert body["counts"] == {"full": 4}
 
@@ -294,5 +295,5 @@ async def test_a_quarantined_actor_has_its_own_code_and_time(stage: Stage) -> No
     stage.accounts.answer = refuse
     body = {"model": "studio/image-1", "input": {"prompt": "x"}}
     response = await stage.as_key("POST", "/v2/task/create", json=body)
-    await stage.refused(response, 503, "quarantined")
+    refused(response, 503, "quarantined")
     assert response.headers["Retry-After"] == "118"

@@ -15,6 +15,7 @@ import sqlalchemy
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.clients import refused
 
 from holdfast.http.endpoints.tasks.usage_log import COLUMNS
 from holdfast.http.kit.listing import CSV_PAGE_ROWS, FORMULA_STARTS, csv_lines
@@ -44,7 +45,7 @@ async def add_many(api: Api, count: int, *, error: str | None = None) -> None:
 
 async def lines(api: Api, query: str = "") -> list[dict[str, str]]:
     response = await api.as_session("GET", PATH + query)
-    text = await response.get_data(as_text=True)
+    text = response.text
     assert response.status_code == 200, text
     assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
     assert response.headers["Content-Disposition"] == 'attachment; filename="usage.csv"'
@@ -58,7 +59,7 @@ async def test_ten_thousand_lines_are_sent_in_short_reads(api: Api) -> None:
     reads = api.rows.reads
     with trio.fail_after(60):
         async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
-            text = (await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})).text
+            text = (await client.get(PATH, headers={"Authorization": f"Bearer {api.session}"})).text
     found = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
     # The lookup of the session is one more.
     assert api.rows.reads - reads == count // CSV_PAGE_ROWS + 2
@@ -94,7 +95,7 @@ async def test_a_line_has_every_column_as_text(api: Api) -> None:
 
 async def test_an_empty_log_is_a_file_with_a_header(api: Api) -> None:
     response = await api.as_session("GET", PATH)
-    assert await response.get_data(as_text=True) == ",".join(COLUMNS) + "\r\n"
+    assert response.text == ",".join(COLUMNS) + "\r\n"
 
 
 @pytest.mark.parametrize(
@@ -155,8 +156,8 @@ async def test_every_filter_applies_to_pages_and_files(api: Api, form: str) -> N
         response = await api.as_session("GET", path)
         assert response.status_code == 200
         if not form:
-            return [each["request_id"] for each in (await response.get_json())["data"]]
-        text = await response.get_data(as_text=True)
+            return [each["request_id"] for each in (response.json())["data"]]
+        text = response.text
         return [each["request_id"] for each in csv.DictReader(io.StringIO(text, newline=""))]
 
     assert await ids("") == ["task_3", "task_2", "task_1", "task_0"]
@@ -186,19 +187,19 @@ async def test_every_filter_applies_to_pages_and_files(api: Api, form: str) -> N
 async def test_invalid_queries_are_refused_before_the_file_starts(
     api: Api, query: str, code: str, param: str
 ) -> None:
-    error = await api.refused(await api.as_session("GET", f"/v2/usage/logs?{query}"), 400, code)
+    error = refused(await api.as_session("GET", f"/v2/usage/logs?{query}"), 400, code)
     assert error["param"] == param
 
 
 async def test_a_file_requires_a_live_session(api: Api) -> None:
-    await api.refused(await api.call("GET", PATH), 401, "missing_credentials")
+    refused(await api.call("GET", PATH), 401, "missing_credentials")
     headers = {"Authorization": "Bearer hst_" + "B" * 43}
-    await api.refused(await api.call("GET", PATH, headers=headers), 401, "invalid_session")
+    refused(await api.call("GET", PATH, headers=headers), 401, "invalid_session")
 
 
 async def test_a_file_starts_after_a_cursor(api: Api) -> None:
     await add_many(api, 30)
-    page = await (await api.as_session("GET", "/v2/usage/logs?limit=10")).get_json()
+    page = (await api.as_session("GET", "/v2/usage/logs?limit=10")).json()
     rest = await lines(api, f"&cursor={page['next_cursor']}")
     some = await lines(api, f"&cursor={page['next_cursor']}&limit=5")
     assert len(rest) == 20
@@ -210,7 +211,7 @@ async def test_a_file_starts_after_a_cursor(api: Api) -> None:
 async def test_head_does_not_create_the_file(api: Api) -> None:
     response = await api.as_session("HEAD", PATH)
     assert (response.status_code, response.headers["Content-Type"]) == (200, "text/csv; charset=utf-8")
-    assert await response.get_data() == b""
+    assert response.content == b""
 
 
 async def test_reading_stops_after_a_disconnect(api: Api) -> None:
@@ -220,7 +221,7 @@ async def test_reading_stops_after_a_disconnect(api: Api) -> None:
         async with api.serving() as base:
             host, port = base.removeprefix("http://").split(":")
             async with await trio.open_tcp_stream(host, int(port)) as stream:
-                head = f"GET {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.token}\r\n\r\n"
+                head = f"GET {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.session}\r\n\r\n"
                 await stream.send_all(head.encode())
                 assert (await stream.receive_some(1000)).startswith(b"HTTP/1.1 200")
             seen = -1
@@ -251,7 +252,7 @@ async def test_an_incomplete_file_breaks_the_connection(api: Api) -> None:
     with trio.fail_after(60):
         async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
             with pytest.raises(httpx2.RemoteProtocolError):
-                await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})
+                await client.get(PATH, headers={"Authorization": f"Bearer {api.session}"})
             rows.good = 100
-            whole = await client.get(PATH, headers={"Authorization": f"Bearer {api.token}"})
+            whole = await client.get(PATH, headers={"Authorization": f"Bearer {api.session}"})
             assert whole.text.count("\r\n") == 2 * CSV_PAGE_ROWS + 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.clients import refused
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT
@@ -74,7 +75,7 @@ async def plant(api: Api, *, attempts: int = 0, **columns: Any) -> list[str]:
 async def test_events_are_listed_newest_first_with_their_attempts(api: Api) -> None:
     _, newer = await plant(api, attempts=2)
     await api.write(tables.outbox.update().values(attempts=2))
-    shown = (await (await api.as_key("GET", EVENTS)).get_json())["data"]
+    shown = (await api.as_key("GET", EVENTS)).json()["data"]
     assert [event["type"] for event in shown] == ["task.assets_ready", "task.succeeded"]
     assert shown[0] == {
         "event_id": newer,
@@ -97,10 +98,10 @@ async def test_events_are_listed_newest_first_with_their_attempts(api: Api) -> N
 
 async def test_tasks_without_webhook_have_no_events(api: Api) -> None:
     await api.add_task(api.task())
-    assert await (await api.as_key("GET", EVENTS)).get_json() == {"data": []}
+    assert (await api.as_key("GET", EVENTS)).json() == {"data": []}
     await api.write(tables.tasks.update().values(account_id=api.other_account_id))
     for request_id in (TASK, "task_unheard", "task_'"):
-        await api.refused(await api.as_key("GET", f"/v2/task/{request_id}/events"), 404, "task_not_found")
+        refused(await api.as_key("GET", f"/v2/task/{request_id}/events"), 404, "task_not_found")
 
 
 async def test_only_the_owner_can_resend_an_event(api: Api) -> None:
@@ -108,26 +109,26 @@ async def test_only_the_owner_can_resend_an_event(api: Api) -> None:
     events: Any = api.deps.events
     answer = await api.as_key("POST", f"{EVENTS}/{event_id}/resend")
     assert answer.status_code == 200
-    assert (await answer.get_json())["event_id"] == event_id
+    assert (answer.json())["event_id"] == event_id
     assert events.sent_again == [(api.account_id, event_id)]
     for unknown in ("evt_unheard", "EVT", "evt_'"):
-        await api.refused(await api.as_key("POST", f"{EVENTS}/{unknown}/resend"), 404, "event_not_found")
+        refused(await api.as_key("POST", f"{EVENTS}/{unknown}/resend"), 404, "event_not_found")
     other_task = f"/v2/task/task_unheard/events/{event_id}/resend"
-    await api.refused(await api.as_key("POST", other_task), 404, "task_not_found")
+    refused(await api.as_key("POST", other_task), 404, "task_not_found")
     reader = await api.add_key(api.account_id, "key_reader", scopes=("tasks:read",))
     heads = {"Authorization": f"Bearer {reader.secret}"}
     assert (await api.call("GET", EVENTS, headers=heads)).status_code == 200
-    refused = await api.call("POST", f"{EVENTS}/{event_id}/resend", headers=heads)
-    await api.refused(refused, 403, "insufficient_scope")
-    await api.refused(await api.as_session("GET", EVENTS), 401, "wrong_credential_type")
+    answer = await api.call("POST", f"{EVENTS}/{event_id}/resend", headers=heads)
+    refused(answer, 403, "insufficient_scope")
+    refused(await api.as_session("GET", EVENTS), 401, "wrong_credential_type")
     assert len(events.sent_again) == 1
 
 
 async def test_the_webhook_secret_belongs_to_the_account_and_rotates(api: Api) -> None:
-    first = await (await api.as_session("GET", SECRET)).get_json()
+    first = (await api.as_session("GET", SECRET)).json()
     assert first["secret"].startswith("whsec_")
     assert (first["rotated_at"], first["previous_valid_until"]) == (None, None)
-    second = await (await api.as_session("POST", f"{SECRET}/rotate")).get_json()
+    second = (await api.as_session("POST", f"{SECRET}/rotate")).json()
     assert second["secret"] != first["secret"]
     assert (second["rotated_at"], second["previous_valid_until"]) == (
         "2026-11-20T12:00:00.000Z",
@@ -135,12 +136,12 @@ async def test_the_webhook_secret_belongs_to_the_account_and_rotates(api: Api) -
     )
     values = {"account_id": api.account_id, "generation": 1, "rotated_at": api.now - timedelta(days=2)}
     await api.write(tables.webhook_secrets.insert().values(**values))
-    now = await (await api.as_session("GET", SECRET)).get_json()
+    now = (await api.as_session("GET", SECRET)).json()
     assert (now["secret"], now["previous_valid_until"]) == (second["secret"], None)
     await api.as_session("POST", f"{SECRET}/rotate")
     events: Any = api.deps.events
     assert events.rotated == [(api.account_id, 1), (api.account_id, 2)]
-    await api.refused(await api.as_key("GET", SECRET), 401, "wrong_credential_type")
+    refused(await api.as_key("GET", SECRET), 401, "wrong_credential_type")
 
 
 async def accept(key: str, command: Any) -> TaskAccepted:
@@ -184,7 +185,7 @@ async def test_the_event_kinds_are_fixed_on_create(
 async def test_invalid_webhook_settings_are_refused_on_create(api: Api, extra: dict[str, Any], param: str) -> None:
     api.configure(webhook_local_allowed=False)
     answer = await api.as_key("POST", CREATE, json={**POSTER, **extra})
-    error = await api.refused(answer, 400, "invalid_parameter")
+    error = refused(answer, 400, "invalid_parameter")
     assert error["param"] == param
 
 
@@ -207,7 +208,7 @@ async def test_the_event_body_is_the_task_without_its_progress(api: Api) -> None
     event = DueEvent(api.account_id, "evt_1", TASK, "task.succeeded", URL, api.now, 1, api.now, 1, snapshot, ())
     payload = event_payload(api.deps.urls, event.event_id, event.kind, event.created_at, event.task, now=api.now)
     shown = msgspec.json.decode(payload)
-    read = await (await api.as_key("GET", f"/v2/task/{TASK}")).get_json()
+    read = (await api.as_key("GET", f"/v2/task/{TASK}")).json()
     del read["provider_progress"]
     assert shown == {
         "id": "evt_1", "type": "task.succeeded", "timestamp": "2026-11-20T12:00:00.000Z", "data": read

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import httpx2
 import pytest
 import sqlalchemy
 import trio
 import trio.testing
-from quart import Response
 
 from holdfast.actors.runtime.faults import Overloaded
 from holdfast.http.kit.credentials import mint_api_key
@@ -117,7 +117,7 @@ async def test_lookups_of_one_caller_do_not_fill_every_group(stage: Stage, held_
     rows = held_rows
     statuses: list[int] = []
 
-    async def call(as_caller: Callable[[str, str], Awaitable[Response]], path: str) -> None:
+    async def call(as_caller: Callable[[str, str], Awaitable[httpx2.Response]], path: str) -> None:
         statuses.append((await as_caller("GET", path)).status_code)
 
     stage.know_key()

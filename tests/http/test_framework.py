@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from tests.clients import refused
 
 from holdfast.actors.runtime.faults import Deadlock, OutcomeUnknown, Overloaded, Unavailable
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -27,7 +28,7 @@ async def test_every_response_has_a_new_request_id(stage: Stage) -> None:
 
 async def test_unknown_paths_are_404_and_named(stage: Stage) -> None:
     for path in ("/", "/v2", "/v2/", "/v2/quote/", "/v2//models", "/v1/models/", "/%00", "/v2/task/a/b/c"):
-        error = await stage.refused(await stage.call("GET", path), 404, "route_not_found")
+        error = refused(await stage.call("GET", path), 404, "route_not_found")
         assert error["type"] == "not_found_error"
 
 
@@ -46,7 +47,7 @@ async def test_unknown_paths_are_404_and_named(stage: Stage) -> None:
 )
 async def test_a_wrong_method_gets_the_allowed_ones(stage: Stage, method: str, path: str, allow: str) -> None:
     response = await stage.call(method, path)
-    await stage.refused(response, 405, "method_not_allowed")
+    refused(response, 405, "method_not_allowed")
     assert response.headers["Allow"] == allow
 
 
@@ -54,7 +55,7 @@ async def test_options_returns_the_methods_without_a_body(stage: Stage) -> None:
     response = await stage.call("OPTIONS", "/v2/control/api-keys")
     assert response.status_code == 204
     assert {each.strip() for each in response.headers["Allow"].split(",")} == {"GET", "HEAD", "OPTIONS", "POST"}
-    assert await response.get_data() == b""
+    assert response.content == b""
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ async def test_expected_faults_are_503_with_retry_after(
 ) -> None:
     stage.sign_ins.answer = fault
     response = await stage.call("POST", OTP, json={"email": "ada@example.com"})
-    await stage.refused(response, 503, code)
+    refused(response, 503, code)
     assert response.headers["Retry-After"] == retry_after
 
 
@@ -88,7 +89,7 @@ async def test_expected_faults_are_503_with_retry_after(
 async def test_unexpected_faults_are_500_without_detail(stage: Stage, fault: Exception) -> None:
     stage.sign_ins.answer = fault
     response = await stage.call("POST", OTP, json={"email": "ada@example.com"})
-    error = await stage.refused(response, 500, "internal_error")
+    error = refused(response, 500, "internal_error")
     assert "hunter2" not in str(error)
     assert "Retry-After" not in response.headers
 
@@ -97,14 +98,14 @@ async def test_a_code_without_a_row_is_a_500(stage: Stage) -> None:
     from holdfast.ledger.refusals import Refusal
 
     stage.sign_ins.answer = Refusal(code="unknown_code", message="?")
-    await stage.refused(await stage.call("POST", OTP, json={"email": "ada@example.com"}), 500, "internal_error")
+    refused(await stage.call("POST", OTP, json={"email": "ada@example.com"}), 500, "internal_error")
 
 
 async def test_a_body_above_the_limit_is_413_with_or_without_a_length(stage: Stage) -> None:
     stage.configure(body_bytes_max=1000)
     big = b'{"email": "' + b"a" * 2000 + b'"}'
     headers = {"Content-Type": "application/json"}
-    await stage.refused(await stage.call("POST", OTP, data=big, headers=headers), 413, "request_too_large")
+    refused(await stage.call("POST", OTP, content=big, headers=headers), 413, "request_too_large")
     chunks = b"".join(b"64\r\n" + b"a" * 100 + b"\r\n" for _ in range(20)) + b"0\r\n\r\n"
     answer = await _chunked(stage, chunks)
     assert answer.startswith(b"HTTP/1.1 413 ")
@@ -257,7 +258,7 @@ async def test_unusual_targets_never_cause_a_500(stage: Stage, target: bytes) ->
 
 
 async def test_head_has_the_length_of_the_omitted_body(stage: Stage) -> None:
-    whole = await (await stage.call("GET", "/v2/models")).get_data()
+    whole = (await stage.call("GET", "/v2/models")).content
     with trio.fail_after(60):
         async with stage.serving() as base:
             answer = await _exchange(base, _request(b"HEAD", b"/v2/models", b"localhost"))

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
+from tests.clients import refused
 
 from holdfast.persistence.audit.progress import store
 from holdfast.persistence.audit.rules import BrokenRule
@@ -19,7 +20,7 @@ async def ledger_health(api: Api) -> dict[str, Any]:
     heads = {"Authorization": f"Bearer {api.deps.settings.operator_token}"}
     response = await api.call("GET", "/ops/api/ledger", headers=heads)
     assert response.status_code == 200
-    body = await response.get_json()
+    body = response.json()
     assert isinstance(body, dict)
     return body
 
@@ -67,4 +68,4 @@ async def test_progress_and_differences_are_shown(api: Api) -> None:
 
 async def test_only_operators_see_the_ledgers_health(api: Api) -> None:
     response = await api.call("GET", "/ops/api/ledger")
-    await api.refused(response, 401, "missing_credentials")
+    refused(response, 401, "missing_credentials")

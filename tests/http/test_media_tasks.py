@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.clients import refused
 
 from holdfast.actors.account.messages import CreateTask, RefuseTask, TaskAccepted
 from holdfast.actors.runtime.messages import Replayed
@@ -37,7 +38,7 @@ async def accept(key: str, command: object) -> TaskAccepted:
 
 
 async def quote(stage: Stage, body: dict[str, Any] = POSTER, **kwargs: Any) -> dict[str, Any]:
-    answer = await (await stage.call("POST", "/v2/quote", json=body, **kwargs)).get_json()
+    answer = (await stage.call("POST", "/v2/quote", json=body, **kwargs)).json()
     assert isinstance(answer, dict)
     return answer
 
@@ -73,7 +74,7 @@ async def test_results_not_hosted_here_have_their_final_urls(api: Api) -> None:
         state = msgspec.structs.replace(task.state, hosting=hosting, output=(item,))
         written = msgspec.structs.replace(task, request_id=f"task_{status}", status=status, state=state)
         await api.add_task(written)
-        answer = await (await api.as_key("GET", f"/v2/task/task_{status}")).get_json()
+        answer = (await api.as_key("GET", f"/v2/task/task_{status}")).json()
         assert answer["hosting"]["final_url_ready"] is is_ready
 
 
@@ -81,7 +82,7 @@ async def test_a_valid_credential_binds_the_quote(api: Api) -> None:
     async def account_of(token: str) -> object:
         return (await quote(api, headers={"Authorization": f"Bearer {token}"}))["account_id"]
 
-    assert await account_of(api.token) == await account_of(api.key.secret) == api.account_id
+    assert await account_of(api.session) == await account_of(api.key) == api.account_id
     assert await account_of("hst_" + "B" * 43) is None
     assert await account_of("nonsense") is None
 
@@ -98,7 +99,7 @@ async def test_a_valid_credential_binds_the_quote(api: Api) -> None:
 async def test_inputs_that_cannot_be_priced_are_refused(
     stage: Stage, body: dict[str, Any], status: int, code: str, param: str | None
 ) -> None:
-    error = await stage.refused(await stage.call("POST", "/v2/quote", json=body), status, code)
+    error = refused(await stage.call("POST", "/v2/quote", json=body), status, code)
     assert param is None or error["param"] == param
 
 
@@ -106,7 +107,7 @@ async def test_creating_with_a_cached_key_reads_no_row(stage: Stage) -> None:
     stage.know_key()
     stage.accounts.answer = accept
     response = await stage.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "k"})
-    assert await response.get_json() == {
+    assert response.json() == {
         "request_id": "task_1",
         "quote_id": "quo_1",
         "status": "queued",
@@ -142,14 +143,14 @@ async def test_create_requires_a_live_key_that_may_write(api: Api) -> None:
     async def call(secret: str) -> Any:
         return await api.call("POST", CREATE, json=POSTER, headers={"Authorization": f"Bearer {secret}"})
 
-    await api.refused(await api.call("POST", CREATE, json=POSTER), 401, "missing_credentials")
-    await api.refused(await call(api.token), 401, "wrong_credential_type")
-    await api.refused(await call(api.key.secret[:-1] + "_"), 401, "invalid_api_key")
-    await api.refused(await call(gone.secret), 401, "invalid_api_key")
-    await api.refused(await call(reader.secret), 403, "insufficient_scope")
+    refused(await api.call("POST", CREATE, json=POSTER), 401, "missing_credentials")
+    refused(await call(api.session), 401, "wrong_credential_type")
+    refused(await call(api.key[:-1] + "_"), 401, "invalid_api_key")
+    refused(await call(gone.secret), 401, "invalid_api_key")
+    refused(await call(reader.secret), 403, "insufficient_scope")
     for code, status in (("invalid_api_key", 401), ("insufficient_scope", 403)):
         api.accounts.answer = Refusal(code=code, message="The actor knows better.")
-        await api.refused(await call(api.key.secret), status, code)
+        refused(await call(api.key), status, code)
 
 
 async def test_the_use_of_a_key_is_recorded_once_a_minute(api: Api) -> None:
@@ -164,7 +165,7 @@ async def test_insufficient_credit_is_402_with_both_amounts(stage: Stage) -> Non
     stage.accounts.answer = Refusal(
         code="insufficient_credit", message="Too little.", required_micro=12_000, available_micro=0
     )
-    error = await stage.refused(await stage.as_key("POST", CREATE, json=POSTER), 402, "insufficient_credit")
+    error = refused(await stage.as_key("POST", CREATE, json=POSTER), 402, "insufficient_credit")
     assert (error["required"], error["available"]) == ("0.012", "0.00")
 
 
@@ -183,13 +184,13 @@ async def test_a_quoted_task_has_its_quotes_price(stage: Stage) -> None:
 async def test_mismatching_and_expired_quotes_are_refused(api: Api) -> None:
     quoted = (await quote(api))["quote_id"]
     other = {"model": "studio/image-1", "input": {"prompt": "another"}, "quote_id": quoted}
-    await api.refused(await api.as_key("POST", CREATE, json=other), 400, "quote_mismatch")
+    refused(await api.as_key("POST", CREATE, json=other), 400, "quote_mismatch")
     forged = {**POSTER, "quote_id": quoted[:-2]}
-    await api.refused(await api.as_key("POST", CREATE, json=forged), 400, "quote_mismatch")
+    refused(await api.as_key("POST", CREATE, json=forged), 400, "quote_mismatch")
     later = api.now + timedelta(minutes=15)
     api.change(now=lambda: later)
     response = await api.as_key("POST", CREATE, json={**POSTER, "quote_id": quoted})
-    await api.refused(response, 409, "quote_expired")
+    refused(response, 409, "quote_expired")
     assert response.headers["X-Should-Retry"] == "false"
     assert api.accounts.asked == []
 
@@ -205,27 +206,27 @@ async def test_a_replay_is_returned_after_the_model_was_removed(api: Api) -> Non
     assert (response.status_code, response.headers.get("Idempotent-Replayed")) == (200, "true")
     changed = {**body, "metadata": {"a": "b"}}
     response = await api.as_key("POST", CREATE, json=changed, headers={"Idempotency-Key": "k"})
-    await api.refused(response, 422, "idempotency_key_reused")
+    refused(response, 422, "idempotency_key_reused")
     await api.write(tables.api_keys.update().values(revoked_at=api.now))
     response = await api.as_key("POST", CREATE, json=body, headers={"Idempotency-Key": "k"})
-    await api.refused(response, 401, "invalid_api_key")
+    refused(response, 401, "invalid_api_key")
 
 
 @pytest.mark.parametrize(
     "sent",
-    [{"json": {}}, {"data": b"x"}, {"json": {"model": "m", "input": {}}, "headers": {"Idempotency-Key": ""}}],
+    [{"json": {}}, {"content": b"x"}, {"json": {"model": "m", "input": {}}, "headers": {"Idempotency-Key": ""}}],
 )
 async def test_a_revoked_cached_key_with_an_invalid_body_is_401(api: Api, sent: dict[str, Any]) -> None:
     api.accounts.answer = accepted()
     assert (await api.as_key("POST", CREATE, json=POSTER)).status_code == 200
     assert (await api.as_key("POST", CREATE, **sent)).status_code in {400, 415}
     await api.write(tables.api_keys.update().values(revoked_at=api.now))
-    await api.refused(await api.as_key("POST", CREATE, **sent), 401, "invalid_api_key")
+    refused(await api.as_key("POST", CREATE, **sent), 401, "invalid_api_key")
 
 
 async def test_a_language_model_does_not_run_as_a_task(api: Api) -> None:
     body = {"model": "gateway/chat-1", "input": {}}
-    await api.refused(await api.as_key("POST", CREATE, json=body), 400, "model_not_async")
+    refused(await api.as_key("POST", CREATE, json=body), 400, "model_not_async")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ async def test_a_language_model_does_not_run_as_a_task(api: Api) -> None:
     ],
 )
 async def test_invalid_metadata_and_webhooks_are_refused(api: Api, extra: dict[str, Any]) -> None:
-    await api.refused(await api.as_key("POST", CREATE, json={**POSTER, **extra}), 400, "invalid_parameter")
+    refused(await api.as_key("POST", CREATE, json={**POSTER, **extra}), 400, "invalid_parameter")
 
 
 async def test_local_webhooks_are_for_development_only(api: Api) -> None:
@@ -259,12 +260,12 @@ async def test_local_webhooks_are_for_development_only(api: Api) -> None:
     assert isinstance(command, CreateTask)
     assert (command.request.webhook_url, command.request.metadata) == (body["webhook_url"], {"a": "b"})
     api.configure(webhook_local_allowed=False)
-    await api.refused(await api.as_key("POST", CREATE, json=body), 400, "invalid_parameter")
+    refused(await api.as_key("POST", CREATE, json=body), 400, "invalid_parameter")
 
 
 async def test_a_task_has_every_field(api: Api) -> None:
     await api.add_task(api.task())
-    answer = await (await api.as_key("GET", "/v2/task/task_" + "1" * 32)).get_json()
+    answer = (await api.as_key("GET", "/v2/task/task_" + "1" * 32)).json()
     assert answer == {
         "request_id": "task_" + "1" * 32,
         "quote_id": "quo_" + "1" * 32,
@@ -306,7 +307,7 @@ async def test_links_to_results_are_valid_for_an_hour(api: Api) -> None:
     review = Review(case_id="rev_1", reason="manual", decision="capture_approved", deadline_at=api.now)
     state = msgspec.structs.replace(task.state, output=items, review=review, completed_at=api.now)
     await api.add_task(msgspec.structs.replace(task, state=state))
-    answer = await (await api.as_key("GET", f"/v2/task/{task.request_id}")).get_json()
+    answer = (await api.as_key("GET", f"/v2/task/{task.request_id}")).json()
     first, second, third = answer["output"]
     assert first["url"].startswith("https://holdfast.example/v2/assets/asset_a?exp=")
     assert (first["index"], first["width"], first["expires_at"]) == (0, 2, "2026-11-20T13:00:00.000Z")
@@ -324,7 +325,7 @@ async def test_results_have_no_links_before_success(api: Api, status: str) -> No
     )  # fmt: skip
     task = api.task(status=status)
     await api.add_task(msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, output=(stored,))))
-    (shown,) = (await (await api.as_key("GET", f"/v2/task/{task.request_id}")).get_json())["output"]
+    (shown,) = (await api.as_key("GET", f"/v2/task/{task.request_id}")).json()["output"]
     assert (shown["url"], shown["sha256"]) == (None, "0" * 64)
 
 
@@ -342,7 +343,7 @@ async def test_expired_results_have_all_fields_but_links(api: Api) -> None:
         state = msgspec.structs.replace(task.state, output=items, hosting=hosting)
         request_id = f"task_{len(shown)}"
         await api.add_task(msgspec.structs.replace(task, request_id=request_id, state=state))
-        answer = await (await api.as_key("GET", f"/v2/task/{request_id}")).get_json()
+        answer = (await api.as_key("GET", f"/v2/task/{request_id}")).json()
         links = [item["url"] is not None for item in answer["output"]]
         shown[request_id] = (answer["hosting"]["status"], answer["hosting"]["final_url_ready"], links)
     assert list(shown.values()) == [
@@ -366,23 +367,23 @@ async def test_another_accounts_task_is_404(api: Api) -> None:
     await api.add_task(api.task("task_other", account_id=api.other_account_id, status="failed", wake_at=None))
     for method, end in (("GET", ""), ("POST", "/retry"), ("POST", "/cancel")):
         response = await api.as_key(method, f"/v2/task/task_other{end}")
-        await api.refused(response, 404, "task_not_found")
+        refused(response, 404, "task_not_found")
     assert api.accounts.asked == api.tasks.asked == []
 
 
 async def test_a_key_with_read_scope_may_only_read(api: Api) -> None:
-    api.key = await api.add_key(api.account_id, "key_reader", scopes=("tasks:read",))
+    api.key = (await api.add_key(api.account_id, "key_reader", scopes=("tasks:read",))).secret
     await api.add_task(api.task("task_a"))
     assert (await api.as_key("GET", "/v2/task/task_a")).status_code == 200
     assert (await api.as_key("GET", "/v2/task/list")).status_code == 200
     for end in ("retry", "cancel"):
-        await api.refused(await api.as_key("POST", f"/v2/task/task_a/{end}"), 403, "insufficient_scope")
+        refused(await api.as_key("POST", f"/v2/task/task_a/{end}"), 403, "insufficient_scope")
 
 
 async def test_a_retry_creates_a_new_task_with_the_same_input(api: Api) -> None:
     api.accounts.answer = accept
     await api.add_task(api.task("task_a", status="failed", wake_at=None))
-    answer = await (await api.as_key("POST", "/v2/task/task_a/retry", headers={"Idempotency-Key": "k"})).get_json()
+    answer = (await api.as_key("POST", "/v2/task/task_a/retry", headers={"Idempotency-Key": "k"})).json()
     assert answer["retry_of"] == "task_a"
     command = api.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
@@ -396,7 +397,7 @@ async def test_a_retry_creates_a_new_task_with_the_same_input(api: Api) -> None:
 async def test_a_running_task_cannot_be_retried(api: Api, status: str) -> None:
     await api.add_task(api.task("task_a", status=status))
     response = await api.as_key("POST", "/v2/task/task_a/retry")
-    await api.refused(response, 409, "task_not_terminal")
+    refused(response, 409, "task_not_terminal")
     assert response.headers["X-Should-Retry"] == "false"
     assert api.accounts.asked == []
 
@@ -410,14 +411,14 @@ async def test_a_conflict_under_a_key_is_stored_by_the_account(api: Api) -> None
 
     api.accounts.answer = store
     response = await api.as_key("POST", "/v2/task/task_a/retry", headers={"Idempotency-Key": "k"})
-    await api.refused(response, 409, "task_not_terminal")
+    refused(response, 409, "task_not_terminal")
     command = api.accounts.asked[0][1]
     assert isinstance(command, RefuseTask)
     assert (command.api_key_id, command.scope) == (api.key_id, "tasks:write")
     assert command.idempotency.fingerprint == fingerprint("/v2/task/task_a/retry", {})
     api.accounts.answer = Replayed(command.refusal)
     response = await api.as_key("POST", "/v2/task/task_a/retry", headers={"Idempotency-Key": "k"})
-    await api.refused(response, 409, "task_not_terminal")
+    refused(response, 409, "task_not_terminal")
     assert (response.headers["Idempotent-Replayed"], response.headers["X-Should-Retry"]) == ("true", "false")
 
 
@@ -428,18 +429,18 @@ async def test_routes_without_a_body_ignore_a_json_object(api: Api) -> None:
     assert (await api.as_key("POST", path)).status_code == 200
     assert (await api.as_key("POST", path, json={})).status_code == 200
     assert (await api.as_key("POST", path, json={"x": 1})).status_code == 200
-    await api.refused(await api.as_key("POST", path, json=[1]), 400, "invalid_json")
-    await api.refused(await api.as_key("POST", path, data="{}"), 415, "unsupported_media_type")
+    refused(await api.as_key("POST", path, json=[1]), 400, "invalid_json")
+    refused(await api.as_key("POST", path, content="{}"), 415, "unsupported_media_type")
     assert api.tasks.asked == [("task_a", CancelTask())] * 3
 
 
 async def test_cancel_returns_the_task_as_stored_afterwards(api: Api) -> None:
     await api.add_task(api.task("task_a"))
     api.tasks.answer = TaskReply(api.task("task_a", status="canceled"))
-    assert (await (await api.as_key("POST", "/v2/task/task_a/cancel")).get_json())["status"] == "canceled"
+    assert (await api.as_key("POST", "/v2/task/task_a/cancel")).json()["status"] == "canceled"
     api.tasks.answer = Refusal(code="task_already_terminal", message="It has succeeded.", final=True)
     response = await api.as_key("POST", "/v2/task/task_a/cancel")
-    await api.refused(response, 409, "task_already_terminal")
+    refused(response, 409, "task_already_terminal")
 
 
 async def test_a_replayed_task_is_marked(stage: Stage) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from tests.clients import refused
 
 from holdfast.http import endpoints
 from holdfast.http.app import HoldfastApp
@@ -40,10 +41,10 @@ async def test_the_example_is_served_over_http(api: Api, routes: tuple[Route, ..
     api.app = HoldfastApp(api.deps, routes)
     with trio.fail_after(60):
         async with api.serving() as base:
-            request = urllib.request.Request(base + PATH, headers={"Authorization": f"Bearer {api.token}"})
+            request = urllib.request.Request(base + PATH, headers={"Authorization": f"Bearer {api.session}"})
             with await trio.to_thread.run_sync(urllib.request.urlopen, request) as response:
                 assert json.load(response) == {"balance": "10.00"}
-    await api.refused(await api.call("GET", PATH), 401, "missing_credentials")
+    refused(await api.call("GET", PATH), 401, "missing_credentials")
 
 
 def test_the_example_is_in_the_openapi_document(routes: tuple[Route, ...]) -> None:

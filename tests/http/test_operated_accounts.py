@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.clients import refused
 
 from holdfast.actors.account.messages import AdjustCredit, CreditChanged, SetAccess
 from holdfast.actors.runtime.messages import Replayed
@@ -17,7 +18,7 @@ from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import AccountAccessRow
 
 if TYPE_CHECKING:
-    from quart import Response
+    import httpx2
     from tests.http.api import Api
 
 WHY = {"reason": "ticket 7"}
@@ -28,7 +29,7 @@ def operator(api: Api, key: str | None = None) -> dict[str, str]:
     return heads if key is None else heads | {"Idempotency-Key": key}
 
 
-async def adjust(api: Api, body: dict[str, Any], *, key: str | None = "k", account_id: str = "") -> Response:
+async def adjust(api: Api, body: dict[str, Any], *, key: str | None = "k", account_id: str = "") -> httpx2.Response:
     path = f"/ops/api/accounts/{account_id or api.account_id}/adjustments"
     return await api.call("POST", path, json=body, headers=operator(api, key))
 
@@ -39,10 +40,10 @@ async def test_an_account_is_found_by_its_id_and_its_address(api: Api) -> None:
     await api.write(tables.holds.insert().values(hold_id="hold_2", amount_micro=1, settled_number=2, **hold))
     await api.add_session(api.account_id, "ses_old", "hst_" + "B" * 43, expires_at=api.now)
     by_id = await api.call("GET", f"/ops/api/accounts/{api.account_id}", headers=operator(api))
-    found = await by_id.get_json()
+    found = by_id.json()
     [key] = found.pop("api_keys")
-    assert (key["api_key_id"], key["api_key_prefix"]) == (api.key_id, api.key.prefix)
-    assert api.key.secret not in await by_id.get_data(as_text=True)
+    assert (key["api_key_id"], key["api_key_prefix"]) == (api.key_id, api.minted.prefix)
+    assert api.key not in by_id.text
     email = f"{api.account_id}@example.com"
     assert found == {
         "account_id": api.account_id,
@@ -59,7 +60,7 @@ async def test_an_account_is_found_by_its_id_and_its_address(api: Api) -> None:
         "sessions_live": 1,
     }
     by_email = await api.call("GET", f"/ops/api/accounts?email={email.upper()}", headers=operator(api))
-    assert await by_email.get_json() == await by_id.get_json()
+    assert by_email.json() == by_id.json()
     for path, status, code in (
         ("/ops/api/accounts/acct_9", 404, "account_not_found"),
         ("/ops/api/accounts/x'y", 404, "account_not_found"),
@@ -67,7 +68,7 @@ async def test_an_account_is_found_by_its_id_and_its_address(api: Api) -> None:
         ("/ops/api/accounts?email=eve", 400, "invalid_email"),
         ("/ops/api/accounts", 400, "missing_parameter"),
     ):
-        await api.refused(await api.call("GET", path, headers=operator(api)), status, code)
+        refused(await api.call("GET", path, headers=operator(api)), status, code)
 
 
 async def test_an_adjustment_is_asked_of_the_account_with_its_action(api: Api) -> None:
@@ -77,7 +78,7 @@ async def test_an_adjustment_is_asked_of_the_account_with_its_action(api: Api) -
         api.accounts.answer = reply
         response = await adjust(api, {"amount": amount, **WHY, "note": "a present"})
         assert response.status_code == 200
-        assert (await response.get_json())["account"]["balance"] == "7.50"
+        assert (response.json())["account"]["balance"] == "7.50"
         account_id, command = api.accounts.asked[-1]
         assert isinstance(command, AdjustCredit)
         assert (account_id, command.amount_micro, command.note) == (api.account_id, amount_micro, "a present")
@@ -87,7 +88,7 @@ async def test_an_adjustment_is_asked_of_the_account_with_its_action(api: Api) -
     response = await adjust(api, {"amount": "-1.00", **WHY})
     assert response.headers["Idempotent-Replayed"] == "true"
     listed = await api.call("GET", "/ops/api/actions?action=adjust_credit", headers=operator(api))
-    actions = (await listed.get_json())["data"]
+    actions = (listed.json())["data"]
     assert [(each["result"], each["account_id"]) for each in actions] == [("done", api.account_id)] * 4
     assert actions[-1]["action_id"] == api.accounts.asked[0][1].action_id  # type: ignore[attr-defined]
 
@@ -107,31 +108,31 @@ async def test_an_adjustment_is_asked_of_the_account_with_its_action(api: Api) -
     ],
 )
 async def test_an_invalid_adjustment_asks_no_actor(api: Api, body: dict[str, Any], code: str) -> None:
-    await api.refused(await adjust(api, body), 400, code)
+    refused(await adjust(api, body), 400, code)
     assert api.accounts.asked == []
 
 
 async def test_an_adjustment_needs_a_key_and_an_account(api: Api) -> None:
     body = {"amount": "1.00", **WHY}
-    await api.refused(await adjust(api, body, key=None), 400, "missing_parameter")
-    await api.refused(await adjust(api, body, account_id="acct_9"), 404, "account_not_found")
+    refused(await adjust(api, body, key=None), 400, "missing_parameter")
+    refused(await adjust(api, body, account_id="acct_9"), 404, "account_not_found")
     assert api.accounts.asked == []
-    refused = Refusal(code="insufficient_credit", message="No.", required_micro=2, available_micro=1)
-    api.accounts.answer = refused
-    await api.refused(await adjust(api, body), 402, "insufficient_credit")
+    refusal = Refusal(code="insufficient_credit", message="No.", required_micro=2, available_micro=1)
+    api.accounts.answer = refusal
+    refused(await adjust(api, body), 402, "insufficient_credit")
 
 
 async def test_an_account_is_disabled_and_enabled(api: Api) -> None:
     for word, at in (("disable", api.now), ("enable", None)):
         path = f"/ops/api/accounts/{api.account_id}/{word}"
-        await api.refused(await api.call("POST", path, json={}, headers=operator(api)), 400, "missing_parameter")
+        refused(await api.call("POST", path, json={}, headers=operator(api)), 400, "missing_parameter")
         api.accounts.answer = AccountAccessRow(api.account_id, at)
         response = await api.call("POST", path, json=WHY, headers=operator(api))
         disabled_at = "2026-11-20T12:00:00.000Z" if at else None
-        assert await response.get_json() == {"account_id": api.account_id, "disabled_at": disabled_at}
+        assert response.json() == {"account_id": api.account_id, "disabled_at": disabled_at}
         assert api.accounts.asked[-1] == (api.account_id, SetAccess(is_disabled=at is not None))
         unknown = await api.call("POST", f"/ops/api/accounts/acct_9/{word}", json=WHY, headers=operator(api))
-        await api.refused(unknown, 404, "account_not_found")
+        refused(unknown, 404, "account_not_found")
 
 
 async def test_the_credentials_of_a_disabled_account_are_refused(api: Api) -> None:
@@ -149,19 +150,19 @@ async def test_the_credentials_of_a_disabled_account_are_refused(api: Api) -> No
         ("POST", "/ops/api/reviews/rev_1/approve"),
     ):
         body = {"json": {"amount": "1.00"}} if method == "POST" else {}
-        await api.refused(await api.as_session(method, path, **body), 403, "account_disabled")
+        refused(await api.as_session(method, path, **body), 403, "account_disabled")
     for method, path in (
         ("GET", "/v2/task/list"),
         ("GET", "/v2/task/task_1"),
         ("POST", "/v2/task/task_1/cancel"),
         ("POST", "/v2/task/task_1/retry"),
     ):
-        await api.refused(await api.as_key(method, path), 403, "account_disabled")
+        refused(await api.as_key(method, path), 403, "account_disabled")
     # The cache knows the key, so that its account decides.
     api.accounts.answer = Refusal(code="account_disabled", message="The account is disabled.")
     task = {"model": "studio/image-1", "input": {"prompt": "a lighthouse"}}
-    await api.refused(await api.as_key("POST", "/v2/task/create", json=task), 403, "account_disabled")
-    await api.refused(await api.as_key("POST", "/v2/task/create", json={}), 403, "account_disabled")
+    refused(await api.as_key("POST", "/v2/task/create", json=task), 403, "account_disabled")
+    refused(await api.as_key("POST", "/v2/task/create", json={}), 403, "account_disabled")
     assert len(api.accounts.asked) == 1
 
 
@@ -172,4 +173,4 @@ async def test_a_disabled_operators_browser_session_is_refused(api: Api) -> None
     heads = {"Cookie": f"{cookie_name(api.deps.settings)}={cookie}"}
     assert (await api.call("GET", "/ops/api/session", headers=heads)).status_code == 200
     await api.write(tables.accounts.update().values(disabled_at=api.now - timedelta(days=1)))
-    await api.refused(await api.call("GET", "/ops/api/session", headers=heads), 403, "account_disabled")
+    refused(await api.call("GET", "/ops/api/session", headers=heads), 403, "account_disabled")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from tests.clients import refused
+
 from holdfast.persistence.records import tables
 
 from .test_event_calls import plant
@@ -44,11 +46,10 @@ async def test_orders_that_need_attention_are_listed_oldest_first(api: Api) -> N
     assert await listed(api, "?trouble=held") == ["ord_1"]
     first = await get(api, f"{ORDERS}?limit=2")
     assert await listed(api, f"?limit=2&cursor={first['next_cursor']}") == ["ord_5"]
-    refused = await api.call("GET", f"{ORDERS}?trouble=much", headers=heads(api))
-    await api.refused(refused, 400, "invalid_parameter")
+    refused(await api.call("GET", f"{ORDERS}?trouble=much", headers=heads(api)), 400, "invalid_parameter")
     one = await get(api, f"{ORDERS}/ord_4")
     assert (one["account_id"], one["order"]["reconcile_status"]) == (api.account_id, "unreconciled")
-    await api.refused(await api.call("GET", f"{ORDERS}/ord_9", headers=heads(api)), 404, "payment_order_not_found")
+    refused(await api.call("GET", f"{ORDERS}/ord_9", headers=heads(api)), 404, "payment_order_not_found")
 
 
 async def test_unfinished_tasks_of_all_accounts_are_listed(api: Api) -> None:
@@ -65,8 +66,7 @@ async def test_unfinished_tasks_of_all_accounts_are_listed(api: Api) -> None:
     ]  # fmt: skip
     at_other = await get(api, "/ops/api/tasks?provider=other&status=queued")
     assert [each["task"]["request_id"] for each in at_other["data"]] == ["task_2"]
-    refused = await api.call("GET", "/ops/api/tasks?status=failed", headers=heads(api))
-    await api.refused(refused, 400, "invalid_parameter")
+    refused(await api.call("GET", "/ops/api/tasks?status=failed", headers=heads(api)), 400, "invalid_parameter")
 
 
 async def test_failed_tasks_of_all_accounts_are_listed_newest_first(api: Api) -> None:
@@ -101,7 +101,7 @@ async def test_events_whose_delivery_fails_are_listed_and_retried(api: Api) -> N
     events: Any = api.deps.events
     assert events.sent_again == [(api.account_id, older)]
     unknown = await api.call("POST", f"{WEBHOOKS}/{api.account_id}/evt_9/retry", headers=heads(api), json={})
-    await api.refused(unknown, 404, "event_not_found")
+    refused(unknown, 404, "event_not_found")
 
 
 async def test_failed_events_are_counted_by_host_and_retried_together(api: Api) -> None:
@@ -118,18 +118,18 @@ async def test_failed_events_are_counted_by_host_and_retried_together(api: Api) 
     assert {(each["accounts"], each["events"]) for each in summary["hosts"]} == {(1, 1)}
     events: Any = api.deps.events
     of_host = await post(api, f"{WEBHOOKS}/hosts/gone.example/retry", {"reason": "their server is back"})
-    assert (await of_host.get_json(), events.sent_again) == (
+    assert (of_host.json(), events.sent_again) == (
         {"retried": 1, "has_more": False},
         [(api.account_id, older)],
     )
     of_account = await post(api, f"{WEBHOOKS}/{api.account_id}/retry", {})
-    assert await of_account.get_json() == {"retried": 2, "has_more": False}
+    assert of_account.json() == {"retried": 2, "has_more": False}
     assert events.sent_again[1:] == [(api.account_id, older), (api.account_id, newer)]
     # Those that are due are about to be delivered anyway, so a repeated call goes on with the others.
     await api.write(outbox.update().values(status="pending", due_at=api.now - timedelta(seconds=1)))
     for path in (f"hosts/{host}", api.account_id, api.other_account_id, "hosts/elsewhere.example", "acct_'"):
         none = await api.call("POST", f"{WEBHOOKS}/{path}/retry", headers=heads(api), json={})
-        await api.refused(none, 404, "event_not_found")
+        refused(none, 404, "event_not_found")
 
 
 async def test_new_and_delivered_events_are_not_listed(api: Api) -> None:
@@ -144,4 +144,4 @@ async def test_a_task_of_any_account_is_shown(api: Api) -> None:
     found = await get(api, "/ops/api/tasks/task_1")
     assert (found["account_id"], found["provider"], found["attempts"]) == (api.other_account_id, "studio", 0)
     assert found["task"]["request_id"] == "task_1"
-    await api.refused(await api.call("GET", "/ops/api/tasks/task_2", headers=heads(api)), 404, "task_not_found")
+    refused(await api.call("GET", "/ops/api/tasks/task_2", headers=heads(api)), 404, "task_not_found")

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+import httpx2
 import pytest
 import trio
-from quart import Response
 from sqlalchemy import Connection, select
+from tests.clients import refused
 
 from holdfast.actors.account.messages import SignOut
 from holdfast.actors.runtime.faults import Unavailable
@@ -52,7 +53,7 @@ async def sign_in(stage: Stage) -> tuple[dict[str, str], str]:
     """Begin a session with the token; the cookie as a header, and the CSRF token."""
     token = {"token": stage.deps.settings.operator_token}
     response = await stage.call("POST", "/ops/api/session", json=token, headers=HOST)
-    body = await response.get_json()
+    body = response.json()
     assert response.status_code == 200, body
     cookie = response.headers["Set-Cookie"].partition(";")[0]
     return {"Cookie": cookie}, body["csrf_token"]
@@ -76,7 +77,7 @@ def test_every_route_of_operators_has_a_role_and_every_change_is_recorded() -> N
 )
 async def test_operator_routes_require_an_operator(stage: Stage, route: Any) -> None:
     right = stage.deps.settings.operator_token
-    refused = {
+    refusals = {
         None: "missing_credentials",
         f"Basic {right}": "invalid_credentials",
         "Bearer ": "invalid_credentials",
@@ -84,13 +85,13 @@ async def test_operator_routes_require_an_operator(stage: Stage, route: Any) -> 
         f"Bearer {right}x": "invalid_credentials",
         f"Bearer {right} {right}": "invalid_credentials",
         "Bearer \u00fc": "invalid_credentials",
-        f"Bearer {stage.key.secret}": "wrong_credential_type",
+        f"Bearer {stage.key}": "wrong_credential_type",
     }
-    for sent, code in refused.items():
+    for sent, code in refusals.items():
         headers = {} if sent is None else {"Authorization": sent}
         response = await stage.call(route.method, route.path, headers=headers)
         assert response.headers["WWW-Authenticate"] == "Bearer"
-        await stage.refused(response, 401, code)
+        refused(response, 401, code)
 
 
 async def test_a_session_has_the_role_that_the_settings_give_it(api: Api) -> None:
@@ -103,23 +104,23 @@ async def test_a_session_has_the_role_that_the_settings_give_it(api: Api) -> Non
         api.configure(**settings)
         for (method, path), status in ((READ, read), (ACT, act)):
             code = "review_not_found" if status == 404 else "insufficient_role"
-            await api.refused(await api.as_session(method, path), status, code)
+            refused(await api.as_session(method, path), status, code)
     api.configure(operators=(OPERATOR,))
     await api.add_session(api.account_id, "ses_old", "hst_" + "B" * 43, expires_at=api.now)
     response = await api.call(*READ, headers={"Authorization": "Bearer hst_" + "B" * 43})
-    await api.refused(response, 401, "session_expired")
+    refused(response, 401, "session_expired")
     response = await api.call(*READ, headers={"Authorization": "Bearer hst_" + "C" * 43})
-    await api.refused(response, 401, "invalid_session")
+    refused(response, 401, "invalid_session")
 
 
 async def test_a_session_in_a_browser_reads_and_acts_with_its_csrf_token(api: Api) -> None:
     cookie, csrf = await sign_in(api)
-    who = await (await api.call("GET", "/ops/api/session", headers=cookie)).get_json()
+    who = (await api.call("GET", "/ops/api/session", headers=cookie)).json()
     expected = {"operator": "operator-token", "role": "act", "credential": "cookie", "csrf_token": csrf}
     assert who == expected
-    await api.refused(await api.call(*READ, headers=cookie), 404, "review_not_found")
+    refused(await api.call(*READ, headers=cookie), 404, "review_not_found")
     from_page = {**cookie, **HOST, "X-CSRF-Token": csrf}
-    await api.refused(await api.call(*ACT, headers=from_page), 404, "review_not_found")
+    refused(await api.call(*ACT, headers=from_page), 404, "review_not_found")
     other = (await sign_in(api))[1]
     for headers, code in (
         ({**cookie, **HOST}, "invalid_csrf_token"),
@@ -127,7 +128,7 @@ async def test_a_session_in_a_browser_reads_and_acts_with_its_csrf_token(api: Ap
         ({**from_page, "X-CSRF-Token": "\u00fc"}, "invalid_csrf_token"),
         ({**cookie, "X-CSRF-Token": csrf}, "cross_origin_request"),
     ):
-        await api.refused(await api.call(*ACT, headers=headers), 403, code)
+        refused(await api.call(*ACT, headers=headers), 403, code)
 
 
 @pytest.mark.parametrize(
@@ -152,18 +153,18 @@ async def test_requests_of_other_origins_are_refused(api: Api, headers: dict[str
             sent = {"Host": "localhost", **credential, "X-CSRF-Token": csrf, **headers}
             response = await api.call(method, path, headers=sent)
             code = "review_not_found" if is_let_in else "cross_origin_request"
-            await api.refused(response, 404 if is_let_in else 403, code)
+            refused(response, 404 if is_let_in else 403, code)
     if not is_let_in:
         token = {"token": api.deps.settings.operator_token}
         response = await api.call("POST", "/ops/api/session", json=token, headers={"Host": "localhost", **headers})
-        await api.refused(response, 403, "cross_origin_request")
+        refused(response, 403, "cross_origin_request")
 
 
 async def test_a_link_from_another_site_may_be_followed(api: Api) -> None:
     cookie, _ = await sign_in(api)
     follow = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
-    await api.refused(await api.call(*READ, headers={**cookie, **follow}), 404, "review_not_found")
-    await api.refused(await api.call(*ACT, headers={**cookie, **follow}), 403, "cross_origin_request")
+    refused(await api.call(*READ, headers={**cookie, **follow}), 404, "review_not_found")
+    refused(await api.call(*ACT, headers={**cookie, **follow}), 403, "cross_origin_request")
 
 
 async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(api: Api) -> None:
@@ -180,7 +181,7 @@ async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(api: Api) -
         "Host": "inside:9000",
         "Origin": "https://holdfast.example",
     }
-    await api.refused(await api.call(*READ, headers=from_public), 404, "review_not_found")
+    refused(await api.call(*READ, headers=from_public), 404, "review_not_found")
 
 
 async def test_a_session_in_a_browser_ends(api: Api) -> None:
@@ -188,13 +189,13 @@ async def test_a_session_in_a_browser_ends(api: Api) -> None:
     cookie, csrf = await sign_in(api)
     left = await api.call("DELETE", "/ops/api/session", headers={**cookie, **HOST, "X-CSRF-Token": csrf})
     assert "Max-Age=0" in left.headers["Set-Cookie"]
-    await api.refused(await api.call(*READ, headers=cookie), 401, "invalid_session")
+    refused(await api.call(*READ, headers=cookie), 401, "invalid_session")
     cookie, _ = await sign_in(api)
     api.change(now=lambda: now + timedelta(hours=12))
-    await api.refused(await api.call(*READ, headers=cookie), 401, "session_expired")
+    refused(await api.call(*READ, headers=cookie), 401, "session_expired")
     api.change(now=lambda: now)
     api.configure(operator_token="another-token-of-the-operators")
-    await api.refused(await api.call(*READ, headers=cookie), 401, "invalid_session")
+    refused(await api.call(*READ, headers=cookie), 401, "invalid_session")
     for invented in ("holdfast_operator=", "holdfast_operator=" + "A" * 43, "holdfast_operator=" + "A" * 500):
         response = await api.call(*READ, headers={"Cookie": invented})
         assert response.status_code == 401
@@ -234,20 +235,20 @@ async def test_a_cookie_is_stored_as_a_mac_alone(api: Api) -> None:
 async def test_a_locked_origin_locks_no_operator_out(stage: Stage) -> None:
     right = stage.deps.settings.operator_token
 
-    async def try_in(token: str) -> Response:
+    async def try_in(token: str) -> httpx2.Response:
         return await stage.call("POST", "/ops/api/session", json={"token": token})
 
-    async def guess() -> Response:
+    async def guess() -> httpx2.Response:
         return await stage.call(*READ, headers={"Authorization": "Bearer wrong"})
 
-    await stage.refused(await guess(), 401, "invalid_credentials")
-    await stage.refused(await try_in("wrong"), 401, "invalid_credentials")
+    refused(await guess(), 401, "invalid_credentials")
+    refused(await try_in("wrong"), 401, "invalid_credentials")
     assert (await try_in(right)).status_code == 200
     assert stage.sign_ins.asked == [("origin:unknown", CountWrongToken())] * 2
     stage.sign_ins.answer = admit_token((stage.now,) * WRONG_TOKENS_MAX, stage.now)
-    for refused in (await try_in("wrong"), await guess()):
-        await stage.refused(refused, 429, "sign_in_locked")
-        assert int(refused.headers["Retry-After"]) == WRONG_TOKENS_WINDOW.total_seconds()
+    for locked in (await try_in("wrong"), await guess()):
+        refused(locked, 429, "sign_in_locked")
+        assert int(locked.headers["Retry-After"]) == WRONG_TOKENS_WINDOW.total_seconds()
     assert (await try_in(right)).status_code == 200
     who = await stage.call("GET", "/ops/api/session", headers=bearer(stage))
     assert who.status_code == 200
@@ -286,20 +287,20 @@ async def test_an_operator_signs_in_with_a_code(api: Api) -> None:
 
     api.sign_ins.answer = reply
     sent = await api.call("POST", "/ops/api/session/code", json={"email": "Grace@Example.com"})
-    assert (await sent.get_json())["otp_id"] == otp_id
+    assert (sent.json())["otp_id"] == otp_id
     tells: list[tuple[str, object]] = []
     api.accounts.tell = lambda key, command: tells.append((key, command))  # type: ignore[method-assign]
     proof = {"email": "grace@example.com", "otp_id": otp_id, "otp": "123456"}
     response = await api.call("POST", "/ops/api/session/verify", json=proof)
-    body = await response.get_json()
+    body = response.json()
     assert (body["operator"], body["role"]) == ("grace@example.com", "read")
     assert tells == [("acct_9", SignOut("ses_9"))]
     cookie = {"Cookie": response.headers["Set-Cookie"].partition(";")[0]}
-    await api.refused(await api.call(*READ, headers=cookie), 404, "review_not_found")
+    refused(await api.call(*READ, headers=cookie), 404, "review_not_found")
     acting = {**cookie, **HOST, "X-CSRF-Token": body["csrf_token"]}
-    await api.refused(await api.call(*ACT, headers=acting), 403, "insufficient_role")
+    refused(await api.call(*ACT, headers=acting), 403, "insufficient_role")
     api.configure(operator_readers=())
-    await api.refused(await api.call(*READ, headers=cookie), 403, "insufficient_role")
+    refused(await api.call(*READ, headers=cookie), 403, "insufficient_role")
 
 
 async def test_strangers_learn_nothing_from_the_operators_sign_in(stage: Stage) -> None:
@@ -311,12 +312,12 @@ async def test_strangers_learn_nothing_from_the_operators_sign_in(stage: Stage) 
         stage.sign_ins.answer = reply
         sent = await stage.call("POST", "/ops/api/session/code", json={"email": email})
         assert stage.sign_ins.asked.pop()[0] in {f"email:{email}", "origin:unknown"}
-        return sent.status_code, (await sent.get_data(as_text=True)).replace(email, "").split("request_id")[0]
+        return sent.status_code, (sent.text).replace(email, "").split("request_id")[0]
 
     async def verify(email: str) -> tuple[int, str]:
         proof = {"email": email, "otp_id": new_otp_id(stage.deps.settings.otp_pepper, email), "otp": "123456"}
         tried = await stage.call("POST", "/ops/api/session/verify", json=proof)
-        return tried.status_code, (await tried.get_json())["error"]["code"]
+        return tried.status_code, (tried.json())["error"]["code"]
 
     limited = Refusal(code="otp_rate_limited", message="Too many codes.", retry_after_s=30)
     for reply, status in ((CodeIssued("otp_1", "123456", 600), 200), (limited, 429)):
@@ -337,9 +338,9 @@ async def test_who_redeems_a_code_without_being_an_operator_gets_no_session(stag
     stage.accounts.tell = lambda key, command: tells.append((key, command))  # type: ignore[method-assign]
     otp_id = new_otp_id(stage.deps.settings.otp_pepper, "eve@example.com")
     proof = {"email": "eve@example.com", "otp_id": otp_id, "otp": "123456"}
-    refused = await stage.call("POST", "/ops/api/session/verify", json=proof)
-    await stage.refused(refused, 403, "insufficient_role")
-    assert "Set-Cookie" not in refused.headers
+    response = await stage.call("POST", "/ops/api/session/verify", json=proof)
+    refused(response, 403, "insufficient_role")
+    assert "Set-Cookie" not in response.headers
     assert tells == [("acct_9", SignOut("ses_9"))]
 
 
@@ -348,7 +349,7 @@ async def test_who_redeems_a_code_without_being_an_operator_gets_no_session(stag
 
 async def listed(api: Api, query: str = "") -> list[dict[str, Any]]:
     response = await api.call("GET", f"/ops/api/actions{query}", headers=bearer(api))
-    body = await response.get_json()
+    body = response.json()
     assert response.status_code == 200, body
     return cast("list[dict[str, Any]]", body["data"])
 
@@ -395,8 +396,8 @@ async def test_an_action_is_recorded_with_who_when_what_and_why(api: Api) -> Non
 
 async def test_what_a_reader_tries_is_refused_and_recorded(api: Api) -> None:
     api.configure(operator_readers=(OPERATOR,))
-    refused = await api.as_session("POST", "/ops/api/reviews/rev_1/approve", json={"reason": "mine"})
-    await api.refused(refused, 403, "insufficient_role")
+    response = await api.as_session("POST", "/ops/api/reviews/rev_1/approve", json={"reason": "mine"})
+    refused(response, 403, "insufficient_role")
     [action] = await listed(api)
     assert (action["operator"], action["action"], action["target"]) == (OPERATOR, "approve_review", "rev_1")
     assert (action["result"], action["code"]) == ("refused", "insufficient_role")
@@ -438,7 +439,7 @@ async def test_an_action_that_cannot_be_recorded_is_not_done(api: Api) -> None:
 
     api.change(operators=Away())
     response = await api.call("POST", "/ops/api/reviews/rev_1/reject", headers=bearer(api))
-    await api.refused(response, 503, "temporarily_unavailable")
+    refused(response, 503, "temporarily_unavailable")
     assert api.tasks.asked == []
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.clients import refused
 
 from holdfast.actors.account.messages import ResolveOrder
 from holdfast.actors.task.messages import DecideReview, TaskReply
@@ -28,7 +29,7 @@ def heads(stage: Stage) -> dict[str, str]:
 
 async def get(stage: Stage, path: str) -> dict[str, Any]:
     response = await stage.call("GET", path, headers=heads(stage))
-    body = await response.get_json()
+    body = response.json()
     assert response.status_code == 200, body
     assert isinstance(body, dict)
     return body
@@ -62,14 +63,14 @@ def frozen(api: Api, number: int, *, reason: str = "content_flagged", **fields: 
 
 
 async def test_customer_routes_refuse_the_operators_token(api: Api) -> None:
-    await api.refused(await api.call("GET", "/v2/task/list", headers=heads(api)), 401, "invalid_api_key")
-    await api.refused(await api.call("GET", "/v2/control/session", headers=heads(api)), 401, "invalid_session")
+    refused(await api.call("GET", "/v2/task/list", headers=heads(api)), 401, "invalid_api_key")
+    refused(await api.call("GET", "/v2/control/session", headers=heads(api)), 401, "invalid_session")
 
 
 async def test_a_token_may_have_any_printable_character(stage: Stage) -> None:
     stage.configure(operator_token="p%ss:w{rd}|\u007e" * 3)
     response = await stage.call("GET", "/ops/api/reviews/NONE", headers=heads(stage))
-    await stage.refused(response, 404, "review_not_found")
+    refused(response, 404, "review_not_found")
 
 
 async def test_open_reviews_of_all_accounts_are_listed_oldest_first(api: Api) -> None:
@@ -117,11 +118,11 @@ async def test_a_review_has_every_field(api: Api) -> None:
             {"index": 0, "url": "https://studio.test/0.png", "content_type": "image/png", "bytes": 9}
         ],
     }
-    assert task == await (await api.as_key("GET", "/v2/task/task_1")).get_json()
+    assert task == (await api.as_key("GET", "/v2/task/task_1")).json()
     await api.add_task(api.task("task_2"))
     for unknown in ("rev_2", "rev_9", "task_1", "rev_", "rev_'", "rev_" + "a" * 200):
         response = await api.call("GET", f"/ops/api/reviews/{unknown}", headers=heads(api))
-        await api.refused(response, 404, "review_not_found")
+        refused(response, 404, "review_not_found")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ async def test_a_review_has_every_field(api: Api) -> None:
 )
 async def test_operator_lists_follow_the_rules_of_lists(api: Api, query: str, code: str) -> None:
     response = await api.call("GET", f"/ops/api/reviews?{query}", headers=heads(api))
-    await api.refused(response, 400, code)
+    refused(response, 400, code)
 
 
 async def test_a_cursor_of_reviews_is_invalid_for_payments(api: Api) -> None:
@@ -144,7 +145,7 @@ async def test_a_cursor_of_reviews_is_invalid_for_payments(api: Api) -> None:
     cursor = (await get(api, "/ops/api/reviews?limit=1"))["next_cursor"]
     for path in ("/ops/api/payments?", "/ops/api/reviews?reason=content_flagged&"):
         response = await api.call("GET", f"{path}cursor={cursor}", headers=heads(api))
-        await api.refused(response, 400, "invalid_cursor")
+        refused(response, 400, "invalid_cursor")
 
 
 @pytest.mark.parametrize(("word", "approve"), [("approve", True), ("reject", False)])
@@ -159,11 +160,11 @@ async def test_a_decision_is_a_command_of_the_task(api: Api, word: str, approve:
     path = f"/ops/api/reviews/rev_1/{word}"
     for given, note in ((None, None), ({}, None), ({"note": "  "}, None), ({"note": "fine"}, "fine")):
         response = await post(api, path, given)
-        assert (await response.get_json())["task"]["status"] == "failed"
+        assert (response.json())["task"]["status"] == "failed"
         assert api.tasks.asked[-1] == ("task_1", DecideReview(approve, note))
     api.tasks.answer = Refusal(code="review_not_open", message="It is failed.", final=True)
     response = await post(api, path)
-    await api.refused(response, 409, "review_not_open")
+    refused(response, 409, "review_not_open")
     assert response.headers["X-Should-Retry"] == "false"
 
 
@@ -174,8 +175,8 @@ async def test_an_invalid_decision_asks_no_actor(api: Api) -> None:
         ({"note": 1}, "invalid_parameter"),
         ([], "invalid_json"),
     ):
-        await api.refused(await post(api, "/ops/api/reviews/rev_1/approve", body), 400, code)
-    await api.refused(await post(api, "/ops/api/reviews/rev_7/approve"), 404, "review_not_found")
+        refused(await post(api, "/ops/api/reviews/rev_1/approve", body), 400, code)
+    refused(await post(api, "/ops/api/reviews/rev_7/approve"), 404, "review_not_found")
     assert api.tasks.asked == []
 
 
@@ -200,10 +201,10 @@ async def test_a_held_order_is_listed_and_resolved_by_its_account(api: Api) -> N
         ({"credit": False, "note": ""}, ResolveOrder("ord_1", False)),
     ):
         response = await post(api, path, {"reason": "agreed", **given})
-        assert (await response.get_json())["order_id"] == "ord_1"
+        assert (response.json())["order_id"] == "ord_1"
         assert api.accounts.asked[-1] == (api.account_id, asked)
     api.accounts.answer = Refusal(code="payment_order_not_payable", message="Not held.")
-    await api.refused(await post(api, path, {"credit": True, "reason": "agreed"}), 409, "payment_order_not_payable")
+    refused(await post(api, path, {"credit": True, "reason": "agreed"}), 409, "payment_order_not_payable")
 
 
 async def test_an_invalid_resolution_asks_no_actor(api: Api) -> None:
@@ -219,10 +220,10 @@ async def test_an_invalid_resolution_asks_no_actor(api: Api) -> None:
         ({"credit": True, "reason": "x" * 401}, "invalid_parameter"),
     ):
         given = {"reason": "agreed", **body}
-        await api.refused(await post(api, "/ops/api/payments/ord_1/resolve", given), 400, code)
+        refused(await post(api, "/ops/api/payments/ord_1/resolve", given), 400, code)
     response = await post(api, "/ops/api/payments/ord_1/resolve", {"credit": True})
-    await api.refused(response, 400, "missing_parameter")
+    refused(response, 400, "missing_parameter")
     for unknown in ("ord_2", "x" * 200):
         response = await post(api, f"/ops/api/payments/{unknown}/resolve", {"credit": True, "reason": "agreed"})
-        await api.refused(response, 404, "payment_order_not_found")
+        refused(response, 404, "payment_order_not_found")
     assert api.accounts.asked == []

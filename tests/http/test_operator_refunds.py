@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.clients import refused
 
 from holdfast.ledger.orders.facts import Claim, OrderFacts, PaymentFacts
 from holdfast.providers.card.base import CardRateLimited, CardRejected, CardTimeout, CardUnavailable
 
 if TYPE_CHECKING:
-    from quart import Response
+    import httpx2
     from tests.http.api import Api
 
 
-async def refund(api: Api, order_id: str = "ord_1", **body: Any) -> Response:
+async def refund(api: Api, order_id: str = "ord_1", **body: Any) -> httpx2.Response:
     headers = {"Authorization": f"Bearer {api.deps.settings.operator_token}", "Idempotency-Key": "k"}
     path = f"/ops/api/payments/{order_id}/refund"
     return await api.call("POST", path, json={"reason": "agreed", **body}, headers=headers)
@@ -32,13 +33,13 @@ async def test_a_refund_is_expected_then_made_then_compared(api: Api) -> None:
     card, _ = api.configure_card()
     await add_paid_order(api)
     response = await refund(api, amount="2.50")
-    body = await response.get_json()
+    body = response.json()
     assert response.status_code == 200, body
     assert (body["provider_refund_id"], body["amount"], body["order"]["order_id"]) == ("re_1", "2.50", "ord_1")
     [((payment_id, _), made)] = card.refunds.items()
     assert (payment_id, made.amount_minor) == ("pi_1", 250)
     assert api.deps.order_checks.done == [("expected", "ord_1"), ("checked", "ord_1")]  # type: ignore[attr-defined]
-    assert await (await refund(api, amount="2.50")).get_json() == body
+    assert (await refund(api, amount="2.50")).json() == body
     assert len(card.refunds) == 1
 
 
@@ -47,7 +48,7 @@ async def test_one_idempotency_key_refunds_once_whatever_the_body(api: Api) -> N
     await add_paid_order(api)
     assert (await refund(api, amount="2.50")).status_code == 200
     for other in ({"amount": "1.00"}, {}, {"amount": "2.50", "reason": "a better one"}):
-        await api.refused(await refund(api, **other), 422, "idempotency_key_reused")
+        refused(await refund(api, **other), 422, "idempotency_key_reused")
     assert len(card.refunds) == 1
 
 
@@ -66,13 +67,13 @@ async def test_a_fault_of_the_provider_is_answered_as_such(api: Api, fault: Any,
     card, _ = api.configure_card()
     card.fault = fault
     await add_paid_order(api)
-    await api.refused(await refund(api), status, code)
+    refused(await refund(api), status, code)
     assert api.deps.order_checks.done == [("expected", "ord_1")]  # type: ignore[attr-defined]
 
 
 async def test_what_cannot_be_refunded_calls_no_provider(api: Api) -> None:
     await add_paid_order(api)
-    await api.refused(await refund(api), 503, "provider_not_configured")
+    refused(await refund(api), 503, "provider_not_configured")
     card, _ = api.configure_card()
     await api.add_order(api.order("ord_2"))
     await add_paid_order(api, "ord_3", provider="sandbox", sandbox_event_id="evt_3")
@@ -85,5 +86,5 @@ async def test_what_cannot_be_refunded_calls_no_provider(api: Api) -> None:
         ("ord_1", {"amount": "-1"}, 400, "invalid_amount"),
         ("ord_1", {"reason": ""}, 400, "invalid_parameter"),
     ):
-        await api.refused(await refund(api, order_id, **body), status, code)
+        refused(await refund(api, order_id, **body), status, code)
     assert card.refunds == {}

@@ -6,10 +6,11 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import httpx2
 import msgspec
 import pytest
 import trio
-from quart import Response
+from tests.clients import refused
 from tests.cluster.samples import samples as make_samples
 from tests.strict_html import StrictHtml
 
@@ -53,8 +54,8 @@ PROTECTED = [view for view in all_views() if view.auth is not Auth.NONE]
 PAGES = [view.path for view in PROTECTED if view.method == "GET"]
 
 
-async def send_form(stage: Stage, path: str, headers: dict[str, str], **fields: str) -> Response:
-    return await stage.call("POST", path, headers={**FORM, **headers}, data=urlencode(fields))
+async def send_form(stage: Stage, path: str, headers: dict[str, str], **fields: str) -> httpx2.Response:
+    return await stage.call("POST", path, headers={**FORM, **headers}, content=urlencode(fields))
 
 
 async def sign_in(stage: Stage) -> dict[str, str]:
@@ -68,7 +69,7 @@ async def sign_in(stage: Stage) -> dict[str, str]:
 async def read_page(stage: Stage, path: str, headers: dict[str, str], status: int = 200) -> StrictHtml:
     """Read a page that must be valid, and safe for a browser."""
     response = await stage.call("GET", path, headers=headers)
-    text = await response.get_data(as_text=True)
+    text = response.text
     assert response.status_code == status, text
     check_headers(response)
     page = StrictHtml(text)
@@ -78,7 +79,7 @@ async def read_page(stage: Stage, path: str, headers: dict[str, str], status: in
     return page
 
 
-def check_headers(response: Response) -> None:
+def check_headers(response: httpx2.Response) -> None:
     assert response.headers["Cache-Control"] == "no-store"
     assert response.headers["X-Content-Type-Options"] == "nosniff"
     policy = response.headers["Content-Security-Policy"]
@@ -102,7 +103,7 @@ async def test_no_operator_no_page_and_no_action(stage: Stage, view: Any) -> Non
             response = await stage.call("GET", path, headers=headers)
             assert response.status_code == 303
             assert response.headers["Location"] == "/ops/sign-in?" + urlencode({"return_to": path})
-            assert await response.get_data() == b""
+            assert response.content == b""
         elif view.method == "POST" and "Cookie" not in headers:
             response = await send_form(stage, path, headers)
             assert response.status_code == 401
@@ -113,7 +114,7 @@ async def test_a_form_needs_the_session_and_its_token(api: Api) -> None:
     await api.add_task(frozen(api, 1))
     path, fields = "/ops/reviews/rev_1/approve", {"reason": "it is fine", "return_to": "/ops/reviews/rev_1"}
     browser = await sign_in(api)
-    page = await (await api.call("GET", "/ops/reviews/rev_1", headers=browser)).get_data(as_text=True)
+    page = (await api.call("GET", "/ops/reviews/rev_1", headers=browser)).text
     token = csrf_of(page)
     elsewhere = {**browser, "Origin": "https://evil.example"}
     from_a_sibling = {**browser, "Sec-Fetch-Site": "same-site"}
@@ -124,8 +125,8 @@ async def test_a_form_needs_the_session_and_its_token(api: Api) -> None:
         (from_a_sibling, {"csrf_token": token}),
     ]
     for headers, sent in attempts:
-        refused = await send_form(api, path, headers, **fields, **sent)
-        assert refused.status_code == 403
+        answer = await send_form(api, path, headers, **fields, **sent)
+        assert answer.status_code == 403
     assert api.tasks.asked == []
 
 
@@ -133,7 +134,7 @@ async def test_a_form_does_what_its_endpoint_does_and_says_so(api: Api) -> None:
     await api.add_task(frozen(api, 1))
     api.tasks.answer = TaskReply(frozen(api, 1))
     browser = await sign_in(api)
-    page = await (await api.call("GET", "/ops/reviews/rev_1", headers=browser)).get_data(as_text=True)
+    page = (await api.call("GET", "/ops/reviews/rev_1", headers=browser)).text
     fields = {
         "csrf_token": csrf_of(page),
         "reason": "it is fine",
@@ -146,8 +147,8 @@ async def test_a_form_does_what_its_endpoint_does_and_says_so(api: Api) -> None:
     message = done.headers["Set-Cookie"].partition(";")[0]
     shown = await read_page(api, "/ops/reviews/rev_1", {**browser, "Cookie": f"{browser['Cookie']}; {message}"})
     assert "Done: approve review." in shown.text
-    refused = await send_form(api, "/ops/reviews/rev_9/approve", browser, **fields)
-    text = read_message(refused.headers["Set-Cookie"].partition(";")[0].partition("=")[2])
+    answer = await send_form(api, "/ops/reviews/rev_9/approve", browser, **fields)
+    text = read_message(answer.headers["Set-Cookie"].partition(";")[0].partition("=")[2])
     assert text is not None
     assert text.is_failure
     assert "does not exist" in text.text
@@ -161,7 +162,7 @@ async def test_the_form_of_a_provider_says_which_step_fails(api: Api) -> None:
         CheckStep("submission", "failed", "the token is refused", 0.2),
     ]
     browser = await sign_in(api)
-    page = await (await api.call("GET", "/ops/providers", headers=browser)).get_data(as_text=True)
+    page = (await api.call("GET", "/ops/providers", headers=browser)).text
     fields = {"csrf_token": csrf_of(page), "reason": "tasks wait", "return_to": "/ops/providers"}
     done = await send_form(api, "/ops/providers/studio/check", browser, **fields)
     message = read_message(done.headers["Set-Cookie"].partition(";")[0].partition("=")[2])
@@ -183,14 +184,14 @@ async def test_sign_in_refuses_wrong_tokens_and_other_origins(api: Api) -> None:
     stolen = await send_form(api, "/ops/sign-in", {**SAME_ORIGIN, "Origin": "https://evil.example"}, token=right)
     assert stolen.status_code == 403
     assert "Set-Cookie" not in stolen.headers
-    page = StrictHtml(await wrong.get_data(as_text=True))
+    page = StrictHtml(wrong.text)
     assert page.faults == []
     assert "not the operators' token" in page.text
 
 
 async def test_sign_out_ends_the_session(api: Api) -> None:
     browser = await sign_in(api)
-    page = await (await api.call("GET", "/ops/reviews", headers=browser)).get_data(as_text=True)
+    page = (await api.call("GET", "/ops/reviews", headers=browser)).text
     out = await send_form(api, "/ops/sign-out", browser, csrf_token=csrf_of(page))
     assert (out.status_code, out.headers["Location"]) == (303, "/ops/sign-in")
     assert "Max-Age=0" in out.headers["Set-Cookie"]
@@ -232,7 +233,7 @@ async def test_pages_contain_no_secret(api: Api) -> None:
     secrets = [*api.deps.settings.secret_values(), browser["Cookie"].partition("=")[2]]
     for path in PAGES:
         response = await api.call("GET", path.replace("{review_case_id}", "rev_1"), headers=browser)
-        text = await response.get_data(as_text=True)
+        text = response.text
         assert [secret for secret in secrets if secret in text] == []
 
 
@@ -301,7 +302,7 @@ async def test_a_part_of_an_address_lists_the_accounts_that_begin_so(api: Api) -
         await api.add_account(name)
     browser = await sign_in(api)
 
-    async def find(sought: str) -> Response:
+    async def find(sought: str) -> httpx2.Response:
         return await api.call("GET", "/ops/find?" + urlencode({"q": sought}), headers=browser)
 
     several = await read_page(api, "/ops/find?q=Anna", browser)
@@ -316,7 +317,7 @@ async def test_a_part_of_an_address_lists_the_accounts_that_begin_so(api: Api) -
 
 async def test_the_prefix_of_a_key_leads_to_its_account(api: Api) -> None:
     browser = await sign_in(api)
-    for sought in (api.key.prefix, api.key.secret):
+    for sought in (api.minted.prefix, api.key):
         response = await api.call("GET", "/ops/find?" + urlencode({"q": sought}), headers=browser)
         assert response.headers["Location"] == f"/ops/accounts/{api.account_id}"
     assert (await api.call("GET", "/ops/find?q=hk_test_none", headers=browser)).status_code == 404
@@ -370,7 +371,7 @@ async def test_a_task_and_a_review_show_what_was_asked_of_whom(api: Api) -> None
 
 async def test_an_adjustment_sent_twice_is_one_command(api: Api) -> None:
     browser = await sign_in(api)
-    page = await (await api.call("GET", f"/ops/accounts/{api.account_id}", headers=browser)).get_data(as_text=True)
+    page = (await api.call("GET", f"/ops/accounts/{api.account_id}", headers=browser)).text
     key = re.search(r'name="idempotency_key" value="([^"]+)"', page)
     assert key is not None
     api.accounts.answer = Refusal(code="insufficient_credit", message="Too much is held.")
@@ -456,21 +457,19 @@ async def test_a_task_that_cannot_be_read_is_shown_as_it_is_stored(api: Api) -> 
         assert words in page.text, words
     assert "Overview" in page.text
     assert "MfKQ9r8" not in page.text
-    row = await (await api.call("GET", f"/ops/api/tasks/{TASK}/row", headers=browser)).get_json()
+    row = (await api.call("GET", f"/ops/api/tasks/{TASK}/row", headers=browser)).json()
     assert row["hold"] == {"hold_id": task.request.hold_id, "credits": "0.012", "is_open": True}
     assert row["columns"]["status"] == task.status
-    refused = await api.refused(
-        await api.call("GET", f"/ops/api/tasks/{TASK}", headers=browser), 503, "record_unreadable"
-    )
-    assert "missing required field" in refused["message"]
+    error = refused(await api.call("GET", f"/ops/api/tasks/{TASK}", headers=browser), 503, "record_unreadable")
+    assert "missing required field" in error["message"]
     listed = await read_page(api, "/ops/tasks", browser)
     assert f"Stored rows that cannot be read: {TASK}" in listed.text
     of_customer = await api.as_key("GET", f"/v2/task/{TASK}")
     assert of_customer.headers["Retry-After"] == "60"
-    assert "missing" not in (await api.refused(of_customer, 503, "record_unreadable"))["message"]
+    assert "missing" not in (refused(of_customer, 503, "record_unreadable"))["message"]
     other = await api.add_key(api.other_account_id, "key_other")
     heads = {"Authorization": f"Bearer {other.secret}"}
-    await api.refused(await api.call("GET", f"/v2/task/{TASK}", headers=heads), 404, "task_not_found")
+    refused(await api.call("GET", f"/v2/task/{TASK}", headers=heads), 404, "task_not_found")
 
 
 async def test_a_fault_is_shown_with_the_navigation(api: Api) -> None:
@@ -501,13 +500,13 @@ async def test_an_operator_who_may_read_sees_no_action(api: Api) -> None:
     browser = await sign_in(api)
     assert "Approve" in (await read_page(api, "/ops/reviews/rev_1", browser)).text
     api.configure(operator_readers=(f"{api.account_id}@example.com",))
-    reader = {"Authorization": f"Bearer {api.token}"}
+    reader = {"Authorization": f"Bearer {api.session}"}
     page = await read_page(api, "/ops/reviews/rev_1", reader)
     assert "may read" in page.text
     assert "Approve" not in page.text
-    refused = await send_form(api, "/ops/reviews/rev_1/approve", reader, reason="I may not")
-    assert refused.status_code == 403
-    actions = (await (await api.call("GET", "/ops/api/actions", headers=reader)).get_json())["data"]
+    answer = await send_form(api, "/ops/reviews/rev_1/approve", reader, reason="I may not")
+    assert answer.status_code == 403
+    actions = (await api.call("GET", "/ops/api/actions", headers=reader)).json()["data"]
     assert [
         (each["operator"], each["action"], each["target"], each["result"], each["code"]) for each in actions
     ] == [(f"{api.account_id}@example.com", "approve_review", "rev_1", "refused", "insufficient_role")]
@@ -535,7 +534,7 @@ async def test_the_navigation_counts_quarantined_actors_without_the_database(api
         msgspec.structs.replace(PROCESS, groups=[group]) if isinstance(command, DescribeProcess) else KeyList([])
     )
     for _ in range(2):
-        page = await (await api.call("GET", "/ops/quarantine", headers=browser)).get_data(as_text=True)
+        page = (await api.call("GET", "/ops/quarantine", headers=browser)).text
         assert re.search(r'href="/ops/quarantine"[^>]*>Quarantine<span class="count bad">4</span>', page)
         api.change(database=AwayRows(), now=lambda: api.now + COUNTS_VALID)
 
@@ -550,7 +549,7 @@ async def test_the_tree_is_folded_to_what_is_not_well(api: Api) -> None:
     ]
     tree = msgspec.structs.replace(CHILD, children=tuple(parts))
     controls_of(api).answer = lambda command: msgspec.structs.replace(PROCESS, tree=tree)
-    page = await (await api.call("GET", "/ops/tree", headers=browser)).get_data(as_text=True)
+    page = (await api.call("GET", "/ops/tree", headers=browser)).text
     folds = re.findall(r'<details class="more"( open)?>\s*<summary>([^<]+)</summary>', page)
     assert folds[:3] == [(" open", "2 children"), ("", "1 child, all well"), (" open", "1 child")]
 
@@ -564,10 +563,10 @@ async def test_an_actor_is_crashed_on_purpose_in_development_only(api: Api) -> N
     api.configure(env="production")
     operator = {"Authorization": f"Bearer {api.deps.settings.operator_token}"}
     controls.asked.clear()
-    refused = await api.call("POST", f"/ops/api{page[4:]}/crash", headers=operator, json={"reason": "a drill"})
-    await api.refused(refused, 403, "development_only")
+    answer = await api.call("POST", f"/ops/api{page[4:]}/crash", headers=operator, json={"reason": "a drill"})
+    refused(answer, 403, "development_only")
     assert controls.asked == []
-    shown = await (await api.call("GET", page, headers=operator)).get_data(as_text=True)
+    shown = (await api.call("GET", page, headers=operator)).text
     assert "Restart…" in shown
     assert "Crash…" not in shown
 

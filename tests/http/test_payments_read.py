@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy
+from tests.clients import refused
 
 from holdfast.ledger.credit.account import (
     AccountState,
@@ -33,8 +34,8 @@ def order_id(number: int) -> str:
 
 async def read(api: Api, path: str) -> dict[str, Any]:
     response = await api.as_session("GET", path)
-    assert response.status_code == 200, await response.get_data()
-    body: dict[str, Any] = await response.get_json()
+    assert response.status_code == 200, response.content
+    body: dict[str, Any] = response.json()
     return body
 
 
@@ -66,13 +67,13 @@ async def test_an_order_is_rendered_from_one_lookup_and_one_read(api: Api) -> No
 async def test_foreign_and_unknown_orders_are_both_not_found(api: Api) -> None:
     await api.add_order(api.order(order_id(1), account_id=api.other_account_id))
     for name in (order_id(1), order_id(2), "ord_1", "x" * 100, "'", "%F0%9F%92%B3"):
-        await api.refused(await api.as_session("GET", f"{PAYMENTS}/{name}"), 404, "payment_order_not_found")
+        refused(await api.as_session("GET", f"{PAYMENTS}/{name}"), 404, "payment_order_not_found")
 
 
 @pytest.mark.parametrize("path", ["/sandbox", "/cardprovider", "/sandbox/callback", "/cardprovider/webhook"])
 async def test_the_name_of_a_post_route_is_not_an_order(api: Api, path: str) -> None:
     response = await api.as_session("GET", f"{PAYMENTS}{path}")
-    await api.refused(response, 405, "method_not_allowed")
+    refused(response, 405, "method_not_allowed")
     assert "POST" in response.headers["Allow"]
 
 
@@ -109,7 +110,7 @@ async def test_the_list_filters_by_status_provider_and_time(api: Api) -> None:
     ],
 )  # fmt: skip
 async def test_invalid_filters_are_refused(api: Api, path: str, param: str) -> None:
-    error = await api.refused(await api.as_session("GET", path), 400, "invalid_parameter")
+    error = refused(await api.as_session("GET", path), 400, "invalid_parameter")
     assert error["param"] == param
 
 
@@ -117,9 +118,9 @@ async def test_a_cursor_is_valid_for_its_filters_only(api: Api) -> None:
     await add_orders(api, 3)
     cursor = (await read(api, f"{PAYMENTS}?limit=1"))["next_cursor"]
     for path in (f"{PAYMENTS}?provider=cardprovider&cursor={cursor}", f"{PAYMENTS}?cursor=x{cursor}"):
-        await api.refused(await api.as_session("GET", path), 400, "invalid_cursor")
+        refused(await api.as_session("GET", path), 400, "invalid_cursor")
     # The statement counts operations: an order is no place in it.
-    await api.refused(await api.as_session("GET", f"{LEDGER}?cursor={cursor}"), 400, "invalid_cursor")
+    refused(await api.as_session("GET", f"{LEDGER}?cursor={cursor}"), 400, "invalid_cursor")
 
 
 async def add_operations(api: Api) -> AccountState:
@@ -215,7 +216,7 @@ async def test_the_statement_pages_by_number_and_filters_by_kind_and_time(api: A
 async def test_the_statement_is_exported_as_a_file_with_the_same_filters(api: Api) -> None:
     await add_operations(api)
     response = await api.as_session("GET", f"{LEDGER}?format=csv")
-    text = await response.get_data(as_text=True)
+    text = response.text
     assert response.status_code == 200, text
     assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
     assert response.headers["Content-Disposition"] == 'attachment; filename="statement.csv"'
@@ -225,10 +226,10 @@ async def test_the_statement_is_exported_as_a_file_with_the_same_filters(api: Ap
     assert lines[0]["balance_change"] == "-10.00"
     for query, numbers in (("kind=hold", ["3", "2"]), ("limit=2", ["6", "5"]), ("to=2026-11-20T12:01:00Z", ["1"])):
         response = await api.as_session("GET", f"{LEDGER}?format=csv&{query}")
-        text = await response.get_data(as_text=True)
+        text = response.text
         assert [each["number"] for each in csv.DictReader(io.StringIO(text, newline=""))] == numbers
-    await api.refused(await api.as_session("GET", f"{LEDGER}?format=xml"), 400, "invalid_parameter")
-    await api.refused(await api.as_session("GET", f"{LEDGER}?format=csv&cursor=abc"), 400, "invalid_cursor")
+    refused(await api.as_session("GET", f"{LEDGER}?format=xml"), 400, "invalid_parameter")
+    refused(await api.as_session("GET", f"{LEDGER}?format=csv&cursor=abc"), 400, "invalid_cursor")
 
 
 async def test_a_long_statement_is_a_file_of_several_reads(api: Api) -> None:
@@ -243,7 +244,7 @@ async def test_a_long_statement_is_a_file_of_several_reads(api: Api) -> None:
     )
     api.rows.reads = 0
     response = await api.as_session("GET", f"{LEDGER}?format=csv")
-    text = await response.get_data(as_text=True)
+    text = response.text
     found = [int(each["number"]) for each in csv.DictReader(io.StringIO(text, newline=""))]
     assert found == list(range(2500, 0, -1))
     assert api.rows.reads == 4
@@ -254,7 +255,7 @@ async def test_another_accounts_statement_is_not_readable(api: Api) -> None:
     token = "hst_" + "B" * 43
     await api.add_session(api.other_account_id, "ses_2", token)
     response = await api.call("GET", LEDGER, headers={"Authorization": f"Bearer {token}"})
-    assert await response.get_json() == {"data": [], "next_cursor": None}
+    assert response.json() == {"data": [], "next_cursor": None}
 
 
 @pytest.mark.parametrize(
@@ -263,8 +264,8 @@ async def test_another_accounts_statement_is_not_readable(api: Api) -> None:
      ("POST", f"{PAYMENTS}/cardprovider")],
 )  # fmt: skip
 async def test_every_payment_route_requires_a_live_session(api: Api, method: str, path: str) -> None:
-    await api.refused(await api.call(method, path), 401, "missing_credentials")
-    headers = {"Authorization": f"Bearer {api.key.secret}"}
-    await api.refused(await api.call(method, path, headers=headers), 401, "wrong_credential_type")
+    refused(await api.call(method, path), 401, "missing_credentials")
+    headers = {"Authorization": f"Bearer {api.key}"}
+    refused(await api.call(method, path, headers=headers), 401, "wrong_credential_type")
     headers = {"Authorization": "Bearer hst_" + "C" * 43}
-    await api.refused(await api.call(method, path, headers=headers), 401, "invalid_session")
+    refused(await api.call(method, path, headers=headers), 401, "invalid_session")

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
+from tests.clients import refused
 
 from holdfast.providers.media.callbacks import PURPOSE, hook_address
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.providers.signatures import sign
 
 if TYPE_CHECKING:
-    from quart import Response
+    import httpx2
     from tests.http.fake_parts import FakeProviderChecks
     from tests.http.stage import Stage
 
@@ -23,14 +24,14 @@ def checks_of(stage: Stage) -> FakeProviderChecks:
     return cast("FakeProviderChecks", stage.deps.provider_checks)
 
 
-async def check(stage: Stage, provider: str = "studio", **body: Any) -> Response:
+async def check(stage: Stage, provider: str = "studio", **body: Any) -> httpx2.Response:
     heads = {"Authorization": f"Bearer {stage.deps.settings.operator_token}"}
     return await stage.call("POST", f"/ops/api/providers/{provider}/check", headers=heads, json=body)
 
 
 async def test_the_cheapest_model_is_run_with_a_made_up_input(stage: Stage) -> None:
     response = await check(stage)
-    body = await response.get_json()
+    body = response.json()
     assert response.status_code == 200, body
     assert (body["provider"], body["ok"], body["charges"]) == ("studio", True, False)
     [(provider, upstream_model, job_input, wait_s)] = checks_of(stage).runs
@@ -44,7 +45,7 @@ async def test_the_cheapest_model_is_run_with_a_made_up_input(stage: Stage) -> N
 async def test_a_model_and_an_input_may_be_named(stage: Stage) -> None:
     wanted = {"prompt": "a harbour", "width": 256, "height": 256}
     response = await check(stage, model="studio/image-1", input=wanted, wait_s=5, reason="it was slow")
-    assert (await response.get_json())["model"] == "studio/image-1"
+    assert (response.json())["model"] == "studio/image-1"
     [(_, upstream_model, job_input, wait_s)] = checks_of(stage).runs
     assert (upstream_model, wait_s) == ("poster", 5.0)
     assert job_input.items() >= wanted.items()
@@ -52,7 +53,7 @@ async def test_a_model_and_an_input_may_be_named(stage: Stage) -> None:
 
 async def test_a_failed_step_is_shown(stage: Stage) -> None:
     checks_of(stage).steps = [CheckStep("connection", "failed", "the name does not resolve", 0.2)]
-    body = await (await check(stage)).get_json()
+    body = (await check(stage)).json()
     assert body["ok"] is False
     assert body["steps"][0]["detail"] == "the name does not resolve"
 
@@ -70,16 +71,16 @@ async def test_a_failed_step_is_shown(stage: Stage) -> None:
 async def test_what_cannot_be_checked_is_refused(
     stage: Stage, provider: str, body: dict[str, Any], status: int, code: str
 ) -> None:
-    await stage.refused(await check(stage, provider, **body), status, code)
+    refused(await check(stage, provider, **body), status, code)
     assert checks_of(stage).runs == []
 
 
 async def test_a_cost_must_be_accepted_first(stage: Stage) -> None:
     checks_of(stage).charging["studio"] = True
-    error = await stage.refused(await check(stage), 409, "cost_not_accepted")
+    error = refused(await check(stage), 409, "cost_not_accepted")
     assert "studio charges for a job of studio/" in error["message"]
     assert checks_of(stage).runs == []
-    body = await (await check(stage, accept_cost=True)).get_json()
+    body = (await check(stage, accept_cost=True)).json()
     assert (body["charges"], len(checks_of(stage).runs)) == (True, 1)
 
 
@@ -88,18 +89,18 @@ def callback_path(stage: Stage, provider: str = "studio", check_id: str = "check
     return hook_address("/v2/callback", key, provider, check_id, 1)
 
 
-async def send(stage: Stage, path: str, *, secret: str = SECRET) -> Response:
+async def send(stage: Stage, path: str, *, secret: str = SECRET) -> httpx2.Response:
     body = {"event_id": "evt_1", "request_id": "check_1", "attempt": 1, "status": "succeeded"}
     raw = msgspec.json.encode(body)
     signature = sign(secret, raw, at=int(stage.now.timestamp()), key_name="studio")
     headers = {"Content-Type": "application/json", "X-Callback-Signature": signature}
-    return await stage.call("POST", path, data=raw, headers=headers)
+    return await stage.call("POST", path, content=raw, headers=headers)
 
 
 async def test_a_callback_about_a_check_is_recorded_and_no_task_is_asked(stage: Stage) -> None:
     response = await send(stage, callback_path(stage))
     assert response.status_code == 200
-    assert await response.get_json() == {"check_id": "check_1"}
+    assert response.json() == {"check_id": "check_1"}
     [(check_id, update, refused)] = checks_of(stage).recorded
     assert update is not None
     assert (check_id, update.status, update.provider, refused) == ("check_1", "succeeded", "studio", None)
@@ -108,23 +109,23 @@ async def test_a_callback_about_a_check_is_recorded_and_no_task_is_asked(stage: 
 
 async def test_a_refused_callback_is_recorded_by_the_seal_of_its_address(stage: Stage) -> None:
     response = await send(stage, callback_path(stage), secret="another-secret")
-    await stage.refused(response, 401, "invalid_signature")
+    refused(response, 401, "invalid_signature")
     assert checks_of(stage).recorded == [("check_1", None, "invalid_signature")]
 
 
 @pytest.mark.parametrize("change", ["", "&request_id=check_2", "0"])
 async def test_without_our_seal_a_refused_callback_is_not_recorded(stage: Stage, change: str) -> None:
     path = "/v2/callback" if not change else callback_path(stage) + change
-    await stage.refused(await send(stage, path, secret="another-secret"), 401, "invalid_signature")
+    refused(await send(stage, path, secret="another-secret"), 401, "invalid_signature")
     assert checks_of(stage).recorded == []
 
 
 async def test_a_seal_of_a_task_records_nothing(stage: Stage) -> None:
     path = callback_path(stage, check_id="task_1")
-    await stage.refused(await send(stage, path, secret="another-secret"), 401, "invalid_signature")
+    refused(await send(stage, path, secret="another-secret"), 401, "invalid_signature")
     assert checks_of(stage).recorded == []
 
 
 async def test_a_check_is_an_action_of_an_operator_who_may_act(stage: Stage) -> None:
     response = await stage.call("POST", "/ops/api/providers/studio/check", json={})
-    await stage.refused(response, 401, "missing_credentials")
+    refused(response, 401, "missing_credentials")

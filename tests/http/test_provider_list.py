@@ -27,7 +27,7 @@ OTHER = MemberView(member_id="proc_2", is_this=False, state="ready", unreachable
 
 
 async def listed(api: Api) -> dict[str, Any]:
-    body = await (await call(api, "GET", "/ops/api/providers")).get_json()
+    body = (await call(api, "GET", "/ops/api/providers")).json()
     return {each.pop("name"): each for each in body["data"]}
 
 

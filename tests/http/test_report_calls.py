@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy
 import trio
 import trio.lowlevel
+from tests.clients import refused
 from tests.event_streams import STREAM, StreamReader, reading
 from trio.testing import MockClock
 
@@ -101,12 +102,12 @@ async def test_in_an_outage_the_list_is_from_memory(stage: Stage, query: str, ke
     emit(stage, "acct_1", at=stage.now + timedelta(minutes=1))
     emit(stage, "acct_3", at=stage.now + timedelta(minutes=3))
     emit(stage, "task_2", at=stage.now + timedelta(minutes=2), path="holdfast/tasks", kind="restart")
-    body = await (await stage.call("GET", f"{LIST}?{query}", headers=PROOF)).get_json()
+    body = (await stage.call("GET", f"{LIST}?{query}", headers=PROOF)).json()
     assert [each["key"] for each in body["data"]] == keys
     assert (body["position"], body["from_memory"]) == (None, True)
     if body["next_cursor"] is not None:
         rest = await stage.call("GET", f"{LIST}?cursor={body['next_cursor']}", headers=PROOF)
-        assert [each["key"] for each in (await rest.get_json())["data"]] == ["acct_1"]
+        assert [each["key"] for each in (rest.json())["data"]] == ["acct_1"]
 
 
 async def test_the_list_is_newest_first_in_pages(api: Api) -> None:
@@ -115,7 +116,7 @@ async def test_the_list_is_newest_first_in_pages(api: Api) -> None:
     found: list[str] = []
     cursor = ""
     for _ in range(3):
-        page = await (await api.call("GET", f"{LIST}?limit=2{cursor}", headers=PROOF)).get_json()
+        page = (await api.call("GET", f"{LIST}?limit=2{cursor}", headers=PROOF)).json()
         found += [each["key"] for each in page["data"]]
         cursor = f"&cursor={page['next_cursor']}"
     assert found == ["acct_4", "acct_3", "acct_2", "acct_1", "acct_0"]
@@ -127,7 +128,7 @@ async def test_an_entry_says_what_happened_in_words(api: Api) -> None:
     api.configure(operator_token=OPERATOR)
     await store(api, emit(api, reason_type="ValueError", reason=f"no {SECRET}", decision="backoff", delay_s=2.0))
     response = await api.call("GET", LIST, headers=PROOF)
-    text = await response.get_data(as_text=True)
+    text = response.text
     assert SECRET[6:] not in text
     (entry,) = msgspec.json.decode(text)["data"]
     assert (entry["kind"], entry["level"], entry["account_id"]) == ("crash", "error", "acct_1")
@@ -160,22 +161,22 @@ async def test_the_list_is_filtered(api: Api, query: str, keys: list[str]) -> No
         emit(api, "acct_1"),
         emit(api, "task_2", kind="quarantine", path="holdfast/tasks", trace_id="1" * 32),
     )
-    page = await (await api.call("GET", f"{LIST}?{query}", headers=PROOF)).get_json()
+    page = (await api.call("GET", f"{LIST}?{query}", headers=PROOF)).json()
     assert [each["key"] for each in page["data"]] == keys
 
 
 @pytest.mark.parametrize("query", ["kind=novel", "level=loud", "limit=0", "from=yesterday"])
 async def test_an_invalid_filter_is_refused(stage: Stage, query: str) -> None:
     stage.configure(operator_token=OPERATOR)
-    await stage.refused(await stage.call("GET", f"{LIST}?{query}", headers=PROOF), 400, "invalid_parameter")
+    refused(await stage.call("GET", f"{LIST}?{query}", headers=PROOF), 400, "invalid_parameter")
 
 
 @pytest.mark.parametrize("path", [LIST, STREAM])
 async def test_reports_are_for_operators_alone(api: Api, path: str) -> None:
     api.configure(operator_token=OPERATOR)
-    await api.refused(await api.call("GET", path), 401, "missing_credentials")
+    refused(await api.call("GET", path), 401, "missing_credentials")
     wrong = {"Authorization": "Bearer another-token"}
-    await api.refused(await api.call("GET", path, headers=wrong), 401, "invalid_credentials")
+    refused(await api.call("GET", path, headers=wrong), 401, "invalid_credentials")
     assert (await api.as_session("GET", path)).status_code in {401, 403}
 
 
@@ -223,7 +224,7 @@ async def test_a_position_that_is_none_is_refused(stage: Stage) -> None:
     stage.configure(operator_token=OPERATOR)
     for headers, query in (({"Last-Event-ID": "x"}, ""), ({}, "?after=-1"), ({}, "?after=" + "9" * 19)):
         response = await stage.call("GET", STREAM + query, headers={**PROOF, **headers})
-        error = await stage.refused(response, 400, "invalid_parameter")
+        error = refused(response, 400, "invalid_parameter")
         assert error["param"] in {"Last-Event-ID", "after"}
 
 
@@ -336,7 +337,7 @@ async def test_an_outage_ends_no_stream(api: Api, monkeypatch: pytest.MonkeyPatc
     api.configure(operator_readers=(f"{api.account_id}@example.com",))
     rows = LeavingRows(api.database)
     api.change(database=rows)
-    async with serving(api) as base, reading(base, api.token) as reader:
+    async with serving(api) as base, reading(base, api.session) as reader:
         rows.is_away = True
         read = rows.reads
         await until(lambda: rows.reads > read + 1)
@@ -353,7 +354,7 @@ async def test_one_operator_leaves_streams_to_others(api: Api, monkeypatch: pyte
                 assert "retry-after: 1" in refused.head
             late = api.deps.reports.open(operator="operator-token")
             assert await late.next() is None
-            async with reading(base, api.token) as reader:
+            async with reading(base, api.session) as reader:
                 emit(api)
                 assert await reader.keys(1) == ["acct_1"]
         await until(lambda: not api.deps.reports.is_full_for("operator-token"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.clients import refused
 
 from holdfast.persistence.records import tables
 
@@ -20,7 +21,7 @@ async def pages(api: Api, path: str, query: str, *, between: Any = None) -> list
     cursor = ""
     while True:
         call = api.as_key if "task" in path else api.as_session
-        answer = await (await call("GET", f"{path}?{query}{cursor}")).get_json()
+        answer = (await call("GET", f"{path}?{query}{cursor}")).json()
         assert "error" not in answer, answer
         seen += [each["request_id"] for each in answer["data"]]
         if answer["next_cursor"] is None:
@@ -63,9 +64,9 @@ async def test_an_unreadable_row_is_named_by_its_page(api: Api, path: str, damag
     expected = [f"task_{number}" for number in (6, 5, 4, 3, 2, 1, 0) if number not in damaged]
     assert await pages(api, path, "limit=2") == expected
     call = api.as_key if path == "/v2/task/list" else api.as_session
-    whole = await (await call("GET", path)).get_json()
+    whole = (await call("GET", path)).json()
     assert whole["unreadable"] == [f"task_{number}" for number in sorted(damaged, reverse=True)]
-    after = await (await call("GET", f"{path}?to={api.now.isoformat().replace('+00:00', 'Z')}")).get_json()
+    after = (await call("GET", f"{path}?to={api.now.isoformat().replace('+00:00', 'Z')}")).json()
     assert after == {"data": [], "next_cursor": None, "unreadable": []}
 
 
@@ -118,7 +119,7 @@ async def test_invalid_queries_are_refused_and_named(
     api: Api, path: str, query: str, code: str, param: str
 ) -> None:
     call = api.as_key if "task" in path else api.as_session
-    error = await api.refused(await call("GET", f"{path}?{query}"), 400, code)
+    error = refused(await call("GET", f"{path}?{query}"), 400, code)
     assert error["param"] == param
 
 
@@ -127,14 +128,14 @@ async def test_a_cursor_is_valid_for_its_filters_and_account_only(api: Api, path
     for number in range(3):
         await api.add_task(api.task(f"task_{number}"))
     call = api.as_key if "task" in path else api.as_session
-    cursor = (await (await call("GET", f"{path}?limit=1")).get_json())["next_cursor"]
-    await api.refused(await call("GET", f"{path}?cursor={cursor}&status=queued"), 400, "invalid_cursor")
+    cursor = (await call("GET", f"{path}?limit=1")).json()["next_cursor"]
+    refused(await call("GET", f"{path}?cursor={cursor}&status=queued"), 400, "invalid_cursor")
     assert (await call("GET", f"{path}?cursor={cursor}&limit=2")).status_code == 200
-    api.key = await api.add_key(api.other_account_id, "key_other")
+    api.key = (await api.add_key(api.other_account_id, "key_other")).secret
     await api.add_session(api.other_account_id, "ses_other", "hst_" + "E" * 43)
-    headers = {"Authorization": f"Bearer {api.key.secret if 'task' in path else 'hst_' + 'E' * 43}"}
+    headers = {"Authorization": f"Bearer {api.key if 'task' in path else 'hst_' + 'E' * 43}"}
     response = await api.call("GET", f"{path}?cursor={cursor}", headers=headers)
-    await api.refused(response, 400, "invalid_cursor")
+    refused(response, 400, "invalid_cursor")
 
 
 async def test_a_cursor_is_valid_for_its_list_only(api: Api) -> None:
@@ -142,18 +143,18 @@ async def test_a_cursor_is_valid_for_its_list_only(api: Api) -> None:
         await api.add_task(api.task(f"task_{number}"))
         await api.add_order(api.order(f"ord_{number}"))
     tasks, *others = "/v2/task/list", "/v2/usage/logs", "/v2/control/payments", "/v2/control/ledger"
-    cursor = (await (await api.as_key("GET", f"{tasks}?limit=1")).get_json())["next_cursor"]
+    cursor = (await api.as_key("GET", f"{tasks}?limit=1")).json()["next_cursor"]
     for path in others:
-        await api.refused(await api.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
-    cursor = (await (await api.as_session("GET", f"{others[0]}?limit=1")).get_json())["next_cursor"]
+        refused(await api.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
+    cursor = (await api.as_session("GET", f"{others[0]}?limit=1")).json()["next_cursor"]
     for path in others[1:]:
-        await api.refused(await api.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
-    await api.refused(await api.as_key("GET", f"{tasks}?cursor={cursor}"), 400, "invalid_cursor")
+        refused(await api.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
+    refused(await api.as_key("GET", f"{tasks}?cursor={cursor}"), 400, "invalid_cursor")
 
 
 async def test_a_usage_entry_has_its_cost_and_history(api: Api) -> None:
     await api.add_usage(msgspec.structs.replace(api.usage_of(api.task("task_a")), cost_micro=12_000, latency_ms=7))
-    (line,) = (await (await api.as_session("GET", "/v2/usage/logs?limit=100")).get_json())["data"]
+    (line,) = (await api.as_session("GET", "/v2/usage/logs?limit=100")).json()["data"]
     assert line == {
         "request_id": "task_a", "model": "studio/image-1", "api_key_id": api.key_id, "status": "queued",
         "modality": "image", "ts": "2026-11-20T12:00:00.000Z", "billable_units": 0, "tokens_in": 0, "tokens_out": 0,

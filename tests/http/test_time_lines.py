@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from tests.clients import refused
 
 from holdfast.ledger.tasks.task import Progress, StatusEntry
 from holdfast.persistence.claims.reports import report_row
@@ -13,7 +14,7 @@ from holdfast.persistence.records import tables
 from holdfast.telemetry.reports.report import Report
 
 if TYPE_CHECKING:
-    from quart import Response
+    import httpx2
     from tests.http.api import Api
 
 TASK = "task_" + "1" * 32
@@ -23,7 +24,7 @@ EVENT = {
 }  # fmt: skip
 
 
-async def ask(api: Api, path: str, method: str = "GET", **kwargs: Any) -> Response:
+async def ask(api: Api, path: str, method: str = "GET", **kwargs: Any) -> httpx2.Response:
     headers = {"Authorization": f"Bearer {api.deps.settings.operator_token}"}
     return await api.call(method, f"/ops/api/{path}", headers=headers, **kwargs)
 
@@ -33,7 +34,7 @@ async def entries(api: Api, path: str, filters: str = "") -> list[dict[str, Any]
     found: list[dict[str, Any]] = []
     first = query = f"?limit=2{filters}"
     while query:
-        body = await (await ask(api, f"{path}/timeline{query}")).get_json()
+        body = (await ask(api, f"{path}/timeline{query}")).json()
         found += body["data"]
         query = f"{first}&cursor={body['next_cursor']}" if body["next_cursor"] else ""
     return found
@@ -116,16 +117,16 @@ async def live(api: Api) -> None:
 async def test_a_time_line_shows_one_kind_of_entries(api: Api) -> None:
     await live(api)
     for path, count in ((f"accounts/{api.account_id}", 3), (f"tasks/{TASK}", 2)):
-        body = await (await ask(api, f"{path}/timeline?source=operation")).get_json()
+        body = (await ask(api, f"{path}/timeline?source=operation")).json()
         assert [each["source"] for each in body["data"]] == ["operation"] * count
-        await api.refused(await ask(api, f"{path}/timeline?source=gossip"), 400, "invalid_parameter")
+        refused(await ask(api, f"{path}/timeline?source=gossip"), 400, "invalid_parameter")
 
 
 async def test_an_account_without_entries_of_a_kind_exists(api: Api) -> None:
-    body = await (await ask(api, f"accounts/{api.account_id}/timeline?source=order")).get_json()
+    body = (await ask(api, f"accounts/{api.account_id}/timeline?source=order")).json()
     assert body == {"data": [], "next_cursor": None}
     unknown = await ask(api, "accounts/acct_9/timeline?source=order")
-    await api.refused(unknown, 404, "account_not_found")
+    refused(unknown, 404, "account_not_found")
 
 
 async def test_an_account_is_shown_by_time_with_everything_about_it(api: Api) -> None:
@@ -151,7 +152,7 @@ async def test_an_account_is_shown_by_time_with_everything_about_it(api: Api) ->
     assert (found[3]["amount"], found[3]["balance"]) == ("1.00", "9.00")
     assert [each["at"] for each in found] == sorted((each["at"] for each in found), reverse=True)
     window = "?from=2026-11-20T12:03:00Z&to=2026-11-20T12:07:00Z"
-    some = await (await ask(api, f"accounts/{api.account_id}/timeline{window}")).get_json()
+    some = (await ask(api, f"accounts/{api.account_id}/timeline{window}")).json()
     assert [each["what"] for each in some["data"]] == ["capture", "created", "hold"]
 
 
@@ -174,6 +175,6 @@ async def test_a_task_is_shown_by_time_with_everything_about_it(api: Api) -> Non
 
 
 async def test_time_lines_of_nothing_are_not_found(api: Api) -> None:
-    await api.refused(await ask(api, "accounts/acct_9/timeline"), 404, "account_not_found")
-    await api.refused(await ask(api, "tasks/task_9/timeline"), 404, "task_not_found")
-    await api.refused(await ask(api, f"accounts/{api.account_id}/timeline?cursor=x"), 400, "invalid_cursor")
+    refused(await ask(api, "accounts/acct_9/timeline"), 404, "account_not_found")
+    refused(await ask(api, "tasks/task_9/timeline"), 404, "task_not_found")
+    refused(await ask(api, f"accounts/{api.account_id}/timeline?cursor=x"), 400, "invalid_cursor")

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.clients import refused
 
 from holdfast.http.app import ROUTES
 from holdfast.http.kit.calls import Auth
@@ -21,7 +22,7 @@ SELECTING = [
 
 
 def headers_for(api: Api, route: Route) -> dict[str, str]:
-    tokens = {Auth.SESSION: api.token, Auth.SESSION_OR_KEY: api.token, Auth.API_KEY: api.key.secret}
+    tokens = {Auth.SESSION: api.session, Auth.SESSION_OR_KEY: api.session, Auth.API_KEY: api.key}
     token = tokens.get(route.auth) or api.deps.settings.operator_token
     return {"Authorization": f"Bearer {token}"}
 
@@ -30,7 +31,7 @@ def headers_for(api: Api, route: Route) -> dict[str, str]:
 async def test_the_unknown_parameter_and_the_known_ones_are_named(api: Api, route: Route) -> None:
     path = re.sub(r"\{\w+\}", "x", route.path)
     response = await api.call("GET", f"{path}?statuz=done", headers=headers_for(api, route))
-    error = await api.refused(response, 400, "invalid_parameter")
+    error = refused(response, 400, "invalid_parameter")
     assert error["param"] == "statuz"
     assert error["message"] == (
         "The parameter 'statuz' does not exist here. The known parameters are "
@@ -42,10 +43,10 @@ async def test_the_unknown_parameter_and_the_known_ones_are_named(api: Api, rout
 
 async def test_an_unknown_name_is_cut_and_the_credential_comes_first(api: Api) -> None:
     path = "/v2/task/list?" + "x" * 5000 + "=1"
-    error = await api.refused(await api.as_key("GET", path), 400, "invalid_parameter")
+    error = refused(await api.as_key("GET", path), 400, "invalid_parameter")
     assert error["param"] == "x" * 80
     assert len(error["message"]) < 300
-    await api.refused(await api.call("GET", path), 401, "missing_credentials")
+    refused(await api.call("GET", path), 401, "missing_credentials")
 
 
 async def test_an_address_without_parameters_of_its_own_may_have_any(api: Api) -> None:

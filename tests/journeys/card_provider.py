@@ -18,11 +18,12 @@ from typing import Any
 
 import httpx2
 import trio
+from tests.clients import Customer, loopback_client, ok, until
 from torture.card_faults import serve_faulty_card_emulator
 
 from holdfast.providers.signatures import sign
 
-from .service_process import Customer, Service, loopback_client, ok, until
+from .service_process import Service
 
 API_KEY = "sk_test_journeys"
 WEBHOOK_SECRET = "whsec_journeys_0123456789abcdef0123456789"
@@ -191,7 +192,7 @@ class Payer:
     async def try_order(self, amount: str = "10.00", *, key: str | None = None) -> httpx2.Response:
         """Request a card order and return the response, whatever it is."""
         path = "/v2/control/payments/cardprovider"
-        return await self.customer.call("POST", path, {"amount": amount}, key=key, as_session=True)
+        return await self.customer.as_session("POST", path, {"amount": amount}, key=key)
 
     async def paid_order(self, amount: str = "10.00") -> dict[str, Any]:
         """Create, pay and await a credited order."""
@@ -201,7 +202,7 @@ class Payer:
 
     async def read(self, order_id: str) -> dict[str, Any]:
         """Read an order."""
-        return ok(await self.customer.call("GET", f"/v2/control/payments/{order_id}", as_session=True))
+        return ok(await self.customer.as_session("GET", f"/v2/control/payments/{order_id}"))
 
     async def wait_for(self, order_id: str, *, within_s: float = 60.0, **fields: object) -> dict[str, Any]:
         """Wait until an order has these values, and return it."""
@@ -222,7 +223,7 @@ class Payer:
         found: list[dict[str, Any]] = []
         query = "?limit=100"
         while query:
-            page = ok(await self.customer.call("GET", f"/v2/control/ledger{query}", as_session=True))
+            page = ok(await self.customer.as_session("GET", f"/v2/control/ledger{query}"))
             found += page["data"]
             query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
         return found[::-1]

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import httpx2
 import pytest
 from playwright.sync_api import Browser
+from tests.clients import Customer, loopback_client
 from tests.fresh_clusters import create_data_folder
 
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -19,7 +20,7 @@ from .card_provider import CardProviderProcess, Payer, run_card_provider
 from .page_browser import running_browser
 from .quiet_provider import QuietProvider, quiet_provider
 from .scripted_provider import ScriptedProvider, scripted_provider
-from .service_process import OPERATOR_TOKEN, Customer, Service, loopback_client, new_folder, running_service
+from .service_process import OPERATOR_TOKEN, Service, new_folder, running_service
 
 NewService: TypeAlias = Callable[..., Service]
 NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]

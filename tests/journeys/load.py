@@ -10,8 +10,7 @@ from typing import Any
 
 import httpx2
 import trio
-
-from .service_process import ENDED, Customer, Totals, ok, until
+from tests.clients import ENDED, Customer, Totals, ok, until
 
 PATIENCE_S = 0.25
 """How long a client waits after a lost response or a 503."""
@@ -106,7 +105,7 @@ class Witness:
 
     async def _note(self, method: str, path: str) -> None:
         try:
-            answer = await self.customer.call(method, path)
+            answer = await self.customer.as_key(method, path)
         except httpx2.TransportError:
             return
         if answer.status_code == 409:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import httpx2
+from tests.clients import Customer, loopback_client, ok, until
 
-from .service_process import Customer, Service, loopback_client, ok, until
+from .service_process import Service
 
 
 class Operator:

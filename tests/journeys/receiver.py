@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.clients import until
 from tests.threaded_server import serving
-
-from .service_process import until
 
 
 @dataclass(frozen=True)

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import httpx2
-import trio
 from tests.fresh_clusters import create_data_folder
 
 from holdfast.persistence.audit.audit import run_audit
@@ -31,18 +27,6 @@ START_S = 120.0
 STOP_S = 120.0
 CALLBACK_SECRET = "callback-secret-for-the-journeys-0123456789"
 OPERATOR_TOKEN = "operator-token-of-the-journeys-0123456789"
-T = TypeVar("T")
-
-ENDED = frozenset({"succeeded", "failed", "canceled"})
-IMAGE = {"prompt": "a lighthouse at dusk", "width": 256, "height": 256}
-
-
-class Totals(NamedTuple):
-    """An account's credit."""
-
-    balance: Decimal
-    held: Decimal
-    available: Decimal
 
 
 def new_folder() -> Path:
@@ -191,111 +175,3 @@ def running_service(folder: Path, **settings: str) -> Iterator[Service]:
             service.kill()
         # The database of a killed service stops by itself, and removes its files meanwhile.
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@dataclass
-class Customer:
-    """A client with an account, a session and an API key, on its own connections. Its tasks are of ``model``."""
-
-    http: httpx2.AsyncClient
-    model: str = "studio/image-1"
-    email: str = field(default_factory=lambda: f"{secrets.token_hex(8)}@example.com")
-    account_id: str = ""
-    session: str = ""
-    key: str = ""
-
-    async def call(
-        self,
-        method: str,
-        path: str,
-        json: Any = None,
-        *,
-        key: str | None = None,
-        as_session: bool = False,
-        headers: Mapping[str, str] | None = None,
-    ) -> httpx2.Response:
-        """Send one request with the API key (or the session), and with an Idempotency-Key if given."""
-        credential = self.session if as_session else self.key
-        sent = dict(headers or {})
-        if credential:
-            sent["Authorization"] = f"Bearer {credential}"
-        if key is not None:
-            sent["Idempotency-Key"] = key
-        return await self.http.request(method, path, json=json, headers=sent)
-
-    async def sign_in(self) -> None:
-        """Sign in with the code that development shows, and create an API key."""
-        sent = ok(await self.http.post("/v2/control/auth/otp", json={"email": self.email}))
-        proof = {"email": self.email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
-        verified = ok(await self.http.post("/v2/control/auth/verify", json=proof))
-        self.account_id, self.session = verified["account_id"], verified["session"]["token"]
-        created = ok(await self.call("POST", "/v2/control/api-keys", {}, as_session=True))
-        self.key = created["api_key"]
-
-    async def recharge(self, amount: str, *, key: str | None = None) -> None:
-        """Add sandbox credit."""
-        path = "/v2/control/sandbox/recharge"
-        ok(await self.call("POST", path, {"amount": amount}, key=key, as_session=True))
-
-    async def create(
-        self, model: str | None = None, *, key: str | None = None, **wanted: object
-    ) -> httpx2.Response:
-        """Create a task for a small image, or with other input."""
-        body = {"model": model or self.model, "input": {**IMAGE, **wanted}}
-        return await self.call("POST", "/v2/task/create", body, key=key)
-
-    async def task(self, request_id: str) -> dict[str, Any]:
-        """Read one of the account's tasks."""
-        return ok(await self.call("GET", f"/v2/task/{request_id}"))
-
-    async def tasks(self) -> dict[str, dict[str, Any]]:
-        """Read all the account's tasks, by id."""
-        found: dict[str, dict[str, Any]] = {}
-        query = "?limit=100"
-        while query:
-            page = ok(await self.call("GET", f"/v2/task/list{query}"))
-            found |= {task["request_id"]: task for task in page["data"]}
-            query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
-        return found
-
-    async def totals(self) -> Totals:
-        """Read the account's credit."""
-        account = ok(await self.call("GET", "/v2/control/account", as_session=True))
-        return Totals(*(Decimal(account[name]) for name in ("balance", "held_total", "available_balance")))
-
-    async def all_ended(self, *, within_s: float = 120.0) -> dict[str, dict[str, Any]]:
-        """Wait until all the account's tasks have ended, and return them."""
-
-        async def ended() -> dict[str, dict[str, Any]] | None:
-            tasks = await self.tasks()
-            return tasks if all(task["status"] in ENDED for task in tasks.values()) else None
-
-        return await until(ended, within_s=within_s)
-
-
-def loopback_client(**options: Any) -> httpx2.AsyncClient:
-    """Return a client for plain HTTP, without CA certificates, whose loading takes longer than the requests."""
-    return httpx2.AsyncClient(verify=False, **options)
-
-
-def ok(response: httpx2.Response) -> dict[str, Any]:
-    """Return the body of a response that must be a success."""
-    assert response.status_code == 200, f"{response.request.url.path}: {response.status_code} {response.text}"
-    body: dict[str, Any] = response.json()
-    return body
-
-
-def code_of(response: httpx2.Response) -> str:
-    """Return the error code of a response that must be an error."""
-    assert response.status_code >= 400, response.text
-    return str(response.json()["error"]["code"])
-
-
-async def until(find: Callable[[], Awaitable[T | None]], *, within_s: float = 60.0) -> T:
-    """Poll ``find`` until it returns a true value, and return that."""
-    with trio.fail_after(within_s):
-        while True:
-            found = await find()
-            if found:
-                return found
-            await trio.sleep(0.05)

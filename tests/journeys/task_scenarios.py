@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 import httpx2
 import psycopg
 import trio
+from tests.clients import ENDED, Customer, Totals, ok, until
 
 from .conftest import NewCustomer
 from .scripted_provider import IMAGE, Answer, Script, ScriptedProvider, signed
-from .service_process import ENDED, OPERATOR_TOKEN, Customer, Service, Totals, ok, until
+from .service_process import OPERATOR_TOKEN, Service
 
 CREDIT = "10.00"
 PAID = ("queued", "processing", "succeeded")
@@ -55,7 +56,7 @@ class TaskRun:
         """Create the task; its estimate is held."""
         self.provider.scripts[self.name] = script or Script()
         body = {"model": model, "input": {"prompt": self.name, **wanted}}
-        created = ok(await self.customer.call("POST", "/v2/task/create", body))
+        created = ok(await self.customer.as_key("POST", "/v2/task/create", body))
         assert created["status"] == "queued"
         self.request_id = created["request_id"]
         self.hold = Decimal(created["estimated_cost"]["credits"])
@@ -97,7 +98,7 @@ class TaskRun:
 
     async def cancel(self) -> httpx2.Response:
         """Cancel the task as the customer."""
-        return await self.customer.call("POST", f"/v2/task/{self.request_id}/cancel")
+        return await self.customer.as_key("POST", f"/v2/task/{self.request_id}/cancel")
 
     async def decide_review(self, decision: str) -> httpx2.Response:
         """Decide the review as an operator."""
@@ -142,7 +143,7 @@ class TaskRun:
         balance = Decimal(CREDIT) - charged
         assert await self.customer.totals() == Totals(balance, held, balance - held)
 
-        page = ok(await self.customer.call("GET", "/v2/usage/logs?limit=100", as_session=True))
+        page = ok(await self.customer.as_session("GET", "/v2/usage/logs?limit=100"))
         [entry] = [each for each in page["data"] if each["request_id"] == self.request_id]
         history = entry["status_history"]
         assert (entry["status"], [change["status"] for change in history]) == (status, list(path))
@@ -151,7 +152,7 @@ class TaskRun:
         assert (entry["billable_units"], entry["error"]) == (units, task["error"])
         assert (entry["latency_ms"] is not None, entry["operation_id"] is not None) == (is_over, is_over)
 
-        statement = ok(await self.customer.call("GET", "/v2/control/ledger?limit=100", as_session=True))["data"]
+        statement = ok(await self.customer.as_session("GET", "/v2/control/ledger?limit=100"))["data"]
         moves = [each["kind"] for each in reversed(statement) if each["kind"] != "credit"]
         ending = ([] if not is_over else ["capture"] if status == "succeeded" else ["release"]) if self.hold else []
         assert moves == ["hold", *ending]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.clients import Customer, code_of, ok, until
 
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
@@ -20,7 +21,7 @@ from holdfast.persistence.server.database import Database
 
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Customer, Service, code_of, ok, until
+from .service_process import Service
 
 RETENTION_S = 30 * 24 * 3600
 
@@ -31,7 +32,7 @@ async def test_the_newest_revoked_keys_are_retained_and_hourly_rotation_meets_no
     customer = await new_customer(shared_service)
 
     async def create() -> int:
-        return (await customer.call("POST", "/v2/control/api-keys", {}, as_session=True)).status_code
+        return (await customer.as_session("POST", "/v2/control/api-keys", {})).status_code
 
     def revoked(number: int, at: datetime) -> dict[str, object]:
         known = {
@@ -48,7 +49,7 @@ async def test_the_newest_revoked_keys_are_retained_and_hourly_rotation_meets_no
         # A key for each hour of its retention.
         hours = RETENTION_S // 3600
         rows.execute(api_keys.insert(), [revoked(number, now - timedelta(hours=number)) for number in range(hours)])
-    refused = await customer.call("POST", "/v2/control/api-keys", {}, as_session=True)
+    refused = await customer.as_session("POST", "/v2/control/api-keys", {})
     assert (refused.status_code, code_of(refused)) == (409, "api_key_limit_reached")
     database = Database(shared_service.database_url)
     await database.open()
@@ -79,8 +80,8 @@ async def test_no_more_secrets_are_rotated_to_than_sign(shared_service: Service,
     customer = await new_customer(shared_service)
     path = "/v2/control/webhook-secret/rotate"
     for _ in range(SIGNING_MAX_COUNT - 1):
-        ok(await customer.call("POST", path, as_session=True))
-    refused = await customer.call("POST", path, as_session=True)
+        ok(await customer.as_session("POST", path))
+    refused = await customer.as_session("POST", path)
     assert (refused.status_code, code_of(refused)) == (429, "rate_limit_exceeded")
 
 
@@ -121,20 +122,20 @@ async def test_large_inputs_of_failed_tasks_have_a_quota(
     # Random, as a picture is: what is repeated takes no room in the database.
     picture = {"prompt": random.Random(7).randbytes(INPUT_SMALL_BYTES_MAX).hex()}
     order = {"model": MODEL, "input": picture}
-    paid = ok(await customer.call("POST", "/v2/task/create", order))["request_id"]
+    paid = ok(await customer.as_key("POST", "/v2/task/create", order))["request_id"]
     await end(customer, provider, paid, "succeeded")
-    first = ok(await customer.call("POST", "/v2/task/create", order, key="first"))["request_id"]
+    first = ok(await customer.as_key("POST", "/v2/task/create", order, key="first"))["request_id"]
     await end(customer, provider, first, "failed")
     for path, body in (("/v2/task/create", order), (f"/v2/task/{first}/retry", None)):
-        refused = await customer.call("POST", path, body)
+        refused = await customer.as_key("POST", path, body)
         assert (refused.status_code, code_of(refused)) == (429, "stored_input_limit_reached")
         assert int(refused.headers["Retry-After"]) > 0
     # A repeat is answered as before, and small inputs and other accounts are served.
-    assert ok(await customer.call("POST", "/v2/task/create", order, key="first"))["request_id"] == first
-    small = ok(await customer.call("POST", "/v2/task/create", {"model": MODEL, "input": {"prompt": "a cat"}}))
-    ok(await customer.call("POST", f"/v2/task/{small['request_id']}/cancel"))
+    assert ok(await customer.as_key("POST", "/v2/task/create", order, key="first"))["request_id"] == first
+    small = ok(await customer.as_key("POST", "/v2/task/create", {"model": MODEL, "input": {"prompt": "a cat"}}))
+    ok(await customer.as_key("POST", f"/v2/task/{small['request_id']}/cancel"))
     other = await new_customer(small_store, credit="10.00")
-    ok(await other.call("POST", "/v2/task/create", order))
+    ok(await other.as_key("POST", "/v2/task/create", order))
 
 
 async def test_a_used_key_is_replayed_above_the_rate_of_creates(
@@ -145,13 +146,13 @@ async def test_a_used_key_is_replayed_above_the_rate_of_creates(
     service.start()
     customer = await new_customer(service, credit="10.00")
     order = {"model": MODEL, "input": {"prompt": "a cat"}}
-    first = ok(await customer.call("POST", "/v2/task/create", order, key="first"))["request_id"]
+    first = ok(await customer.as_key("POST", "/v2/task/create", order, key="first"))["request_id"]
     # What the account's actor remembers is lost; the rows have the reply.
     service.stop()
     service.start()
     number, refused = 0, False
     while not refused:
         number += 1
-        created = await customer.call("POST", "/v2/task/create", order, key=f"later {number}")
+        created = await customer.as_key("POST", "/v2/task/create", order, key=f"later {number}")
         refused = created.status_code == 429
-    assert ok(await customer.call("POST", "/v2/task/create", order, key="first"))["request_id"] == first
+    assert ok(await customer.as_key("POST", "/v2/task/create", order, key="first"))["request_id"] == first

@@ -6,10 +6,11 @@ from typing import Any
 
 import psycopg
 import trio
+from tests.clients import Customer, code_of, loopback_client, ok, until
 
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider
-from .service_process import OPERATOR_TOKEN, Customer, Service, code_of, loopback_client, ok, until
+from .service_process import OPERATOR_TOKEN, Service
 
 WHY = {"reason": "to see what happens"}
 
@@ -82,7 +83,7 @@ async def test_a_task_whose_hold_is_not_open_is_a_crash_with_its_quarantine(
             await operator.act("accounts", ada.account_id, "restart")
             codes: list[str] = []
             while not codes or codes[-1] != "quarantined":
-                codes.append(code_of(await ada.call("POST", f"/v2/task/{task_id}/cancel")))
+                codes.append(code_of(await ada.as_key("POST", f"/v2/task/{task_id}/cancel")))
                 await trio.sleep(0.05)
             found = await operator.actor("tasks", task_id)
             # The first crash took six incarnations, each other one. The dispatcher's messages may count too.
@@ -96,7 +97,7 @@ async def test_a_task_whose_hold_is_not_open_is_a_crash_with_its_quarantine(
             rows.execute("update holds set settled_number = null")
         await operator.act("accounts", ada.account_id, "restart")
         await operator.act("tasks", task_id, "release")
-        ok(await ada.call("POST", f"/v2/task/{task_id}/cancel"))
+        ok(await ada.as_key("POST", f"/v2/task/{task_id}/cancel"))
         await ada.all_ended()
         assert (await ada.totals()).held == 0
         assert service.audit() == []

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import trio
+from tests.clients import Customer, Totals, code_of, ok, until
 
 from .conftest import NewCustomer
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Customer, Service, Totals, code_of, ok, until
+from .service_process import Service
 
 
 async def running_task(customer: Customer) -> str:
@@ -53,65 +54,6 @@ async def test_forged_callbacks_are_refused_without_effect(
             assert (answer.status_code, code_of(answer)) == (401, code)
         assert unaffected(await ada.task(request_id)) == before
         assert await ada.totals() == Totals(Decimal(1), Decimal(1), Decimal(0))
-
-
-async def test_repeated_callbacks_are_acknowledged_and_change_nothing(
-    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
-) -> None:
-    with trio.fail_after(60):
-        ada = await new_customer(quiet_service, credit="2.00")
-        request_id = await running_task(ada)
-        started = provider.callback_body(request_id, "processing", event_id="evt_1", sequence=1, percent=10)
-        done = provider.success(request_id, event_id="evt_2", sequence=2)
-        for body in (started, started, done, done):
-            ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
-        task = (await ada.all_ended())[request_id]
-        assert (task["status"], len(task["output"])) == ("succeeded", 1)
-        reported = [
-            line["source_ref"] for line in task["provider_progress"] if line["source_ref"].startswith("callback:")
-        ]
-        assert len(reported) == len(set(reported))
-        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-        failed = provider.callback_body(request_id, "failed", event_id="evt_3", sequence=3, error={"message": "no"})
-        for body in (done, failed, failed, started):
-            answer = ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
-            assert answer["status"] == "succeeded"
-        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-        [entry] = ok(await ada.call("GET", "/v2/usage/logs", as_session=True))["data"]
-        assert (entry["status"], entry["cost_credits"]) == ("succeeded", "1.00")
-    assert quiet_service.audit() == []
-
-
-async def test_callbacks_out_of_order_never_move_a_task_back(
-    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
-) -> None:
-    with trio.fail_after(60):
-        ada = await new_customer(quiet_service, credit="1.00")
-        request_id = await running_task(ada)
-        for event, percent in ((3, 70), (1, 10), (2, 40)):
-            body = provider.callback_body(
-                request_id, "processing", event_id=f"evt_{event}", sequence=event, percent=percent
-            )
-            ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
-        queued = provider.callback_body(request_id, "queued", event_id="evt_0", sequence=0)
-        answer = ok(await ada.http.post("/v2/callback", content=queued, headers=signed(queued)))
-        assert answer["status"] == "processing"
-        percents = [line["percent"] for line in answer["provider_progress"] if line["percent"] is not None]
-        assert percents == sorted(percents)
-
-
-async def test_a_success_after_a_cancel_is_not_charged(
-    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
-) -> None:
-    with trio.fail_after(60):
-        ada = await new_customer(quiet_service, credit="1.00")
-        request_id = await running_task(ada)
-        ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
-        done = provider.success(request_id, event_id="evt_1", sequence=1)
-        answer = ok(await ada.http.post("/v2/callback", content=done, headers=signed(done)))
-        assert (answer["status"], answer["output"]) == ("canceled", [])
-        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-    assert quiet_service.audit() == []
 
 
 @pytest.mark.parametrize("winner", ["succeeded", "failed"])

@@ -8,10 +8,11 @@ from typing import Any
 
 import httpx2
 import trio
+from tests.clients import Customer, Totals, code_of, ok, until
 
 from .conftest import NewCustomer
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Customer, Service, Totals, code_of, ok, until
+from .service_process import Service
 
 PAIRS = 200
 PAIRS_AT_ONCE = 20
@@ -42,7 +43,7 @@ async def statement(customer: Customer) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     query = "?limit=100"
     while query:
-        page = ok(await customer.call("GET", f"/v2/control/ledger{query}", as_session=True))
+        page = ok(await customer.as_session("GET", f"/v2/control/ledger{query}"))
         found += page["data"]
         query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
     return found
@@ -62,7 +63,7 @@ async def test_a_cancel_racing_a_success_has_one_outcome(
             headers = signed(body)
 
             async def cancel() -> None:
-                canceled[request_id] = await ada.call("POST", f"/v2/task/{request_id}/cancel")
+                canceled[request_id] = await ada.as_key("POST", f"/v2/task/{request_id}/cancel")
 
             async def send() -> None:
                 reported[request_id] = await ada.http.post("/v2/callback", content=body, headers=headers)

@@ -8,10 +8,11 @@ from decimal import Decimal
 from typing import Any
 
 import trio
+from tests.clients import Customer, loopback_client, ok, until
 
 from .card_provider import CardProviderProcess
 from .conftest import NewCustomer, NewService
-from .service_process import Customer, Service, loopback_client, ok, until
+from .service_process import Service
 
 ORDERS = "/v2/control/payments/cardprovider"
 
@@ -26,11 +27,11 @@ async def call_emulator(service: Service, method: str, path: str, **body: object
 
 
 async def order(customer: Customer) -> dict[str, Any]:
-    return ok(await customer.call("POST", ORDERS, {"amount": "10.00"}, as_session=True))
+    return ok(await customer.as_session("POST", ORDERS, {"amount": "10.00"}))
 
 
 async def status_of(customer: Customer, order_id: str) -> str:
-    return str(ok(await customer.call("GET", f"/v2/control/payments/{order_id}", as_session=True))["status"])
+    return str(ok(await customer.as_session("GET", f"/v2/control/payments/{order_id}"))["status"])
 
 
 def run_reconcile(service: Service, *words: str) -> subprocess.CompletedProcess[str]:

@@ -8,12 +8,13 @@ from decimal import Decimal
 from pathlib import Path
 
 import trio
+from tests.clients import IMAGE, Customer, code_of, ok, until
 
 from holdfast.providers.signatures import sign
 
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, SECRET, QuietProvider, quiet_provider, signed
-from .service_process import IMAGE, Customer, Service, code_of, ok, until
+from .service_process import Service
 
 LATE = """
 [providers.late]
@@ -80,7 +81,7 @@ async def test_a_reload_keeps_old_terms_and_serves_new_models(
         await send(service, signal.SIGUSR2, reported="only a parent of worker processes can roll them")
         ada = await new_customer(service, credit="20.00")
         wanted = {"model": MODEL, "input": IMAGE}
-        promised = ok(await ada.call("POST", "/v2/quote", wanted))
+        promised = ok(await ada.as_key("POST", "/v2/quote", wanted))
         running = ok(await ada.create(MODEL))["request_id"]
         await taken(ada, running)
 
@@ -88,14 +89,14 @@ async def test_a_reload_keeps_old_terms_and_serves_new_models(
         await reload(service, catalog, dearer, reported="catalog loaded")
         today = ok(await ada.create(MODEL))
         assert (today["estimated_cost"]["credits"], today["quote_id"][:4]) == ("3.00", "quo_")
-        by_quote = ok(await ada.call("POST", "/v2/task/create", {**wanted, "quote_id": promised["quote_id"]}))
+        by_quote = ok(await ada.as_key("POST", "/v2/task/create", {**wanted, "quote_id": promised["quote_id"]}))
         assert by_quote["estimated_cost"] == {"credits": "1.00", "basis": "per_image: 1 x 1"}
         assert by_quote["quote_id"] == promised["quote_id"]
         other = {**wanted, "input": {"prompt": "another"}, "quote_id": promised["quote_id"]}
-        assert code_of(await ada.call("POST", "/v2/task/create", other)) == "quote_mismatch"
+        assert code_of(await ada.as_key("POST", "/v2/task/create", other)) == "quote_mismatch"
 
         await reload(service, catalog, dearer.replace("per_image", "per_thing"), reported="catalog fault")
-        assert ok(await ada.call("POST", "/v2/quote", wanted))["estimate"]["credits"] == "3.00"
+        assert ok(await ada.as_key("POST", "/v2/quote", wanted))["estimate"]["credits"] == "3.00"
 
         for request_id, price in (
             (running, "1.00"),

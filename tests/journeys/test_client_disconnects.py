@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 import trio
+from tests.clients import Customer, Totals, ok, until
 
 from .conftest import NewCustomer
 from .quiet_provider import MODEL
-from .service_process import Customer, Service, Totals, ok, until
+from .service_process import Service
 
 BODY = json.dumps({"model": MODEL, "input": {"prompt": "a lighthouse"}}).encode()
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx2
 import trio
+from tests.clients import Customer, Totals, until
 
 from .conftest import NewCustomer, NewService
 from .load import Witness
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Customer, Totals, until
 
 ROUNDS = int(os.environ.get("CRASH_ROUNDS", "3"))
 CREDIT = Decimal("1000.00")

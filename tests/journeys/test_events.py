@@ -11,11 +11,12 @@ import httpx2
 import pytest
 import standardwebhooks
 import trio
+from tests.clients import Customer, code_of, ok, until
 
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider, signed
 from .receiver import Receiver, receiver
-from .service_process import Customer, Service, code_of, ok, until
+from .service_process import Service
 
 RESULT = {"task.succeeded", "task.assets_ready"}
 
@@ -30,7 +31,7 @@ def endpoint() -> Iterator[Receiver]:
 async def create(customer: Customer, url: str, **more: Any) -> str:
     """Create a task with ``url`` as its webhook."""
     order = {"model": MODEL, "input": {"prompt": "a lighthouse"}, "webhook_url": url, **more}
-    return str(ok(await customer.call("POST", "/v2/task/create", order))["request_id"])
+    return str(ok(await customer.as_key("POST", "/v2/task/create", order))["request_id"])
 
 
 async def deliver(service: Service, provider: QuietProvider, request_id: str) -> None:
@@ -46,12 +47,12 @@ async def deliver(service: Service, provider: QuietProvider, request_id: str) ->
 
 
 async def secret_of(customer: Customer) -> dict[str, Any]:
-    return ok(await customer.call("GET", "/v2/control/webhook-secret", as_session=True))
+    return ok(await customer.as_session("GET", "/v2/control/webhook-secret"))
 
 
 async def events(customer: Customer, request_id: str) -> dict[str, dict[str, Any]]:
     """Return the task's events by kind; there is at most one of a kind."""
-    found = ok(await customer.call("GET", f"/v2/task/{request_id}/events"))["data"]
+    found = ok(await customer.as_key("GET", f"/v2/task/{request_id}/events"))["data"]
     by_kind = {event["type"]: event for event in found}
     assert len(by_kind) == len(found)
     return by_kind
@@ -68,7 +69,7 @@ async def settled(customer: Customer, request_id: str, kind: str, status: str) -
 
 
 async def resend(customer: Customer, request_id: str, event_id: str) -> dict[str, Any]:
-    return ok(await customer.call("POST", f"/v2/task/{request_id}/events/{event_id}/resend"))
+    return ok(await customer.as_key("POST", f"/v2/task/{request_id}/events/{event_id}/resend"))
 
 
 async def test_an_event_is_delivered_once_and_verifies_with_standardwebhooks(
@@ -113,8 +114,8 @@ async def test_only_the_chosen_events_are_delivered(
         ada = await new_customer(quiet_service, credit="10.00")
         url = f"{endpoint.url}/chosen"
         request_id = await create(ada, url, webhook_events=["task.canceled", "task.processing"])
-        ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
-        again = ok(await ada.call("POST", f"/v2/task/{request_id}/retry"))["request_id"]
+        ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))
+        again = ok(await ada.as_key("POST", f"/v2/task/{request_id}/retry"))["request_id"]
         await deliver(quiet_service, provider, again)
         posts = await endpoint.wait("/chosen", 2)
         assert {(post.event["data"]["request_id"], post.event["type"]) for post in posts} == {
@@ -127,7 +128,7 @@ async def test_only_the_chosen_events_are_delivered(
         wrongs: list[dict[str, list[str]]] = [{"webhook_events": ["task.born"]}, {"webhook_events": []}]
         for wrong in wrongs:
             order = {"model": MODEL, "input": {}, "webhook_url": url, **wrong}
-            assert code_of(await ada.call("POST", "/v2/task/create", order)) == "invalid_parameter"
+            assert code_of(await ada.as_key("POST", "/v2/task/create", order)) == "invalid_parameter"
 
 
 async def test_a_failed_delivery_is_repeated_with_the_same_event(
@@ -136,7 +137,7 @@ async def test_a_failed_delivery_is_repeated_with_the_same_event(
     with trio.fail_after(60):
         ada = await new_customer(quiet_service, credit="10.00")
         request_id = await create(ada, endpoint.will_answer("/twice", 500, 503))
-        ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+        ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))
         # The second one comes by itself, after some seconds; the third would after some minutes.
         [first, second] = await endpoint.wait("/twice", 2)
         event = (await events(ada, request_id))["task.canceled"]
@@ -155,7 +156,7 @@ async def test_a_redirect_fails_and_410_ends_delivery_until_resent(
     with trio.fail_after(60):
         ada, eve = [await new_customer(quiet_service, credit="10.00") for _ in range(2)]
         moved = await create(ada, endpoint.will_answer("/moved", 307, Location=f"{endpoint.url}/elsewhere"))
-        ok(await ada.call("POST", f"/v2/task/{moved}/cancel"))
+        ok(await ada.as_key("POST", f"/v2/task/{moved}/cancel"))
         gone = await create(ada, endpoint.will_answer("/gone", 410), webhook_events=["task.assets_ready"])
         await deliver(quiet_service, provider, gone)
 
@@ -163,9 +164,9 @@ async def test_a_redirect_fails_and_410_ends_delivery_until_resent(
         assert "410" in event["reason"]
         assert (await ada.task(gone))["hosting"]["assets_ready_event"] == "failed"
         path = f"/v2/task/{gone}/events"
-        assert code_of(await eve.call("GET", path)) == "task_not_found"
-        assert code_of(await eve.call("POST", f"{path}/{event['event_id']}/resend")) == "task_not_found"
-        assert code_of(await ada.call("POST", f"{path}/evt_none/resend")) == "event_not_found"
+        assert code_of(await eve.as_key("GET", path)) == "task_not_found"
+        assert code_of(await eve.as_key("POST", f"{path}/{event['event_id']}/resend")) == "task_not_found"
+        assert code_of(await ada.as_key("POST", f"{path}/evt_none/resend")) == "event_not_found"
         await resend(ada, gone, event["event_id"])
         await settled(ada, gone, "task.assets_ready", "delivered")
         assert (await ada.task(gone))["hosting"]["assets_ready_event"] == "sent"
@@ -188,12 +189,12 @@ async def test_the_old_secret_still_verifies_after_rotation(
         ada = await new_customer(quiet_service, credit="10.00")
         old = await secret_of(ada)
         assert (old["rotated_at"], old["previous_valid_until"]) == (None, None)
-        new = ok(await ada.call("POST", "/v2/control/webhook-secret/rotate", as_session=True))
+        new = ok(await ada.as_session("POST", "/v2/control/webhook-secret/rotate"))
         assert await secret_of(ada) == new
         assert new["secret"] != old["secret"]
         assert new["previous_valid_until"] > new["rotated_at"]
         request_id = await create(ada, f"{endpoint.url}/rolled")
-        ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+        ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))
         [post] = await endpoint.wait("/rolled", 1)
         assert len(post.headers["webhook-signature"].split()) == 2
         for secret in (old["secret"], new["secret"]):
@@ -243,11 +244,11 @@ async def test_two_processes_deliver_each_event_once_even_across_a_kill(
 
         endpoint.mute.add("/unheard")
         unheard = await create(ada, f"{endpoint.url}/unheard")
-        ok(await ada.call("POST", f"/v2/task/{unheard}/cancel"))
+        ok(await ada.as_key("POST", f"/v2/task/{unheard}/cancel"))
         await endpoint.wait("/unheard", 1)
         request_ids = [await create(ada, f"{endpoint.url}/killed") for _ in range(5)]
         for request_id in request_ids:
-            ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+            ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))
         for twin in twins:
             twin.kill()
         endpoint.mute.clear()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import psycopg
 import trio
+from tests.clients import ENDED, code_of, ok, until
 
 from .conftest import NewCustomer
 from .quiet_provider import MODEL
-from .service_process import ENDED, Service, code_of, ok, until
+from .service_process import Service
 
 MANY = 40
 LARGE = "x" * 300_000
@@ -33,7 +34,7 @@ async def test_one_task_waits_for_a_slot_not_for_anothers_queue(
         over = [task for task in (await many.tasks()).values() if task["status"] in ENDED]
         assert len(over) < MANY / 2
         for request_id in await many.tasks():
-            await many.call("POST", f"/v2/task/{request_id}/cancel")
+            await many.as_key("POST", f"/v2/task/{request_id}/cancel")
 
 
 async def test_large_inputs_of_canceled_tasks_are_deleted(
@@ -44,7 +45,7 @@ async def test_large_inputs_of_canceled_tasks_are_deleted(
         created = [ok(await ada.create(MODEL, prompt=LARGE))["request_id"] for _ in range(5)]
         small = ok(await ada.create(MODEL))["request_id"]
         for request_id in (*created, small):
-            assert ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))["status"] == "canceled"
+            assert ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))["status"] == "canceled"
         with psycopg.connect(quiet_service.database_url) as connection:
             stored = connection.execute(
                 "select sum(octet_length(cast(request as text))) from tasks where account_id = %s",
@@ -52,7 +53,7 @@ async def test_large_inputs_of_canceled_tasks_are_deleted(
             ).fetchone()
         assert stored is not None
         assert stored[0] < 20_000
-        assert code_of(await ada.call("POST", f"/v2/task/{created[0]}/retry")) == "task_input_expired"
-        again = ok(await ada.call("POST", f"/v2/task/{small}/retry"))
-        ok(await ada.call("POST", f"/v2/task/{again['request_id']}/cancel"))
+        assert code_of(await ada.as_key("POST", f"/v2/task/{created[0]}/retry")) == "task_input_expired"
+        again = ok(await ada.as_key("POST", f"/v2/task/{small}/retry"))
+        ok(await ada.as_key("POST", f"/v2/task/{again['request_id']}/cancel"))
     assert quiet_service.audit() == []

@@ -9,11 +9,12 @@ import struct
 from decimal import Decimal
 
 import trio
+from tests.clients import ok
 from tests.providers.media_files import encoded, wave
 
 from .conftest import NewCustomer
 from .scripted_provider import DOUBTED, TIMED, ScriptedProvider, is_file
-from .service_process import Service, ok
+from .service_process import Service
 from .task_scenarios import PAID, Scenario, TaskRun, check_nothing_is_open, run_scenarios
 
 UNKNOWN = 0xFFFFFFFF

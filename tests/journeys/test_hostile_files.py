@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import trio
 from PIL import Image
+from tests.clients import Totals, ok
 
 from .conftest import NewCustomer
 from .scripted_provider import (
@@ -33,7 +34,7 @@ from .scripted_provider import (
     redirects,
     says,
 )
-from .service_process import Service, Totals, ok
+from .service_process import Service
 from .task_scenarios import PAID, Scenario, TaskRun, check_nothing_is_open, run_scenarios
 
 FLOOD_BYTES = 300 * 1024 * 1024

@@ -11,6 +11,7 @@ import json
 
 import psycopg
 import trio
+from tests.clients import code_of, ok
 
 from .conftest import NewCustomer
 from .scripted_provider import (
@@ -35,7 +36,7 @@ from .scripted_provider import (
     says,
     signed,
 )
-from .service_process import Service, code_of, ok
+from .service_process import Service
 from .task_scenarios import PAID, Scenario, TaskRun, check_nothing_is_open, run_scenarios
 
 

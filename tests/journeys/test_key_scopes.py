@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import httpx2
 import pytest
+from tests.clients import Customer, loopback_client, ok
 
-from .service_process import Customer, Service, loopback_client, ok
+from .service_process import Service
 
 OF_ACCOUNT = (
     "/v2/control/account",

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import trio
+from tests.clients import Customer, Totals, ok, until
 
 from .conftest import NewCustomer
 from .quiet_provider import MODEL, QuietProvider, quiet_provider, signed
 from .receiver import receiver
-from .service_process import Customer, Service, Totals, new_folder, ok, running_service, until
+from .service_process import Service, new_folder, running_service
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ async def ends_whole(
         jobs = [order["client"] for order in provider.jobs.values() if order["client"]["request_id"] == request_id]
         assert jobs == [{"request_id": request_id, "attempt": 1}]
     path = "/v2/control/ledger?limit=100"
-    operations = ok(await customer.call("GET", path, as_session=True))["data"]
+    operations = ok(await customer.as_session("GET", path))["data"]
     settled = [(each["kind"], each["reference"]) for each in operations if each["kind"] in {"capture", "release"}]
     assert sorted(settled) == sorted(("capture", request_id) for request_id in created)
     left = Decimal(2 - len(created))
@@ -160,7 +161,7 @@ async def test_a_kill_between_completion_and_event_delivery(
         endpoint.mute.add("/ended")
         wanted = {"model": MODEL, "input": {"prompt": "a lighthouse"}, "webhook_url": f"{endpoint.url}/ended"}
         wanted["webhook_events"] = ["task.succeeded"]
-        request_id = str(ok(await ada.call("POST", "/v2/task/create", wanted))["request_id"])
+        request_id = str(ok(await ada.as_key("POST", "/v2/task/create", wanted))["request_id"])
         await taken(ada, request_id)
         await deliver(ada, slow_provider, request_id)
         [first] = await endpoint.wait("/ended", 1)
@@ -173,7 +174,7 @@ async def test_a_kill_between_completion_and_event_delivery(
             assert (post.event["type"], post.event["data"]["request_id"]) == ("task.succeeded", request_id)
 
         async def delivered() -> bool:
-            [event] = ok(await ada.call("GET", f"/v2/task/{request_id}/events"))["data"]
+            [event] = ok(await ada.as_key("GET", f"/v2/task/{request_id}/events"))["data"]
             return (event["event_id"], event["status"]) == (first.event_id, "delivered")
 
         await until(delivered)

@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import trio
+from tests.clients import Customer, loopback_client, until
 
 from .conftest import NewService
-from .service_process import STOP_S, Customer, Service, loopback_client, until
+from .service_process import STOP_S, Service
 
 PIPE_BYTES = 65_536
 LINE_BYTES_MIN = 150

@@ -19,12 +19,13 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 import trio
+from tests.clients import until
 from tests.haproxy_process import Proxy, haproxy
 
 from holdfast.http.endpoints.api_docs import RAPIDOC
 
 from .conftest import NewService
-from .service_process import Service, until
+from .service_process import Service
 
 ATTACK_S = float(os.environ.get("ONE_SOURCE_S", "0"))
 SCALE = 1 if ATTACK_S else 10

@@ -27,6 +27,7 @@ from schemathesis.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from tests.clients import IMAGE, Customer, loopback_client, ok
 
 from holdfast.http.app import ROUTES
 from holdfast.http.kit.calls import Auth
@@ -34,17 +35,7 @@ from holdfast.http.kit.routes import Route
 from holdfast.providers.signatures import sign
 
 from .card_provider import WEBHOOK_SECRET, CardProviderProcess
-from .service_process import (
-    CALLBACK_SECRET,
-    IMAGE,
-    OPERATOR_TOKEN,
-    Customer,
-    Service,
-    loopback_client,
-    new_folder,
-    ok,
-    running_service,
-)
+from .service_process import CALLBACK_SECRET, OPERATOR_TOKEN, Service, new_folder, running_service
 
 OPERATOR = "judy@example.com"
 EXAMPLES = 12
@@ -117,15 +108,15 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         await leaving.sign_in()
         await spared.sign_in()
         await ada.recharge("1000.00")
-        task = ok(await ada.call("POST", "/v2/task/create", {**TASK, "webhook_url": "http://127.0.0.1:9/"}))
+        task = ok(await ada.as_key("POST", "/v2/task/create", {**TASK, "webhook_url": "http://127.0.0.1:9/"}))
         request_id = task["request_id"]
         ended = (await ada.all_ended())[request_id]
-        card = ok(await ada.call("POST", "/v2/control/payments/cardprovider", ORDER, as_session=True))
+        card = ok(await ada.as_session("POST", "/v2/control/payments/cardprovider", ORDER))
         await card_provider.act("payment_intents", card["provider_payment_id"], "pay")
         [*_, event] = await card_provider.events_of(card["provider_payment_id"])
-        callback = ok(await ada.call("POST", "/v2/control/payments/sandbox", ORDER, as_session=True))["callback"]
-        spare = ok(await ada.call("POST", "/v2/control/api-keys", {}, as_session=True))
-        events = ok(await ada.call("GET", f"/v2/task/{request_id}/events"))["data"]
+        callback = ok(await ada.as_session("POST", "/v2/control/payments/sandbox", ORDER))["callback"]
+        spare = ok(await ada.as_session("POST", "/v2/control/api-keys", {}))
+        events = ok(await ada.as_key("GET", f"/v2/task/{request_id}/events"))["data"]
         # Not the address in the examples of the document: new codes for it would supersede this one.
         email = {"email": "zoe@example.com"}
         code = ok(await http.post("/v2/control/auth/otp", json=email))

@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx2
 import trio
+from tests.clients import code_of, loopback_client, ok, until
 
 from .conftest import NewCustomer, NewService
-from .service_process import OPERATOR_TOKEN, Service, code_of, loopback_client, ok, until
+from .service_process import OPERATOR_TOKEN, Service
 
 SERVER_KEY = "the-server-key-that-both-processes-have-0123456789"
 WHY = {"reason": "to see what happens"}

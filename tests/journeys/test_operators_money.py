@@ -9,11 +9,12 @@ from typing import Any
 import httpx2
 import pytest
 import trio
+from tests.clients import Totals, code_of, ok
 
 from .card_provider import CardProviderProcess, Payer
 from .operator_client import Operator
 from .payment_scenarios import check_consistency, make_order_due
-from .service_process import Service, Totals, code_of, ok
+from .service_process import Service
 
 
 @pytest.fixture
@@ -183,9 +184,9 @@ async def test_a_disabled_account_pays_for_what_runs_and_starts_nothing(
         ok(await operator.act(f"accounts/{customer.account_id}/disable"))
         for refused in (
             await customer.create(),
-            await customer.call("GET", f"/v2/task/{created['request_id']}"),
-            await customer.call("GET", "/v2/control/account", as_session=True),
-            await customer.call("POST", "/v2/control/api-keys", {}, as_session=True),
+            await customer.as_key("GET", f"/v2/task/{created['request_id']}"),
+            await customer.as_session("GET", "/v2/control/account"),
+            await customer.as_session("POST", "/v2/control/api-keys", {}),
         ):
             assert (refused.status_code, code_of(refused)) == (403, "account_disabled")
         await payer.card_provider.act("payment_intents", order["provider_payment_id"], "pay")

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import pytest
 import trio
 from playwright.sync_api import Browser, Locator, Page, expect
+from tests.clients import Customer, loopback_client, ok
 
 from .card_provider import CardProviderProcess, Payer
 from .operators_pages import Pages, act, open_pages
 from .page_browser import FAULTS_OF_A_PAGE
 from .receiver import Receiver, receiver
-from .service_process import Customer, Service, loopback_client, ok
+from .service_process import Service
 
 T = TypeVar("T")
 
@@ -172,7 +173,7 @@ def test_a_failed_webhook_is_tried_again(
         await payer.customer.recharge("1.00")
         body = {"model": "studio/image-1", "input": {"prompt": "a lighthouse"}, "webhook_url": url}
         only = {"webhook_events": ["task.succeeded"]}
-        ok(await payer.customer.call("POST", "/v2/task/create", {**body, **only}))
+        ok(await payer.customer.as_key("POST", "/v2/task/create", {**body, **only}))
         await endpoint.wait(path, 1)
         return payer.customer.account_id
 

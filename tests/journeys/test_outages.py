@@ -14,13 +14,14 @@ from typing import Any
 import psycopg
 import pytest
 import trio
+from tests.clients import Customer, until
 
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import postmaster_pid
 
 from .conftest import NewCustomer, NewService
 from .load import Witness
-from .service_process import OPERATOR_TOKEN, Customer, Service, until
+from .service_process import OPERATOR_TOKEN, Service
 
 CREDIT = Decimal("1000.00")
 STOPPED_S = float(os.environ.get("OUTAGE_S", "4"))
@@ -97,7 +98,7 @@ async def test_cut_database_connections_under_load_lose_nothing(
             await until(cut_some)
 
             async def answers() -> bool:
-                return (await ada.call("GET", "/v2/task/list?limit=1")).status_code == 200
+                return (await ada.as_key("GET", "/v2/task/list?limit=1")).status_code == 200
 
             await until(answers)
 
@@ -177,7 +178,7 @@ async def test_a_killed_embedded_server_is_restarted(new_service: NewService, ne
 
         async def answers() -> bool:
             # A pooled connection of the killed server may still refuse one request.
-            return (await ada.call("GET", "/v2/task/list?limit=1")).status_code == 200
+            return (await ada.as_key("GET", "/v2/task/list?limit=1")).status_code == 200
 
         await until(another, within_s=60)
         await until(answers)

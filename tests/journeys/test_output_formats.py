@@ -17,8 +17,9 @@ import pytest
 import trio
 from PIL import Image
 from playwright.sync_api import Browser, expect, sync_playwright
+from tests.clients import IMAGE, Customer, loopback_client, ok
 
-from .service_process import IMAGE, Customer, Service, loopback_client, ok
+from .service_process import Service
 
 FRAMES_PER_S = 12
 CLIP_S = 3.0
@@ -100,7 +101,7 @@ async def make_all(shared_service: Service) -> dict[str, StoredOutput]:
         await ada.recharge("10.00")
         outputs = {}
         for name, (model, wanted) in orders.items():
-            created = await ada.call("POST", "/v2/task/create", {"model": model, "input": wanted})
+            created = await ada.as_key("POST", "/v2/task/create", {"model": model, "input": wanted})
             outputs[name] = ok(created)["request_id"]
         tasks = await ada.all_ended()
         found = {}

@@ -11,6 +11,7 @@ import httpx2
 import psycopg
 import pytest
 import trio
+from tests.clients import ok, until
 
 from .card_provider import WEBHOOK, CardProviderProcess, Payer, signed, written
 from .conftest import NewCustomer, NewService
@@ -32,7 +33,7 @@ from .payment_scenarios import (
     refunded_in_two_parts,
     tell_tales,
 )
-from .service_process import Service, ok, until
+from .service_process import Service
 
 
 def kept_events(service: Service) -> set[str]:

@@ -19,6 +19,7 @@ import pytest
 import trio
 from benchmarks.roll_clients import RollClients
 from benchmarks.rolls import children_of, workers_of
+from tests.clients import loopback_client, ok, until
 
 from holdfast.persistence.queries.reports import reports_after
 from holdfast.persistence.server.connections import connected
@@ -28,7 +29,7 @@ from holdfast.telemetry.reports.report import Report, ReportFilter
 from .conftest import NewCustomer, NewService
 from .load import Witness
 from .quiet_provider import MODEL, QuietProvider
-from .service_process import Service, loopback_client, new_folder, ok, until
+from .service_process import Service, new_folder
 
 ROLLS = int(os.environ.get("ROLLS", "2"))
 CREDIT = Decimal("1000.00")
@@ -247,4 +248,4 @@ async def test_a_catalog_reload_reaches_every_worker(service: Service, new_custo
 
     await until(reloaded)
     ada = await new_customer(service)
-    ok(await ada.call("GET", "/v2/control/account", as_session=True))
+    ok(await ada.as_session("GET", "/v2/control/account"))

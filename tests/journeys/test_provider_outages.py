@@ -9,11 +9,12 @@ from typing import Any
 
 import httpx2
 import trio
+from tests.clients import loopback_client, until
 from tests.threaded_server import serving
 
 from .conftest import NewService
 from .quiet_provider import CATALOG, MODEL, SECRET
-from .service_process import Service, loopback_client, until
+from .service_process import Service
 
 
 class Healthy(BaseHTTPRequestHandler):

@@ -17,12 +17,13 @@ import httpx2
 import pytest
 import trio
 from PIL import Image
+from tests.clients import Customer, Totals, code_of, ok, until
 from tests.providers import plain_cog_server, replicate_server
 from tests.providers.plain_cog_server import Container, plain_container
 from tests.providers.replicate_server import Hosted, hosted_service
 
 from .conftest import NewCustomer
-from .service_process import Customer, Service, Totals, code_of, new_folder, ok, until
+from .service_process import Service, new_folder
 
 HOSTED, SILENT, VERSIONED, HASTY, BOXED = (
     f"up/{name}" for name in ("hosted", "silent", "versioned", "hasty", "boxed")
@@ -148,7 +149,7 @@ async def ada(upstream_service: Service, hosted: Hosted, new_customer: NewCustom
 async def create(ada: Customer, model: str, prompt: str) -> str:
     """Create a task and return its id."""
     body = {"model": model, "input": {"prompt": prompt}}
-    return str(ok(await ada.call("POST", "/v2/task/create", body))["request_id"])
+    return str(ok(await ada.as_key("POST", "/v2/task/create", body))["request_id"])
 
 
 async def taken(hosted: Hosted, prompt: str) -> str:
@@ -221,7 +222,7 @@ async def test_a_cancel_stops_the_prediction_by_its_id(hosted: Hosted, ada: Cust
         request_id = await create(ada, HOSTED, "never mind")
         job = await taken(hosted, "never mind")
         await is_submitted(ada, request_id)
-        ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+        ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))
 
         async def stopped() -> bool:
             return job in hosted.canceled
@@ -323,7 +324,7 @@ async def test_forged_old_and_misdirected_webhooks_change_nothing(hosted: Hosted
         recorded = [line for line in task["provider_progress"] if line["source_ref"] == "callback:msg_first"]
         assert len(recorded) == 1
         assert (await ada.task(second))["status"] == "queued"
-        ok(await ada.call("POST", f"/v2/task/{second}/cancel"))
+        ok(await ada.as_key("POST", f"/v2/task/{second}/cancel"))
         assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
 
 
@@ -392,7 +393,7 @@ async def test_a_containers_webhook_needs_its_own_token(box: Container, ada: Cus
 async def test_a_containers_job_is_canceled_by_our_id(box: Container, ada: Customer) -> None:
     with trio.fail_after(60):
         request_id = await boxed(ada, box, "stopped")
-        ok(await ada.call("POST", f"/v2/task/{request_id}/cancel"))
+        ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))
 
         async def stopped() -> bool:
             return f"{request_id}.1" in box.canceled

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from tests.clients import ok
 from tests.event_streams import StreamReader, reading
 
 from .conftest import NewCustomer
-from .service_process import OPERATOR_TOKEN, Service, new_folder, ok, running_service
+from .service_process import OPERATOR_TOKEN, Service, new_folder, running_service
 
 OPERATOR = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
 
@@ -46,7 +47,7 @@ async def test_a_crash_and_a_stop_are_streamed_stored_and_printed(
     service: Service, new_customer: NewCustomer
 ) -> None:
     ada = await new_customer(service, credit="10.00")
-    account = ok(await ada.call("GET", "/v2/control/account", as_session=True))["account_id"]
+    account = ok(await ada.as_session("GET", "/v2/control/account"))["account_id"]
     path = f"/ops/api/actors/accounts/{account}/crash"
     ends: list[bool] = []
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
 import trio
+from tests.clients import Customer, code_of, ok, until
 
 from .conftest import NewCustomer, NewService
-from .service_process import Customer, Service, code_of, ok, until
+from .service_process import Service
 
 if TYPE_CHECKING:
     from tests.bucket_server import BucketServer
@@ -77,7 +78,7 @@ async def check_retention(service: Service, is_stored: IsStored, ada: Customer) 
     """Two tasks store the same picture; one expires, then the other."""
     with trio.fail_after(90):
         body = {"model": "studio/image-1", "input": INPUT}
-        first, second = [ok(await ada.call("POST", "/v2/task/create", body))["request_id"] for _ in range(2)]
+        first, second = [ok(await ada.as_key("POST", "/v2/task/create", body))["request_id"] for _ in range(2)]
         tasks = await ada.all_ended()
         [item], [same] = tasks[first]["output"], tasks[second]["output"]
         sha256 = item["sha256"]
@@ -92,7 +93,7 @@ async def check_retention(service: Service, is_stored: IsStored, ada: Customer) 
             assert (part.status_code, part.content) == (206, expected)
         beyond = await ada.http.get(item["url"], headers={"Range": f"bytes={item['bytes']}-"})
         assert beyond.status_code == 416
-        totals, usage = await ada.totals(), ok(await ada.call("GET", "/v2/usage/logs", as_session=True))
+        totals, usage = await ada.totals(), ok(await ada.as_session("GET", "/v2/usage/logs"))
 
         bring_forward(service, first)
         over = await expired(ada, first)
@@ -114,9 +115,9 @@ async def check_retention(service: Service, is_stored: IsStored, ada: Customer) 
         gone = await ada.http.get(same["url"])
         assert (gone.status_code, code_of(gone)) == (410, "asset_expired")
         assert await ada.totals() == totals
-        assert ok(await ada.call("GET", "/v2/usage/logs", as_session=True)) == usage
+        assert ok(await ada.as_session("GET", "/v2/usage/logs")) == usage
         # Swept content may be generated and stored again.
-        again = ok(await ada.call("POST", "/v2/task/create", body))["request_id"]
+        again = ok(await ada.as_key("POST", "/v2/task/create", body))["request_id"]
         [again_stored] = (await ada.all_ended())[again]["output"]
         assert (await ada.http.get(again_stored["url"])).content == whole.content
     assert service.audit() == []

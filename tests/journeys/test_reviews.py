@@ -11,13 +11,14 @@ from typing import Any
 import httpx2
 import pytest
 import trio
+from tests.clients import Customer, Totals, code_of, ok, until
 
 from .card_provider import Payer
 from .conftest import NewCustomer
 from .operator_client import Operator
 from .payment_scenarios import check_consistency
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Customer, Service, Totals, code_of, ok, until
+from .service_process import Service
 
 FLAGGED = {"flagged": True, "categories": ["gore"]}
 
@@ -50,94 +51,6 @@ async def report_output(
     outputs = [{"url": f"{provider.url}/{file}", "content_type": "image/png"}]
     body = provider.callback_body(request_id, "succeeded", event_id="evt_1", sequence=1, outputs=outputs, **fields)
     ok(await customer.http.post("/v2/callback", content=body, headers=signed(body)))
-
-
-async def test_a_flagged_result_is_stored_and_charged_once_approved(
-    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
-) -> None:
-    with trio.fail_after(60):
-        ada = await new_customer(quiet_service, credit="2.00")
-        request_id = await delivered(ada, provider, "picture.png", moderation=FLAGGED)
-        frozen = await ada.task(request_id)
-        assert (frozen["status"], frozen["output"], frozen["review_hold_decision"]) == (
-            "review",
-            [],
-            "capture_blocked",
-        )
-        assert frozen["error"] == "content_policy: the output was flagged, gore"
-        assert await ada.totals() == Totals(Decimal(2), Decimal(1), Decimal(1))
-        case = await operator.case_of(ada)
-        assert (case["reason"], case["hold_credits"], case["task"]) == ("content_flagged", "1.00", frozen)
-        assert case["provider_outputs"][0]["url"] == f"{provider.url}/picture.png"
-        answer = ok(await operator.say(case, "approve", "seen: https://tickets.test/1 is fine"))
-        assert answer["decision"] == "capture_approved"
-        done = (await ada.all_ended())[request_id]
-        assert (done["status"], done["review_hold_decision"], done["error"]) == (
-            "succeeded",
-            "capture_approved",
-            None,
-        )
-        assert "approved: seen: [url] is fine" in [line["message"] for line in done["provider_progress"]]
-        assert (await ada.http.get(done["output"][0]["url"])).status_code == 200
-        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-        again = ok(await operator.say(case, "approve"))
-        assert again["task"]["status"] == "succeeded"
-        late = await operator.say(case, "reject")
-        assert (late.status_code, code_of(late), late.headers["X-Should-Retry"]) == (
-            409,
-            "review_not_open",
-            "false",
-        )
-        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-    assert quiet_service.audit() == []
-
-
-async def test_a_rejected_result_fails_its_task_without_charge(
-    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
-) -> None:
-    with trio.fail_after(60):
-        ada = await new_customer(quiet_service, credit="1.00")
-        request_id = await delivered(ada, provider, "picture.png", moderation=FLAGGED)
-        case = await operator.case_of(ada)
-        for _ in range(2):
-            answer = ok(await operator.say(case, "reject", "no"))
-            assert (answer["decision"], answer["task"]["status"]) == ("release_approved", "failed")
-        refused = await operator.say(case, "approve")
-        assert (refused.status_code, code_of(refused)) == (409, "review_not_open")
-        task = await ada.task(request_id)
-        assert (task["output"], task["usage"]["cost_credits"]) == ([], "0.00")
-        assert [line["message"] for line in task["provider_progress"]][-1] == "rejected: no"
-        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-        assert ok(await operator.http.get(f"/ops/api/reviews/{case['review_case_id']}"))["task"] == task
-    assert quiet_service.audit() == []
-
-
-async def test_an_approved_result_that_cannot_be_stored_returns_to_review(
-    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, operator: Operator
-) -> None:
-    with trio.fail_after(60):
-        ada = await new_customer(quiet_service, credit="1.00")
-        request_id = await delivered(ada, provider, "gone.png")
-        case = await operator.case_of(ada)
-        assert (case["reason"], case["task"]["hosting"]["status"]) == ("hosting_failed", "failed")
-        ok(await operator.say(case, "approve"))
-
-        async def blocked_again() -> bool:
-            task = await ada.task(request_id)
-            return (task["status"], task["review_hold_decision"], task["hosting"]["status"]) == (
-                "review",
-                "capture_blocked",
-                "failed",
-            )
-
-        await until(blocked_again)
-        assert await ada.totals() == Totals(Decimal(1), Decimal(1), Decimal(0))
-        same = await operator.case_of(ada)
-        assert (same["review_case_id"], same["deadline_at"]) == (case["review_case_id"], case["deadline_at"])
-        ok(await operator.say(case, "reject"))
-        assert (await ada.task(request_id))["status"] == "failed"
-        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-    assert quiet_service.audit() == []
 
 
 async def test_contradicting_concurrent_decisions_have_one_outcome(
@@ -220,7 +133,7 @@ async def test_usage_totals_equal_the_captured_credit(
         await until(lambda: ended(ada, created))
 
         async def lines(query: str = "") -> list[dict[str, str]]:
-            answer = await ada.call("GET", f"/v2/usage/logs?format=csv{query}", as_session=True)
+            answer = await ada.as_session("GET", f"/v2/usage/logs?format=csv{query}")
             assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
             return list(csv.DictReader(io.StringIO(answer.text, newline="")))
 
@@ -229,9 +142,9 @@ async def test_usage_totals_equal_the_captured_credit(
 
         whole = await lines()
         assert len(whole) == 6
-        page = ok(await ada.call("GET", "/v2/usage/logs", as_session=True))["data"]
+        page = ok(await ada.as_session("GET", "/v2/usage/logs"))["data"]
         assert [each["request_id"] for each in whole] == [each["request_id"] for each in page]
-        statement = ok(await ada.call("GET", "/v2/control/ledger?kind=capture&limit=100", as_session=True))
+        statement = ok(await ada.as_session("GET", "/v2/control/ledger?kind=capture&limit=100"))
         captured = {each["operation_id"]: -Decimal(each["balance_change"]) for each in statement["data"]}
         assert cost(whole) == sum(captured.values()) == Decimal(4)
         costs = {each["operation_id"]: Decimal(each["cost_credits"]) for each in whole}

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 import trio
 from tests.bucket_server import BucketServer
+from tests.clients import Customer, loopback_client, ok, until
 from tests.haproxy_process import Proxy, haproxy
 
 from holdfast.ledger.places import place_of
@@ -28,7 +29,7 @@ from holdfast.ledger.places import place_of
 from .conftest import NewService
 from .load import Witness
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Customer, Service, loopback_client, ok, start_together, until
+from .service_process import Service, start_together
 
 FREEZE_S = float(os.environ.get("FREEZE_S", "0"))
 CREDIT = Decimal("1000.00")
@@ -132,8 +133,8 @@ async def test_a_frozen_member_behind_haproxy_does_no_harm(
         witness.created["first"] = ok(await customer.create(key="first"))
         request_id = witness.created["first"]["request_id"]
         path = f"/v2/task/{request_id}"
-        ok(await customer.call("GET", path))
-        ok(await customer.call("POST", f"{path}/cancel"))
+        ok(await customer.as_key("GET", path))
+        ok(await customer.as_key("POST", f"{path}/cancel"))
         assert await served_by(cluster, path, 1) == [owner]
         assert await served_by(cluster, f"{path}/cancel", 1) == [owner]
     assert Counter(await served_by(cluster, "/v2/task/create", 3)) == dict.fromkeys(cluster.members, 1)
@@ -195,7 +196,7 @@ async def finish(customer: Customer, provider: QuietProvider) -> None:
     for number, task in enumerate(running):
         request_id = task["request_id"]
         if number >= LANES:
-            ok(await customer.call("POST", f"/v2/task/{request_id}/cancel"))
+            ok(await customer.as_key("POST", f"/v2/task/{request_id}/cancel"))
             continue
 
         async def is_submitted(request_id: str = request_id) -> bool:

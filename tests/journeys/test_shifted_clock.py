@@ -9,9 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
+from tests.clients import ok
 
 from .conftest import NewCustomer, NewService
-from .service_process import ok
 
 SHIFTED = """
 import time
@@ -56,16 +56,19 @@ async def test_a_wrong_wall_clock_expires_nothing(
         ada = await new_customer(service)
         # Payment orders.
         order = {"amount": "5.00", "currency": "USD"}
-        created = ok(await ada.call("POST", "/v2/control/payments/sandbox", order, key="buy", as_session=True))
+        created = ok(await ada.as_session("POST", "/v2/control/payments/sandbox", order, key="buy"))
         callback = created["callback"]
         header = {callback["signature_header"]: callback["signature"]}
         paid = ok(await ada.http.post(callback["url"], json=callback["payload"], headers=header))
         assert paid["status"] == "credited"
         # Quotes, idempotency keys, due times, and signed links.
         wanted = {"model": "studio/image-1", "input": {"prompt": "a pier", "width": 256, "height": 256}}
-        quote = ok(await ada.call("POST", "/v2/quote", wanted))
-        task = ok(await ada.call("POST", "/v2/task/create", {**wanted, "quote_id": quote["quote_id"]}, key="one"))
-        again = ok(await ada.call("POST", "/v2/task/create", {**wanted, "quote_id": quote["quote_id"]}, key="one"))
+        quote = ok(await ada.as_key("POST", "/v2/quote", wanted))
+        quoted = {**wanted, "quote_id": quote["quote_id"]}
+        task = ok(await ada.as_key("POST", "/v2/task/create", quoted, key="one"))
+        again = ok(
+            await ada.as_key("POST", "/v2/task/create", {**wanted, "quote_id": quote["quote_id"]}, key="one")
+        )
         assert again["request_id"] == task["request_id"]
         ended = (await ada.all_ended())[task["request_id"]]
         assert ended["status"] == "succeeded"

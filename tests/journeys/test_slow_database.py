@@ -22,11 +22,12 @@ import httpx2
 import psycopg
 import pytest
 import trio
+from tests.clients import Customer, ok, until
 
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 
 from .conftest import NewCustomer, NewService
-from .service_process import Customer, Service, ok, until
+from .service_process import Service
 
 LOCK_HELD_S = float(os.environ.get("LOCK_HELD_S", "6"))
 FROZEN_S = float(os.environ.get("FROZEN_S", "7"))
@@ -79,7 +80,7 @@ class Caller:
         asked_at = trio.current_time()
         body = {"model": "studio/image-1", "input": {"prompt": "a pier", "width": 256, "height": 256}}
         with trio.fail_after(ANSWER_MAX_S):
-            answer = await self.customer.call(method, path, body if method == "POST" else None, key=key)
+            answer = await self.customer.as_key(method, path, body if method == "POST" else None, key=key)
         self.answers.append((asked_at, trio.current_time() - asked_at, answer.status_code))
         if answer.status_code != 200:
             assert answer.status_code == 503, f"{answer.status_code} {answer.text}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 
 import trio
+from tests.clients import code_of, ok
 
 from .conftest import NewCustomer
 from .scripted_provider import LINK, PICTURE, ScriptedProvider, in_turn, is_file, says, waits
-from .service_process import Service, code_of, ok
+from .service_process import Service
 from .task_scenarios import Scenario, TaskRun, check_nothing_is_open, run_scenarios
 
 FLAG = {"flagged": True}

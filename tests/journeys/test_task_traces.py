@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx2
 import trio
+from tests.clients import IMAGE, ok, until
 
 from .conftest import NewCustomer, NewService
 from .receiver import receiver
-from .service_process import IMAGE, ok, until
 from .trace_collector import trace_collector
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -28,7 +28,7 @@ async def test_a_tasks_whole_life_is_one_trace(new_service: NewService, new_cust
             "model": "studio/image-1", "input": IMAGE, "webhook_url": f"{endpoint.url}/ada?key={PLANTED}",
         }  # fmt: skip
         sent = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01", "tracestate": f"vendor={PLANTED}"}
-        created = await ada.call("POST", "/v2/task/create", order, headers=sent)
+        created = await ada.as_key("POST", "/v2/task/create", order, headers=sent)
         request_id = ok(created)["request_id"]
         assert created.headers["traceresponse"].split("-")[1] == TRACE_ID
         posts = await endpoint.wait(f"/ada?key={PLANTED}", 2)
@@ -54,7 +54,7 @@ async def test_a_tasks_whole_life_is_one_trace(new_service: NewService, new_cust
         assert all(span.parent_span_id in known for spans in trace.values() for span in spans)
 
         ignored = {"traceparent": f"00-{PLANTED}", "X-Note": PLANTED, "Cookie": PLANTED}
-        other = await ada.call("GET", f"/v2/task/{request_id}?cursor={PLANTED}", headers=ignored)
+        other = await ada.as_key("GET", f"/v2/task/{request_id}?cursor={PLANTED}", headers=ignored)
         assert "traceresponse" not in other.headers
         own_trace = other.headers["X-Request-Id"].removeprefix("req_")
 

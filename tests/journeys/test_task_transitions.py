@@ -9,6 +9,7 @@ import threading
 from decimal import Decimal
 
 import trio
+from tests.clients import Totals, code_of, ok
 
 from .conftest import NewCustomer
 from .scripted_provider import (
@@ -26,7 +27,7 @@ from .scripted_provider import (
     signed,
     waits,
 )
-from .service_process import Service, Totals, code_of, ok
+from .service_process import Service
 from .task_scenarios import CREDIT, Scenario, TaskRun, check_nothing_is_open, run_scenarios
 
 ELSEWHERE = "https://results.example/picture.png"
@@ -55,12 +56,12 @@ async def retried(run: TaskRun) -> None:
     await run.wait_submitted()
     await run.send_update("failed", error={"message": "no"})
     first = await run.check("queued", "failed", error="provider_error: no", hosting="skipped")
-    again = ok(await run.customer.call("POST", f"/v2/task/{run.request_id}/retry"))
+    again = ok(await run.customer.as_key("POST", f"/v2/task/{run.request_id}/retry"))
     assert (again["status"], again["retry_of"]) == ("queued", run.request_id)
     credit = await run.customer.totals()
     assert credit == Totals(*map(Decimal, (CREDIT, "2.00", "8.00")))
     assert await run.task() == first
-    ok(await run.customer.call("POST", f"/v2/task/{again['request_id']}/cancel"))
+    ok(await run.customer.as_key("POST", f"/v2/task/{again['request_id']}/cancel"))
     assert (await run.customer.totals()).held == 0
 
 
@@ -73,10 +74,10 @@ async def retried_and_canceled_before_its_turn(run: TaskRun) -> None:
     other = TaskRun(f"{run.name}.other", run.service, run.provider, run.customer)
     await other.create(NARROW)
     await other.wait_submitted()
-    again = ok(await run.customer.call("POST", f"/v2/task/{run.request_id}/retry"))["request_id"]
+    again = ok(await run.customer.as_key("POST", f"/v2/task/{run.request_id}/retry"))["request_id"]
     credit = await run.customer.totals()
     assert credit == Totals(*map(Decimal, (CREDIT, "2.00", "8.00")))
-    canceled = ok(await run.customer.call("POST", f"/v2/task/{again}/cancel"))
+    canceled = ok(await run.customer.as_key("POST", f"/v2/task/{again}/cancel"))
     assert (canceled["status"], canceled["retry_of"]) == ("canceled", run.request_id)
     ok(await other.cancel())
     await other.until(lambda _: other.calls == ["PUT", "cancel"])

@@ -12,10 +12,11 @@ from functools import partial
 import httpx2
 import pytest
 import trio
+from tests.clients import Customer, Totals, loopback_client, ok, until
 
 from .conftest import NewCustomer, shared_database
 from .quiet_provider import MODEL, QuietProvider
-from .service_process import Customer, Service, Totals, loopback_client, new_folder, ok, start_together, until
+from .service_process import Service, new_folder, start_together
 
 STALE = "holdfast_fence_stale_units_total"
 SERVER_KEY = "the-server-key-that-both-processes-have-0123456789"
@@ -73,7 +74,7 @@ async def test_two_processes_serve_one_account_consistently(
                 repeated = ok(await twin.create(MODEL, key=key))["request_id"]
                 shared_keys.setdefault(key, set()).update({request_id, repeated})
                 if turn % 3 == 0:
-                    assert ok(await twin.call("POST", f"/v2/task/{request_id}/cancel"))["status"] == "canceled"
+                    assert ok(await twin.as_key("POST", f"/v2/task/{request_id}/cancel"))["status"] == "canceled"
                     canceled += 1
                 if turn % 4 == 0:
                     await twin.recharge("0.50", key=key)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.clients import IMAGE, Customer, code_of, ok, until
 
 from .conftest import NewCustomer, NewService
 from .receiver import Receiver, receiver
-from .service_process import IMAGE, Customer, Service, code_of, ok, until
+from .service_process import Service
 
 ATTACKERS_COUNT = 10
 WEBHOOKS_COUNT = 5
@@ -63,7 +64,7 @@ def service(new_service: NewService, tmp_path: Path, looked_up: Path) -> Service
 async def create(customer: Customer, url: str) -> str:
     """Create a task with ``url`` as its webhook."""
     order = {"model": "studio/image-1", "input": IMAGE, "webhook_url": url}
-    return str(ok(await customer.call("POST", "/v2/task/create", order))["request_id"])
+    return str(ok(await customer.as_key("POST", "/v2/task/create", order))["request_id"])
 
 
 def names_in(looked_up: Path) -> list[str]:
@@ -81,7 +82,7 @@ async def test_unresolvable_webhook_names_delay_no_other_account(
         for webhook in range(WEBHOOKS_COUNT):
             url = f"http://{number}-{webhook}.dead.example/"
             request_id = await create(mallory, url)
-            canceled = await mallory.call("POST", f"/v2/task/{request_id}/cancel")
+            canceled = await mallory.as_key("POST", f"/v2/task/{request_id}/cancel")
             assert canceled.status_code == 200 or code_of(canceled).startswith("task_"), canceled.text
 
     with trio.fail_after(120):
