@@ -22,7 +22,6 @@ from holdfast.actors.account.messages import (
     PaySandboxOrder,
     Recharge,
     ReconcileOrder,
-    RecordIntentRefused,
     TaskAccepted,
 )
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
@@ -96,46 +95,6 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
     stored = await stored_events(system.database)
     assert [(verdict, has_order) for _, verdict, has_order in stored] == [("applied", True), ("refused", True)]
     assert_audit_clean(system.database)
-
-
-async def test_100_copies_of_one_event_through_two_processes_credit_once(
-    start_system: StartSystem, payments: Any
-) -> None:
-    with trio.fail_after(60):
-        first, second = await start_system(limits=HARDY), await start_system(limits=HARDY)
-        account_id, _ = await first.open_account()
-        order = await new_order(first, payments, account_id)
-        command = received(payments.paid(order.order_id), order.order_id)
-        systems = [first, second] * 50
-        replies = await in_parallel([partial(system.accounts.ref(account_id).ask, command) for system in systems])
-    assert all(isinstance(reply, OrderResult) for reply in replies)
-    assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
-    assert {reply.order.status for reply in replies} == {"credited"}
-    assert await read_totals(first.database, account_id) == (10 * CREDIT, 0, 1)
-    assert await stored_events(first.database) == [(command.event.event_id, "applied", True)]
-    assert_audit_clean(first.database)
-
-
-async def test_100_copies_of_one_sandbox_callback_credit_once(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id, "sandbox")
-        command = sandbox_payment(order)
-        replies = await in_parallel([partial(system.accounts.ref(account_id).ask, command)] * 100)
-    assert sorted(reply.verdict for reply in replies) == ["applied"] + ["duplicate"] * 99
-    assert await read_totals(system.database, account_id) == (10 * CREDIT, 0, 1)
-    assert (await stored(system.database, order.order_id)).ledger_operation_refs == (order.request.operation_id,)
-    assert_audit_clean(system.database)
-
-
-async def test_an_event_known_under_two_kinds_is_posted_once(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id)
-        after = await deliver(system, order, payments.paid(order.order_id), payments.paid(order.order_id))
-    assert after.net_micro == 10 * CREDIT
-    assert len(after.state.event_ids) == 2
-    assert await read_totals(system.database, account_id) == (10 * CREDIT, 0, 1)
 
 
 async def test_the_reply_equals_the_row(system: Any, payments: Any) -> None:
@@ -226,30 +185,6 @@ async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
     assert_audit_clean(system.database)
 
 
-async def test_a_refund_received_before_its_payment_is_posted_in_one_commit(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id)
-        after = await deliver(
-            system, order, payments.refunded(order.order_id, 4 * CREDIT), payments.paid(order.order_id)
-        )
-    assert [move.kind for move in after.state.moves] == ["credit", "reversal"]
-    assert await read_totals(system.database, account_id) == (6 * CREDIT, 0, 2)
-    assert_audit_clean(system.database)
-
-
-async def test_a_payment_of_another_amount_is_held_and_gives_no_credit(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id)
-        after = await deliver(system, order, payments.paid(order.order_id, amount_micro=9 * CREDIT))
-    assert (after.status, after.statuses.risk_status, after.statuses.reconcile_status) == ("held",) + (
-        "mismatch",
-    ) * 2
-    assert await read_totals(system.database, account_id) == (0, 0, 0)
-    assert_audit_clean(system.database)
-
-
 async def test_a_payment_of_another_order_is_refused_and_stored(system: Any, payments: Any) -> None:
     with trio.fail_after(60):
         account_id, _ = await system.open_account()
@@ -283,22 +218,6 @@ async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(system: An
     assert (expired.verdict, expired.order.status, again.verdict) == ("applied", "expired", "ignored")
     assert await stored_events(system.database) == [(old.request.sandbox_event_id, "refused", True)]
     assert_audit_clean(system.database)
-
-
-async def test_an_expired_or_refused_card_order_is_credited_by_a_late_payment(system: Any, payments: Any) -> None:
-    past = utc_now() - timedelta(seconds=1)
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        late = await new_order(system, payments, account_id, expires_at=past)
-        refused = await new_order(system, payments, account_id)
-        expired = await system.accounts.ref(account_id).ask(ExpireOrder(late.order_id))
-        failed = await system.accounts.ref(account_id).ask(
-            RecordIntentRefused(refused.order_id, "amount_too_small")
-        )
-        credited = [await deliver(system, order, payments.paid(order.order_id)) for order in (late, refused)]
-    assert (expired.order.status, failed.order.status) == ("expired", "failed")
-    assert [order.state.moves[0].reason for order in credited] == ["late_payment"] * 2
-    assert await read_totals(system.database, account_id) == (20 * CREDIT, 0, 2)
 
 
 async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(system: Any, payments: Any) -> None:

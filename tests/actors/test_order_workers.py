@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgspec
 import pytest
 import structlog
 import trio
@@ -164,99 +163,6 @@ async def test_a_paid_order_is_credited_and_later_reconciled_without_webhooks(se
     assert after.state.real_event_id is None
     assert await setup.balance() == 10 * CREDIT
     setup.assert_audit_clean()
-
-
-Story = Callable[[Setup, Order], Awaitable[None]]
-
-
-async def partly_refunded(setup: Setup, order: Order) -> None:
-    charge = await setup.pay(order)
-    await setup.emulator.act("charges", charge, "refund", amount=300)
-    await setup.emulator.act("charges", charge, "refund", amount=200)
-
-
-async def refund_failed(setup: Setup, order: Order) -> None:
-    charge = await setup.pay(order)
-    refund = await setup.emulator.act("charges", charge, "refund", amount=300)
-    await setup.emulator.act("refunds", refund, "fail")
-
-
-async def dispute_lost(setup: Setup, order: Order) -> None:
-    charge = await setup.pay(order)
-    dispute = await setup.emulator.act("charges", charge, "dispute")
-    await setup.emulator.act("disputes", dispute, "lose")
-
-
-async def dispute_won(setup: Setup, order: Order) -> None:
-    charge = await setup.pay(order)
-    dispute = await setup.emulator.act("charges", charge, "dispute")
-    await setup.emulator.act("disputes", dispute, "win")
-
-
-async def inquiry_only(setup: Setup, order: Order) -> None:
-    charge = await setup.pay(order)
-    dispute = await setup.emulator.act("charges", charge, "dispute", inquiry=True)
-    await setup.emulator.act("disputes", dispute, "close")
-
-
-async def wrong_amount(setup: Setup, order: Order) -> None:
-    await setup.pay(order, amount_received=900)
-
-
-async def declined(setup: Setup, order: Order) -> None:
-    assert order.state.payment_id is not None
-    await setup.emulator.act("payment_intents", order.state.payment_id, "decline")
-
-
-@pytest.mark.parametrize(
-    ("story", "left", "ends"),
-    [
-        (partly_refunded, 5, ("credited", "partially_refunded", "reconciled")),
-        (refund_failed, 10, ("credited", "none", "reconciled")),
-        (dispute_lost, 0, ("credited", "chargeback", "reconciled")),
-        (dispute_won, 10, ("credited", "reinstated", "reconciled")),
-        (inquiry_only, 10, ("credited", "none", "reconciled")),
-        (wrong_amount, 0, ("held", "none", "mismatch")),
-        (declined, 0, ("failed", "none", "pending")),
-    ],
-)
-async def test_without_webhooks_reconciles_settle_every_order(
-    setup: Setup, story: Story, left: int, ends: tuple[str, str, str]
-) -> None:
-    with trio.fail_after(60):
-        order = await setup.order()
-        await story(setup, order)
-        for _ in range(3):
-            await setup.run(Reconciler)
-        after = await setup.read(order)
-    statuses = after.statuses
-    assert (statuses.status, statuses.reversal_status, statuses.reconcile_status) == ends
-    assert await setup.balance() == left * CREDIT
-    setup.assert_audit_clean()
-
-
-async def test_a_webhook_after_a_reconcile_moves_no_money(setup: Setup) -> None:
-    with trio.fail_after(60):
-        order = await setup.order()
-        await setup.pay(order)
-        await setup.run(Reconciler)
-        looked = await setup.read(order)
-        event = msgspec.structs.replace(setup.payments.paid(order.order_id), facts=_paid_facts(looked))
-        await setup.system.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
-        after = await setup.read(order)
-    assert after.state.moves == looked.state.moves
-    assert after.state.real_event_id == event.event_id
-    assert await setup.balance() == 10 * CREDIT
-    setup.assert_audit_clean()
-
-
-def _paid_facts(order: Order) -> OrderFacts:
-    """Return the webhook event of the payment that a check has found."""
-    ((payment_id, paid),) = order.state.facts.payments.items()
-    return OrderFacts(
-        payments={payment_id: msgspec.structs.replace(paid, at=paid.at - 1, claims=paid.claims[:1])},
-        charges={paid.charge_ids[0]: payment_id},
-    )
 
 
 async def test_an_intent_whose_create_call_was_lost_is_found_and_not_duplicated(setup: Setup) -> None:
