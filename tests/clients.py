@@ -48,7 +48,8 @@ class Caller:
         sent = {} if not credential else {"Authorization": f"Bearer {credential}"}
         if key is not None:
             sent["Idempotency-Key"] = key
-        return await self.http.request(method, path, json=json, headers={**sent, **(headers or {})}, **options)
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in {**sent, **(headers or {})}.items()]
+        return await self.http.request(method, path, json=json, headers=raw, **options)
 
     async def as_key(self, method: str, path: str, json: Any = None, **options: Any) -> httpx2.Response:
         """Send one request with the API key."""

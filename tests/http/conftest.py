@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
-import httpx2
 import pytest
 
 from holdfast.actors.sign_in.messages import OriginAdmitted
@@ -37,9 +35,7 @@ from .fake_parts import (
 from .fake_rows import CountingRows, FakeReportRows, NoRows
 from .identities import ACCOUNT, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SANDBOX_SECRET, SESSION, TOKEN
 from .order_stand_ins import FakeOrderChecks, FakeUnmatchedEvents
-from .stage import InProcess, Stage
-
-PLAIN = {"Accept-Encoding": "identity"}
+from .stage import Stage, in_process
 
 
 async def render_metrics() -> bytes:
@@ -94,7 +90,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
     minted = mint_api_key("acct_1", live=False)
     app = HoldfastApp(deps, SERVED)
     return Stage(
-        http=httpx2.AsyncClient(transport=InProcess(cast(Any, app)), base_url="http://localhost", headers=PLAIN),
+        http=in_process(app),
         key=minted.secret,
         app=app,
         accounts=accounts,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any, cast
 
 import httpx2
@@ -64,9 +65,18 @@ class InProcess(httpx2.ASGITransport):
     """Requests to an application in this process, from the address that ``extensions`` name as ``client``."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        self.client = request.extensions.get("client", ("127.0.0.1", 50_000))
+        self.client = cast(Any, request.extensions.get("client"))
         with trio.fail_after(60):
             return await super().handle_async_request(request)
+
+
+def in_process(app: HoldfastApp) -> httpx2.AsyncClient:
+    """Return a client of an application in this process, which keeps no cookies and asks for no compression."""
+    http = httpx2.AsyncClient(
+        transport=InProcess(cast(Any, app)), base_url="http://localhost", headers={"Accept-Encoding": "identity"}
+    )
+    http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
+    return http
 
 
 @dataclass(kw_only=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 from tests.clients import refused
+from tests.http.stage import in_process
 
 from holdfast.http import endpoints
 from holdfast.http.app import HoldfastApp
@@ -39,6 +40,7 @@ def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Route, ...]
 
 async def test_the_example_is_served_over_http(api: Api, routes: tuple[Route, ...]) -> None:
     api.app = HoldfastApp(api.deps, routes)
+    api.http = in_process(api.app)
     with trio.fail_after(60):
         async with api.serving() as base:
             request = urllib.request.Request(base + PATH, headers={"Authorization": f"Bearer {api.session}"})
