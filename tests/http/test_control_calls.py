@@ -197,8 +197,8 @@ async def test_the_actors_that_cost_most_come_first_with_their_addresses(api: Ap
     api.change(database=AwayRows())
     body = (await call(api, "GET", "/ops/api/actors?group=accounts&limit=2&order=rate")).json()
     assert [(each["key"], each["email"]) for each in body["data"]] == [(full.key, None), (busy.key, None)]
-    answer = await call(api, "GET", "/ops/api/actors?group=accounts&order=rate&cursor=a")
-    refused(answer, 400, "invalid_parameter")
+    response = await call(api, "GET", "/ops/api/actors?group=accounts&order=rate&cursor=a")
+    refused(response, 400, "invalid_parameter")
 
 
 async def test_an_actor_away_from_its_owner_is_found_and_acted_on_there(stage: Stage) -> None:
