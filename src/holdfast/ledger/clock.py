@@ -17,4 +17,7 @@ def utc_now() -> datetime:
 
 def format_time(at: datetime) -> str:
     """Format a time as ``2026-11-20T18:40:00.123Z``."""
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    text = at.isoformat(timespec="milliseconds")
+    if not text.endswith("+00:00"):
+        text = at.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.removesuffix("+00:00") + "Z"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import msgspec
 
 from holdfast.actors.account.messages import TaskAccepted
@@ -106,9 +108,14 @@ def task_created(deps: Dependencies, accepted: TaskAccepted) -> TaskCreated:
     )
 
 
-def task_body(deps: Dependencies, task: Task, *, for_operators: bool = False) -> TaskBody:
-    """Render a task with its links signed now; ``for_operators`` with links to results before it has succeeded."""
-    public = public_task(deps.urls, task, now=deps.now(), for_operators=for_operators)
+def task_body(
+    deps: Dependencies, task: Task, *, now: datetime | None = None, for_operators: bool = False
+) -> TaskBody:
+    """Render a task with its links signed as of ``now``, by default the current time.
+
+    ``for_operators`` with links to results before it has succeeded.
+    """
+    public = public_task(deps.urls, task, now=now or deps.now(), for_operators=for_operators)
     progress = [render(ProgressBody, entry) for entry in task.state.progress]
     return TaskBody(**msgspec.structs.asdict(public), provider_progress=progress)
 

@@ -102,9 +102,13 @@ def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: b
         ),
         usage=_usage(task),
         output=output,
-        hosting=msgspec.structs.replace(
-            msgspec.convert(hosting, HostingBody, from_attributes=True),
+        hosting=HostingBody(
+            status=hosting.status,
+            mode=hosting.mode,
+            source=hosting.source,
             final_url_ready=_has_final_urls(task, output),
+            assets_ready_event=hosting.assets_ready_event,
+            error=hosting.error,
         ),
         review_case_id=review.case_id if review else None,
         review_reason=review.reason if review else None,

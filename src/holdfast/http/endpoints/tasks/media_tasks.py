@@ -171,7 +171,7 @@ async def list_tasks(call: Call) -> Outcome:
     return await list_of_account(
         call,
         tasks_of_account,
-        functools.partial(task_body, call.deps),
+        functools.partial(task_body, call.deps, now=call.deps.now()),
         lambda task: Position(task.created_at, task.request_id),
     )
 
