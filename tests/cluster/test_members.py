@@ -71,7 +71,7 @@ async def test_a_new_member_takes_over_its_places_only(autojump_clock: MockClock
         ]
 
 
-async def test_a_member_whose_links_open_after_it_is_ready_takes_its_places_at_once(
+async def test_a_member_whose_links_open_late_takes_its_places_at_once(
     autojump_clock: MockClock,
 ) -> None:
     rows = Rows()

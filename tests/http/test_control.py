@@ -271,7 +271,7 @@ async def test_a_request_takes_one_group_of_lookups_and_one_read(api: Api) -> No
         assert api.rows.reads == reads
 
 
-async def test_the_account_of_a_credential_that_was_not_used_before_is_looked_up_after_it(api: Api) -> None:
+async def test_the_account_of_a_new_credential_is_looked_up_after_it(api: Api) -> None:
     for _ in range(2):
         body = (await api.as_session("GET", "/v2/control/account")).json()
         assert body["account_id"] == api.account_id

@@ -230,7 +230,7 @@ async def test_a_job_waits_for_its_turn_only_so_long(autojump_clock: trio.testin
     assert shares._shares == {}
 
 
-async def test_a_turn_passes_in_the_order_of_coming_and_not_to_a_job_that_has_gone() -> None:
+async def test_a_turn_passes_on_in_order_and_not_to_a_job_that_has_gone() -> None:
     shares, order, released = FairShares(at_once_max=1), list[int](), trio.Event()
 
     async def run(number: int, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:

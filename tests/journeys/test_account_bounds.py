@@ -26,7 +26,7 @@ from .service_process import Service
 RETENTION_S = 30 * 24 * 3600
 
 
-async def test_the_newest_revoked_keys_are_retained_and_hourly_rotation_meets_no_limit(
+async def test_the_newest_revoked_keys_are_retained_under_hourly_rotation(
     shared_service: Service, new_customer: NewCustomer
 ) -> None:
     customer = await new_customer(shared_service)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Groups:
-    """A database that notes the keys of each group, and answers a group when it is told to."""
+    """A database that notes the keys of each group, and answers a group when the test says so."""
 
     def __init__(self) -> None:
         self.keys: list[list[str]] = []
@@ -181,7 +181,7 @@ async def test_a_slow_group_does_not_keep_others_waiting(autojump_clock: MockClo
         assert groups.keys == [["slow"]]
         await trio.sleep(2 * SLOW_S)
         await callers.ask("b")
-        # Whoever comes then reads for all that wait; there is no third group, however slow these are.
+        # One that comes then reads for all that wait; there is no third group, however slow these are.
         assert groups.keys == [["slow"], ["b", "a"]]
         await trio.sleep(2 * SLOW_S)
         await callers.ask("c")

@@ -283,7 +283,7 @@ class Members:
         peer.failures = 0
         peer.logged.clear()
         if peer.link is not None and self._announced.is_set():
-            # The other may have read this member's row before its last change, of which it was not told.
+            # The other may have read this member's row before its last change, and does not know of that.
             peer.link.announce_change()
         self._assign_places()
 

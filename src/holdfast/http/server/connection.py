@@ -90,16 +90,16 @@ class Owner(Protocol):
 
     is_stopping: bool
 
-    def became_idle(self, connection: ClientConnection) -> None:
+    def became_idle(self, connection: ServerConnection) -> None:
         """Called when the connection has no request."""
         ...
 
-    def became_busy(self, connection: ClientConnection) -> None:
+    def became_busy(self, connection: ServerConnection) -> None:
         """Called when the connection has a request again."""
         ...
 
 
-class ClientConnection:
+class ServerConnection:
     """An accepted connection. With ``refusal`` that is its only response.
 
     ``peer`` is the client as limits count it. A proxy's connection has the ``sources`` by which its clients count.

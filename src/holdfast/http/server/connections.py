@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from holdfast.http.kit.client_address import origin_of, parse_address
-from holdfast.http.server.connection import Address, AsgiApp, ClientConnection
+from holdfast.http.server.connection import Address, AsgiApp, ServerConnection
 from holdfast.http.server.limits import REFUSED_AT_ONCE_MAX, STALLED_S, SWEEP_INTERVAL_S, ServerLimits
 from holdfast.http.server.response_framing import refusal_bytes
 from holdfast.http.server.sources import TOO_MANY_OF_PEER, OriginOf, Sources
@@ -48,10 +48,10 @@ class Connections:
         self._places = {False: max(1, limits.connections_max - operators), True: operators}
         """The most connections of the public listener, and of the operators' (True)."""
         self._admitted: Counter[bool] = Counter()
-        self._stalled: list[ClientConnection] = []
+        self._stalled: list[ServerConnection] = []
         """At the last sweep, the longest stalled last."""
-        self._open: set[ClientConnection] = set()
-        self._idle: dict[ClientConnection, None] = {}
+        self._open: set[ServerConnection] = set()
+        self._idle: dict[ServerConnection, None] = {}
         self._per_peer: Counter[str] = Counter()
         self._refused_count = 0
         self._nursery: trio.Nursery | None = None
@@ -105,7 +105,7 @@ class Connections:
         stalled = [
             each for each in self._open if each.is_for_operators in full and now - each.waits_since() >= STALLED_S
         ]
-        self._stalled = sorted(stalled, key=ClientConnection.waits_since, reverse=True)
+        self._stalled = sorted(stalled, key=ServerConnection.waits_since, reverse=True)
 
     # ---------------------------------------------------------------------------------------- admission
 
@@ -147,7 +147,7 @@ class Connections:
             if self._refused_count >= REFUSED_AT_ONCE_MAX and isinstance(stream, ConnectedSocket):
                 stream.close_after(refusal_bytes(refusal))
                 return
-        connection = ClientConnection(
+        connection = ServerConnection(
             app,
             stream,
             self._limits,
@@ -164,7 +164,7 @@ class Connections:
         self._count(connection, refusal, 1)
         self._nursery.start_soon(self._serve, connection, refusal)
 
-    def _count(self, connection: ClientConnection, refusal: Refusal | None, change: int) -> None:
+    def _count(self, connection: ServerConnection, refusal: Refusal | None, change: int) -> None:
         """Count a connection; refused ones take no place of their peer or listener."""
         if refusal is not None:
             self._refused_count += change
@@ -179,7 +179,7 @@ class Connections:
         """Close the longest idle connection; return whether there was one."""
         return self._close_longest_idle(lambda _each: True)
 
-    def _close_longest_idle(self, may_be_closed: Callable[[ClientConnection], bool]) -> bool:
+    def _close_longest_idle(self, may_be_closed: Callable[[ServerConnection], bool]) -> bool:
         longest = next((each for each in self._idle if may_be_closed(each)), None)
         if longest is None:
             return False
@@ -197,15 +197,15 @@ class Connections:
                 return True
         return False
 
-    def became_idle(self, connection: ClientConnection) -> None:
+    def became_idle(self, connection: ServerConnection) -> None:
         """Record that a connection waits for its next request."""
         self._idle[connection] = None
 
-    def became_busy(self, connection: ClientConnection) -> None:
+    def became_busy(self, connection: ServerConnection) -> None:
         """Record that a connection has a request."""
         self._idle.pop(connection, None)
 
-    async def _serve(self, connection: ClientConnection, refusal: Refusal | None) -> None:
+    async def _serve(self, connection: ServerConnection, refusal: Refusal | None) -> None:
         try:
             await connection.run()
         except Exception as fault:

@@ -3,7 +3,7 @@
 Clients repeat a few reads all the time. Each needs a thread, a connection and the execution of a query; a group
 shares them, as commits share the journal. The caller that finds no group being read reads for all that wait, itself
 included, and then lets the first of those that came meanwhile read the next group. So a caller that comes alone
-waits for nobody.
+waits for no other.
 """
 
 from __future__ import annotations
