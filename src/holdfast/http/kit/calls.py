@@ -284,7 +284,7 @@ class Call:
         assert self.bearer is not None
         lookup = Lookup(find_sessions, self.bearer.sha256)
         await self._look_up(lookup, *lookups)
-        session = valid_session(lookup.found(), self.deps.now())
+        session = valid_session(lookup.found, self.deps.now())
         if not isinstance(session, Refusal):
             self.deps.key_cache.put(self.bearer.sha256, KnownKey(session.account_id, session.session_id))
         return session
@@ -298,7 +298,7 @@ class Call:
         assert self.bearer is not None
         lookup = Lookup(find_api_keys, self.bearer.sha256)
         await self._look_up(lookup, *lookups)
-        key = valid_key(lookup.found(), self.route.scope)
+        key = valid_key(lookup.found, self.route.scope)
         if isinstance(key, Refusal):
             lacks_scope = key.code == "insufficient_scope"
             return NEEDS_SESSION if lacks_scope and self.route.auth is Auth.SESSION_OR_KEY else key
@@ -325,7 +325,7 @@ class Call:
         if not lookups:
             lookups = [Lookup(find, account_id)]
             await self._look_up(*lookups)
-        return lookups[0].found()
+        return lookups[0].found
 
     async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
         """Authenticate the session, then run ``query``. Refuses as :meth:`verify_session` does."""

@@ -82,7 +82,7 @@ async def _by_bearer(deps: Dependencies, authorization: list[str], origin: str) 
     sha256 = bearer.sha256
     lookup, reader = Lookup(find_sessions, sha256), deps.key_cache.account_of(sha256) or f"origin:{origin}"
     await deps.read_shares.run(reader, lambda: deps.lookups.run(lookup))
-    session = valid_session(lookup.found(), deps.now())
+    session = valid_session(lookup.found, deps.now())
     if isinstance(session, Refusal):
         return session
     deps.key_cache.put(sha256, KnownKey(session.account_id, session.session_id))

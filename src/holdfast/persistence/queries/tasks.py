@@ -67,17 +67,17 @@ def task_by_id(rows: Connection, request_id: str) -> Task | None:
     return None if found is None else read_row(task_of, found, "tasks", request_id)
 
 
-def find_tasks(rows: Connection, request_ids: Sequence[str]) -> dict[str, Task | UnreadableRow]:
-    """Return the tasks with these ids, of any account.
+def find_tasks(rows: Connection, request_ids: Sequence[str]) -> dict[str, tuple[str, Task | UnreadableRow]]:
+    """Return the tasks with these ids, of any account, with their accounts' ids.
 
     Queried by the id alone: with the account, the plan might read all of its tasks.
     """
-    found: dict[str, Task | UnreadableRow] = {}
+    found: dict[str, tuple[str, Task | UnreadableRow]] = {}
     for row in rows.execute(_BY_IDS, {"request_ids": request_ids}):
         try:
-            found[row.request_id] = read_row(task_of, row, "tasks", row.request_id)
+            found[row.request_id] = row.account_id, read_row(task_of, row, "tasks", row.request_id)
         except UnreadableRow as unreadable:
-            found[row.request_id] = unreadable
+            found[row.request_id] = row.account_id, unreadable
     return found
 
 

@@ -23,8 +23,8 @@ SLOW_S: Final = 0.02
 """A group that takes longer does not keep the next one waiting, if no other does."""
 GROUPS_MAX: Final = 2
 
-Find: TypeAlias = Callable[[Connection, Sequence[K]], Mapping[K, V | Exception]]
-"""Returns what it finds of some keys, in one query; an exception for a row that cannot be decoded."""
+Find: TypeAlias = Callable[[Connection, Sequence[K]], Mapping[K, V]]
+"""Returns what it finds of some keys, in one query."""
 
 
 class ReadRows(Protocol):
@@ -38,22 +38,13 @@ class ReadRows(Protocol):
 class Lookup(Generic[K, V]):
     """A key to be found by ``find``. The key must have the form of its column: one that has not fails its group."""
 
-    __slots__ = ("_found", "find", "key")
+    __slots__ = ("find", "found", "key")
 
     def __init__(self, find: Find[K, V], key: K) -> None:
         self.find = find
         self.key = key
-        self._found: V | Exception | None = None
-
-    def found(self) -> V | None:
-        """Return what was found, None if nothing was. Raises ``UnreadableRow``."""
-        if isinstance(self._found, Exception):
-            raise self._found
-        return self._found
-
-    def take(self, found: Mapping[K, V | Exception]) -> None:
-        """Take what was found of the group's keys."""
-        self._found = found.get(self.key)
+        self.found: V | None = None
+        """What was found of the key, None if nothing was."""
 
 
 class _Asker:
@@ -126,4 +117,4 @@ def _look_up(rows: Connection, askers: Iterable[_Asker]) -> None:
     for find, wanted in lookups.items():
         found = find(rows, list({lookup.key: None for lookup in wanted}))
         for lookup in wanted:
-            lookup.take(found)
+            lookup.found = found.get(lookup.key)

@@ -34,6 +34,7 @@ from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
 from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, tasks_of_account
 from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 from holdfast.telemetry import metrics
@@ -278,16 +279,19 @@ def task_not_found(request_id: str) -> Refusal:
 async def own_task(call: Call) -> tuple[Task, ApiKeyRecord] | Refusal:
     """Authenticate the key and return its account's task of the path, and the key.
 
-    Another account's task does not exist. Refuses: 1. as the key is refused; 2. ``task_not_found``.
+    Another account's task does not exist. Refuses: 1. as the key is refused; 2. ``task_not_found``. Raises
+    :class:`UnreadableRow`.
     """
     request_id = call.path["request_id"]
     lookup = Lookup(find_tasks, request_id)
     key = await call.verify_key(*([lookup] if is_id(request_id) else []))
     if isinstance(key, Refusal):
         return key
-    task = lookup.found()
-    if task is None or task.account_id != key.account_id:
+    account_id, task = lookup.found or (None, None)
+    if task is None or account_id != key.account_id:
         return task_not_found(request_id)
+    if isinstance(task, UnreadableRow):
+        raise task
     return task, key
 
 
