@@ -255,5 +255,37 @@ async def test_a_turn_passes_on_in_order_and_not_to_a_job_that_has_gone() -> Non
     assert shares._shares == {}
 
 
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_job_cancelled_as_its_turn_comes_passes_the_turn_on(others: int) -> None:
+    shares, done, began = FairShares(at_once_max=1), list[str](), trio.Event()
+
+    async def first() -> None:
+        await began.wait()
+        # The client of the job that is next is gone in the moment in which this one ends.
+        gone.cancel()
+
+    async def run(name: str, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        with trio.CancelScope() as scope:
+            task_status.started(scope)
+            await shares.run("caller", partial(note, name))
+
+    async def note(name: str) -> None:
+        done.append(name)
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shares.run, "caller", first)
+            await trio.testing.wait_all_tasks_blocked()
+            gone = await nursery.start(run, "gone")
+            for number in range(others):
+                await trio.testing.wait_all_tasks_blocked()
+                await nursery.start(run, f"other {number}")
+            await trio.testing.wait_all_tasks_blocked()
+            began.set()
+        await shares.run("caller", partial(note, "later"))
+    assert done == [*(f"other {number}" for number in range(others)), "later"]
+    assert shares._shares == {}
+
+
 async def never() -> None:
     raise AssertionError("the turn is held")

@@ -191,3 +191,40 @@ async def test_a_slow_group_does_not_keep_others_waiting(autojump_clock: MockClo
         assert groups.keys[2:] == [["c"], ["d"]]
         await answer_all(groups)
     assert callers.answers == {"slow": "SLOW", **{key: key.upper() for key in "abcde"}}
+
+
+async def test_a_caller_cancelled_as_it_becomes_the_next_reader_leaves_that_to_another() -> None:
+    begun, next_caller = trio.Event(), trio.CancelScope()
+    answers = list[str | None]()
+
+    async def read(query: Callable[[Connection], T], /) -> T:
+        rows = Groups()
+        rows.keys.append([])
+        found = query(cast("Connection", rows))
+        if not begun.is_set():
+            await begun.wait()
+            # Its client is gone in the moment in which this group ends, before it could run once more.
+            next_caller.cancel()
+        return found
+
+    lookups = GroupedLookups(read)
+
+    async def ask(key: str, scope: trio.CancelScope) -> None:
+        with scope:
+            lookup = Lookup(find, key)
+            await lookups.run(lookup)
+            answers.append(lookup.found())
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for key, scope in (("a", trio.CancelScope()), ("b", next_caller), ("c", trio.CancelScope())):
+                nursery.start_soon(ask, key, scope)
+                await wait_all_tasks_blocked()
+            begun.set()
+            await wait_all_tasks_blocked()
+            # Whoever is left waiting would wait for ever; none came in the meantime.
+            for key in ("d", "e"):
+                await ask(key, trio.CancelScope())
+    assert next_caller.cancelled_caught
+    assert sorted(map(str, answers)) == ["A", "C", "D", "E"]
+    assert lookups._groups == 0

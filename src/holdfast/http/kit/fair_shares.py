@@ -64,13 +64,13 @@ class FairShares:
         if share.turns < self._at_once_max:
             share.turns += 1
         else:
-            await self._wait(share)
+            await self._wait(caller, share)
         try:
             return await job()
         finally:
             self._end_turn(caller, share)
 
-    async def _wait(self, share: _Share) -> None:
+    async def _wait(self, caller: str, share: _Share) -> None:
         """Wait until another job passes its turn on."""
         if share.turns + len(share.waiting) >= self._jobs_max:
             raise Overloaded(f"the caller has {share.turns + len(share.waiting)} jobs already")
@@ -79,6 +79,10 @@ class FairShares:
         try:
             with trio.move_on_after(self._timeout_s):
                 await turn.wait()
+        except trio.Cancelled:
+            if turn.is_set():  # it was given the turn when it was cancelled already
+                self._end_turn(caller, share)
+            raise
         finally:
             if not turn.is_set():
                 share.waiting.remove(turn)

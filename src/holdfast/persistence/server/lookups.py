@@ -9,7 +9,6 @@ waits for no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import trio
@@ -81,9 +80,12 @@ class GroupedLookups:
             try:
                 await asker.woken.wait()
             except trio.Cancelled:
-                # It may be in a group that is being read, which then is read in vain.
-                with suppress(ValueError):
+                if asker in self._waiting:
                     self._waiting.remove(asker)
+                elif asker.woken.is_set() and not asker.is_done:
+                    # It was to read the next group, and was woken for that when it was cancelled already.
+                    self._end_group()
+                # Else it is in a group that is being read, which then is read in vain.
                 raise
         if not asker.is_done:
             await self._read_group(asker)
@@ -91,7 +93,7 @@ class GroupedLookups:
             raise asker.fault
 
     async def _read_group(self, first: _Asker) -> None:
-        """Read for a caller and all that wait, and leave the next group to the first that came meanwhile."""
+        """Read for a caller and all that wait."""
         askers, self._waiting = [first, *self._waiting], []
         self._begun_at = trio.current_time()
         fault: Exception | None = None
@@ -103,6 +105,10 @@ class GroupedLookups:
         for asker in askers:
             asker.is_done, asker.fault = True, fault
             asker.woken.set()
+        self._end_group()
+
+    def _end_group(self) -> None:
+        """Leave the next group to the first that waits for it."""
         if self._waiting:
             self._waiting.pop(0).woken.set()
         else:
