@@ -63,7 +63,7 @@ async def settle_command(
             reason="because",
             at=at,
         ),
-        (TaskChangedRow(after, has_new_usage=True),),
+        (TaskChangedRow(after, "proc_1", has_new_usage=True),),
     )
 
 

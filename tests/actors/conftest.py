@@ -72,6 +72,7 @@ async def setup(system: ActorSystem, nursery: trio.Nursery, tmp_path: Path) -> S
         callback_url=lambda _: "",
         now=setup.now,
         rng=random.Random(1),
+        process_id="proc_1",
     )
 
     async def load(request_id: str) -> Any:

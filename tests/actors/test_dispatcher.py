@@ -100,7 +100,6 @@ class Setup:
         *,
         dispatched: bool,
         due_in_s: float,
-        touched_ago_s: float = 0,
         provider: str = "studio",
         ends_in_s: float = 3600,
         hosting: str | None = None,
@@ -118,7 +117,7 @@ class Setup:
             "model": "studio/image-1",
             "provider": provider,
             "created_at": ends_at - timedelta(seconds=Deadlines().overall_s),
-            "updated_at": now - timedelta(seconds=touched_ago_s),
+            "updated_at": now,
             "wake_at": now + timedelta(seconds=due_in_s),
             "dispatched": dispatched,
             "request": {},
@@ -306,17 +305,10 @@ async def test_a_task_that_ends_while_the_rows_are_read_holds_no_slot(setup: Set
     assert setup.tasks.woken == [("task_waits", False)]
 
 
-async def test_follow_ups_of_an_earlier_process_are_due_at_once(setup: Setup) -> None:
-    await setup.insert_task("task_left", dispatched=True, due_in_s=3600, touched_ago_s=60)
-    await setup.start()
-
-    assert await setup.tasks.count(1) == [("task_left", True)]
-
-
 async def test_jobs_of_an_earlier_process_occupy_slots_until_they_end(setup: Setup) -> None:
-    await setup.insert_task("task_running", dispatched=True, due_in_s=3600, touched_ago_s=60)
+    await setup.insert_task("task_running", dispatched=True, due_in_s=3600, owner="proc_gone")
     await setup.insert_task(
-        "task_storing", dispatched=True, due_in_s=3600, touched_ago_s=60, hosting="transferring"
+        "task_storing", dispatched=True, due_in_s=3600, owner="proc_gone", hosting="transferring"
     )
     for number in (1, 2):
         await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=-10 * number)
@@ -330,24 +322,13 @@ async def test_jobs_of_an_earlier_process_occupy_slots_until_they_end(setup: Set
     assert setup.tasks.woken == [("task_2", False), ("task_1", False)]
 
 
-async def test_tasks_started_before_the_first_tick_are_not_recovered(
-    setup: Setup,
-) -> None:
-    dispatcher = setup.dispatcher()
-    await setup.insert_task("task_waits", dispatched=True, due_in_s=3600)
-    await setup.insert_task("task_due", dispatched=True, due_in_s=-1)
-    await setup.insert_task("task_left", dispatched=True, due_in_s=3600, touched_ago_s=60)
-    await setup.nursery.start(lambda task_status: dispatcher.run(task_status=task_status))
-
-    assert sorted(await setup.tasks.count(2)) == [("task_due", False), ("task_left", True)]
-
-
 async def test_a_claimed_task_is_not_claimed_again_within_its_lease(setup: Setup) -> None:
-    await setup.insert_task("task_due", dispatched=True, due_in_s=-1, touched_ago_s=60)
+    me = setup.process.process_id
+    await setup.insert_task("task_due", dispatched=True, due_in_s=-1, owner=me)
     await setup.start()
     await setup.tasks.count(1)
 
-    await setup.insert_task("task_later", dispatched=True, due_in_s=-1)
+    await setup.insert_task("task_later", dispatched=True, due_in_s=-1, owner=me)
 
     woken = await setup.tasks.count(2)
     assert sorted(key for key, _ in woken) == ["task_due", "task_later"]
@@ -429,10 +410,8 @@ async def test_tasks_of_a_running_process_are_left_to_it(setup: Setup) -> None:
     other = replace(this_process(), machine="another machine")
     now = utc_now()
     await setup.database.work(lambda rows: renew_lease(rows, other, now, ["studio"]))
-    await setup.insert_task("task_theirs", dispatched=True, due_in_s=-1, touched_ago_s=60, owner=other.process_id)
-    await setup.insert_task(
-        "task_ours", dispatched=True, due_in_s=-1, touched_ago_s=60, owner=setup.process.process_id
-    )
+    await setup.insert_task("task_theirs", dispatched=True, due_in_s=-1, owner=other.process_id)
+    await setup.insert_task("task_ours", dispatched=True, due_in_s=-1, owner=setup.process.process_id)
     dispatcher = setup.dispatcher()
 
     for _ in range(2 * FOLLOW_UP_TICKS):
@@ -451,7 +430,7 @@ async def test_a_lapsed_lease_counts_only_after_time_to_renew(setup: Setup) -> N
     lapsed = utc_now() - timedelta(seconds=2 * LEASE_S)
     await setup.database.work(lambda rows: renew_lease(rows, other, lapsed, ["studio"]))
     for name, due_in_s in (("task_theirs", 600), ("task_theirs_due", -1)):
-        await setup.insert_task(name, dispatched=True, due_in_s=due_in_s, touched_ago_s=60, owner=other.process_id)
+        await setup.insert_task(name, dispatched=True, due_in_s=due_in_s, owner=other.process_id)
     dispatcher = setup.dispatcher()
     setup.nursery.start_soon(dispatcher.recover)
     setup.leases_are_reliable = False

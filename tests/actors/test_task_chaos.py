@@ -115,6 +115,7 @@ class Chaos:
             callback_url=lambda _: "",
             now=lambda: self.now,
             rng=random.Random(1),
+            process_id="proc_1",
         )
 
         new_tasks = NewTasks()

@@ -115,6 +115,7 @@ async def start_actor(load: Load) -> TaskActor:
         callback_url=lambda _: "https://holdfast.test/v2/callback",
         now=lambda: NOON,
         rng=random.Random(1),
+        process_id="proc_1",
     )
     actor = TaskActor("task_1", Mailbox(10), unused, load=load, deps=dependencies)
     await actor.on_start()

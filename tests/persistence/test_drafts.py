@@ -305,7 +305,7 @@ def test_a_change_finds_its_rows_to_the_microsecond_in_any_time_zone(
         state = msgspec.structs.replace(task.state, cost_micro=7 + n)
         task = msgspec.structs.replace(task, status="succeeded", wake_at=None, dispatched=True, state=state)
         fence = Fence("task", request_id, 1)
-        changes.append(Unit(fences=(fence,), rows=(TaskChangedRow(task, has_new_usage=True),)))
+        changes.append(Unit(fences=(fence,), rows=(TaskChangedRow(task, "proc_1", has_new_usage=True),)))
     assert set(written(writer, changes)) == {Committed()}
     assert found(rows, "select cost_micro from usage_entries order by ts") == [7, 8, 9]
     assert set(found(rows, "select version from tasks where status = 'succeeded' and wake_at is null")) == {2}

@@ -251,7 +251,7 @@ def test_the_last_of_two_changes_to_a_row_in_a_batch_is_stored(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     task = make_task("a", "task_1", AT)
-    changes = [TaskChangedRow(make_task("a", "task_1", AT, f"text {n}", version=n)) for n in (2, 3)]
+    changes = [TaskChangedRow(make_task("a", "task_1", AT, f"text {n}", version=n), "proc_1") for n in (2, 3)]
     fences = [Fence("task", "task_1", n) for n in (1, 2)]
     assert all_committed(writer.write([Unit(rows=(task,))]))
     units = [Unit(fences=(f,), rows=(c,)) for f, c in zip(fences, changes, strict=True)]

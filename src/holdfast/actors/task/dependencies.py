@@ -56,7 +56,7 @@ class TaskDependencies:
     callback_url: Callable[[str], str]
     now: Now
     rng: random.Random
-    process_id: str | None = None
+    process_id: str
     health: Callable[[str], ProviderHealth] = ProviderHealth
     is_submitting: Callable[[str, int], bool] = lambda _request_id, _attempt: False
 

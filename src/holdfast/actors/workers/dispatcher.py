@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
 
 import structlog
@@ -123,8 +122,6 @@ class Dispatcher(Worker):
         self._recovering: set[str] = set()
         self._recover_later, self._to_recover = trio.open_memory_channel[str](math.inf)
         self._ticks = 0
-        # A dispatched task without an owner, last updated before this time, belongs to no running process.
-        self._started_at: datetime = now()
         # The providers whose slots this process assigns, with all their tasks in ``_occupied``.
         self._assigned: frozenset[str] = frozenset()
 
@@ -219,9 +216,8 @@ class Dispatcher(Worker):
             self._freed.discard(provider)
         self._assigned &= assigned
         if assigned != self._assigned:
-            now, started_at = self._now(), self._started_at
             self._ended.clear()
-            dispatched = await self._database.work(dispatched_tasks, before=started_at, now=now)
+            dispatched = await self._database.work(dispatched_tasks)
             new, self._assigned = assigned - self._assigned, assigned
             self._occupy(row for row in dispatched if row.provider in new)
 
@@ -243,9 +239,7 @@ class Dispatcher(Worker):
         now, me = self._now(), self._process.process_id
         due = await self._database.work(claim_follow_ups, me=me, most=FOLLOW_UPS_MAX, now=now)
         for row in due:
-            is_ours = row.owner_before == me
-            is_fresh = row.owner_before is None and row.updated_at >= self._started_at
-            if not is_ours and not is_fresh:
+            if row.owner_before != me:
                 self._recover_soon(row.request_id)
             elif row.request_id not in self._recovering:
                 self._tasks.ref(row.request_id).tell(Wake())

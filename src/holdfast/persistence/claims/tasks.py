@@ -57,17 +57,12 @@ _CLAIM_FOLLOW_UPS = text(
     "  union all"
     "  select n.owner from owners o cross join lateral ("
     f"    select t.owner from tasks t where {_DISPATCHED_TO_OWNER} > o.owner order by t.owner limit 1) n"
-    "), owned as (select d.request_id, o.owner from owners o cross join lateral ("
+    "), due as (select d.request_id, o.owner from owners o cross join lateral ("
     f"    select t.request_id from tasks t where {_DISPATCHED_TO_OWNER} = o.owner and t.wake_at <= :now "
     "    order by t.wake_at limit :most for update skip locked) d"
-    "  where o.owner = :me or not exists (select from processes p where p.process_id = o.owner)"
-    "), without_owner as ("
-    f"  select t.request_id, t.owner from tasks t where {_DISPATCHED_TO_OWNER} is null and t.wake_at <= :now "
-    # In the index's order, or the planner may prefer to sort the whole table.
-    "  order by t.owner, t.wake_at limit :most for update skip locked"
-    "), due as (select * from owned union all select * from without_owner limit :most) "
+    "  where o.owner = :me or not exists (select from processes p where p.process_id = o.owner) limit :most) "
     "update tasks t set wake_at = :now + make_interval(secs => :lease_s), owner = :me from due "
-    "where t.request_id = due.request_id returning t.request_id, t.updated_at, due.owner as owner_before"
+    "where t.request_id = due.request_id returning t.request_id, due.owner as owner_before"
 )
 _CLAIM_OVERDUE = text(
     "with due as ("
@@ -121,12 +116,7 @@ _REACHED_ELSEWHERE = text(
     "and :provider = any(providers))"
 )
 _DISPATCHED = text(
-    f"select request_id, provider, {OCCUPIES} as occupies "
-    "from tasks t where wake_at is not null and dispatched and owner is not null"
-)
-_LEFT_WITHOUT_OWNER = text(
-    "update tasks t set wake_at = least(wake_at, :now) where wake_at is not null and dispatched "
-    f"and owner is null and updated_at < :before returning request_id, provider, {OCCUPIES} as occupies"
+    f"select request_id, provider, {OCCUPIES} as occupies from tasks t where wake_at is not null and dispatched"
 )
 _EXPIRED_INPUTS = text(
     "select input_until, request_id from tasks where input_until <= :at "
@@ -166,8 +156,7 @@ class FollowUp(NamedTuple):
     """A claimed task that is dispatched and due; ``owner_before`` is the process that owned it until now."""
 
     request_id: str
-    updated_at: datetime
-    owner_before: str | None
+    owner_before: str
 
 
 def claim_waiting(
@@ -225,9 +214,9 @@ def _accounts_in_turn(rows: Connection, provider: str, after: str, most: int, no
 
 
 def claim_follow_ups(rows: Connection, *, me: str, most: int, now: datetime) -> list[FollowUp]:
-    """Claim dispatched tasks that are due: this process's own, and those whose owner has no row of its own.
+    """Claim dispatched tasks that are due: this process's own, and those whose owner has no row in ``processes``.
 
-    The tasks of other processes are taken over once these have ended.
+    Those of a process with a row are taken over once it has ended, and then the row is deleted.
     """
     claim = {"me": me, "most": most, "now": now, "lease_s": LEASE_S}
     return [FollowUp._make(row) for row in rows.execute(_CLAIM_FOLLOW_UPS, claim)]
@@ -258,14 +247,9 @@ def claim_of_silent(rows: Connection, provider: str, silence: Silence, *, most: 
     return list(rows.execute(_CLAIMS_OF_SILENT[silence.of], claim).scalars())
 
 
-def dispatched_tasks(rows: Connection, *, before: datetime, now: datetime) -> list[DispatchedTask]:
-    """Return all dispatched tasks; of those without an owner, the ones that were last changed before ``before``.
-
-    The latter were dispatched by a release that recorded no owners; they are made due.
-    """
-    owned = rows.execute(_DISPATCHED).all()
-    without_owner = rows.execute(_LEFT_WITHOUT_OWNER, {"before": before, "now": now})
-    return [DispatchedTask._make(row) for row in (*owned, *without_owner)]
+def dispatched_tasks(rows: Connection) -> list[DispatchedTask]:
+    """Return all dispatched tasks that have not ended."""
+    return [DispatchedTask._make(row) for row in rows.execute(_DISPATCHED)]
 
 
 def still_occupying(rows: Connection, request_ids: Sequence[str]) -> set[str]:

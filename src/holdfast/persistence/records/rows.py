@@ -186,7 +186,7 @@ class TaskChangedRow(JournaledRow, frozen=True):
     """
 
     task: Task
-    owner: str | None = None
+    owner: str
     has_new_request: bool = False
     has_new_usage: bool = False
 
