@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.persistence.server.lookups import GROUPS_MAX, SLOW_S, GroupedLookups, Lookup
+from holdfast.persistence.server.lookups import CALLERS_MAX, GROUPS_MAX, SLOW_S, GroupedLookups, Lookup
 
 T = TypeVar("T")
 
@@ -213,7 +213,7 @@ async def test_a_caller_cancelled_as_it_becomes_the_next_reader_leaves_that_to_a
         with scope:
             lookup = Lookup(find, key)
             await lookups.run(lookup)
-            answers.append(lookup.found())
+            answers.append(lookup.found)
 
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -228,3 +228,20 @@ async def test_a_caller_cancelled_as_it_becomes_the_next_reader_leaves_that_to_a
     assert next_caller.cancelled_caught
     assert sorted(map(str, answers)) == ["A", "C", "D", "E"]
     assert lookups._groups == 0
+
+
+async def test_a_burst_is_read_in_groups_of_a_limited_size_in_the_order_of_its_coming() -> None:
+    groups = Groups()
+    names = [f"k{number}" for number in range(3 * CALLERS_MAX)]
+    async with trio.open_nursery() as nursery:
+        callers = Callers(groups, nursery)
+        for key in ("first", *names):
+            await callers.ask(key)
+        await answer_all(groups)
+    # A row may have megabytes: no number of callers brings more than so many of them into memory at once.
+    assert groups.keys == [
+        ["first"],
+        *(names[start : start + CALLERS_MAX] for start in range(0, len(names), CALLERS_MAX)),
+    ]
+    assert callers.answers == {key: key.upper() for key in ("first", *names)}
+    assert groups.lookups._groups == 0

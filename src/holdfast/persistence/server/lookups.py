@@ -1,9 +1,9 @@
 """Lookups of rows by their keys, in groups: what is asked for while one group is read is the next group.
 
 Clients repeat a few reads all the time. Each needs a thread, a connection and the execution of a query; a group
-shares them, as commits share the journal. The caller that finds no group being read reads for all that wait, itself
-included, and then lets the first of those that came meanwhile read the next group. So a caller that comes alone
-waits for no other.
+shares them, as commits share the journal. The caller that finds no group being read reads for those that wait,
+itself included, and then lets the first of those that are left or came meanwhile read the next group. So a caller
+that comes alone waits for no other.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ T = TypeVar("T")
 SLOW_S: Final = 0.02
 """A group that takes longer does not keep the next one waiting, if no other does."""
 GROUPS_MAX: Final = 2
+CALLERS_MAX: Final = 32
+"""Of one group: a row may have megabytes, and all of a group's are in memory until the last of them is read."""
 
 Find: TypeAlias = Callable[[Connection, Sequence[K]], Mapping[K, V]]
 """Returns what it finds of some keys, in one query."""
@@ -93,8 +95,9 @@ class GroupedLookups:
             raise asker.fault
 
     async def _read_group(self, first: _Asker) -> None:
-        """Read for a caller and all that wait."""
-        askers, self._waiting = [first, *self._waiting], []
+        """Read for a caller and those that wait."""
+        others = CALLERS_MAX - 1
+        askers, self._waiting = [first, *self._waiting[:others]], self._waiting[others:]
         self._begun_at = trio.current_time()
         fault: Exception | None = None
         try:
