@@ -81,7 +81,7 @@ async def answer_all(groups: Groups) -> None:
         await wait_all_tasks_blocked()
 
 
-async def test_what_is_asked_for_while_a_group_is_read_is_the_next_group() -> None:
+async def test_what_is_asked_for_while_a_group_is_read_is_the_next_group(autojump_clock: MockClock) -> None:
     groups = Groups()
     async with trio.open_nursery() as nursery:
         callers = Callers(groups, nursery)
@@ -98,7 +98,7 @@ async def test_what_is_asked_for_while_a_group_is_read_is_the_next_group() -> No
     assert groups.keys[2:] == [["d"]]
 
 
-async def test_a_key_that_several_callers_ask_for_is_looked_up_once() -> None:
+async def test_a_key_that_several_callers_ask_for_is_looked_up_once(autojump_clock: MockClock) -> None:
     groups = Groups()
     async with trio.open_nursery() as nursery:
         callers = Callers(groups, nursery)
@@ -109,7 +109,7 @@ async def test_a_key_that_several_callers_ask_for_is_looked_up_once() -> None:
     assert groups.keys == [["a"], ["same"]]
 
 
-async def test_the_lookups_of_one_caller_are_in_one_group() -> None:
+async def test_the_lookups_of_one_caller_are_in_one_group(autojump_clock: MockClock) -> None:
     groups = Groups()
     async with trio.open_nursery() as nursery:
 
@@ -123,7 +123,9 @@ async def test_the_lookups_of_one_caller_are_in_one_group() -> None:
 
 
 @pytest.mark.parametrize("gone", ["a", "b", "c"])
-async def test_a_caller_that_is_cancelled_leaves_the_others_their_answers(gone: str) -> None:
+async def test_a_caller_that_is_cancelled_leaves_the_others_their_answers(
+    autojump_clock: MockClock, gone: str
+) -> None:
     groups = Groups()
     async with trio.open_nursery() as nursery:
         callers = Callers(groups, nursery)
@@ -138,7 +140,9 @@ async def test_a_caller_that_is_cancelled_leaves_the_others_their_answers(gone: 
 
 
 @pytest.mark.parametrize("gone", ["b", "c"])
-async def test_a_caller_that_is_cancelled_while_its_group_is_read_is_not_missed(gone: str) -> None:
+async def test_a_caller_that_is_cancelled_while_its_group_is_read_is_not_missed(
+    autojump_clock: MockClock, gone: str
+) -> None:
     groups = Groups()
     async with trio.open_nursery() as nursery:
         callers = Callers(groups, nursery)
@@ -154,7 +158,7 @@ async def test_a_caller_that_is_cancelled_while_its_group_is_read_is_not_missed(
     assert callers.answers == {key: key.upper() for key in ("a", "b", "c", "later") if key != gone or gone == "b"}
 
 
-async def test_each_caller_of_a_group_gets_its_fault_and_the_next_group_is_read() -> None:
+async def test_each_caller_of_a_group_gets_its_fault_and_the_next_group_is_read(autojump_clock: MockClock) -> None:
     groups = Groups()
     async with trio.open_nursery() as nursery:
         callers = Callers(groups, nursery)
@@ -193,7 +197,9 @@ async def test_a_slow_group_does_not_keep_others_waiting(autojump_clock: MockClo
     assert callers.answers == {"slow": "SLOW", **{key: key.upper() for key in "abcde"}}
 
 
-async def test_a_caller_cancelled_as_it_becomes_the_next_reader_leaves_that_to_another() -> None:
+async def test_a_caller_cancelled_as_it_becomes_the_next_reader_leaves_that_to_another(
+    autojump_clock: MockClock,
+) -> None:
     begun, next_caller = trio.Event(), trio.CancelScope()
     answers = list[str | None]()
 
@@ -230,7 +236,9 @@ async def test_a_caller_cancelled_as_it_becomes_the_next_reader_leaves_that_to_a
     assert lookups._groups == 0
 
 
-async def test_a_burst_is_read_in_groups_of_a_limited_size_in_the_order_of_its_coming() -> None:
+async def test_a_burst_is_read_in_groups_of_a_limited_size_in_the_order_of_its_coming(
+    autojump_clock: MockClock,
+) -> None:
     groups = Groups()
     names = [f"k{number}" for number in range(3 * CALLERS_MAX)]
     async with trio.open_nursery() as nursery:
