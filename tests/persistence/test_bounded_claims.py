@@ -144,7 +144,10 @@ def test_taking_over_reads_none_of_a_running_process(rows: Connection) -> None:
     renew_lease(rows, me, NOW, [])
     add_tasks(rows, "mine_", WAITING, owner=me.process_id)
     rows.execute(
-        text("insert into processes (process_id, pid, lease_until, providers) values ('proc_gone', 1, :at, '{}')"),
+        text(
+            "insert into processes (process_id, pid, lease_until, providers, state, addresses, protocol) "
+            "values ('proc_gone', 1, :at, '{}', 'ready', '{}', 0)"
+        ),
         {"at": NOW - MINUTE},
     )
     add_tasks(rows, "lost_", 2, owner="proc_gone")

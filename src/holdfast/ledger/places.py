@@ -1,8 +1,7 @@
 """Places: a fixed number of parts into which all accounts are divided, to be spread over the members of a cluster.
 
 An account's place follows from its id. Ids and credentials of an account carry its place as three hex digits, so
-that no look-up is needed to find it. Those of older releases have random digits there: these name a place as well,
-only not their account's.
+that no look-up is needed to find it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ characters and six more that are the CRC32 of all before them: a mistyped or inv
 The database has only the SHA-256 of both; with this much entropy a plain hash is enough.
 
 Both carry their account's place (:mod:`holdfast.ledger.places`), by which a load balancer may choose a process: a
-session token as its first three characters after ``hst_``, an API key as the last three before the CRC32. In
-credentials of older releases these characters are random.
+session token as its first three characters after ``hst_``, an API key as the last three before the CRC32.
 """
 
 from __future__ import annotations

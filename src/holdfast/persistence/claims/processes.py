@@ -45,7 +45,7 @@ _RENEW = text(
 )
 _MEMBERS = text(
     "select process_id, machine, state, addresses, protocol, providers from processes "
-    "where process_id <> :me and lease_until > :now and state is not null order by process_id"
+    "where process_id <> :me and lease_until > :now order by process_id"
 )
 _READY = (
     "select p.process_id, p.machine, p.state, p.addresses, p.protocol, p.providers "

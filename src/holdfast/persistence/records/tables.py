@@ -423,11 +423,10 @@ processes = Table(
     Column("lease_until", Time, nullable=False),
     # The names of the media providers it can reach.
     Column("providers", ARRAY(Text), nullable=False),
-    # Whether other members send it asks, where they reach it, and the version of the frames it understands; null in
-    # rows of older releases.
-    Column("state", Text),
-    Column("addresses", ARRAY(Text)),
-    Column("protocol", SmallInteger),
+    # Whether other members send it asks, where they reach it, and the version of the frames it understands.
+    Column("state", Text, nullable=False),
+    Column("addresses", ARRAY(Text), nullable=False),
+    Column("protocol", SmallInteger, nullable=False),
 )
 
 singletons = Table(

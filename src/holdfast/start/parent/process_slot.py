@@ -196,7 +196,7 @@ class ProcessSlot:
     async def _follow(self, run: _Run) -> str | None:
         """Read a process's lines until it closes its side. Returns why it must be killed, if it must.
 
-        Silence counts once it has shown a sign of life: earlier releases show none.
+        Silence counts once it has shown a sign of life: the emulators' process shows none.
         """
         patience_s = START_S
         while True:

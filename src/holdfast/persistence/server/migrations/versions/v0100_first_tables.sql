@@ -314,9 +314,9 @@ create table processes (
     started text,
     lease_until timestamptz not null,
     providers text[] not null,
-    state text,
-    addresses text[],
-    protocol smallint,
+    state text not null,
+    addresses text[] not null,
+    protocol smallint not null,
     constraint pk_processes primary key (process_id)
 );
 
