@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jsonschema_rs import Draft202012Validator, ReferencingError, ValidationError
 
@@ -307,3 +307,37 @@ def _expected(keyword: str, rule: object) -> str:
     if keyword == "uniqueItems":
         return "must not repeat an item"
     return f"violates the rule {_short(keyword)} of the model's schema"
+
+
+_TEXT = "a lighthouse at dusk"
+
+
+def least_input(schema: InputSchema) -> dict[str, object]:
+    """Make up an input of the required fields alone, for a check of a provider.
+
+    It may be invalid where the schema has rules of its own.
+    """
+    required = schema.document.get("required")
+    names = required if isinstance(required, list) else []
+    return {name: _least_value(schema.field(name) or {}, schema.document) for name in names}
+
+
+def _least_value(field: Mapping[str, Any], document: Mapping[str, object]) -> object:
+    for name in ("const", "default"):
+        if name in field:
+            return field[name]
+    for name in ("examples", "enum"):
+        if field.get(name):
+            return field[name][0]
+    match field.get("type"):
+        case "integer" | "number":
+            return field.get("minimum", 1)
+        case "boolean":
+            return False
+        case "array":
+            items = resolve(field.get("items", {}), document)
+            return [_least_value(items, document)] * max(field.get("minItems", 0), 0)
+        case "object":
+            return {}
+    text = _TEXT.ljust(field.get("minLength", 0), ".")
+    return text[: field["maxLength"]] if "maxLength" in field else text

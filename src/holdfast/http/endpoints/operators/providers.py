@@ -15,7 +15,7 @@ from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.operators import Reason
 from holdfast.ledger.catalog.catalog import Catalog
-from holdfast.ledger.catalog.least_input import least_input
+from holdfast.ledger.catalog.input_schema import least_input
 from holdfast.ledger.catalog.quotes import PricedInput, model_not_found, quote_input
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount
