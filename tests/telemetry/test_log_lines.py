@@ -20,7 +20,7 @@ from holdfast.sockets.listening import CannotListen
 from holdfast.start.single_process import serve
 from holdfast.telemetry.logs import configure_logging, flush_logs, log_event, scrub_secrets
 from holdfast.telemetry.logs.task_events import EVENTS_MAX
-from holdfast.telemetry.scrubbing import _Learned, register_secrets, scrub
+from holdfast.telemetry.scrubbing import _Registered, register_secrets, scrub
 from holdfast.telemetry.traces import within_trace
 from holdfast.wiring.provider_registry import ProviderRegistry
 
@@ -31,7 +31,7 @@ TOUCHED = ("", "hypercorn.error", "hypercorn.access", "sqlalchemy", "alembic", "
 @pytest.fixture
 def out(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     """Where the log goes; all that configuring touches is put back afterwards."""
-    monkeypatch.setattr("holdfast.telemetry.scrubbing._learned", _Learned())
+    monkeypatch.setattr("holdfast.telemetry.scrubbing._registered", _Registered())
     loggers = [logging.getLogger(name) for name in TOUCHED]
     before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     yield io.StringIO()

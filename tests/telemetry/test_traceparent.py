@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.telemetry.scrubbing import _Learned, register_secrets
+from holdfast.telemetry.scrubbing import _Registered, register_secrets
 from holdfast.telemetry.traces import new_traceparent, read_traceparent, trace_id, trace_id_in, within_trace
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -13,7 +13,7 @@ SENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
 
 @pytest.fixture(autouse=True)
 def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.telemetry.scrubbing._learned", _Learned())
+    monkeypatch.setattr("holdfast.telemetry.scrubbing._registered", _Registered())
 
 
 def test_a_valid_header_is_taken_with_its_flags() -> None:

@@ -57,13 +57,13 @@ _RUN = re.compile(rf"(?<![A-Za-z0-9]){_OWN_ID}|(?:(?!(?<=/){_OWN_ID})[A-Za-z0-9+
 _IDENTIFIER = re.compile(r"[a-z]+_[0-9a-f]{32}|cat_[0-9a-f]{16}")
 _LONG_HEX = re.compile(r"[0-9a-fA-F]{24,}")
 
-LEARNED_CHARS_MIN = 4
+REGISTERED_CHARS_MIN = 4
 """A shorter secret occurs in ordinary words; removing it would reveal more than it hides."""
 ALONE_BELOW_CHARS = 16
 """A shorter secret may be part of a common word, so it is matched only where no letter or digit is next to it."""
 
 
-class _Learned:
+class _Registered:
     """The registered secrets, in every spelling that a line may contain."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class _Learned:
         self._pattern: re.Pattern[str] | None = None
 
     def add(self, values: Iterable[str]) -> None:
-        found = {text for value in values for text in _spellings(value) if len(text) >= LEARNED_CHARS_MIN}
+        found = {text for value in values for text in _spellings(value) if len(text) >= REGISTERED_CHARS_MIN}
         if found <= self._spellings:
             return
         self._spellings |= found
@@ -97,17 +97,17 @@ def _exactly(text: str) -> str:
     return rf"(?<![A-Za-z0-9]){re.escape(text)}(?![A-Za-z0-9])"
 
 
-_learned = _Learned()
+_registered = _Registered()
 
 
 def register_secrets(values: Iterable[str]) -> None:
     """Remove these values from all text from now on, in this whole process. Earlier values stay registered."""
-    _learned.add(values)
+    _registered.add(values)
 
 
 def has_registered_secret(text: str) -> bool:
     """Whether ``text`` contains a registered value."""
-    return _learned.is_in(text)
+    return _registered.is_in(text)
 
 
 def masked(email: str) -> str:
@@ -116,10 +116,10 @@ def masked(email: str) -> str:
     return f"{local[:1]}{SCRUBBED}@{domain}" if at else email
 
 
-def _kind(char: str) -> int:
+def _class_of(char: str) -> str:
     if char.isdigit():
-        return 0
-    return 1 if char.islower() else 2
+        return "digit"
+    return "lower" if char.islower() else "upper"
 
 
 def _judge_run(match: re.Match[str]) -> str:
@@ -129,9 +129,9 @@ def _judge_run(match: re.Match[str]) -> str:
     if _LONG_HEX.search(run):
         return SCRUBBED
     # Random text changes between digits, lower and upper case at every other character; names and paths do not.
-    kinds = [_kind(char) for char in run if char.isalnum()]
-    hops = sum(1 for one, other in pairwise(kinds) if one != other)
-    return SCRUBBED if 0 in kinds and hops >= 0.3 * len(kinds) else run
+    classes = [_class_of(char) for char in run if char.isalnum()]
+    changes = sum(1 for one, other in pairwise(classes) if one != other)
+    return SCRUBBED if "digit" in classes and changes >= 0.3 * len(classes) else run
 
 
 def scrub(text: str, *, limit_chars: int = TEXT_LIMIT_CHARS) -> str:
@@ -140,7 +140,7 @@ def scrub(text: str, *, limit_chars: int = TEXT_LIMIT_CHARS) -> str:
     Idempotent. An overlong text is cut at a blank before it is searched, so that no part of a secret remains that
     is too short to be recognised.
     """
-    text = _learned.scrub(text)
+    text = _registered.scrub(text)
     longest = 4 * limit_chars
     if len(text) > longest:
         text = text[:longest].rpartition(" ")[0]

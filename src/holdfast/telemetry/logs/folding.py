@@ -13,9 +13,9 @@ PERIOD_S: Final = 10.0
 PERIOD_MAX_S: Final = 600.0
 """While a line repeats, each period is twice as long as the one before it."""
 ALIKE_MAX: Final = 3
-"""How many lines of a period are written that differ only in their ids."""
+"""How many lines that differ only in their ids are written before the others are counted."""
 KINDS_MAX: Final = 500
-"""How many different lines are remembered; beyond that the oldest is written again in full when it repeats."""
+"""How many kinds of line are remembered; beyond that the oldest is forgotten, and written when it comes again."""
 
 _IDS: Final = frozenset({"key", "task_id", "account_id", "order_id", "event_id", "batch_id"})
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
@@ -42,7 +42,7 @@ class _Repeated:
 
 
 class Folding:
-    """What was written lately. ``clock`` counts seconds. Not safe for threads."""
+    """Decides which lines are written, by those of late. ``clock`` counts seconds. Not safe for threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -55,7 +55,8 @@ class Folding:
         kind = tuple((name, text) for name, text in _texts(fields) if name not in _NOT_COMPARED)
         found = self._kinds.get(kind)
         if found is None or (now_s >= found.until_s and not found.count):
-            self._forget_oldest()
+            # New, or without a repetition in its last period.
+            self._make_room()
             found = self._kinds[kind] = _Repeated(now_s + PERIOD_S)
         ids = tuple((name, text) for name, text in _texts(fields) if name in _IDS)
         if not found.count and ids not in found.written and len(found.written) < ALIKE_MAX:
@@ -81,7 +82,7 @@ class Folding:
             found.until_s, found.count, found.last = now_s + found.period_s, 0, None
         return lines
 
-    def _forget_oldest(self) -> None:
+    def _make_room(self) -> None:
         while len(self._kinds) >= KINDS_MAX:
             line = self._kinds.pop(next(iter(self._kinds))).folded()
             if line is not None:

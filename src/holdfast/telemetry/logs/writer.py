@@ -22,7 +22,10 @@ BLOCKED_PAUSE_S: Final = 0.05
 
 
 class LineWriter:
-    """Writes to the descriptor ``fd``. ``tick`` is called in the thread about once a second."""
+    """Writes to the descriptor ``fd``. ``tick`` is called in the thread about once a second.
+
+    ``tell_lost`` returns the line that says how many lines were lost.
+    """
 
     def __init__(self, fd: int, *, tick: Callable[[], None], tell_lost: Callable[[int], str]) -> None:
         self._fd = fd
@@ -33,8 +36,8 @@ class LineWriter:
         self._lost = 0
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._written = threading.Event()
-        self._written.set()
+        self._all_written = threading.Event()
+        self._all_written.set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
@@ -47,16 +50,15 @@ class LineWriter:
                 return
             self._chars += len(line)
             self._lines.append(line)
-            is_first = self._written.is_set()
-            if is_first:
-                self._written.clear()
+            is_first = self._all_written.is_set()
+            self._all_written.clear()
         if is_first:
             self._wake.set()
 
     def flush(self, within_s: float) -> bool:
         """Wait until all lines are written; False if that takes too long."""
         self._wake.set()
-        return self._written.wait(within_s)
+        return self._all_written.wait(within_s)
 
     def stop(self, within_s: float) -> None:
         """Write what waits, and end the thread."""
@@ -81,7 +83,7 @@ class LineWriter:
                 self._lines.clear()
                 self._lost = 0
                 if not lines and not lost:
-                    self._written.set()
+                    self._all_written.set()
                     return
             if lost:
                 lines.append(self._tell_lost(lost))

@@ -14,7 +14,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 
 SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-"""The buckets of what takes microseconds usually, and a deadline's time at worst."""
+"""The buckets of times that are usually microseconds, and at worst as long as a deadline."""
 
 # Requests and connections
 
@@ -329,7 +329,7 @@ def flush() -> None:
 
 
 async def render_process() -> bytes:
-    """Render this process's metrics."""
+    """Render this process's metrics: in place of :func:`render_workers` where there is one process."""
     return generate_latest()
 
 

@@ -24,7 +24,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 Context = Literal["start_error", "child_terminated", "shutdown_error", "shutdown", "killed", "stuck"]
 Decision = Literal["restart", "backoff", "quarantine", "pause", "stop", "escalate", "none"]
 
-_KINDS: Final[dict[ReportKind, tuple[Level, str]]] = {
+_LEVEL_AND_WORDS: Final[dict[ReportKind, tuple[Level, str]]] = {
     "start": ("info", "started"),
     "stop": ("info", "stopped"),
     "crash": ("error", "crashed"),
@@ -59,6 +59,7 @@ MILD_FAILURES = 2
 _MINUTES_FROM_S: Final = 300
 _HOURS_FROM_S: Final = 3 * 3600
 UNDATED: Final = datetime.max.replace(tzinfo=UTC)
+"""Stands for a time that the emitter left out."""
 
 
 class ReportFields(msgspec.Struct, Generic[AtT], frozen=True, kw_only=True):
@@ -116,7 +117,7 @@ def level_of(report: Report) -> Level:
     """Return the level that the emitter chose, else that of the kind and context."""
     if report.level is not None:
         return report.level
-    return "error" if report.context in _ALARMING else _KINDS[report.kind][0]
+    return "error" if report.context in _ALARMING else _LEVEL_AND_WORDS[report.kind][0]
 
 
 def level_of_failure(failures_in_row: int) -> Level:
@@ -192,22 +193,28 @@ def _happened(report: Report) -> str:
         return f"{report.last_message_type} crashes its actor"
     if report.kind == "quarantine" and report.delay_s is not None:
         return f"quarantined for {_lasting(report.delay_s)}"
-    return _KINDS[report.kind][1]
+    return _LEVEL_AND_WORDS[report.kind][1]
 
 
 def _how_often(report: Report) -> str:
-    times = "" if report.count is None else " once" if report.count == 1 else f" {report.count} times"
-    lasting = "" if report.duration_s is None else f" {_lasting(report.duration_s)}"
+    if report.kind == "poison" and report.count in (None, 1):
+        return ""
+    times = ""
+    if report.count is not None:
+        times = " once" if report.count == 1 else f" {report.count} times"
     if report.kind == "poison":
-        return "" if report.count in (None, 1) else f" again, now{times}"
+        return f" again, now{times}"
+    if report.duration_s is None:
+        return times
+    lasting = _lasting(report.duration_s)
     if report.kind == "stuck":
-        return f"{times},{lasting} so far" if lasting else times
-    return f"{times} in{lasting}" if times and lasting else f"{times} after{lasting}" if lasting else times
+        return f"{times}, {lasting} so far"
+    return f"{times} in {lasting}" if times else f" after {lasting}"
 
 
 def _condition(report: Report) -> str:
     """Return the condition, and how long it has lasted with how many failures."""
-    text = _one_line(report.reason) or _KINDS[report.kind][1]
+    text = _one_line(report.reason) or _LEVEL_AND_WORDS[report.kind][1]
     if report.duration_s is None:
         return text
     lasted = "lasted" if report.kind == "recovery" else "lasts for"
