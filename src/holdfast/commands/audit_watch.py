@@ -96,14 +96,15 @@ class AuditWatch:
         found: dict[BrokenRule, str] = {}
         accounts = operations = 0
         for check in check_accounts(connection, recent=self.recent):
+            checked = operations + check.operations
             if check.is_done:
                 accounts += len(check.accounts)
-                operations += check.operations
+                operations = checked
                 found |= check.found
                 self._show_new(check.found)
                 if self.checkpoint:
                     check.write_checkpoints(connection)
-            checked = operations if check.is_done else operations + check.operations
+            # Accounts that were opened meanwhile are checked too.
             self.show.progress(self._progress(accounts, max(total, accounts), checked, self.clock() - begun))
         self._passes += 1
         for broken in sorted(self.found.keys() - found.keys()):

@@ -52,8 +52,8 @@ def assemble(
     """Compose the service. ``local_url`` is where it listens. Raises :class:`CatalogFault`.
 
     Without ``sockets`` nothing is served over HTTP. ``runs_emulators``: whether the emulators run in this process,
-    rather than in one for all workers. ``metrics_text`` renders the metrics. ``worker`` is this
-    process's slot, if it has a parent.
+    rather than in one for all workers. ``metrics_text`` renders the metrics. ``worker`` is this process's slot, if
+    it has a parent.
     """
     parts = parts_of(settings, database_url=database_url, local_url=local_url, embedded=embedded, worker=worker)
     actors = actors_of(parts)
@@ -71,6 +71,7 @@ def assemble(
         parts.reporter,
         parts.conditions,
         shutdown_s=settings.shutdown_s,
+        # The control actor shows the tree, which does not exist yet.
         control=control_child(parts, control_ref, tree=lambda: tree, directories=actors.local),
         database=lambda: RunningChild(parts.database.run),
         journal=lambda: RunningChild(parts.journal.run, parts.journal.stop),

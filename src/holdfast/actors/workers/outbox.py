@@ -4,8 +4,8 @@ A claimed event counts as a failed attempt until its outcome is written, so a cr
 loses one. Receivers recognise a repeated event by its id. Concurrent deliveries are bounded, in all and per
 account, and receivers that hang are counted apart: they delay only their own account.
 
-Who has new events is named by message; all accounts are looked through every few seconds, and when a delivery may
-begin again after none could.
+Messages name the accounts that have new events. All accounts are looked through every few seconds, and once a
+delivery may begin again after none could.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class OutboxWorker(Worker):
         self._busy: Counter[str] = Counter()
         self._capacity = DeliveryCapacity(self._look)
         self._named: set[str] = set()
-        # After which account a look through all continues; None between two.
+        # The account after which the look through all accounts continues; None if none is under way.
         self._after: str | None = None
         self._look_at = -math.inf
         self._wake = trio.Event()
@@ -132,9 +132,10 @@ class OutboxWorker(Worker):
                 self._conditions.failed(WEBHOOKS, message.host, message.reason, **concerned)
         else:
             assert isinstance(message, EventsDue)
-            self._claim_for(message.account_id)
+            self._note_due(message.account_id)
 
-    def _claim_for(self, account_id: str) -> None:
+    def _note_due(self, account_id: str) -> None:
+        """Claim this account's events soon; with too many such accounts, look through all instead."""
         if len(self._named) < ACCOUNTS_PROBED_MAX:
             self._named.add(account_id)
             self._wake.set()
@@ -142,7 +143,7 @@ class OutboxWorker(Worker):
             self._look()
 
     def _look(self) -> None:
-        """Look through all accounts."""
+        """Look through all accounts as soon as possible."""
         self._look_at = trio.current_time()
         self._wake.set()
 
@@ -202,7 +203,7 @@ class OutboxWorker(Worker):
             if not self._busy[event.account_id]:
                 del self._busy[event.account_id]
             if was_full:
-                self._claim_for(event.account_id)
+                self._note_due(event.account_id)
 
     async def _attempt(self, event: DueEvent, delivery: RunningDelivery) -> None:
         at, started = self._now(), trio.current_time()
@@ -213,6 +214,7 @@ class OutboxWorker(Worker):
             log.exception("event not rendered")
             answer = DeliveryResponse(None, error="internal fault")
         else:
+            # The result if the delivery is ended for others.
             answer = DeliveryResponse(None, error="ended early, because too many receivers are slow")
             with delivery.scope:
                 answer = await self._send(event.account_id, event.url, body, self._headers(event, at, body))
@@ -252,8 +254,7 @@ class OutboxWorker(Worker):
             return
         verdict = await self._journal.write(Unit(rows=rows))
         if not isinstance(verdict, Committed):
-            result = type(verdict).__name__
-            log.info("delivery outcome not written", result=result)
+            log.info("delivery outcome not written", result=type(verdict).__name__)
 
 
 def _rows_of(
@@ -337,7 +338,7 @@ class DeliveryCapacity:
         self.discard(delivery)
 
     def discard(self, delivery: RunningDelivery) -> None:
-        """Count it no longer, unless that was so already."""
+        """Count it no longer; nothing happens if it has ended."""
         self._slow.pop(delivery, None)
         if delivery in self._quick:
             self._remove_quick(delivery)

@@ -155,7 +155,7 @@ class PoisonWriter:
         """Return the row of a message."""
         body = self._encode(message.group, message.envelope.message)
         poison_id = new_id("poi")
-        # By the digest a later crash on an equal message is counted in the same row.
+        # Of any body, also an overlong one: later crashes on an equal message are counted in the same row.
         digest = self._cipher.digest(body or b"")
         if body is not None and len(body) > BODY_BYTES_MAX:
             body = None

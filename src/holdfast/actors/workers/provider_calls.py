@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
@@ -29,7 +28,7 @@ log = structlog.get_logger(__name__)
 CALLS_MAX = CONNECTIONS_MAX_COUNT // 2
 """How many polls of one provider run at once, and how many other calls beside them.
 
-A hanging provider so delays only its own tasks, and polls, as after a restart with many tasks, no new task.
+So a provider that hangs delays only its own tasks, and many polls, as after a restart, delay no submission.
 """
 SEND_WAIT_S = 10.0
 """How long a call waits until it may be sent. Shorter than a submission's lease."""
@@ -61,7 +60,7 @@ class ProviderCaller(Worker):
         self._limiters = defaultdict[tuple[str, bool], trio.CapacityLimiter](
             partial(trio.CapacityLimiter, CALLS_MAX)
         )
-        # Polls are counted apart, as their limiters are.
+        # The calls that are waiting or running: polls (True) apart from the others, as in the limiters' keys.
         self._unfinished = Counter[bool]()
 
     async def on_receive(self, message: object) -> None:
@@ -105,6 +104,7 @@ class ProviderCaller(Worker):
                 self._submits.discard((call.request_id, call.attempt))
 
     async def _call(self, name: str, call: Job | PollJob | CancelJob) -> None:
+        """Make a call and tell the task its result. A poll or cancel that has no provider is dropped."""
         provider = self._providers.get(name)
         match call:
             case Job():
@@ -139,13 +139,9 @@ class ProviderCaller(Worker):
 
 
 async def _acquire(limiter: trio.CapacityLimiter) -> bool:
-    with suppress(trio.WouldBlock):
-        limiter.acquire_nowait()
-        return True
-    with trio.move_on_after(SEND_WAIT_S):
+    with trio.move_on_after(SEND_WAIT_S) as waiting:
         await limiter.acquire()
-        return True
-    return False
+    return not waiting.cancelled_caught
 
 
 async def _submit(provider: MediaProvider, job: Job) -> Submission:

@@ -85,7 +85,7 @@ Submission = Accepted | NotSent | Rejected | Ambiguous
 
 
 class PollFault(Exception):
-    """The provider could not be reached, or its response cannot be parsed. The job's status is unknown."""
+    """A poll or cancel failed: the provider was not reached, or its response cannot be parsed."""
 
 
 def job_id(request_id: str, attempt: int) -> str:
@@ -97,7 +97,7 @@ def job_id(request_id: str, attempt: int) -> str:
 class ProviderSetup:
     """What a provider is created with. ``url`` and ``token`` are the configured ones, or those of the studio.
 
-    ``secrets`` sign its callbacks, the current one first, including the common one if it has none of its own.
+    ``secrets`` verify its callbacks, the current one first: its own, or the common one if it has none.
     ``seal_callback_url`` adds a job's sealed query to a callback URL, given that URL, the task and the attempt.
     """
 
@@ -125,7 +125,7 @@ class MediaProvider(Protocol):
 
     @property
     def name(self) -> str:
-        """The provider's name in the catalog; its callbacks contain it as ``provider`` and ``k=``."""
+        """The provider's name in the catalog. A callback names it in its body, and as ``k=`` in its signature."""
 
     @property
     def idempotent_submit(self) -> bool:

@@ -37,7 +37,7 @@ PROBE_TIMEOUT_S = 5.0
 CONNECTIONS_MAX_COUNT = 64
 
 REFUSING_STATUSES = frozenset({401, 402, 403, 408, 429})
-"""Statuses that concern us. Others below 500 concern the job: an input that is refused, a job that is unknown."""
+"""Statuses by which the provider refuses this service. Others below 500 are about the job: its input, its id."""
 
 ProviderCall = Literal["submit", "poll", "cancel", "probe"]
 _METHODS = {"poll": "GET", "cancel": "POST"}
@@ -125,7 +125,7 @@ class ProviderClient:
                     body = await response.read(ANSWER_MAX_BYTES)
         except NO_ANSWER as fault:
             self._count_error(call, _reason_of(fault))
-            # Without a free connection of our own, or if the answer is too large, it may well be up.
+            # The provider may well be up if no connection of ours was free, or if its response is too large.
             if not isinstance(fault, PoolTimeout | BodyTooLarge):
                 self.health.failed("calls", type(fault).__name__)
             raise
