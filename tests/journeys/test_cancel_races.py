@@ -52,6 +52,8 @@ async def statement(customer: Customer) -> list[dict[str, Any]]:
 async def test_a_cancel_racing_a_success_has_one_outcome(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
+    # Operators' tests on this service may have quarantined accounts.
+    earlier = quiet_service.faults()
     with trio.fail_after(180):
         ada = await new_customer(quiet_service, credit=str(PAIRS))
         created = await make_running(ada, PAIRS)
@@ -119,4 +121,4 @@ async def test_a_cancel_racing_a_success_has_one_outcome(
         assert captured == charged == ends["succeeded"]
         assert await ada.totals() == Totals(PAIRS - charged, Decimal(0), PAIRS - charged)
     assert quiet_service.audit() == []
-    assert quiet_service.faults() == []
+    assert quiet_service.faults() == earlier
