@@ -9,12 +9,13 @@ import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import structlog
 
 from holdfast.commands import cli
+from holdfast.ledger.ids import Prefix, new_id
 from holdfast.settings.settings import load_settings
 from holdfast.sockets.listening import CannotListen
 from holdfast.start.single_process import serve
@@ -224,6 +225,12 @@ def test_secrets_are_scrubbed_in_every_encoding_short_ones_alone(out: io.StringI
     assert scrub("holdfast, holdfasts, abc, xholdfast-and-more-of-the-samex") == "***, holdfasts, abc, x***x"
     long = "blank " * 20_000 + "holdfast-and-more-of-the-same"
     assert "holdfast-and" not in scrub(long, limit_chars=200_000)
+
+
+@pytest.mark.parametrize("prefix", get_args(Prefix))
+def test_a_path_keeps_an_identifier_of_any_kind(prefix: Prefix) -> None:
+    path = f"/v2/some/{new_id(prefix)}/more"
+    assert scrub(path) == path
 
 
 @pytest.mark.usefixtures("out")

@@ -11,7 +11,10 @@ import json
 import re
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import get_args
 from urllib.parse import quote
+
+from holdfast.ledger.ids import Prefix
 
 SCRUBBED = "***"
 TEXT_LIMIT_CHARS = 2_000
@@ -48,10 +51,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<![\w.+%-])[\w.+%-]+@[\w.+%@-]+"), SCRUBBED),
 )
 
-_OWN_ID = (
-    r"(?:(?:acct|act|ord|op|task|quo|key|ses|otp|evt|rev|req|hold|batch|asset|proc|rep|poi)_[0-9a-f]{32}"
-    r"|cat_[0-9a-f]{16})(?![\w-])"
-)
+_OWN_ID = rf"(?:(?:{'|'.join(get_args(Prefix))})_[0-9a-f]{{32}}|cat_[0-9a-f]{{16}})(?![\w-])"
 # A run ends before an identifier that is the next segment of a path.
 _RUN = re.compile(rf"(?<![A-Za-z0-9]){_OWN_ID}|(?:(?!(?<=/){_OWN_ID})[A-Za-z0-9+/_-]){{20,}}={{0,2}}")
 _IDENTIFIER = re.compile(r"[a-z]+_[0-9a-f]{32}|cat_[0-9a-f]{16}")
