@@ -197,7 +197,7 @@ async def test_a_slow_group_does_not_keep_others_waiting(autojump_clock: MockClo
     assert callers.answers == {"slow": "SLOW", **{key: key.upper() for key in "abcde"}}
 
 
-async def test_a_caller_cancelled_as_it_becomes_the_next_reader_leaves_that_to_another(
+async def test_a_caller_cancelled_as_the_next_reader_leaves_that_to_another(
     autojump_clock: MockClock,
 ) -> None:
     begun, next_caller = trio.Event(), trio.CancelScope()
@@ -236,7 +236,7 @@ async def test_a_caller_cancelled_as_it_becomes_the_next_reader_leaves_that_to_a
     assert lookups._groups == 0
 
 
-async def test_a_burst_is_read_in_groups_of_a_limited_size_in_the_order_of_its_coming(
+async def test_a_burst_is_read_in_groups_of_a_limited_size_in_order(
     autojump_clock: MockClock,
 ) -> None:
     groups = Groups()
