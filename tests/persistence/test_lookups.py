@@ -228,7 +228,7 @@ async def test_a_caller_cancelled_as_the_next_reader_leaves_that_to_another(
                 await wait_all_tasks_blocked()
             begun.set()
             await wait_all_tasks_blocked()
-            # Whoever is left waiting would wait for ever; none came in the meantime.
+            # A caller left waiting would wait for ever; none came in the meantime.
             for key in ("d", "e"):
                 await ask(key, trio.CancelScope())
     assert next_caller.cancelled_caught
