@@ -46,7 +46,7 @@ class EventCommands:
         """As :meth:`resend`, for a number of events of any accounts, in one commit."""
         at = self._now()
         await write_unfenced(self._journal, *(OutboxResendRow(*each, due_at=at, round_at=at) for each in events))
-        for account_id in dict(events):
+        for account_id in {account_id for account_id, _ in events}:
             self._outbox.tell(EventsDue(account_id))
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:

@@ -43,9 +43,10 @@ class Presence:
         self.on_members: Callable[[Sequence[Member], Membership], None] = lambda _members, _written: None
         self._claimed: frozenset[str] = frozenset()
         self._beat_due = trio.Event()
+        # When the last beat began, and when the last one that renewed the lease did: a lease counts from its
+        # beat's beginning, not from the commit.
         self._begun_at = 0.0
         self._renewed_at: float | None = None
-        """When the beat began that renewed the lease: the row's lease counts from then, not from its commit."""
         self._reachable_since = 0.0
 
     def leases_are_reliable(self) -> bool:
@@ -119,12 +120,13 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         presence, providers = self._presence, sorted(self._providers())
+        written = presence.membership
         renew = partial(
             beat,
             process=presence.process,
             clock=presence.clock,
             providers=providers,
-            membership=(written := presence.membership),
+            membership=written,
             wanted=presence.begin_beat(providers),
         )
         try:

@@ -1,6 +1,7 @@
-"""Passes: rounds of the workers' loops, and turns of workers with a mailbox, while they run; and the usual loop.
+"""Passes: what a worker does between two waits, a round of its loop or a turn with a message.
 
-A worker that waits between two passes is idle; one whose pass does not end is stuck.
+A worker that waits between two passes is idle; one whose pass does not end is stuck. :func:`repeat` is the usual
+loop.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """One pass. It may take ``bound_s`` seconds, or longer where all may."""
+    """One pass. It may take ``bound_s`` seconds, or the limit of all passes if that is longer."""
 
     worker: str
     what: str
@@ -69,9 +72,6 @@ def one_pass(what: str, *, bound_s: float = 0.0) -> Iterator[None]:
     finally:
         del passes.open[this]
         pass_s.observe(trio.current_time() - began_at)
-
-
-log = structlog.get_logger(__name__)
 
 
 def always() -> bool:

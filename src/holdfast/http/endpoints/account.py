@@ -151,7 +151,7 @@ async def revoke_api_key(call: Call) -> Outcome:
     errors=("invalid_amount", "amount_too_large", "sandbox_disabled"),
 )
 async def recharge(call: Call) -> Outcome:
-    """Refused if the sandbox is disabled, as it is in production."""
+    """Refuses if the sandbox is disabled, as it is in production."""
     assert call.session is not None
     settings = call.deps.settings
     idempotency = call.idempotency()

@@ -34,7 +34,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 @route("GET", "/healthz", summary="Check whether the process is alive", reply=Alive)
 async def healthz(_call: Call) -> Outcome:
-    """Checks nothing else: an unavailable database is no reason to restart the process."""
+    """Checks nothing but this process: an unavailable database is no reason to restart the process."""
     return Alive(status="alive")
 
 

@@ -127,7 +127,7 @@ async def find_account(call: Call) -> Outcome:
     errors=("account_not_found",),
 )
 async def read_account_details(call: Call) -> Outcome:
-    """Also one that is disabled."""
+    """A disabled account is shown too."""
     account_id = call.path["account_id"]
     if not is_id(account_id):
         return account_not_found(account_id)
@@ -187,7 +187,7 @@ async def adjust_credit(call: Call) -> Outcome:
     errors=("account_not_found",),
 )
 async def disable_account(call: Call) -> Outcome:
-    """Effective with the next request."""
+    """The account's next request sees the change."""
     return await _set_access(call, is_disabled=True)
 
 
@@ -202,7 +202,7 @@ async def disable_account(call: Call) -> Outcome:
     errors=("account_not_found",),
 )
 async def enable_account(call: Call) -> Outcome:
-    """Effective with the next request."""
+    """The account's next request sees the change."""
     return await _set_access(call, is_disabled=False)
 
 
@@ -273,7 +273,7 @@ class FoundList(msgspec.Struct, frozen=True):
     errors=("missing_parameter",),
 )
 async def find(call: Call) -> Outcome:
-    """One read of an index. Addresses are compared in lower case, as they are stored; a key by its prefix."""
+    """Reads an index. Addresses are compared in lower case, as they are stored; a key by its prefix."""
     window = read_window(call)
     if isinstance(window, Refusal):
         return window

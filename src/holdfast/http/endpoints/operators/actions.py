@@ -66,7 +66,7 @@ class ActionList(ListBody[ActionBody], frozen=True):
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_operator_actions(call: Call) -> Outcome:
-    """Also those that were refused or failed."""
+    """Actions that were refused or failed are listed too."""
     return await list_for_operators(
         call, list_actions, partial(render, ActionBody), lambda action: Position(action.at, action.action_id)
     )

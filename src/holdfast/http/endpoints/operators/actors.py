@@ -171,7 +171,7 @@ async def crash_actor(call: Call) -> Outcome:
     errors=_ERRORS,
 )
 async def quarantine_actor(call: Call) -> Outcome:
-    """Also an actor that is not active: its next message would start it."""
+    """An actor that is not active is quarantined too: its next message would start it."""
     given = call.body(QuarantineRequest)
     return await _act(call, partial(QuarantineKey, for_s=given.for_s), given.reason)
 
@@ -197,7 +197,7 @@ async def release_actor(call: Call) -> Outcome:
     parameters=(_DEAD_REASON, LIMIT),
 )
 async def list_dead_letters(call: Call) -> Outcome:
-    """Of all processes, newest first, as far as each remembers; the counts are since their starts."""
+    """Each process lists what it remembers, newest first, and counts since its start."""
     window = read_window(call)
     if isinstance(window, Refusal):
         return window

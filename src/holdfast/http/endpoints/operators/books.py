@@ -110,7 +110,7 @@ class LiabilitiesBody(msgspec.Struct, frozen=True):
     reply=TrialBalanceBody,
 )
 async def read_trial_balance(call: Call) -> Outcome:
-    """One statement over all postings."""
+    """Sums all postings by one statement."""
     found = await call.deps.database.scan(trial_balance)
     balances = {each.ledger_account: each.balance_micro for each in found.ledger_accounts}
     total_micro, held_micro = sum(balances.values()), balances.get(HELD, 0)
@@ -135,7 +135,7 @@ async def read_trial_balance(call: Call) -> Outcome:
     parameters=(_BY, FROM, TO),
 )
 async def read_revenue(call: Call) -> Outcome:
-    """One statement over the operations of the time asked for: by default the last 31 days, at most 366."""
+    """Reads the operations of the time asked for by one statement: by default the last 31 days, at most 366."""
     window = read_window(call)
     if isinstance(window, Refusal):
         return window
@@ -165,7 +165,7 @@ async def read_revenue(call: Call) -> Outcome:
     reply=LiabilitiesBody,
 )
 async def read_liabilities(call: Call) -> Outcome:
-    """One statement over all accounts."""
+    """Reads all accounts by one statement."""
     found = await call.deps.database.scan(liabilities)
     return render(LiabilitiesBody, found, currency=CURRENCY, holds_open_total=format_amount(found.holds_open_micro))
 
@@ -224,7 +224,7 @@ class LedgerHealth(msgspec.Struct, frozen=True, kw_only=True):
     reply=LedgerHealth,
 )
 async def read_ledger_health(call: Call) -> Outcome:
-    """One read of what the checker, whichever process it runs in, has stored."""
+    """Reads what the checker has stored, in whichever process it runs."""
 
     def read(rows: Connection) -> tuple[AuditProgress | None, int, Sequence[KnownDifference]]:
         return load_progress(rows), count_differences(rows), known_differences(rows, limit=DIFFERENCES_SHOWN)

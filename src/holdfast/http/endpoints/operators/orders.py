@@ -81,7 +81,7 @@ class OrderDetailsList(StoredListBody[OrderDetails], frozen=True):
     parameters=(_TROUBLE, *PAGE),
 )
 async def list_troubled_orders(call: Call) -> Outcome:
-    """Found by indexes of what is due or differs, so settled orders cost nothing."""
+    """Orders are found by indexes of what is due or differs, so settled ones cost nothing."""
     return await list_for_operators(call, troubled_orders, _details, _position)
 
 
@@ -107,7 +107,7 @@ async def list_held_orders(call: Call) -> Outcome:
     errors=("payment_order_not_found",),
 )
 async def read_order_details(call: Call) -> Outcome:
-    """With all that was received for it."""
+    """It has all that was received for the order."""
     order = await order_of_path(call)
     if isinstance(order, Refusal):
         return order

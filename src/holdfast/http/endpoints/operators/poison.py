@@ -67,7 +67,7 @@ class PoisonList(ListBody[PoisonBody], frozen=True):
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_poison_messages(call: Call) -> Outcome:
-    """Without their content, and by the time of their first crash."""
+    """Messages are listed without their content, newest first by their first crash."""
     return await list_for_operators(
         call, list_poison, poison_body, lambda each: Position(each.first_at, each.poison_id)
     )
@@ -82,7 +82,7 @@ async def list_poison_messages(call: Call) -> Outcome:
     errors=("poison_not_found",),
 )
 async def read_poison_message(call: Call) -> Outcome:
-    """Without its content."""
+    """The message is shown without its content."""
     found = await call.deps.database.read(lambda rows: poison_by_id(rows, call.path["poison_id"]))
     return NOT_FOUND if found is None else poison_body(found)
 

@@ -172,7 +172,7 @@ async def pause_group(call: Call) -> Outcome:
     action="resume_group",
 )
 async def resume_group(call: Call) -> Outcome:
-    """Whether an operator paused it or crashes did."""
+    """The group is resumed, whether an operator or its crashes paused it."""
     return await _act_on_group(call, ResumeGroup)
 
 

@@ -65,7 +65,7 @@ class ProviderList(msgspec.Struct, frozen=True):
     reply=ProviderList,
 )
 async def list_providers(call: Call) -> Outcome:
-    """One read, and what every process has counted."""
+    """Joins one read with what every process has counted."""
     answers = await ask_all(call.deps, DescribeProcess())
     seen = [answer.providers for answer in answers.by_member.values()]
     now = call.deps.now()

@@ -111,7 +111,7 @@ _FILTERS: Final = (
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_reports(call: Call) -> Outcome:
-    """One read. The position is read before the page, so that the stream from there misses nothing.
+    """The position is read before the page, so that the stream from there misses nothing.
 
     While the database is away, the answer is what this process has in memory.
     """

@@ -83,7 +83,7 @@ class ReviewList(StoredListBody[ReviewBody], frozen=True):
     parameters=(_REASON, *PAGE),
 )
 async def list_reviews(call: Call) -> Outcome:
-    """Until the task has left its review: also while approved results are being stored."""
+    """A review is listed until its task leaves it, so also while approved results are being stored."""
     return await list_for_operators(call, open_reviews, partial(review_body, call.deps), position_of_task)
 
 
@@ -96,7 +96,7 @@ async def list_reviews(call: Call) -> Outcome:
     errors=("review_not_found",),
 )
 async def read_review(call: Call) -> Outcome:
-    """With the provider's own outputs, to be looked at before a decision."""
+    """It has the provider's own outputs, for the operator to look at before a decision."""
     task = await _task_of(call)
     if isinstance(task, Refusal):
         return task

@@ -117,7 +117,7 @@ async def sign_in_with_code(call: Call) -> Outcome:
     reply=OperatorSessionBody,
 )
 async def read_operator_session(call: Call) -> Outcome:
-    """For any credential."""
+    """Describes the operator of any credential."""
     assert call.operator is not None
     cookie = read_cookie(call.request.cookies, call.deps.settings) if call.operator.credential == "cookie" else None
     return _body(call, call.operator, cookie)

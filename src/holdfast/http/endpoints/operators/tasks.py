@@ -108,7 +108,7 @@ def position_of_task(task: Task) -> Position:
     errors=("task_not_found", "record_unreadable"),
 )
 async def read_task_details(call: Call) -> Outcome:
-    """Ended or not; its results can be fetched before it has succeeded."""
+    """The task may have ended or not; its results can be fetched before it has succeeded."""
     task_id = call.path["request_id"]
     try:
         found = await call.deps.database.read(lambda rows: task_by_id(rows, task_id))
@@ -152,7 +152,7 @@ class TaskRow(msgspec.Struct, frozen=True):
     errors=("task_not_found",),
 )
 async def read_task_row(call: Call) -> Outcome:
-    """For an operator who must repair the row."""
+    """Shows an operator the row that must be repaired."""
     task_id = call.path["request_id"]
 
     def read(rows: Connection) -> tuple[StoredTask | None, str | None]:

@@ -65,7 +65,7 @@ class TimeLine(ListBody[TimeLineEntryBody], frozen=True):
     errors=("account_not_found",),
 )
 async def read_account_time_line(call: Call) -> Outcome:
-    """One read."""
+    """The page is found by one read."""
     account_id = call.path["account_id"]
 
     def entries(rows: Connection, /, **options: Unpack[ListOptions]) -> Sequence[TimeLineEntry] | Refusal:
@@ -85,7 +85,7 @@ async def read_account_time_line(call: Call) -> Outcome:
     errors=("task_not_found",),
 )
 async def read_task_time_line(call: Call) -> Outcome:
-    """One read of all entries, of which the page is a part."""
+    """One read finds all entries; the page is cut from them."""
     task_id = call.path["request_id"]
 
     def entries(rows: Connection, /, **options: Unpack[ListOptions]) -> Sequence[TimeLineEntry] | Refusal:

@@ -61,7 +61,7 @@ class FailedEventList(ListBody[FailedEventBody], frozen=True):
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_failed_events(call: Call) -> Outcome:
-    """Those that were given up, and those with an attempt that failed and a next one."""
+    """An event fails if it was given up, or if an attempt failed and the next is due."""
     return await list_for_operators(
         call, failed_events, _body, lambda each: Position(each.event.created_at, each.event.event_id)
     )
@@ -98,7 +98,7 @@ class EventsRetried(msgspec.Struct, frozen=True):
     reply=WebhookSummary,
 )
 async def summarise_webhooks(call: Call) -> Outcome:
-    """The hosts with most of these events, the first twenty."""
+    """Names the twenty hosts with most of these events."""
     found = await call.deps.database.read(failure_counts)
     return WebhookSummary(found.failing, found.given_up, [FailingHost(*each) for each in found.hosts])
 
@@ -115,7 +115,7 @@ async def summarise_webhooks(call: Call) -> Outcome:
     errors=("event_not_found",),
 )
 async def retry_of_account(call: Call) -> Outcome:
-    """Up to 500 become due, the oldest first, those that were given up too."""
+    """Up to 500 events become due, the oldest first, also those that were given up."""
     return await _retry_all(call, account_id=call.path["account_id"])
 
 
@@ -131,7 +131,7 @@ async def retry_of_account(call: Call) -> Outcome:
     errors=("event_not_found",),
 )
 async def retry_of_host(call: Call) -> Outcome:
-    """Up to 500 become due, of any accounts, the oldest first, those that were given up too."""
+    """As for an account, for events of any accounts."""
     return await _retry_all(call, host=call.path["host"])
 
 
@@ -160,7 +160,7 @@ async def _retry_all(call: Call, *, account_id: str | None = None, host: str | N
     errors=("event_not_found",),
 )
 async def retry_event(call: Call) -> Outcome:
-    """The event becomes due, with all its attempts before it; a worker delivers it."""
+    """The event becomes due, and a worker delivers it; the response still has its earlier attempts."""
     account_id, event_id = call.path["account_id"], call.path["event_id"]
     not_found = Refusal(code="event_not_found", message=f"There is no event {shown(event_id)} of this account.")
     if not is_id(account_id) or not is_id(event_id):

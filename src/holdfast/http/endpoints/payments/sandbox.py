@@ -51,9 +51,8 @@ async def create_sandbox_order(call: Call) -> Outcome:
     """The signature is computed for each response from the order's row: it is always the same."""
     settings = call.deps.settings
     body = call.body(SandboxOrderRequest)
-    amount_micro: int | Refusal = _DISABLED
-    if settings.sandbox_enabled:
-        amount_micro = read_amount(body.amount, max_micro=settings.order_max_micro)
+    is_enabled = settings.sandbox_enabled
+    amount_micro = read_amount(body.amount, max_micro=settings.order_max_micro) if is_enabled else _DISABLED
     written = await write_order(call, "sandbox", amount_micro, ttl_s=settings.sandbox_order_ttl_s)
     return reply_outcome(written, lambda result: _created(call, result.order, body.outcome))
 
