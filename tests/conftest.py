@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -34,11 +35,13 @@ settings.load_profile("suite")
 
 
 def pytest_configure() -> None:
-    """Run alike for everybody: without settings, proxies and a file mode of the one who starts the tests."""
+    """Run alike for everybody: without settings, proxies, a file mode and signals of the one who starts the tests."""
     for name in list(os.environ):
         if name.startswith(FOREIGN) or name.lower().endswith("_proxy"):
             del os.environ[name]
     os.umask(0o022)
+    # A shell's background job ignores interrupts, and so would the commands that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
