@@ -35,7 +35,7 @@ settings.load_profile("suite")
 
 
 def pytest_configure() -> None:
-    """Run alike for everybody: without settings, proxies, a file mode and signals of the one who starts the tests."""
+    """Run alike for everybody: without the settings, proxies, file mode and signals of who starts the tests."""
     for name in list(os.environ):
         if name.startswith(FOREIGN) or name.lower().endswith("_proxy"):
             del os.environ[name]
