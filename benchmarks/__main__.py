@@ -1,12 +1,17 @@
 """Run one benchmark or all, each in its own process: ``python -m benchmarks [NAME [OPTION …]]``.
 
-Those that take more than a few minutes run only when they are named.
+Those that take more than a few minutes run only when they are named. ``--record [RUNS]`` repeats a named one, three
+times unless RUNS says otherwise, and keeps the results (:mod:`benchmarks.results`); ``python -m benchmarks render``
+makes the tables of the pages again.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+
+from benchmarks import results
 
 PARTS = {
     "holds": "durable holds a second",
@@ -28,12 +33,20 @@ LONG = {"checker", "frozen", "growth", "rolls", "soak"}
 
 def main(arguments: list[str]) -> int:
     """Run the named part with its options, or every short one; return the first exit code that is not 0, or 0."""
+    if arguments == ["render"]:
+        results.render()
+        return 0
     if arguments and arguments[0] not in PARTS:
         print(f"There is no benchmark {arguments[0][:80]!r}. There are: {', '.join(PARTS)}.", file=sys.stderr)
         return 2
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--record", type=int, nargs="?", const=3, default=0)
+    runs, options = parser.parse_known_args(arguments[1:])
     for name in arguments[:1] or [name for name in PARTS if name not in LONG]:
         print(f"== {PARTS[name]}", flush=True)
-        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments[1:]], check=False)
+        if runs.record:
+            return results.record(name, options, runs.record)
+        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options], check=False)
         if done.returncode:
             return done.returncode
     return 0

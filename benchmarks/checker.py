@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psycopg
 
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.create import Side, drive
 from benchmarks.growth import Books, write
 from benchmarks.servers import CATALOG, SCHEMA, SECRET, creates, free_port
@@ -48,8 +48,12 @@ def speed(books: Books) -> None:
             operations, accounts, after = operations + check.operations, accounts + len(found), [*found][-1]
     took_s = time.perf_counter() - begun
     print(f"{operations:,} operations of {accounts:,} accounts in {took_s:.1f} s: {operations / took_s:,.0f}/s")
+    longest_s = max(max(times) for times in slices_s.values())
     count = sum(map(len, slices_s.values()))
     median_ms = statistics.median(each for times in slices_s.values() for each in times) * 1e3
+    print_figures(
+        {"operations/s": operations / took_s, "slice, median ms": median_ms, "slice, longest s": longest_s}
+    )
     print(f"{count:,} slices, median {median_ms:.1f} ms; the longest by name:")
     for name, times in sorted(slices_s.items(), key=lambda item: -max(item[1]))[:8]:
         print(f"  {max(times) * 1e3:8.1f} ms, {sum(times):6.2f} s in all  {name}")
@@ -66,7 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     with fresh_database() as (server, root), tempfile.TemporaryDirectory(prefix="holdfast-checker-") as scratch:
         folder = Path(scratch)
-        print(describe(root), flush=True)
+        print(describe(root, options), flush=True)
         catalog = folder / "catalog.toml"
         catalog.write_text(CATALOG.format(url=f"http://127.0.0.1:{free_port()}", secret=SECRET, slots=1))
         catalog.with_name("prompt.json").write_text(SCHEMA)
@@ -97,6 +101,7 @@ def main() -> None:
                     ratios.append((checked.rate / plain.rate, checked.cpu_us / plain.cpu_us))
         rate, cpu = (statistics.median(each) for each in zip(*ratios, strict=True))
         print(f"with the checker: {rate:.3f} x the creates, {cpu:.3f} x the CPU a create (medians)")
+        print_figures({"with the checker, rate": rate, "with the checker, CPU": cpu})
 
 
 if __name__ == "__main__":

@@ -1,18 +1,24 @@
-"""The conditions of a measurement: cores, the disk's flush, versions. Printed with every result."""
+"""The conditions of a measurement: cores, the disk's flush, versions. Printed with every result, and recorded."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.migrate import migrate
+
+CONDITIONS = "conditions: "
+FIGURES = "figures: "
+"""What the lines begin with that :mod:`benchmarks.results` records; JSON follows."""
 
 
 def fdatasync_us(folder: Path, rounds: int = 200) -> float:
@@ -44,10 +50,19 @@ def fresh_database() -> Iterator[tuple[str, Path]]:
             server.release()
 
 
-def describe(folder: Path) -> str:
+def describe(folder: Path, options: argparse.Namespace) -> str:
     """Return one line of conditions."""
-    load = os.getloadavg()[0]
-    return (
-        f"conditions: {os.cpu_count()} cores, load {load:.1f}, fdatasync {fdatasync_us(folder):.0f} us, "
-        f"python {platform.python_version()}, embedded PostgreSQL, fsync on, synchronous_commit on"
-    )
+    found = {
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "fdatasync_us": round(fdatasync_us(folder)),
+        "python": platform.python_version(),
+        "database": "embedded PostgreSQL, fsync on, synchronous_commit on",
+        "options": vars(options),
+    }
+    return CONDITIONS + json.dumps(found)
+
+
+def print_figures(figures: Mapping[str, float]) -> None:
+    """Print what ``--record`` stores of this run."""
+    print(FIGURES + json.dumps({name: float(f"{value:.4g}") for name, value in figures.items()}), flush=True)

@@ -1,19 +1,21 @@
 """``POST /v2/task/create`` over HTTP, beside a row-lock peer and an empty endpoint.
 
 The service, the peer (:mod:`benchmarks.row_lock_peer`) and an empty endpoint on unmodified quart-trio and hypercorn
-run as processes of their own and take turns under the same load: first on many accounts, then on one. Service and
-peer share one PostgreSQL, and a provider that never responds, so that only creates are measured. CPU is user and
-system time without PostgreSQL.
+run as processes of their own and take turns under the same load: first on many accounts, then on one, and both
+again with longer flushes of PostgreSQL's log. Service and peer share one PostgreSQL, and a provider that never
+responds, so that only creates are measured. CPU is user and system time without PostgreSQL.
 
 A create authenticates the key, validates and prices the input, holds the credit, writes seven rows and responds
 when they are durable.
 
 Run: python -m benchmarks.create [--seconds 4] [--connections 32] [--accounts 200] [--rounds 5]
+     [--commit-delay-us 0 1000]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import socket
 import statistics
 import subprocess
@@ -25,7 +27,7 @@ from pathlib import Path
 import psycopg
 
 from benchmarks import load
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.servers import (
     BODY,
     SERVE,
@@ -96,6 +98,15 @@ def compare(title: str, sides: list[Side], *, rounds: int, connections: int, sec
             f"{title}: {rate:.2f} x the rate of {side.name}, {p99:.2f} x its p99, {cpu:.2f} x its CPU "
             f"(medians of {rounds} rounds)"
         )
+        beside = f"{title}, beside {side.name}"
+        print_figures({f"{beside}, rate": rate, f"{beside}, p99": p99, f"{beside}, CPU": cpu})
+    print_figures(
+        {
+            f"{title}, rate": statistics.median(found[0].rate for found in runs),
+            f"{title}, CPU us": statistics.median(found[0].cpu_us for found in runs),
+            f"{title}, p99 ms": statistics.median(found[0].p99_ms for found in runs),
+        }
+    )
 
 
 def main() -> None:
@@ -105,7 +116,9 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--accounts", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--commit-delay-us", type=int, default=0, help="how much slower each flush of the log is")
+    parser.add_argument(
+        "--commit-delay-us", type=int, nargs="+", default=[0, 1000], help="how much longer each flush of the log is"
+    )
     options = parser.parse_args()
     port, peer_port, bare_port = free_port(), free_port(), free_port()
     with (
@@ -114,11 +127,8 @@ def main() -> None:
         socket.create_server(("127.0.0.1", 0)) as silent,
         psycopg.connect(url, autocommit=True) as rows,
     ):
-        print(f"{describe(folder)}, commit_delay {options.commit_delay_us} us", flush=True)
-        if options.commit_delay_us:
-            rows.execute(f"alter system set commit_delay = {options.commit_delay_us}")
-            rows.execute("alter system set commit_siblings = 0")
-            rows.execute("select pg_reload_conf()")
+        print(describe(folder, options), flush=True)
+        rows.execute("alter system set commit_siblings = 0")
         provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
         of_peer = peer_settings(Path(name), database_url=url, port=peer_port, provider_url=provider_url)
@@ -131,14 +141,17 @@ def main() -> None:
         ):
             keys = api_keys(f"http://127.0.0.1:{port}", options.accounts)
             bare = Side("the empty endpoint", bare_port, empty, [load.post("/bare", BODY, {})])
-            for title, count in ((f"{options.accounts} accounts", options.accounts), ("one account", 1)):
+            cases = ((f"{options.accounts} accounts", options.accounts), ("one account", 1))
+            for delay_us, (title, count) in itertools.product(options.commit_delay_us, cases):
+                rows.execute(f"alter system set commit_delay = {delay_us}")
+                rows.execute("select pg_reload_conf()")
                 sides = [
                     Side("the service", port, service, creates(keys[:count])),
                     Side("the peer", peer_port, peer, creates(their_keys[:count])),
                     bare,
                 ]
                 compare(
-                    title,
+                    f"{title}, each flush {delay_us} us longer" if delay_us else title,
                     sides,
                     rounds=options.rounds,
                     connections=options.connections,

@@ -26,7 +26,7 @@ import httpx2
 import psycopg
 import trio
 
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.processes import PROVIDER_URL, servers
 from benchmarks.roll_clients import RollClients
 from benchmarks.rolls import workers_of
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--parent", action="store_true", help="workers below a parent")
     options = parser.parse_args()
     with fresh_database() as (url, folder):
-        print(describe(folder))
+        print(describe(folder, options))
         with target(url, folder, options) as found, psycopg.connect(url, autocommit=True) as database:
             keys = api_keys(found.urls[0], ACCOUNTS)
             rounds = []
@@ -192,6 +192,7 @@ def main() -> None:
             f"{len(rounds)} rounds, {options.processes} processes{kind}: {share} "
             f"of the rate from the tenth second on; audit: {wrong or 'clean'}"
         )
+        print_figures({"least rate": min(ratios), "median rate": statistics.median(ratios)})
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import msgspec
 import psycopg
 
 from benchmarks.books import GROUP, Key, Share, build, write_share
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.servers import BODY, CATALOG, SCHEMA, SECRET, SERVE, free_port, process
 from benchmarks.whole import SLOTS
 from holdfast.ledger.catalog.catalog import load_catalog
@@ -169,6 +169,7 @@ def audit_s(books: Books) -> float:
 def report(name: str, small: float, large: float, unit: str) -> None:
     """Print one cost of both, and its ratio."""
     print(f"{name:32} {small:10.2f} -> {large:10.2f} {unit:6} ratio {large / small:.2f}", flush=True)
+    print_figures({f"{name}, small": small, f"{name}, large": large, f"{name}, ratio": large / small})
 
 
 def write(name: str, server: str, catalog: Path, operations: int, processes: int) -> Books:
@@ -208,7 +209,7 @@ def main() -> None:
     options = parser.parse_args()
     with fresh_database() as (server, root), tempfile.TemporaryDirectory(prefix="holdfast-growth-") as scratch:
         folder = Path(scratch)
-        print(describe(root), flush=True)
+        print(describe(root, options), flush=True)
         catalog = folder / "catalog.toml"
         catalog.write_text(CATALOG.format(url=f"http://127.0.0.1:{free_port()}", secret=SECRET, slots=SLOTS))
         catalog.with_name("prompt.json").write_text(SCHEMA)

@@ -21,7 +21,7 @@ import msgspec
 import psycopg
 import trio
 
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.account.messages import CreateTask, Recharge, TaskAccepted
 from holdfast.actors.runtime.journaled import Tell
@@ -310,19 +310,19 @@ def main() -> None:
     """Measure both on many accounts and on one hot account, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
-    seconds = parser.parse_args().seconds
+    options = parser.parse_args()
     with fresh_database() as (url, folder):
         switch_interval_s = sys.getswitchinterval()
-        print(describe(folder))
+        print(describe(folder, options))
         for name, accounts_count in (("1000 accounts", 1000), ("one hot account", 1)):
             tune_interpreter()
-            trio.run(actors, url, accounts_count, seconds)
+            trio.run(actors, url, accounts_count, options.seconds)
             settle_database(url)
-            run = trio.run(actors, url, accounts_count, seconds)
+            run = trio.run(actors, url, accounts_count, options.seconds)
             settle_database(url)
             # Tuned for one event loop; sixteen equal threads are faster as Python comes.
             sys.setswitchinterval(switch_interval_s)
-            baseline = row_locks(url, accounts_count, seconds)
+            baseline = row_locks(url, accounts_count, options.seconds)
             print(
                 f"{name}: {run.rate:,.0f} durable holds/s through actors (p50 {run.percentile_ms(0.5):.1f} ms, "
                 f"p99 {run.percentile_ms(0.99):.1f} ms, {CLIENTS} clients, {run.units_per_batch:.0f} units a "
@@ -330,6 +330,7 @@ def main() -> None:
                 f"ratio {run.rate / baseline:.1f}",
                 flush=True,
             )
+            print_figures({f"{name}, holds/s": run.rate, f"{name}, over row locks": run.rate / baseline})
 
 
 def _journal_counts() -> tuple[float, float]:

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import trio
 
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.holds import account_directory
 from holdfast.actors.account.messages import CreditChanged, Recharge
 from holdfast.ledger.credit.operations import CHAIN_START
@@ -87,12 +87,13 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--accounts", type=int, default=5000)
-    count = parser.parse_args().accounts
+    options = parser.parse_args()
     with fresh_database() as (url, folder):
-        print(describe(folder))
-        ids = plant_accounts(url, count + WARM_UP)
+        print(describe(folder, options))
+        ids = plant_accounts(url, options.accounts + WARM_UP)
         each = trio.run(measure, url, ids)
-        print(f"an active account: {each:,.0f} bytes of resident memory ({count} accounts)")
+        print(f"an active account: {each:,.0f} bytes of resident memory ({options.accounts} accounts)")
+        print_figures({"an active account, KB": each / 1e3})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import httpx2
 import psycopg
 
 from benchmarks import load
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.servers import SERVE, api_keys, cpu_s, creates, free_port, process, service_settings
 from holdfast.cluster.placement import owners_of_places
 from holdfast.ledger.places import place_carried_by
@@ -143,13 +143,14 @@ def main() -> None:
     shape = {"connections": options.connections, "seconds": options.seconds}
 
     with fresh_database() as (url, folder):
-        print(describe(folder))
+        print(describe(folder, options))
         with servers(url, folder, 1) as single:
             keys = api_keys(single[0].url, options.accounts)
             requests = creates(keys)
             for number in range(2):
                 run = measure(single, lambda _, n: requests[n % len(requests)], **shape)
                 show("one process" if number else "one process, warm-up", run)
+            report("one process", [run])
         for count in options.processes:
             with servers(url, folder, count) as started:
                 compare(started, requests, owners_of_keys(url, started, keys), options.rounds, **shape)
@@ -157,6 +158,18 @@ def main() -> None:
             for number in range(2):
                 run = measure(unlinked, lambda process, n: requests[(n // 2 + process) % len(requests)], **shape)
                 show("two, without links" if number else "two, warm-up", run)
+            report("two, without links", [run])
+
+
+def report(name: str, runs: Sequence[Run]) -> None:
+    """Report the medians of a case, and its stale units in all."""
+    print_figures(
+        {
+            f"{name}, rate": statistics.median(run.rate for run in runs),
+            f"{name}, CPU us": statistics.median(run.cpu_us for run in runs),
+            f"{name}, stale units": sum(run.stale for run in runs),
+        }
+    )
 
 
 def compare(
@@ -176,6 +189,7 @@ def compare(
         "mixed": lambda process, n: requests[(n // count + process) % len(requests)],
     }
     ratios, cpu_ratios, asks_us = [], [], []
+    measured: dict[str, list[Run]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         # In turn first, so that what changes with time, as the growing queue does, favours neither.
         runs = {}
@@ -184,6 +198,8 @@ def compare(
             show(f"{count}, {name}" + (", warm-up" if number == 0 else ""), runs[name])
         apart, mixed = runs["apart"], runs["mixed"]
         if number:
+            for name, run in runs.items():
+                measured[name].append(run)
             ratios.append(mixed.rate / apart.rate)
             cpu_ratios.append(apart.cpu_us / mixed.cpu_us)
             asks_us.append((mixed.cpu_us - apart.cpu_us) / mixed.forwarded)
@@ -192,6 +208,14 @@ def compare(
         f"{statistics.median(cpu_ratios):.2f} by CPU; "
         f"a forwarded ask costs {statistics.median(asks_us):,.0f} us of CPU more; "
         f"{connections} connections, {len(requests)} accounts"
+    )
+    for name, kept in measured.items():
+        report(f"{count}, {name}", kept)
+    print_figures(
+        {
+            f"{count}, mixed over apart": statistics.median(ratios),
+            f"{count}, forwarded ask CPU us": statistics.median(asks_us),
+        }
     )
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.create import Run, Side, drive
 from benchmarks.servers import SERVE, api_keys, creates, free_port, process, service_settings
 from holdfast.ledger.clock import utc_now
@@ -140,7 +140,7 @@ def main() -> None:
     options = parser.parse_args()
     port = free_port()
     with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
-        print(describe(folder), flush=True)
+        print(describe(folder, options), flush=True)
         settings = service_settings(
             Path(name), database_url=url, port=port, provider_url="http://127.0.0.1:9", slots=1
         )
@@ -170,6 +170,7 @@ def main() -> None:
             f"with {options.readers} slow readers of {options.reports} reports a second: {rate:.2f} x the creates, "
             f"{cpu:.2f} x the CPU of one (medians of {options.rounds} rounds)"
         )
+        print_figures({"with readers, rate": rate, "with readers, CPU": cpu})
 
 
 if __name__ == "__main__":

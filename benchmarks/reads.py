@@ -85,7 +85,7 @@ def main() -> None:
         socket.create_server(("127.0.0.1", 0)) as silent,
         psycopg.connect(url, autocommit=True) as rows,
     ):
-        print(describe(folder), flush=True)
+        print(describe(folder, options), flush=True)
         provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
         of_peer = peer_settings(Path(name), database_url=url, port=peer_port, provider_url=provider_url)

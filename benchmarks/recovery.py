@@ -20,7 +20,7 @@ import psycopg
 import structlog
 import trio
 
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.holds import account_directory
 from benchmarks.memory import plant_accounts
 from holdfast.actors.account.messages import CreditChanged, Recharge
@@ -153,10 +153,12 @@ async def _killed_once(name: str, kill: Callable[[], Awaitable[None]], killed: K
         begun = time.perf_counter()
         await kill()
     await killed.recharge_all(ids)
+    took_s = time.perf_counter() - begun
     print(
         f"{name}: {active} active were killed; {len(ids)} had answered again after "
-        f"{time.perf_counter() - begun:.1f} s, at most {killed.loads_most} loaded at a time"
+        f"{took_s:.1f} s, at most {killed.loads_most} loaded at a time"
     )
+    print_figures({f"{name}, s": took_s, f"{name}, loading at a time": killed.loads_most})
 
 
 def _compare(url: str, killed: Killed) -> None:
@@ -179,10 +181,10 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--accounts", type=int, default=10_000)
-    count = parser.parse_args().accounts
+    options = parser.parse_args()
     with fresh_database() as (url, folder):
-        print(describe(folder))
-        trio.run(measure, url, plant_accounts(url, count))
+        print(describe(folder, options))
+        trio.run(measure, url, plant_accounts(url, options.accounts))
 
 
 if __name__ == "__main__":

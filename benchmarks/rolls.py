@@ -19,7 +19,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.conditions import describe
+from benchmarks.conditions import describe, print_figures
 from benchmarks.roll_clients import RollClients, Tally
 from benchmarks.servers import SERVE, api_keys, free_port, process
 from holdfast.persistence.audit.audit import run_audit
@@ -102,6 +102,15 @@ def show(title: str, tally: Tally, url: str) -> None:
         f"{title}: {tally.requests:,} requests, {len(tally.refused)} refused, {len(tally.cut)} cut, "
         f"{len(lost(tally, url))} lost; statuses {dict(tally.statuses)}; longest wait {tally.longest_s:.2f} s"
     )
+    print_figures(
+        {
+            f"{title}, requests": tally.requests,
+            f"{title}, refused": len(tally.refused),
+            f"{title}, cut": len(tally.cut),
+            f"{title}, lost": len(lost(tally, url)),
+            f"{title}, longest wait s": tally.longest_s,
+        }
+    )
     for line in [*tally.refused, *tally.cut, *tally.failed][:10]:
         print(f"  {line}")
 
@@ -116,7 +125,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         folder = Path(name)
         folder.chmod(0o711)
-        print(describe(folder))
+        print(describe(folder, options))
         log, data_dir, port = folder / "log", folder / "var", free_port()
         environ = {
             "HOLDFAST_DATA_DIR": str(data_dir),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psycopg
 
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.servers import SECRET, SERVE, api_keys, creates, free_port, process, service_settings
 from benchmarks.whole import SLOTS, Side, drive
 
@@ -61,7 +61,7 @@ def main() -> int:
     port, provider_port = free_port(), free_port()
     provider_url = f"http://127.0.0.1:{provider_port}"
     with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
-        print(describe(folder), flush=True)
+        print(describe(folder, options), flush=True)
         settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=SLOTS)
         provider = [sys.executable, "-m", "benchmarks.instant_provider", str(provider_port), SECRET]
         with (
@@ -92,6 +92,17 @@ def main() -> int:
         f"{second:.0f} in the second quarter, "
         f"{last:.0f} in the last | {batches} markers, {size_bytes / 1e6:.0f} MB: "
         f"{size_bytes / 1e6 * 86400 / run.took_s:.0f} MB in a day"
+    )
+    print_figures(
+        {
+            "tasks": run.tasks,
+            "at the start, MB": started_mb,
+            "all signed in, MB": signed_in_mb,
+            "second quarter, MB": second,
+            "last quarter, MB": last,
+            "markers": batches,
+            "markers, MB": size_bytes / 1e6,
+        }
     )
     return 1 if last > second * (1 + options.growth) else 0
 

@@ -27,7 +27,7 @@ import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import create, load
-from benchmarks.conditions import describe, fresh_database
+from benchmarks.conditions import describe, fresh_database, print_figures
 from benchmarks.servers import (
     SECRET,
     api_keys,
@@ -194,23 +194,37 @@ def compare(peer: Side, service: Side, rows: psycopg.Connection, *, seconds: flo
     """Measure both in turn, and print each round and the medians."""
     for side in (peer, service):
         drive(side, rows, seconds=seconds / 2)
-    ratios, rates = [], []
+    of_services: list[Run] = []
+    ratios, rate_ratios = [], []
     for number in range(1, rounds + 1):
         of_peer, of_service = (drive(side, rows, seconds=seconds) for side in (peer, service))
         ratios.append(of_service.cpu_ms / of_peer.cpu_ms)
-        rates.append(of_service.rate)
+        rate_ratios.append(of_service.rate / of_peer.rate)
+        of_services.append(of_service)
         refused = f", {of_service.refused} creates refused" if of_service.refused else ""
         print(
             f"round {number}: service {of_service.cpu_ms:.2f} ms CPU a task, {of_service.rate:.0f} tasks/s{refused}"
             f" | peer {of_peer.cpu_ms:.2f} ms, {of_peer.rate:.0f}/s | CPU ratio {ratios[-1]:.2f}",
             flush=True,
         )
-    half = statistics.median(rates) / 2
+    rate = statistics.median(run.rate for run in of_services)
+    half = rate / 2
     waits = wait_s(service, rows, seconds=seconds, rate=half)
+    wait, p99 = statistics.median(waits), waits[int(len(waits) * 0.99)]
     print(
-        f"whole tasks: CPU {statistics.median(ratios):.2f} x the peer's, {statistics.median(rates):.0f} tasks/s "
-        f"(medians of {rounds}) | at {half:.0f} tasks/s the median task waits {statistics.median(waits):.3f} s "
-        f"beyond its provider, p99 {waits[int(len(waits) * 0.99)]:.3f} s"
+        f"whole tasks: CPU {statistics.median(ratios):.2f} x the peer's, {rate:.0f} tasks/s "
+        f"(medians of {rounds}) | at {half:.0f} tasks/s the median task waits {wait:.3f} s "
+        f"beyond its provider, p99 {p99:.3f} s"
+    )
+    print_figures(
+        {
+            "CPU ms": statistics.median(run.cpu_ms for run in of_services),
+            "beside the peer, CPU": statistics.median(ratios),
+            "rate": rate,
+            "beside the peer, rate": statistics.median(rate_ratios),
+            "wait s": wait,
+            "wait p99 s": p99,
+        }
     )
 
 
@@ -229,7 +243,7 @@ def main() -> None:
     provider_url = f"http://127.0.0.1:{provider_port}"
     with fresh_database() as (url, folder), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         data = Path(name)
-        print(describe(folder), flush=True)
+        print(describe(folder, options), flush=True)
         settings = service_settings(data, database_url=url, port=port, provider_url=provider_url, slots=SLOTS)
         provider = [sys.executable, "-m", "benchmarks.instant_provider", str(provider_port), SECRET]
         serve = [sys.executable, "-m", module, "serve"]
