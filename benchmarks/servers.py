@@ -106,11 +106,16 @@ def creates(keys: Sequence[str]) -> list[bytes]:
     return [load.post("/v2/task/create", BODY, {"Authorization": f"Bearer {key}"}) for key in keys]
 
 
+_reserved: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """Return a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that no other process is given; a server that binds with SO_REUSEADDR may listen on it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _reserved.append(held)
+    return int(held.getsockname()[1])
 
 
 def environment_without_settings() -> dict[str, str]:

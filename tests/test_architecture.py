@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.settings.settings import load_settings
+from holdfast.sockets.emulator_sockets import open_emulator_sockets
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.wiring.assembly import assemble
 
@@ -41,7 +42,13 @@ def test_every_package_is_shown_and_exists() -> None:
 
 def test_the_supervisor_tree_is_the_one_that_runs(tmp_path: Path) -> None:
     settings = load_settings({"HOLDFAST_DATA_DIR": str(tmp_path), "HOLDFAST_ENV": "development"})
-    tree = assemble(settings, database_url="postgresql:///", local_url="http://127.0.0.1:8000").tree
+    emulators = open_emulator_sockets(settings)
+    tree = assemble(
+        settings.model_copy(update=emulators.ports),
+        database_url="postgresql:///",
+        local_url="http://127.0.0.1:8000",
+        emulator_sockets=emulators,
+    ).tree
     lines = block_below("The supervisor tree")
     children = [line.split()[1] for line in lines if line.startswith(("├──", "└──"))]
     assert children == [*(child.child_id for child in tree.children()), "http"]
@@ -51,6 +58,7 @@ def test_the_supervisor_tree_is_the_one_that_runs(tmp_path: Path) -> None:
     names = [child.child_id for child in workers.children()]
     assert len(names) == 18
     assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", shown)] == []
+    emulators.close()
 
 
 def functions_on_the_path() -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import psycopg
 
-from .service import children_of, free_port
+from .service import children_of, reserve_port
 
 SYSTEM_USER = "pgserver"
 START_S = 60.0
@@ -129,7 +129,7 @@ class PostgresServer:
     """A server in its own folder, on its own port."""
 
     folder: Path
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=reserve_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -19,12 +19,20 @@ RESTART_PAUSE_S = 0.05
 STOP_S = 60.0
 
 
-def free_port() -> int:
-    """Return a free port on loopback."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+_reserved: list[socket.socket] = []
+
+
+def reserve_port() -> int:
+    """Return a port of loopback that no other process is given while this one runs.
+
+    It is kept by a socket that is bound and does not listen. A server that binds with SO_REUSEADDR may listen on it
+    nevertheless.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _reserved.append(held)
+    return int(held.getsockname()[1])
 
 
 def children_of(pid: int) -> list[int]:
@@ -54,7 +62,7 @@ class Service:
     settings: Mapping[str, str]
     environment: Mapping[str, str] = field(default_factory=dict)
     files_max: int | None = None
-    port: int = field(default_factory=free_port)
+    port: int = field(default_factory=reserve_port)
     ends: list[str] = field(default_factory=list)
     kills: int = 0
     process: subprocess.Popen[bytes] | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import httpx2
 import structlog
 import trio
@@ -30,15 +32,17 @@ _log = structlog.get_logger(__name__)
 async def serve_app(
     app: QuartTrio,
     *,
-    bind: str = ANY_PORT,
+    bound: socket.socket | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled; reports its URL.
 
-    ``bind`` is an address (port 0 takes a free one), or ``fd://`` and the descriptor of a listening socket.
+    ``bound`` is the socket it listens on, which stays open; without one it takes any free port.
 
-    Raises, in a group, ``OSError`` if the port is taken, and ``RuntimeError`` if the server stops by itself.
+    Raises, in a group, ``RuntimeError`` if the server stops by itself.
     """
+    # A duplicate, because the server closes what it serves on.
+    bind = ANY_PORT if bound is None else f"fd://{bound.dup().detach()}"
     stop, stopped = trio.Event(), trio.Event()
     server = trio.CancelScope(shield=True)
 

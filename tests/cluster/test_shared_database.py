@@ -15,6 +15,7 @@ import trio
 from msgspec.structs import replace
 from tests.actors.actor_system import ActorSystem, create_task, make_system
 from tests.certificates import Authority
+from tests.reserved_ports import reserve_port
 
 from holdfast.actors.account.messages import CreditChanged, Recharge, TaskAccepted
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
@@ -178,7 +179,8 @@ async def test_a_member_keeps_its_port_when_it_starts_again(tmp_path: Path) -> N
         [listener], [address] = MemberEndpoint(tmp_path, None, ("127.0.0.1", first)).listen("mine")
         return listener, int(address.rpartition(":")[2])
 
-    listener, port = listen(0)
+    port = reserve_port(listen)
+    listener, _ = listen(port)
     # The side that closes first keeps the connection in TIME_WAIT, as a killed member's system does.
     dialed = await trio.open_tcp_stream("127.0.0.1", port)
     await (await listener.accept()).aclose()

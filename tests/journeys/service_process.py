@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx2
 from tests.fresh_clusters import create_data_folder
+from tests.reserved_ports import reserve_port
 
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
@@ -56,7 +57,13 @@ class Service:
             "OTP_RESEND_S": "0",
             "POOL_SIZE": "4",
         }
-        given = {"PORT": "0", "DATA_DIR": str(self.data_dir), "LOG_FORMAT": "json", **generous, **settings}
+        given = {
+            "PORT": str(reserve_port(self)),
+            "DATA_DIR": str(self.data_dir),
+            "LOG_FORMAT": "json",
+            **generous,
+            **settings,
+        }
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         self.environment = {**inherited, **{f"HOLDFAST_{name}": value for name, value in given.items()}}
 
@@ -94,7 +101,6 @@ class Service:
             assert self.process.poll() is None, f"the service ended by itself:\n{self.log_tail()}"
             assert time.monotonic() < deadline, f"the service is not ready:\n{self.log_tail()}"
             time.sleep(0.05)
-        self.environment["HOLDFAST_PORT"] = self.url.rpartition(":")[2]
 
     def kill(self) -> None:
         """Kill it, as a power cut would."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import traceback
 from typing import Any
 
@@ -257,13 +258,13 @@ async def test_passing_faults_are_tried_again_by_themselves(start_bank: StartBan
 
 async def test_a_refused_connection_is_unavailability() -> None:
     provider: CardProvider
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listener.socket.getsockname()[1]
-    await listener.aclose()
-    provider = StripeProvider(CARD_KEY, api_base=f"http://127.0.0.1:{port}", retries_count=0)
-    with trio.fail_after(60), pytest.raises(CardUnavailable):
-        await provider.retrieve("pi_1", as_of=AS_OF)
-    await provider.close()
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
+        with trio.fail_after(60), pytest.raises(CardUnavailable):
+            await provider.retrieve("pi_1", as_of=AS_OF)
+        await provider.close()
 
 
 async def test_a_slow_answer_is_a_timeout_and_the_order_can_be_tried_again(start_bank: StartBank) -> None:

@@ -204,10 +204,11 @@ async def test_an_open_port_has_no_fault(listening: socket.socket) -> None:
     assert await connection_fault(f"http://127.0.0.1:{listening.getsockname()[1]}") is None
 
 
-async def test_a_closed_port_is_named(listening: socket.socket) -> None:
-    port = listening.getsockname()[1]
-    listening.close()
-    fault = await connection_fault(f"http://127.0.0.1:{port}")
+async def test_a_closed_port_is_named() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        fault = await connection_fault(f"http://127.0.0.1:{port}")
     assert fault is not None
     assert fault.startswith(f"127.0.0.1 cannot be connected to at port {port}: ")
 

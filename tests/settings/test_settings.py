@@ -13,7 +13,6 @@ import pytest
 from holdfast.settings.secret_strength import weakness
 from holdfast.settings.settings import Settings, SettingsFault, load_locations, load_service_location, load_settings
 from holdfast.settings.warnings import find_warnings
-from holdfast.sockets.emulator_ports import studio_port
 
 CARD_KEY = "sk_live_51Nq8ZtKfRw2mXc7bY5hJd9L"
 OLD_SECRET = "whsec_Gk4tVn8wQz2rMb7xYd5hLf9sJp3cEa6U"
@@ -380,17 +379,6 @@ def test_a_damaged_file_of_a_secret_is_a_fault(development: dict[str, str], cont
     folder.mkdir(parents=True)
     (folder / "operator_token").write_bytes(content)
     assert faults(development) == (f"HOLDFAST_DATA_DIR: a file in {folder} has no secret; restore or remove it",)
-
-
-def test_a_stored_port_that_is_no_number_is_replaced(development: dict[str, str]) -> None:
-    settings = load_settings(development)
-    file = settings.data_dir / "studio.port"
-    file.write_bytes(b"\xff")
-    assert studio_port(settings) == int(file.read_text())
-    file.unlink()
-    file.mkdir()
-    with pytest.raises(SettingsFault, match=r"cannot write .*studio\.port: Is a directory"):
-        studio_port(settings)
 
 
 def test_values_are_parsed_by_type(development: dict[str, str], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import trio
 
 from holdfast.persistence.server.revisions import is_migrated
 from holdfast.settings.settings import load_settings
+from holdfast.sockets.emulator_sockets import EmulatorSockets
 from holdfast.sockets.listening import SlotSockets, Sockets
 from holdfast.start.exit_codes import CLEAN, GAVE_UP
 from holdfast.start.parent.parent import Parent
@@ -24,10 +25,11 @@ def parent(database_url: str, tmp_path: Path) -> Iterator[Parent]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield Parent(
             load_settings(given),
-            Sockets({0: SlotSockets(listening)}, is_shared=False),
-            None,
-            str(tmp_path),
-            {**os.environ, **given},
+            sockets=Sockets({0: SlotSockets(listening)}, is_shared=False),
+            emulators=EmulatorSockets(),
+            embedded=None,
+            metrics_dir=str(tmp_path),
+            variables={**os.environ, **given},
         )
 
 

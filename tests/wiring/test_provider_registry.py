@@ -39,7 +39,11 @@ class Setup:
         self.file = folder / "catalog.toml"
         self.file.write_text(CATALOG)
         self.counted_s = 0.0
-        values = {"HOLDFAST_CATALOG": str(self.file), "HOLDFAST_DATA_DIR": str(folder)}
+        values = {
+            "HOLDFAST_CATALOG": str(self.file),
+            "HOLDFAST_DATA_DIR": str(folder),
+            "HOLDFAST_STUDIO_PORT": "7001",
+        }
         self.registry = ProviderRegistry(
             load_settings(values),
             counter=lambda: self.counted_s,

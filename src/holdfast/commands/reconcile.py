@@ -29,7 +29,7 @@ from holdfast.settings.settings import Settings
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.wiring.actors import create_account, keyed_group
-from holdfast.wiring.card import card_setup_with_emulator
+from holdfast.wiring.card import card_setup
 
 CONCURRENT_MAX = 4
 
@@ -52,7 +52,7 @@ def reconcile(settings: Settings, database_url: str, *, every: bool, progress: P
 
 async def _reconcile(settings: Settings, database_url: str, *, every: bool, progress: Progress) -> Counter[str]:
     limit_name_lookups()
-    card = card_setup_with_emulator(settings)
+    card = card_setup(settings)
     if card is None:
         raise NoCardProvider
     database = Database(database_url, pool_size=CONCURRENT_MAX)

@@ -97,6 +97,12 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def inherited_socket(fd: int) -> socket.socket:
+    """Return the socket of a descriptor that this process has from its parent."""
+    os.set_inheritable(fd, False)
+    return socket.socket(fileno=fd)
+
+
 def refuse_new_connections(listening: socket.socket) -> None:
     """Let the system ignore new connections on a socket that is about to close for good, if it can.
 
@@ -118,10 +124,8 @@ def _passed_sockets(variables: Mapping[str, str]) -> tuple[list[socket.socket], 
     public: list[socket.socket] = []
     operators: list[socket.socket] = []
     for index in range(count):
-        fd = _FIRST_PASSED_FD + index
-        os.set_inheritable(fd, False)
         named_operators = index < len(names) and names[index] == _OPERATORS
-        (operators if named_operators else public).append(socket.socket(fileno=fd))
+        (operators if named_operators else public).append(inherited_socket(_FIRST_PASSED_FD + index))
     return public, operators
 
 

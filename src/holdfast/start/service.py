@@ -25,6 +25,7 @@ from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.migrate import migrate_when_reachable
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.settings.settings import Settings
+from holdfast.sockets.emulator_sockets import EmulatorSockets
 from holdfast.sockets.listening import SlotSockets, Sockets, url_of
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.supervision.faults import GaveUp, NotRunning
@@ -38,7 +39,13 @@ AT_ONCE_S = 3.0
 """How long the process may take to end after a second signal."""
 
 
-def run(settings: Settings, sockets: Sockets, database_url: str, embedded: EmbeddedPostgres | None) -> int:
+def run(
+    settings: Settings,
+    sockets: Sockets,
+    emulator_sockets: EmulatorSockets,
+    database_url: str,
+    embedded: EmbeddedPostgres | None,
+) -> int:
     """Migrate the database, then run the service in this process alone; returns the exit code.
 
     Raises the faults of migrations, ``CatalogFault``, and ``SettingsFault`` for a library that is not installed.
@@ -53,6 +60,7 @@ def run(settings: Settings, sockets: Sockets, database_url: str, embedded: Embed
         local_url=url_of(own.public),
         embedded=embedded,
         sockets=sockets,
+        emulator_sockets=emulator_sockets,
     )
     return run_assembly(assembly, partial(_log_when_ready, assembly, own))
 

@@ -14,6 +14,7 @@ import structlog
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.settings.settings import Settings, environment
 from holdfast.settings.warnings import find_warnings
+from holdfast.sockets.emulator_sockets import open_emulator_sockets
 from holdfast.sockets.listening import open_sockets
 from holdfast.start.loading import loading
 from holdfast.telemetry.logs import configure_logging
@@ -39,9 +40,13 @@ def serve(settings: Settings) -> int:
         sockets = open_sockets(settings, environment())
         stack.callback(sockets.close)
         await_database, embedded = stack.enter_context(_database(settings))
+        # The data folder is this process's from here on.
+        emulators = open_emulator_sockets(settings)
+        stack.callback(emulators.close)
+        settings = settings.model_copy(update=emulators.ports)
         with loading():
             from holdfast.start.service import run
-        return run(settings, sockets, await_database(), embedded)
+        return run(settings, sockets, emulators, await_database(), embedded)
 
 
 @contextmanager

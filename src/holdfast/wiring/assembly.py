@@ -14,6 +14,7 @@ from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMai
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.settings.settings import Settings
+from holdfast.sockets.emulator_sockets import EmulatorSockets
 from holdfast.sockets.listening import Sockets
 from holdfast.supervision.control.actor import ControlRef
 from holdfast.supervision.supervisor import Supervisor
@@ -45,15 +46,14 @@ def assemble(
     local_url: str,
     embedded: EmbeddedPostgres | None = None,
     sockets: Sockets | None = None,
-    runs_emulators: bool = True,
+    emulator_sockets: EmulatorSockets | None = None,
     metrics_text: Callable[[], Awaitable[bytes]] = render_process,
     worker: int | None = None,
 ) -> Assembly:
     """Compose the service. ``local_url`` is where it listens. Raises :class:`CatalogFault`.
 
-    Without ``sockets`` nothing is served over HTTP. ``runs_emulators``: whether the emulators run in this process,
-    rather than in one for all workers. ``metrics_text`` renders the metrics. ``worker`` is this process's slot, if
-    it has a parent.
+    Without ``sockets`` nothing is served over HTTP. Without ``emulator_sockets`` the emulators run elsewhere.
+    ``metrics_text`` renders the metrics. ``worker`` is this process's slot, if it has a parent.
     """
     parts = parts_of(settings, database_url=database_url, local_url=local_url, embedded=embedded, worker=worker)
     actors = actors_of(parts)
@@ -79,7 +79,9 @@ def assemble(
         accounts=accounts,
         sign_ins=sign_ins,
         tasks=tasks,
-        emulators=emulators_of(settings, parts.registry, local_url=local_url) if runs_emulators else {},
+        emulators={}
+        if emulator_sockets is None
+        else emulators_of(settings, parts.registry, emulator_sockets, local_url=local_url),
         workers=worker_children(parts, actors, order_checks),
     )
     http = None

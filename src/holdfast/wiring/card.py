@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from holdfast.providers.card.base import CardPayments
 from holdfast.providers.card.stripe_adapter import StripeProvider
+from holdfast.settings.checks import has_emulators
 from holdfast.settings.settings import Settings
-from holdfast.sockets.emulator_ports import EMULATOR_HOST, card_emulator_port, card_port_file
+from holdfast.sockets.emulator_sockets import EMULATOR_HOST, card_emulator_port
 from holdfast.telemetry.reports.conditions import Watch, unwatched
 
 PROVIDER = "cardprovider"
@@ -21,29 +22,21 @@ class CardSetup(CardPayments):
     emulator_url: str | None = None
 
 
-def card_setup(settings: Settings, watch: Watch) -> CardSetup | None:
-    """Return the card provider of these settings; ``watch`` takes the outcomes of calls.
+def card_setup(settings: Settings, watch: Watch = unwatched) -> CardSetup | None:
+    """Return the card provider of a service with these settings; ``watch`` takes the outcomes of calls.
 
-    None without a key in production, which never uses the emulator, and where the emulator is not installed.
+    None without a key in production, which never uses the emulator, and where the emulator is not installed or has
+    never run.
     """
     if settings.card_api_key is not None:
         return _configured(settings, settings.card_api_key, watch)
-    port = card_emulator_port(settings)
-    if port is None:
+    if settings.is_production or not has_emulators():
         return None
-    return _emulated(settings, port, watch)
+    port = card_emulator_port(settings)
+    return None if port is None else _emulated(settings, port, watch)
 
 
-def card_setup_with_emulator(settings: Settings) -> CardSetup | None:
-    """Return the card provider of a service that runs with these settings, without starting its emulator."""
-    if settings.card_api_key is not None:
-        return _configured(settings, settings.card_api_key)
-    file = card_port_file(settings)
-    port = settings.card_emulator_port or (int(file.read_text()) if file.is_file() else 0)
-    return None if settings.is_production or not port else _emulated(settings, port)
-
-
-def _configured(settings: Settings, api_key: str, watch: Watch = unwatched) -> CardSetup:
+def _configured(settings: Settings, api_key: str, watch: Watch) -> CardSetup:
     return CardSetup(
         provider=_adapter(settings, api_key, settings.card_api_base, watch),
         webhook_secrets=settings.card_webhook_secrets,
@@ -52,7 +45,7 @@ def _configured(settings: Settings, api_key: str, watch: Watch = unwatched) -> C
     )
 
 
-def _emulated(settings: Settings, port: int, watch: Watch = unwatched) -> CardSetup:
+def _emulated(settings: Settings, port: int, watch: Watch) -> CardSetup:
     url = f"http://{EMULATOR_HOST}:{port}"
     return CardSetup(
         provider=_adapter(settings, emulator_key(settings), url, watch),

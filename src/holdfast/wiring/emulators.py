@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.settings.settings import Settings
-from holdfast.sockets.emulator_ports import EMULATOR_HOST, card_emulator_port
+from holdfast.sockets.emulator_sockets import EmulatorSockets
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
 from holdfast.wiring.card import WEBHOOK_PATH, emulator_key, emulator_webhook_secret
@@ -15,7 +16,7 @@ from holdfast.wiring.provider_registry import ProviderRegistry, studio_token
 
 
 def emulators_of(
-    settings: Settings, registry: ProviderRegistry, *, local_url: str
+    settings: Settings, registry: ProviderRegistry, sockets: EmulatorSockets, *, local_url: str
 ) -> Mapping[str, Callable[[], Child]]:
     """Return how the emulators are started: the studio, if the catalog has it, and the card emulator.
 
@@ -24,30 +25,30 @@ def emulators_of(
     children: dict[str, Callable[[], Child]] = {}
     studio = next((config for config in registry.catalog.providers.values() if config.is_built_in), None)
     if studio is not None:
-        children["studio"] = _studio(settings, registry, studio)
-    port = card_emulator_port(settings)
-    if port is not None:
-        children["card"] = _card(settings, port, local_url + WEBHOOK_PATH)
+        assert sockets.studio is not None, "a catalog with the studio is refused if it is not installed"
+        children["studio"] = _studio(settings, registry, studio, sockets.studio)
+    if sockets.card is not None:
+        children["card"] = _card(settings, sockets.card, local_url + WEBHOOK_PATH)
     return children
 
 
-def _studio(settings: Settings, registry: ProviderRegistry, config: ProviderConfig) -> Callable[[], Child]:
+def _studio(
+    settings: Settings, registry: ProviderRegistry, config: ProviderConfig, bound: socket.socket
+) -> Callable[[], Child]:
     from holdfast_emulators.studio.process import run_studio_process
 
-    assert registry.studio_port is not None, "a catalog with the studio is refused if it is not installed"
     run = partial(
         run_studio_process,
         secret=registry.secrets_of(config)[0],
         token=studio_token(settings),
         files_dir=settings.data_dir / "studio",
-        host=EMULATOR_HOST,
-        port=registry.studio_port,
+        bound=bound,
         log_format=settings.log_format,
     )
     return partial(RunningChild, run)
 
 
-def _card(settings: Settings, port: int, webhook_url: str) -> Callable[[], Child]:
+def _card(settings: Settings, bound: socket.socket, webhook_url: str) -> Callable[[], Child]:
     from holdfast_emulators.card.app import serve_card_emulator
 
     run = partial(
@@ -56,7 +57,6 @@ def _card(settings: Settings, port: int, webhook_url: str) -> Callable[[], Child
         webhook_secret=emulator_webhook_secret(settings),
         webhook_url=lambda: webhook_url,
         files_dir=settings.data_dir / "card",
-        host=EMULATOR_HOST,
-        port=port,
+        bound=bound,
     )
     return partial(RunningChild, run)

@@ -24,7 +24,7 @@ from holdfast.providers.outbound.guarded import Origin
 from holdfast.settings.checks import INSTALL_EMULATORS, has_emulators
 from holdfast.settings.secret_strength import weakness
 from holdfast.settings.settings import Settings
-from holdfast.sockets.emulator_ports import EMULATOR_HOST, studio_port
+from holdfast.sockets.emulator_sockets import EMULATOR_HOST
 from holdfast.telemetry.reports.conditions import PROVIDER, Conditions, unwatched
 from holdfast.telemetry.scrubbing import register_secrets
 
@@ -58,7 +58,6 @@ class ProviderRegistry:
 
     def __init__(self, settings: Settings, *, counter: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        self.studio_port = studio_port(settings) if has_emulators() else None
         self._counter = counter
         self._past: dict[str, tuple[float, Catalog]] = {}
         self._reading = trio.CapacityLimiter(1)
@@ -191,7 +190,7 @@ class ProviderRegistry:
         return frozenset() if url is None else frozenset({_origin(url)})
 
     def _url_of(self, config: ProviderConfig) -> str | None:
-        return f"http://{EMULATOR_HOST}:{self.studio_port}" if config.is_built_in else config.url
+        return f"http://{EMULATOR_HOST}:{self._settings.studio_port}" if config.is_built_in else config.url
 
     def _provider(self, config: ProviderConfig) -> MediaProvider | None:
         url = self._url_of(config)

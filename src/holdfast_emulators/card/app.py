@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -193,8 +194,7 @@ async def serve_card_emulator(
     webhook_secret: str,
     webhook_url: Callable[[], str],
     files_dir: Path,
-    host: str = "127.0.0.1",
-    port: int = 0,
+    bound: socket.socket | None = None,
     settle_delay_s: float = SETTLE_DELAY_S,
     retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
     now: Now = utc_now,
@@ -202,13 +202,13 @@ async def serve_card_emulator(
     create: Callable[..., QuartTrio] = create_card_emulator,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; reports the bound port (``port`` 0 takes a free one).
+    """Serve until cancelled; reports the port. ``bound`` is as for :func:`serve_app`.
 
     ``api_key`` authorizes calls, ``webhook_secret`` signs events, ``webhook_url`` returns where to send them, or an
     empty string while there is no receiver. The state is stored in ``files_dir`` and loaded at the next start.
     ``sender`` and ``create`` are replaced by test harnesses that inject faults.
 
-    Raises ``ValueError`` for an empty key or secret, and, in a group, ``OSError`` if the port is taken.
+    Raises ``ValueError`` for an empty key or secret.
     """
     if not api_key.strip() or not webhook_secret.strip():
         raise ValueError("the card emulator needs an API key and a webhook signing secret")
@@ -220,5 +220,5 @@ async def serve_card_emulator(
 
     async with trio.open_nursery() as nursery:
         await nursery.start(changes.run)
-        address = await nursery.start(partial(serve_app, app, bind=f"{host}:{port}"))
+        address = await nursery.start(partial(serve_app, app, bound=bound))
         task_status.started(urlsplit(address).port or 0)

@@ -7,6 +7,7 @@ at low priority.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ async def main() -> None:
                 secret=options.secret,
                 token=options.token,
                 files_dir=Path(options.files_dir),
-                bind=f"fd://{options.listening_fd}",
+                bound=socket.socket(fileno=options.listening_fd),
             )
         )
         while await stdin.receive_some():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import re
+import socket
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from quart.typing import ResponseReturnValue
 from quart_trio import QuartTrio
 
 from holdfast.telemetry.traces import HEADER, read_traceparent, traceparent
-from holdfast_emulators.serving import ANY_PORT, serve_app
+from holdfast_emulators.serving import serve_app
 from holdfast_emulators.studio.jobs import Job, Order, describe, usage
 from holdfast_emulators.studio.model import content_type_of
 from holdfast_emulators.studio.renderer import OrderRefused, Renderer
@@ -119,19 +120,18 @@ async def serve_studio(
     *,
     secret: str,
     files_dir: Path,
-    bind: str = ANY_PORT,
+    bound: socket.socket | None = None,
     token: str | None = None,
     renderer: Renderer | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run the renderer and its web server until cancelled; reports the port. ``bind`` is as for :func:`serve_app`.
+    """Run the renderer and its web server until cancelled; reports the port. ``bound`` is as for :func:`serve_app`.
 
-    A given ``renderer`` is used instead of a new one. Raises ``OSError`` if the port is taken, and ``RuntimeError``
-    if the server stops by itself.
+    A given ``renderer`` is used instead of a new one. Raises ``RuntimeError`` if the server stops by itself.
     """
     renderer = renderer or Renderer(secret, files_dir)
     async with trio.open_nursery() as nursery:
         await nursery.start(renderer.run)
-        serve = partial(serve_app, create_studio(renderer, token=token), bind=bind)
+        serve = partial(serve_app, create_studio(renderer, token=token), bound=bound)
         renderer.base_url = await nursery.start(serve)
         task_status.started(urlsplit(renderer.base_url).port or 0)

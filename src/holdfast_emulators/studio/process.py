@@ -32,32 +32,31 @@ async def run_studio_process(
     secret: str,
     token: str,
     files_dir: Path,
-    host: str,
-    port: int,
+    bound: socket.socket,
     log_format: str,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run the studio until cancelled. Raises :class:`StudioEnded`, and OSError if the port is taken.
+    """Run the studio until cancelled. Raises :class:`StudioEnded`.
 
-    Its socket is opened here: requests wait in its queue while the process loads, and the service need not. Its
-    options, with the secret, are sent through a pipe, since command lines are public. The studio exits when the
-    pipe closes, even if the service is killed.
+    The bound socket listens from now on: requests wait in its queue while the process loads, and the service need
+    not. The options, with the secret, are sent through a pipe, since command lines are public. The studio exits
+    when the pipe closes, even if the service is killed.
     """
-    with socket.create_server((host, port)) as listening:
-        options = Options(
-            secret=secret,
-            token=token,
-            files_dir=str(files_dir),
-            listening_fd=listening.fileno(),
-            log_format=log_format,
-        )
-        # A separate session: Ctrl-C at the terminal reaches the service alone, which then stops the studio.
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "holdfast_emulators.studio"],
-            stdin=subprocess.PIPE,
-            pass_fds=(listening.fileno(),),
-            start_new_session=True,
-        )
+    bound.listen()
+    options = Options(
+        secret=secret,
+        token=token,
+        files_dir=str(files_dir),
+        listening_fd=bound.fileno(),
+        log_format=log_format,
+    )
+    # A separate session: Ctrl-C at the terminal reaches the service alone, which then stops the studio.
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "holdfast_emulators.studio"],
+        stdin=subprocess.PIPE,
+        pass_fds=(bound.fileno(),),
+        start_new_session=True,
+    )
     assert process.stdin is not None
     try:
         await process.stdin.send_all(msgspec.json.encode(options) + b"\n")

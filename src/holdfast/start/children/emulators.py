@@ -15,6 +15,8 @@ import trio
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.providers.outbound.name_lookups import limit_name_lookups
 from holdfast.settings.settings import environment, load_settings
+from holdfast.sockets.emulator_sockets import EmulatorSockets
+from holdfast.sockets.listening import inherited_socket
 from holdfast.start.children.control import Control
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.start.parent.child_process import EmulatorsArguments
@@ -38,7 +40,11 @@ def main(arguments: EmulatorsArguments) -> int:
         registry = ProviderRegistry(settings)
     except CatalogFault:
         return BAD_CONFIGURATION  # the workers print the reason
-    emulators = emulators_of(settings, registry, local_url=arguments.local_url)
+    sockets = EmulatorSockets(
+        inherited_socket(arguments.studio_fd),
+        None if arguments.card_fd is None else inherited_socket(arguments.card_fd),
+    )
+    emulators = emulators_of(settings, registry, sockets, local_url=arguments.local_url)
     if not emulators:
         return CLEAN
     conditions = Conditions(reporter := Reporter())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,7 @@ import trio
 
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.settings.settings import environment, load_settings
-from holdfast.sockets.listening import SlotSockets, Sockets, url_of
+from holdfast.sockets.listening import SlotSockets, Sockets, inherited_socket, url_of
 from holdfast.start.children.control import Control
 from holdfast.start.exit_codes import BAD_CONFIGURATION
 from holdfast.start.parent.child_process import COVER, REPORT, RETIRE, WorkerArguments
@@ -51,14 +50,15 @@ def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:
         (arguments.public_fd,) if arguments.operators_fd is None else (arguments.public_fd, arguments.operators_fd)
     )
     fds = {arguments.slot: own, **arguments.sibling_fds}
-    sockets = Sockets({slot: SlotSockets(*map(_listening, each)) for slot, each in fds.items()}, is_shared=True)
+    sockets = Sockets(
+        {slot: SlotSockets(*map(inherited_socket, each)) for slot, each in fds.items()}, is_shared=True
+    )
     try:
         assembly = assemble(
             settings,
             database_url=settings.database_url,
             local_url=url_of(sockets.of_slots[arguments.slot].public),
             sockets=sockets,
-            runs_emulators=False,
             metrics_text=partial(render_workers, arguments.metrics_dir),
             worker=arguments.slot,
         )
@@ -107,9 +107,3 @@ async def _retire(assembly: Assembly) -> None:
     await assembly.parts.members.drain()
     await assembly.http.retire()
     await assembly.tree.stop()
-
-
-def _listening(fd: int) -> socket.socket:
-    listening = socket.socket(fileno=fd)
-    listening.set_inheritable(False)
-    return listening

@@ -48,10 +48,14 @@ class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmulatorsArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of the emulators. ``local_url`` is where the workers listen."""
+    """The arguments of the emulators: where the workers listen, and the bound sockets of the studio and the card
+    emulator.
+    """
 
     control_fd: int
     local_url: str
+    studio_fd: int
+    card_fd: int | None
 
 
 class ChildProcess:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,10 +32,9 @@ from holdfast import __version__
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import EmbeddedFault
 from holdfast.persistence.server.revisions import is_migrated
-from holdfast.settings.checks import has_emulators
 from holdfast.settings.settings import PREFIX, Settings, environment
 from holdfast.settings.warnings import find_warnings
-from holdfast.sockets.emulator_ports import EMULATOR_HOST, card_emulator_port, studio_port
+from holdfast.sockets.emulator_sockets import EmulatorSockets, open_emulator_sockets
 from holdfast.sockets.listening import Sockets, open_sockets, refuse_new_connections, url_of
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.start.parent.child_process import ChildProcess, EmulatorsArguments, WorkerArguments, start_process
@@ -155,8 +155,19 @@ def serve(settings: Settings) -> int:
         stack.callback(sockets.close)
         metrics_dir = stack.enter_context(metrics_folder())
         embedded = stack.enter_context(_embedded(settings))
-        variables |= _environment(settings, embedded)
-        return trio.run(Parent(settings, sockets, embedded, metrics_dir, variables).run)
+        # The data folder is this process's from here on.
+        emulators = open_emulator_sockets(settings)
+        stack.callback(emulators.close)
+        variables |= _environment(settings, emulators, embedded)
+        parent = Parent(
+            settings,
+            sockets=sockets,
+            emulators=emulators,
+            embedded=embedded,
+            metrics_dir=metrics_dir,
+            variables=variables,
+        )
+        return trio.run(parent.run)
 
 
 class Parent:
@@ -165,13 +176,16 @@ class Parent:
     def __init__(
         self,
         settings: Settings,
+        *,
         sockets: Sockets,
+        emulators: EmulatorSockets,
         embedded: EmbeddedPostgres | None,
         metrics_dir: str,
         variables: Mapping[str, str],
     ) -> None:
         self._settings = settings
         self._sockets = sockets
+        self._emulators = emulators
         self._metrics_dir = metrics_dir
         self._variables = variables
         url = settings.database_url if embedded is None else embedded.url
@@ -194,9 +208,9 @@ class Parent:
         shutdown_s = settings.shutdown_s + STOP_MARGIN_S
         specs = self._workers.specs(shutdown_s)
         # Stopped last, in reverse order: workers may still use both.
-        if has_emulators():
-            emulators = partial(ProcessSlot, self._start_emulators, may_finish=True)
-            specs.insert(0, ChildSpec("emulators", emulators, restart="transient", shutdown_s=shutdown_s))
+        if emulators.studio is not None:
+            slot = partial(ProcessSlot, partial(self._start_emulators, emulators.studio), may_finish=True)
+            specs.insert(0, ChildSpec("emulators", slot, restart="transient", shutdown_s=shutdown_s))
         if embedded is not None:
             specs.insert(0, ChildSpec("database", partial(DatabaseServer, embedded, reporter)))
         self._tree = Supervisor(
@@ -327,12 +341,20 @@ class Parent:
         variables = {**self._variables, "PROMETHEUS_MULTIPROC_DIR": self._metrics_dir}
         return await start_process("holdfast.start.children.worker", arguments, fds=fds, variables=variables)
 
-    async def _start_emulators(self) -> ChildProcess:
-        def arguments(control_fd: int) -> EmulatorsArguments:
-            return EmulatorsArguments(control_fd=control_fd, local_url=url_of(self._sockets.of_slots[0].public))
+    async def _start_emulators(self, studio: socket.socket) -> ChildProcess:
+        card = self._emulators.card
 
+        def arguments(control_fd: int) -> EmulatorsArguments:
+            return EmulatorsArguments(
+                control_fd=control_fd,
+                local_url=url_of(self._sockets.of_slots[0].public),
+                studio_fd=studio.fileno(),
+                card_fd=None if card is None else card.fileno(),
+            )
+
+        fds = [each.fileno() for each in (studio, card) if each is not None]
         return await start_process(
-            "holdfast.start.children.emulators", arguments, fds=(), variables=self._variables
+            "holdfast.start.children.emulators", arguments, fds=fds, variables=self._variables
         )
 
     async def _log_when_ready(self) -> None:
@@ -343,8 +365,7 @@ class Parent:
             return
         sockets = self._sockets.of_slots[0]
         url = url_of(sockets.public)
-        card_port = self._variables.get(f"{PREFIX}CARD_EMULATOR_PORT")
-        uses_emulator = card_emulator_port(self._settings) is not None
+        card = self._emulators.card
         log.info(
             "holdfast serves",
             version=__version__,
@@ -355,18 +376,16 @@ class Parent:
             env=self._settings.env,
             processes=self._workers.count,
             database="configured" if self._settings.is_production else self._variables[f"{PREFIX}DATABASE_URL"],
-            card_emulator=f"http://{EMULATOR_HOST}:{card_port}" if uses_emulator else None,
+            card_emulator=None if card is None else url_of(card),
         )
 
 
-def _environment(settings: Settings, embedded: EmbeddedPostgres | None) -> dict[str, str]:
+def _environment(
+    settings: Settings, emulators: EmulatorSockets, embedded: EmbeddedPostgres | None
+) -> dict[str, str]:
     """Return the settings that the parent decides for all its children."""
     decided = {"PROCESSES": str(settings.processes)}
-    if has_emulators():
-        decided["STUDIO_PORT"] = str(studio_port(settings))
-    card_port = card_emulator_port(settings)
-    if card_port is not None:
-        decided["CARD_EMULATOR_PORT"] = str(card_port)
+    decided |= {name.upper(): str(port) for name, port in emulators.ports.items()}
     if embedded is not None:
         decided["DATABASE_URL"] = embedded.url
     return {f"{PREFIX}{name}": value for name, value in decided.items()}
