@@ -1,4 +1,4 @@
-"""A client of the report stream that sees each event, and whether the stream ends as it should."""
+"""A client of streams that sees each event, and whether the stream ends as it should."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ class StreamReader:
 
 @asynccontextmanager
 async def reading(
-    base: str, token: str | None, query: str = "", *, status: int = 200, **headers: str
+    base: str, token: str | None, query: str = "", *, path: str = STREAM, status: int = 200, **headers: str
 ) -> AsyncIterator[StreamReader]:
-    """Open the stream of the service at ``base``, with a bearer or the headers alone."""
+    """Open a stream of the service at ``base``, with a bearer or the headers alone."""
     host, _, port = base.removeprefix("http://").partition(":")
-    lines = [f"GET {STREAM}{query} HTTP/1.1", f"Host: {host}"]
+    lines = [f"GET {path}{query} HTTP/1.1", f"Host: {host}"]
     lines += [] if token is None else [f"Authorization: Bearer {token}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     async with await trio.open_tcp_stream(host, int(port)) as stream:

@@ -24,6 +24,7 @@ from holdfast.cluster.answering import Answering
 from holdfast.cluster.codec import ACCOUNTS, codecs
 from holdfast.cluster.frames import PROTOCOL, Frame, Hello
 from holdfast.cluster.link import Link
+from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.records.rows import SessionRevokedRow
 from holdfast.telemetry.traces import traceparent
 
@@ -70,6 +71,7 @@ class Joined:
     far: Stream
     members: list[str] = field(default_factory=list)
     changes: list[int] = field(default_factory=list)
+    rows_changed: Changes = field(default_factory=Changes)
 
     async def asked(self, count: int = 1) -> list[tuple[str, Envelope]]:
         with trio.fail_after(60):
@@ -92,6 +94,7 @@ async def joined(wrap: Callable[[Stream], trio.abc.Stream] = lambda stream: stre
         groups={ACCOUNTS: accounts},
         on_member=pair.members.append,
         on_change=lambda: pair.changes.append(1),
+        changes=pair.rows_changed,
     )
     up = trio.Event()
     async with trio.open_nursery() as nursery:

@@ -21,6 +21,7 @@ from holdfast.cluster.members import Members
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.places import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member, Membership, Process
+from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.records.rows import SessionRevokedRow
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.service_clock import ServiceClock
@@ -144,7 +145,8 @@ class Node:
         self.endpoint = Memory(self)
         process = Process(name, None, 1, None)
         self.presence = Presence(process, ServiceClock(name))
-        self.members = Members(self.presence, self.endpoint, cluster=cluster, codecs=codecs())  # type: ignore[arg-type]
+        self.changes = Changes()
+        self.members = Members(self.presence, self.endpoint, cluster=cluster, codecs=codecs(), changes=self.changes)  # type: ignore[arg-type]
         gate = DatabaseGate()
         gate.open()
         self.local = KeyedDirectory(

@@ -21,6 +21,7 @@ from holdfast.cluster.codec import ACCOUNTS, CannotEncode, LinkLost, codecs
 from holdfast.cluster.frames import PROTOCOL, AskFrame, Hello, Ping, Pong, Reply
 from holdfast.cluster.link import SILENT_S, Link
 from holdfast.ledger.clock import utc_now
+from holdfast.persistence.journal.changes import Changes
 
 from .link_ends import (
     HELLO,
@@ -100,6 +101,7 @@ async def test_malformed_frames_close_the_connection_that_they_came_from(sent: b
         groups={ACCOUNTS: accounts},
         on_member=lambda _: None,
         on_change=lambda: None,
+        changes=Changes(),
     )
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -237,6 +239,7 @@ def answering_alone(far: trio.abc.Stream) -> Answering:
         groups={ACCOUNTS: Accounts()},
         on_member=lambda _: None,
         on_change=lambda: None,
+        changes=Changes(),
     )
 
 

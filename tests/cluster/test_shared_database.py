@@ -28,6 +28,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.places import place_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.processes import this_process
+from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.service_clock import ServiceClock
@@ -48,7 +49,7 @@ class Node:
         process = replace(this_process(), process_id=new_id("proc"), machine=machine)
         self.presence = Presence(process, ServiceClock(process.process_id))
         endpoint = MemberEndpoint(folder, machine, None if tls is None else ("127.0.0.1", 30_000), tls)
-        self.members = Members(self.presence, endpoint, cluster="c", codecs=codecs())
+        self.members = Members(self.presence, endpoint, cluster="c", codecs=codecs(), changes=Changes())
         self.members.serve(ACCOUNTS, self.system.accounts)
         self.accounts = PlacedDirectory(ACCOUNTS, self.system.accounts, self.members, place_of)
         self.scope = trio.CancelScope()

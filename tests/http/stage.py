@@ -150,9 +150,12 @@ class Stage(Caller):
     @asynccontextmanager
     async def serving(self, **limits: Any) -> AsyncIterator[str]:
         """Serve the app by the server itself on loopback; its base address."""
-        connections = Connections(
-            ServerLimits(**{"finish_requests_s": 1.0, **limits}), on_stop=self.deps.reports.end_readers
-        )
+
+        def end_waits() -> None:
+            self.deps.reports.end_readers()
+            self.deps.changes.end()
+
+        connections = Connections(ServerLimits(**{"finish_requests_s": 1.0, **limits}), on_stop=end_waits)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listener = Listener(listening, cast(AsgiApp, self.app), lambda: connections)
             async with trio.open_nursery() as nursery:

@@ -21,6 +21,7 @@ from holdfast.actors.runtime.refs import TellRef
 from holdfast.cluster import frames
 from holdfast.cluster.codec import CannotEncode, Codec, NotAccepted, fault_frame
 from holdfast.cluster.link import ASKS_MAX
+from holdfast.persistence.journal.changes import Change, Changes
 from holdfast.telemetry.traces import within_trace
 
 log = structlog.get_logger(__name__)
@@ -45,7 +46,8 @@ class LocalGroup(Protocol):
 class Answering:
     """Answers the asks of one other member.
 
-    ``on_member`` is called with its id once it has introduced itself, ``on_change`` when its row has changed.
+    ``on_member`` is called with its id once it has introduced itself, ``on_change`` when its row has changed. Rows
+    that it has changed are noted in ``changes``.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class Answering:
         groups: Mapping[str, LocalGroup],
         on_member: Callable[[str], None],
         on_change: Callable[[], None],
+        changes: Changes,
     ) -> None:
         self._hello = frames.Hello(frames.PROTOCOL, cluster, me)
         self._codecs = codecs
         self._groups = groups
         self._on_member = on_member
         self._on_change = on_change
+        self._changes = changes
         self._frames = frames.FrameStream(stream, self._take)
         self._member_id: str | None = None
         self._open_asks = 0
@@ -83,9 +87,9 @@ class Answering:
             self._is_closed = True
 
     @property
-    def is_introduced(self) -> bool:
-        """Whether the other member has introduced itself."""
-        return self._member_id is not None
+    def member_id(self) -> str | None:
+        """The id of the other member; None until it has introduced itself."""
+        return self._member_id
 
     def close(self) -> None:
         """Close the connection."""
@@ -136,6 +140,10 @@ class Answering:
                 self._send(frames.Pong())
             case frames.MembersChanged():
                 self._on_change()
+            case frames.RowsChanged(changes=changes, missed=missed):
+                self._changes.note(Change(*each) for each in changes)
+                if missed:
+                    self._changes.note_missed()
             case _:
                 raise frames.MalformedFrames(f"{type(frame).__name__} does not belong here")
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 import trio
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """The version of frames and of the messages in them. Members of different versions open no links."""
 
 LENGTH_BYTES: Final = 4
@@ -97,7 +97,17 @@ class MembersChanged(_Frame, frozen=True, tag=7):
     """The sender's row has changed: read the members again."""
 
 
-Frame: TypeAlias = Hello | AskFrame | TellFrame | Reply | Fault | Ping | Pong | MembersChanged
+class RowsChanged(_Frame, frozen=True, tag=8):
+    """The sender has committed changes of these rows, as (account id, row id, whether a task has ended).
+
+    ``missed``: it could not send others before, which may have been of any row.
+    """
+
+    changes: list[tuple[str, str, bool]]
+    missed: bool = False
+
+
+Frame: TypeAlias = Hello | AskFrame | TellFrame | Reply | Fault | Ping | Pong | MembersChanged | RowsChanged
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Frame]).decode
@@ -238,4 +248,10 @@ class FrameStream:
 
 
 def _size_bytes(frame: Frame) -> int:
-    return _FRAME_BYTES + (len(frame.body) if isinstance(frame, AskFrame | Reply | TellFrame) else 0)
+    match frame:
+        case AskFrame() | Reply() | TellFrame():
+            return _FRAME_BYTES + len(frame.body)
+        case RowsChanged():
+            return _FRAME_BYTES * (1 + len(frame.changes))
+        case _:
+            return _FRAME_BYTES

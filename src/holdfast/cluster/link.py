@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -14,6 +14,7 @@ from holdfast.actors.runtime.future import AskDeadlines, TrioFuture
 from holdfast.actors.runtime.messages import Command
 from holdfast.cluster import frames
 from holdfast.cluster.codec import Codec, LinkLost, NotAccepted, fault_of
+from holdfast.persistence.journal.changes import Change
 from holdfast.telemetry.traces import traceparent
 
 ASKS_MAX: Final = 20_000
@@ -45,6 +46,8 @@ class Link:
         self._waiting: dict[int, tuple[TrioFuture[object], Codec, str]] = {}
         self._deadlines = deadlines
         self._on_up: Callable[[], None] = lambda: None
+        self._has_missed = False
+        """Whether the other member has not been told of some change of a row."""
 
     async def run(self, on_up: Callable[[], None]) -> str:
         """Serve until the connection closes, and return why it did.
@@ -102,6 +105,15 @@ class Link:
         """Have the other member read the members again; with a full queue its next heartbeat does that."""
         if self.is_up:
             self._send_if_room(frames.MembersChanged())
+
+    def tell_changes(self, changes: Sequence[Change]) -> None:
+        """Tell the other member which rows were changed; with a full queue, with the next ones that some were."""
+        if self.is_up:
+            try:
+                self._frames.send(frames.RowsChanged([(*each,) for each in changes], self._has_missed))
+                self._has_missed = False
+            except frames.QueueFull:
+                self._has_missed = True
 
     def _send(self, frame: frames.Frame) -> None:
         try:

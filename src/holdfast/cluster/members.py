@@ -27,6 +27,7 @@ from holdfast.cluster.frames import PROTOCOL
 from holdfast.cluster.link import Link
 from holdfast.cluster.placement import owner_of_name, owners_of_places
 from holdfast.persistence.claims.processes import Member, Membership, MemberState
+from holdfast.persistence.journal.changes import Change, Changes
 from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)
@@ -88,12 +89,19 @@ class Members:
     """This process's membership, and its links to the others."""
 
     def __init__(
-        self, presence: Presence, endpoint: MemberEndpoint, *, cluster: str, codecs: Mapping[str, Codec]
+        self,
+        presence: Presence,
+        endpoint: MemberEndpoint,
+        *,
+        cluster: str,
+        codecs: Mapping[str, Codec],
+        changes: Changes,
     ) -> None:
         self._presence = presence
         self._endpoint = endpoint
         self._cluster = cluster
         self._codecs = codecs
+        self._changes = changes
         self._deadlines = AskDeadlines()
         self._groups: dict[str, LocalGroup] = {}
         self._me = presence.process.process_id
@@ -111,6 +119,9 @@ class Members:
         self._nursery: trio.Nursery | None = None
         self._listens = False
         self._answering: dict[Answering, None] = {}
+        self._others: frozenset[str] = frozenset()
+        """All other members that have a row, also those without a link."""
+        changes.is_complete = self._is_told_everything
         presence.wanted = self._wanted
         presence.on_members = self._on_members
 
@@ -207,6 +218,7 @@ class Members:
         if self._nursery is None:
             return
         found = {member.process_id: member for member in members}
+        self._others = frozenset(found)
         for process_id in self._peers.keys() - found.keys():
             self._remove(self._peers[process_id])
         for process_id, member in found.items():
@@ -218,6 +230,8 @@ class Members:
                 peer = self._peers[process_id] = Peer(member)
                 self._nursery.start_soon(self._keep_link, peer)
         self._assign_places()
+        if not self._is_told_everything():
+            self._changes.note_missed()
         self._known.set()
         if written is self._presence.membership and not self._announced.is_set():
             self._announced.set()
@@ -302,7 +316,7 @@ class Members:
         At the limit the oldest connection on which no member has introduced itself makes room.
         """
         if len(self._answering) >= LINKS_MAX:
-            unknown = next((each for each in self._answering if not each.is_introduced), None)
+            unknown = next((each for each in self._answering if each.member_id is None), None)
             if unknown is None:
                 await trio.aclose_forcefully(stream)
                 return
@@ -316,6 +330,7 @@ class Members:
             groups=self._groups,
             on_member=self._on_hello,
             on_change=self._presence.beat_soon,
+            changes=self._changes,
         )
         self._answering[answering] = None
         try:
@@ -325,8 +340,21 @@ class Members:
             log.exception("link crashed")
         finally:
             self._answering.pop(answering, None)
+            self._changes.note_missed()
+
+    def _tell_changes(self, changes: Sequence[Change]) -> None:
+        """Tell all other members which rows were changed."""
+        for peer in self._peers.values():
+            if peer.link is not None:
+                peer.link.tell_changes(changes)
+
+    def _is_told_everything(self) -> bool:
+        """Whether every other member tells this one which rows it changes."""
+        return self._others <= {each.member_id for each in self._answering}
 
     def _on_hello(self, member_id: str) -> None:
+        # What it has committed since its last connection closed, it has not told.
+        self._changes.note_missed()
         if member_id not in self._peers:
             self._presence.beat_soon()
 
@@ -340,6 +368,8 @@ class Members:
         is_ready = self._presence.membership.state == "ready"
         self.owners = (*links, *([self._me] if is_ready else []))
         metrics.MEMBERS.set(len(self.owners))
+        has_links = any(peer.link is not None for peer in self._peers.values())
+        self._changes.send = self._tell_changes if has_links else None
         self._links = [links.get(owner) for owner in owners_of_places(self.owners)] if links else None
 
     def _wanted(self, providers: frozenset[str]) -> frozenset[str]:

@@ -159,14 +159,16 @@ class Settings(ServiceLocation):
     stored in ``data_dir``. ``member_address``: where members on other machines reach this one. ``trusted_proxies``:
     the peers whose ``proxy_header`` names the client's address. ``ops_port`` None: operators' routes are on the
     public port. ``processes``: worker processes below a parent; 0 is one process without a parent.
+    ``waiting_per_account_max``: how many requests of an account may wait, or stream, at one process.
     ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
     ``webhook_local_allowed``: events may go to http and to private addresses. Secrets are left out of the repr.
     """
 
     env: Literal["development", "production"] = "development"
     processes: int = Field(0, ge=0, le=64)
-    connections_max: Count = 2048
+    connections_max: Count = 4096
     connections_per_peer_max: Count = 512
+    waiting_per_account_max: Count = 500
     head_timeout_s: Seconds = 15.0
     body_timeout_s: Seconds = 60.0
     send_timeout_s: Seconds = 20.0

@@ -108,6 +108,7 @@ def _dependencies(
     return Dependencies(
         settings=settings,
         database=database,
+        changes=parts.changes,
         accounts=actors.accounts,
         sign_ins=actors.sign_ins,
         tasks=actors.tasks,

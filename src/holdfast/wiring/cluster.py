@@ -14,11 +14,12 @@ from holdfast.cluster.codec import DISPATCHER, OUTBOX, codecs
 from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls
 from holdfast.cluster.members import Members, reports_of, slots_of
 from holdfast.cluster.placed import PlacedDirectory, SingletonRef
+from holdfast.persistence.journal.changes import Changes
 from holdfast.settings.settings import PREFIX, Settings, SettingsFault
 from holdfast.supervision.directory import KeyedDirectory
 
 
-def cluster_members(settings: Settings, presence: Presence, *, local_url: str) -> Members:
+def cluster_members(settings: Settings, presence: Presence, changes: Changes, *, local_url: str) -> Members:
     """Return this process's membership. ``local_url`` is where it listens for clients.
 
     Raises :class:`SettingsFault` if the TLS files cannot be used.
@@ -28,7 +29,7 @@ def cluster_members(settings: Settings, presence: Presence, *, local_url: str) -
     endpoint = MemberEndpoint(folder, machine, address, _tls(settings), http=http_address(settings, local_url))
     # Members with other secrets could not read each other's codes and signatures, and serve their callers alone.
     cluster = hashlib.sha256(settings.derived_key("members")).hexdigest()[:16]
-    return Members(presence, endpoint, cluster=cluster, codecs=codecs())
+    return Members(presence, endpoint, cluster=cluster, codecs=codecs(), changes=changes)
 
 
 def http_address(settings: Settings, local_url: str) -> str:

@@ -127,13 +127,19 @@ class HttpServer:
 
     def _new_connections(self) -> Connections:
         # Listeners start after the connections and restart with them, so they use the newest incarnation.
+        self._deps.changes.is_ending = False
         self._connections = Connections(
             self._limits,
             is_proxy=self._is_proxy,
             origin_of=self._origin_of,
-            on_stop=self._deps.reports.end_readers,
+            on_stop=self._end_waits,
         )
         return self._connections
+
+    def _end_waits(self) -> None:
+        """End the responses that would go on, or wait for something."""
+        self._deps.reports.end_readers()
+        self._deps.changes.end()
 
     def _is_proxy(self, peer: str) -> bool:
         address = parse_address(peer)

@@ -16,6 +16,7 @@ from holdfast.cluster.members import Members
 from holdfast.ledger.clock import Now
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.claims.processes import this_process
+from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.reports import newest_position, reports_after
@@ -70,6 +71,7 @@ class Parts:
     store: AssetStore
     card: CardSetup | None
     database: Database
+    changes: Changes
     journal: Journal
     members: Members
     reporter: Reporter
@@ -119,6 +121,7 @@ def parts_of(
     conditions = Conditions(reporter)
     database.gate.watch = conditions.watch(DATABASE)
     registry.watch(conditions)
+    changes = Changes()
     writer = BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s)
     return Parts(
         settings=settings,
@@ -129,8 +132,9 @@ def parts_of(
         store=store,
         card=card_setup(settings, conditions.watch(CARD)),
         database=database,
-        journal=Journal(writer, database.gate),
-        members=cluster_members(settings, presence, local_url=local_url),
+        changes=changes,
+        journal=Journal(writer, database.gate, changes=changes),
+        members=cluster_members(settings, presence, changes, local_url=local_url),
         reporter=reporter,
         reports=reports,
         conditions=conditions,

@@ -7,7 +7,7 @@ from typing import Final
 from holdfast.actors.account.messages import CreateApiKey, CreditChanged, Recharge, RevokeApiKey
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ, ALL_SCOPES, SCOPES, mint_api_key
-from holdfast.http.kit.responses import reply_outcome
+from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable, reply_outcome
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.values import read_amount, shown
 from holdfast.http.schemas.common import (
@@ -42,12 +42,17 @@ STORED_KEYS_MAX: Final = 500
     auth=Auth.SESSION_OR_KEY,
     scope=ACCOUNT_READ,
     reply=AccountBody,
+    media=(NOT_MODIFIED,),
+    parameters=(IF_NONE_MATCH,),
 )
 async def read_account(call: Call) -> Outcome:
     """The caller's row and the account's are looked up together."""
     totals = await call.look_up_as_caller(find_totals)
     assert totals is not None, "a credential names an account that exists"
-    return totals if isinstance(totals, Refusal) else account_body(totals)
+    if isinstance(totals, Refusal):
+        return totals
+    tag = f'W/"{totals.balance_micro}.{totals.held_micro}"'
+    return cacheable(call, tag, lambda: account_body(totals))
 
 
 @route(

@@ -15,13 +15,14 @@ from holdfast.actors.unfenced import EventCommands, OperatorRecords, UnmatchedEv
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.errors import RefusedRequests
-from holdfast.http.kit.fair_shares import FairShares, FairThreads, TokenTries
+from holdfast.http.kit.fair_shares import FairShares, FairThreads, TokenTries, WaitingCalls
 from holdfast.http.kit.operators import SeenSessions
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.card.base import CardPayments
 from holdfast.providers.mail import Mailer
@@ -154,12 +155,21 @@ class Dependencies:
     read_shares: FairShares = field(default_factory=FairShares)
     token_tries: TokenTries = field(default_factory=TokenTries)
     seen_sessions: SeenSessions = field(default_factory=SeenSessions)
+    changes: Changes = field(default_factory=Changes)
     conditions: Conditions = field(default_factory=lambda: Conditions(Reporter()))
 
     @cached_property
     def refused(self) -> RefusedRequests:
         """The counts of refused requests."""
         return RefusedRequests(self.conditions)
+
+    @cached_property
+    def waiting(self) -> WaitingCalls:
+        """The requests that wait, and the streams: half of the connections at most."""
+        settings = self.settings
+        return WaitingCalls(
+            per_account_max=settings.waiting_per_account_max, all_max=max(1, settings.connections_max // 2)
+        )
 
     @cached_property
     def lookups(self) -> GroupedLookups:

@@ -1,17 +1,20 @@
 """A share of something bounded for each caller, so that no caller can block the others.
 
-Shared are threads, database reads, and tries of a secret token.
+Shared are threads, database reads, tries of a secret token, and requests that wait.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import trio
 
 from holdfast.actors.runtime.faults import Overloaded
+from holdfast.ledger.refusals import Refusal
+from holdfast.telemetry import metrics
 
 T = TypeVar("T")
 
@@ -134,3 +137,44 @@ class FairThreads:
     async def run(self, caller: str, work: Callable[[], T]) -> T:
         """Run ``work`` in a thread in its turn. Raises :class:`Overloaded` if the caller has too many jobs."""
         return await self._shares.run(caller, lambda: trio.to_thread.run_sync(work, limiter=self._threads))
+
+
+class WaitingCalls:
+    """Counts the requests that wait and the streams: at most ``per_account_max`` of an account, ``all_max`` in all.
+
+    They are apart from the requests that work: one that waits holds its connection, and nothing else.
+    """
+
+    def __init__(self, *, per_account_max: int, all_max: int) -> None:
+        self._per_account_max = per_account_max
+        self._all_max = all_max
+        self._of_account: Counter[str] = Counter()
+        self._all = 0
+
+    @contextmanager
+    def counted(self, account_id: str) -> Iterator[Refusal | None]:
+        """Count one more within this context, unless that is refused.
+
+        Refuses: 1. ``rate_limit_exceeded``; 2. ``overloaded``.
+        """
+        if self._of_account[account_id] >= self._per_account_max:
+            yield Refusal(
+                code="rate_limit_exceeded",
+                message=f"{self._per_account_max} requests of this account wait or stream at this process, "
+                "the most allowed; end one of them first.",
+            )
+            return
+        if self._all >= self._all_max:
+            yield Refusal(code="overloaded", message=f"{self._all_max} requests wait already; try again later.")
+            return
+        self._of_account[account_id] += 1
+        self._all += 1
+        metrics.HTTP_WAITING.set(self._all)
+        try:
+            yield None
+        finally:
+            self._all -= 1
+            self._of_account[account_id] -= 1
+            if not self._of_account[account_id]:
+                del self._of_account[account_id]
+            metrics.HTTP_WAITING.set(self._all)

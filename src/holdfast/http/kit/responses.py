@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
@@ -23,7 +23,7 @@ from holdfast.http.kit.errors import (
     refusal_of_http,
 )
 from holdfast.http.kit.requests import HoldfastRequest, current_request_id
-from holdfast.http.kit.routes import BodyResponse, Outcome, Route, replayed
+from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, Route, replayed
 from holdfast.http.kit.values import unknown_parameter
 from holdfast.ledger.refusals import Refusal
 
@@ -39,6 +39,30 @@ def reply_outcome(reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.
         stored = reply.reply
         return replayed(stored if isinstance(stored, Refusal) else body(stored))
     return reply if isinstance(reply, Refusal) else body(reply)
+
+
+IF_NONE_MATCH: Final = Parameter(
+    name="If-None-Match",
+    place="header",
+    description="The `ETag` of an earlier response.",
+)
+NOT_MODIFIED: Final = Media(status=304, content_types=(), description="The earlier response is current.")
+
+
+def cacheable(call: Call, tag: str, body: Callable[[], msgspec.Struct]) -> Outcome:
+    """Respond with a body that the caller may keep, and must ask for again by its ``tag``; 304 if it has it."""
+    headers = (("ETag", tag), ("Cache-Control", "private, no-cache"))
+    if has_entity_tag(call.request.headers.get("If-None-Match"), tag):
+        return Response(b"", status=304, headers=dict(headers))
+    return BodyResponse(body(), headers=headers)
+
+
+def has_entity_tag(header: str | None, tag: str) -> bool:
+    """Whether the header ``If-None-Match`` has a tag, by the weak comparison (RFC 9110, 13.1.2)."""
+    if header is None:
+        return False
+    sent = {each.strip().removeprefix("W/") for each in header.split(",")}
+    return "*" in sent or tag.removeprefix("W/") in sent
 
 
 async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]) -> Response:

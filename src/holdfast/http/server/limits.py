@@ -51,7 +51,7 @@ class ServerLimits:
     a stop waits for current requests.
     """
 
-    connections_max: int = 2048
+    connections_max: int = 4096
     operators_connections_max: int = 0
     connections_per_peer_max: int = 512
     head_timeout_s: float = 15.0

@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar, TypeVarTuple
 import structlog
 import trio
 
+from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.journal.statements import Prepared, prepare
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
@@ -85,11 +86,14 @@ class Gate(Protocol):
 
 
 class Journal:
-    """Accepts units at any time; writes them while :meth:`run` runs."""
+    """Accepts units at any time; writes them while :meth:`run` runs. It notes in ``changes`` what was committed."""
 
-    def __init__(self, writer: Writer, gate: Gate, *, batch_units_max: int = 500) -> None:
+    def __init__(
+        self, writer: Writer, gate: Gate, *, batch_units_max: int = 500, changes: Changes | None = None
+    ) -> None:
         self._writer = writer
         self._gate = gate
+        self._changes = changes or Changes()
         self._batch_units_max = batch_units_max
         self._queue: deque[tuple[Unit, Author]] = deque()
         self._arrived = trio.Event()
@@ -227,6 +231,9 @@ class Journal:
             metrics.JOURNAL_BATCH_UNITS.observe(len(units))
             for (unit, author), result in zip(batch, results, strict=True):
                 _settle(author, unit, result)
+            self._changes.commit(
+                unit for unit, result in zip(units, results, strict=True) if isinstance(result, Committed | Unknown)
+            )
             _count(results)
 
     async def _write(self, units: list[Unit]) -> list[UnitResult]:

@@ -25,6 +25,9 @@ HTTP_REQUEST_S = BatchedHistogram(
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 15),
 )
 HTTP_CONNECTIONS = Gauge("holdfast_http_connections", "Open connections.", multiprocess_mode="livesum")
+HTTP_WAITING = Gauge(
+    "holdfast_http_waiting", "Requests that wait for a task, and streams of customers.", multiprocess_mode="livesum"
+)
 HTTP_CONNECTIONS_CLOSED = Counter(
     "holdfast_http_connections_closed",
     "Connections that the server closed: head_timeout, body_timeout, send_timeout, refused (too many), "

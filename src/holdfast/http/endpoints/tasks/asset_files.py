@@ -14,7 +14,7 @@ from quart import Response
 from quart.wrappers.response import ResponseBody
 
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.responses import refusal_response
+from holdfast.http.kit.responses import has_entity_tag, refusal_response
 from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import shown
 from holdfast.ledger.links import check_link
@@ -77,7 +77,7 @@ async def fetch_asset(call: Call) -> Outcome:
     if asset is None or asset.expires_at <= now:
         return _GONE
     headers = _headers(asset)
-    if headers["ETag"] in _tags(request.headers.get("If-None-Match")):
+    if has_entity_tag(request.headers.get("If-None-Match"), headers["ETag"]):
         return Response(b"", status=304, headers=headers)
     span = None
     if request.headers.get("If-Range", headers["ETag"]) == headers["ETag"]:
@@ -157,7 +157,3 @@ def _headers(asset: AssetRow) -> dict[str, str]:
 
 def _extension(asset: AssetRow) -> str:
     return EXTENSIONS[asset.content_type]
-
-
-def _tags(header: str | None) -> set[str]:
-    return {tag.strip().removeprefix("W/") for tag in (header or "").split(",")}

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 
 import msgspec
+import trio
 from prometheus_client import Counter
 
 from holdfast.actors.account.messages import CreateTask, RefuseTask, TaskAccepted
@@ -21,9 +23,10 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import MODEL, PAGE, STATUS, Position, list_of_account
-from holdfast.http.kit.responses import reply_outcome
+from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable, reply_outcome
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter, shown
+from holdfast.http.kit.waiting import WAIT, read_wait
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskCreated, TaskList, task_body, task_created
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote
@@ -184,12 +187,48 @@ async def list_tasks(call: Call) -> Outcome:
     auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=TaskBody,
-    errors=("task_not_found",),
+    media=(NOT_MODIFIED,),
+    parameters=(WAIT, IF_NONE_MATCH),
+    errors=("task_not_found", "rate_limit_exceeded", "overloaded"),
 )
 async def read_task(call: Call) -> Outcome:
     """The key and the task are looked up together."""
-    found = await own_task(call)
-    return found if isinstance(found, Refusal) else task_body(call.deps, found[0])
+    wait_s = read_wait(call.query().get("wait", []))
+    if isinstance(wait_s, Refusal):
+        return wait_s
+    found = await (_ended_task(call, wait_s) if wait_s else own_task(call))
+    if isinstance(found, Refusal):
+        return found
+    task, now = found[0], call.deps.now()
+    return cacheable(call, _entity_tag(call.deps, task, now), lambda: task_body(call.deps, task, now=now))
+
+
+async def _ended_task(call: Call, wait_s: float) -> tuple[Task, ApiKeyRecord] | Refusal:
+    """Return as :func:`own_task`, but once the task has ended, the wait has, or the process is about to stop."""
+    until, changes = trio.current_time() + wait_s, call.deps.changes
+    with changes.watch(call.path["request_id"], ends_only=True) as watch:
+        found = await own_task(call)
+        if isinstance(found, Refusal) or found[0].is_terminal:
+            return found
+        with call.deps.waiting.counted(found[0].account_id) as refusal:
+            if refusal is not None:
+                return refusal
+            while trio.current_time() < until and not changes.is_ending:
+                await watch.wait(until)
+                watch.take()
+                found = await own_task(call)
+                if isinstance(found, Refusal) or found[0].is_terminal:
+                    break
+    return found
+
+
+def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
+    """Return what changes with each version, and so often that the links of a cached response still work."""
+    links = [0, 0]
+    if task.status == "succeeded" and task.state.output:
+        links[0] = int(now.timestamp() // (deps.urls.link_ttl_s / 2))
+        links[1] = sum(each.expires_at is not None and each.expires_at > now for each in task.state.output)
+    return f'W/"{task.version}.{links[0]}.{links[1]}"'
 
 
 @route(

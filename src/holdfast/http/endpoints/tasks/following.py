@@ -1,0 +1,284 @@
+"""Streams of changes: of one task, and of all of an account, its totals, tasks and orders.
+
+A stream sends what a read would return now, so a slow reader gets the newest state and no backlog. Its reader
+resumes with ``Last-Event-ID``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from typing import Final, NamedTuple
+
+import msgspec
+import trio
+from quart import Response
+from sqlalchemy import Connection
+
+from holdfast.actors.runtime.faults import AskFault
+from holdfast.http.endpoints.tasks.media_tasks import own_task
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import ACCOUNT_READ, TASKS_READ, lacking_scope
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.waiting import (
+    CHECK_S,
+    EVENT_STREAM,
+    LAST_EVENT_ID,
+    RETRY_MS,
+    STREAM_S,
+    event,
+    read_last_event_id,
+    stream_media,
+    stream_response,
+)
+from holdfast.http.schemas.common import AccountBody, account_body
+from holdfast.http.schemas.payments import payment_order_body
+from holdfast.http.schemas.tasks import task_body
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import Task, TaskStatus
+from holdfast.persistence.journal.changes import Watch
+from holdfast.persistence.queries.following import AccountPosition, account_position, find_orders, rows_after
+from holdfast.persistence.queries.tasks import find_tasks
+from holdfast.persistence.records.unreadable import UnreadableRow
+from holdfast.persistence.server.database_faults import DatabaseAway
+
+PAUSE_S: Final = 0.25
+"""Between two events of a task that differ in its progress only, and between two batches of an account's."""
+RETRY_S: Final = 1.0
+"""How soon a row is read again that could not be read."""
+ROWS_AT_ONCE: Final = 16
+"""How many changed rows are read at once: a task's may have megabytes."""
+
+route = RouteTable("Streams")
+
+
+class UnreadableTask(msgspec.Struct, frozen=True):
+    """A task or order that was changed and cannot be read now."""
+
+    id: str
+
+
+@route(
+    "GET",
+    "/v2/task/{request_id}/stream",
+    summary="Follow a task until it has ended",
+    auth=Auth.API_KEY,
+    scope=TASKS_READ,
+    media=(
+        stream_media(
+            "an event `task` with the task as it is, at once and after each change; changes of its progress "
+            "alone at most four times a second. The stream ends after the task has."
+        ),
+    ),
+    parameters=(LAST_EVENT_ID,),
+    errors=("task_not_found", "rate_limit_exceeded", "overloaded"),
+)
+async def stream_task(call: Call) -> Outcome:
+    """A reader that has the final event already gets 204, by which browsers stop connecting again."""
+    after = read_last_event_id(call.request.headers.get("Last-Event-ID"))
+    if isinstance(after, Refusal):
+        return after
+    with ExitStack() as opened:
+        # Watched before the first read, so that no later change is missed.
+        watch = opened.enter_context(call.deps.changes.watch(call.path["request_id"]))
+        found = await own_task(call)
+        if isinstance(found, Refusal):
+            return found
+        task, _ = found
+        if task.is_terminal and after is not None and task.version <= after:
+            return Response(b"", status=204)
+        if call.request.method == "HEAD":
+            return Response(b"", content_type=EVENT_STREAM)
+        refusal = opened.enter_context(call.deps.waiting.counted(task.account_id))
+        if refusal is not None:
+            return refusal
+        return stream_response(_sent(_task_events(call, task, after, watch), opened.pop_all()))
+
+
+@route(
+    "GET",
+    "/v2/control/stream",
+    summary="Follow the account: its totals, its tasks and its orders",
+    auth=Auth.SESSION_OR_KEY,
+    scope=ACCOUNT_READ,
+    media=(
+        stream_media(
+            "at once, and at most four times a second after changes: an event `task` or `order` for each task or "
+            "order that was changed, as it is, then `account` with the totals and the `id` to resume from. A new "
+            "stream begins with the tasks that have not ended, a resumed one with all that was changed. "
+            "An event `unreadable` has the `id` of what cannot be read now."
+        ),
+    ),
+    parameters=(LAST_EVENT_ID,),
+    errors=("rate_limit_exceeded", "overloaded"),
+)
+async def stream_account(call: Call) -> Outcome:
+    """An API key needs the scope of tasks, too."""
+    assert call.bearer is not None
+    after = read_last_event_id(call.request.headers.get("Last-Event-ID"))
+    if isinstance(after, Refusal):
+        return after
+    account_id = await _caller_of_all(call)
+    if isinstance(account_id, Refusal):
+        return account_id
+    if call.request.method == "HEAD":
+        return Response(b"", content_type=EVENT_STREAM)
+    with ExitStack() as opened:
+        watch = opened.enter_context(call.deps.changes.watch(account_id))
+        refusal = opened.enter_context(call.deps.waiting.counted(account_id))
+        if refusal is not None:
+            return refusal
+        return stream_response(_sent(_account_events(call, account_id, after, watch), opened.pop_all()))
+
+
+async def _caller_of_all(call: Call) -> str | Refusal:
+    assert call.bearer is not None
+    if call.bearer.kind == "session":
+        return await call.verify_caller()
+    key = await call.verify_key()
+    if isinstance(key, Refusal):
+        return key
+    return key.account_id if TASKS_READ in key.scopes else lacking_scope(TASKS_READ)
+
+
+@asynccontextmanager
+async def _sent(events: AsyncGenerator[bytes], opened: ExitStack) -> AsyncIterator[AsyncIterator[bytes]]:
+    with opened:
+        async with aclosing(events):
+            yield events
+
+
+class _Clock:
+    """When a stream checks its credential again, and when it ends."""
+
+    def __init__(self) -> None:
+        self.ends_at = trio.current_time() + STREAM_S
+        self.check_at = trio.current_time() + CHECK_S
+
+    def is_check_due(self) -> bool:
+        """Whether the time of a check has come; the next one is :data:`CHECK_S` later."""
+        now = trio.current_time()
+        if now < self.check_at:
+            return False
+        self.check_at = now + CHECK_S
+        return True
+
+
+async def _task_events(call: Call, task: Task, after: int | None, watch: Watch) -> AsyncGenerator[bytes]:
+    """Each round reads the task and checks the credential. Nothing of the task is kept that may be large."""
+    clock, changes = _Clock(), call.deps.changes
+    sent: _Shown | None = None
+    sent_at = -PAUSE_S
+    yield b"retry: %d\n\n" % RETRY_MS
+    while True:
+        now, shown = trio.current_time(), _shown(task)
+        is_new = shown != sent if sent is not None else after is None or task.version > after
+        if is_new and (sent is None or sent.status != shown.status or now >= sent_at + PAUSE_S):
+            yield event("task", task_body(call.deps, task), task.version)
+            sent, sent_at, is_new = shown, trio.current_time(), False
+        elif clock.is_check_due():
+            yield b": idle\n\n"
+        if task.is_terminal or now >= clock.ends_at:
+            return
+        del task
+        while True:
+            if changes.is_ending:
+                return
+            await watch.wait(min(clock.check_at, clock.ends_at, *([sent_at + PAUSE_S] if is_new else [])))
+            watch.take()
+            try:
+                found = await own_task(call)
+            except UnreadableRow:
+                return
+            except (DatabaseAway, AskFault):
+                await trio.sleep(RETRY_S)
+                watch.note(None)
+            else:
+                break
+        if isinstance(found, Refusal):
+            return
+        task, _ = found
+
+
+class _Shown(NamedTuple):
+    """What a reader sees of a task that changes; other changes concern only how the service drives it."""
+
+    status: TaskStatus
+    rest: tuple[object, ...]
+
+
+def _shown(task: Task) -> _Shown:
+    state = task.state
+    return _Shown(task.status, (state.progress, state.hosting, state.output, state.review, state.error))
+
+
+async def _account_events(call: Call, account_id: str, after: int | None, watch: Watch) -> AsyncGenerator[bytes]:
+    """Each round sends the rows that were changed, and then the account as it was before they were read.
+
+    ``position`` is the last one sent. Rows are looked for from there if notices may have been missed, and first.
+    """
+    clock, changes = _Clock(), call.deps.changes
+    sent: AccountBody | None = None
+    position, missed = after, True
+    row_ids: list[str] = []
+    yield b"retry: %d\n\n" % RETRY_MS
+    while True:
+        try:
+            if clock.is_check_due():
+                if isinstance(await _caller_of_all(call), Refusal):
+                    return
+                yield b": idle\n\n"
+            found, row_ids = await _changed_rows(call, account_id, row_ids, position, missed=missed)
+            for start in range(0, len(row_ids), ROWS_AT_ONCE):
+                for each in await _read_rows(call, account_id, row_ids[start : start + ROWS_AT_ONCE]):
+                    yield each
+        except (DatabaseAway, AskFault):
+            if changes.is_ending:
+                return
+            await trio.sleep(RETRY_S)
+            continue
+        body = account_body(found.totals)
+        if row_ids or sent != body or position != found.number:
+            yield event("account", body, found.number)
+            sent, position = body, found.number
+        if changes.is_ending or trio.current_time() >= clock.ends_at:
+            return
+        await trio.sleep(PAUSE_S)
+        await watch.wait(min(clock.check_at, clock.ends_at))
+        row_ids, missed = watch.take()
+
+
+async def _changed_rows(
+    call: Call, account_id: str, row_ids: list[str], after: int | None, *, missed: bool
+) -> tuple[AccountPosition, list[str]]:
+    """Return the account as it is, and the ids of the rows to send, each once."""
+
+    def read(rows: Connection) -> tuple[AccountPosition, list[str]]:
+        found = account_position(rows, account_id)
+        return found, rows_after(rows, account_id, after) if missed else []
+
+    found, others = await call.read(read)
+    return found, [each for each in dict.fromkeys((*row_ids, *others)) if each != account_id]
+
+
+async def _read_rows(call: Call, account_id: str, row_ids: list[str]) -> list[bytes]:
+    """Return the events of some tasks and orders."""
+
+    def read(rows: Connection) -> dict[str, tuple[str, Task | Order | UnreadableRow]]:
+        return {**find_tasks(rows, row_ids), **find_orders(rows, row_ids)}
+
+    found = await call.read(read)
+    parts = []
+    for row_id in row_ids:
+        owner, row = found.get(row_id, (None, None))
+        if owner != account_id:
+            continue
+        match row:
+            case Task():
+                parts.append(event("task", task_body(call.deps, row)))
+            case Order():
+                parts.append(event("order", payment_order_body(row)))
+            case _:
+                parts.append(event("unreadable", UnreadableTask(row_id)))
+    return parts

@@ -1,0 +1,82 @@
+"""Requests that wait for something to change, and streams: how many there may be, and how a stream is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Final, cast
+
+import msgspec
+from quart import Response
+from quart.wrappers.response import ResponseBody
+
+from holdfast.http.kit.routes import Media, Parameter
+from holdfast.http.kit.values import invalid_parameter
+from holdfast.ledger.refusals import Refusal
+
+WAIT_MAX_S: Final = 60
+CHECK_S: Final = 15.0
+"""How often the credential of a customer's stream is checked again; a silent stream then has a comment."""
+STREAM_S: Final = 900.0
+"""After this long a stream ends, so that its reader connects to whichever process is there then."""
+RETRY_MS: Final = 1_000
+"""How long a reader is asked to wait before it connects again."""
+EVENT_STREAM: Final = "text/event-stream"
+
+WAIT: Final = Parameter(
+    name="wait",
+    place="query",
+    description="Respond when the task has ended, or after so many seconds with the task as it is then.",
+    schema={"type": "number", "minimum": 0, "maximum": WAIT_MAX_S, "default": 0},
+)
+LAST_EVENT_ID: Final = Parameter(
+    name="Last-Event-ID",
+    place="header",
+    description="The `id` of the last event received of an earlier stream: nothing up to it is sent again.",
+    schema={"type": "string", "pattern": "^[0-9]{1,18}$"},
+)
+
+_SECONDS: Final = re.compile(r"[0-9]{1,2}(?:\.[0-9]{1,3})?", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+def read_wait(sent: list[str]) -> float | Refusal:
+    """Parse the parameter ``wait``, 0 without one. Refuses with ``invalid_parameter``."""
+    if not sent:
+        return 0.0
+    if len(sent) > 1:
+        return invalid_parameter("wait", f"was sent {len(sent)} times")
+    if not _SECONDS.fullmatch(sent[0]) or float(sent[0]) > WAIT_MAX_S:
+        return invalid_parameter("wait", f"must be a number of seconds from 0 to {WAIT_MAX_S}", sent[0])
+    return float(sent[0])
+
+
+def read_last_event_id(sent: str | None) -> int | Refusal | None:
+    """Parse the header ``Last-Event-ID``, None without one. Refuses with ``invalid_parameter``."""
+    if not sent:
+        return None
+    if not _NUMBER.fullmatch(sent):
+        return invalid_parameter("Last-Event-ID", "must be the id of an event", sent)
+    return int(sent)
+
+
+def stream_media(description: str) -> Media:
+    """Return the declaration of a stream of server-sent events."""
+    return Media(status=200, content_types=(EVENT_STREAM,), description=f"Server-sent events: {description}")
+
+
+def stream_response(body: AbstractAsyncContextManager[AsyncIterator[bytes]]) -> Response:
+    """Return the response that sends server-sent events; the body is entered when it starts, left when it ends."""
+    response = Response(
+        None, content_type=EVENT_STREAM, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    )
+    # It has all that is used of a body: it is entered, iterated and left.
+    response.response = cast(ResponseBody, body)
+    return response
+
+
+def event(kind: str, data: msgspec.Struct, event_id: int | None = None) -> bytes:
+    """Return one server-sent event."""
+    lines = b"" if event_id is None else b"id: %d\n" % event_id
+    return lines + b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))

@@ -1,0 +1,149 @@
+"""What commits have changed, for requests and streams that wait for it instead of reading again and again.
+
+A process notes what its own journal has committed, and is told what the other members have committed. A notice only
+names a row: who gets it reads the row, and so sees what any other reader would. A notice may come without a change,
+and twice. One may be missed only while a member is not connected (``is_complete`` is False then), and afterwards
+all who wait are woken once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.journal.units import Unit
+from holdfast.persistence.records.rows import AccountHead, TaskChangedRow
+
+REREAD_S: Final = 1.0
+"""How often a row is read again while notices may be missed."""
+NAMED_MAX: Final = 500
+"""Of how many changed rows of an account a watch keeps the names; beyond that it has only ``missed`` some."""
+
+
+class Change(NamedTuple):
+    """A row that was changed or added: a task, an order, or (by the account's own id) the account's totals."""
+
+    account_id: str
+    row_id: str
+    is_end: bool = False
+    """Whether a task has ended with it."""
+
+
+_CHANGE_OF: Final[dict[type, Callable[[Any], Change]]] = {
+    AccountHead: lambda row: Change(row.id, row.id),
+    Order: lambda row: Change(row.account_id, row.order_id),
+    Task: lambda row: Change(row.account_id, row.request_id),
+    TaskChangedRow: lambda row: Change(row.task.account_id, row.task.request_id, row.task.is_terminal),
+}
+
+
+class Watch:
+    """The notices of one task or one account that have come and were not taken yet."""
+
+    def __init__(self, changes: Changes, *, ends_only: bool) -> None:
+        self.ends_only = ends_only
+        self._changes = changes
+        self._woken = trio.Event()
+        self._row_ids: dict[str, None] = {}
+        self._missed = False
+
+    def note(self, row_id: str | None) -> None:
+        """Note that a row was changed; None: any may have been."""
+        if row_id is None or len(self._row_ids) >= NAMED_MAX:
+            self._missed = True
+        else:
+            self._row_ids[row_id] = None
+        self._woken.set()
+
+    async def wait(self, until: float) -> None:
+        """Return when there is a notice, when the process is about to stop, and at a time (trio's clock).
+
+        Also once a second while notices may be missed: what is waited for has to be read again each time.
+        """
+        if self._changes.is_ending:
+            return
+        if not self._changes.is_complete():
+            until = min(until, trio.current_time() + REREAD_S)
+        with trio.move_on_at(until) as waiting:
+            await self._woken.wait()
+        if waiting.cancelled_caught and not self._changes.is_complete():
+            self._missed = True
+
+    def take(self) -> tuple[list[str], bool]:
+        """Return the ids of the rows that were changed, and whether others may have been."""
+        taken = list(self._row_ids), self._missed
+        self._row_ids.clear()
+        self._missed = False
+        self._woken = trio.Event()
+        return taken
+
+
+class Changes:
+    """The notices of this process, and who waits for them.
+
+    ``send`` tells the other members, ``is_complete`` returns whether all of them tell this one.
+    """
+
+    def __init__(self) -> None:
+        self.send: Callable[[Sequence[Change]], None] | None = None
+        self.is_complete: Callable[[], bool] = lambda: True
+        self.is_ending = False
+        """Whether the process is about to stop, so that nothing should wait any more."""
+        self._watches: dict[str, dict[Watch, None]] = {}
+
+    @contextmanager
+    def watch(self, watched_id: str, *, ends_only: bool = False) -> Iterator[Watch]:
+        """Watch a task by its id, or all of an account by the account's. What is read from now on is not missed.
+
+        With ``ends_only`` only for the ends of tasks.
+        """
+        watch = Watch(self, ends_only=ends_only)
+        self._watches.setdefault(watched_id, {})[watch] = None
+        try:
+            yield watch
+        finally:
+            watches = self._watches[watched_id]
+            del watches[watch]
+            if not watches:
+                del self._watches[watched_id]
+
+    def commit(self, units: Iterable[Unit]) -> None:
+        """Note what the units of a commit have changed, and tell the other members."""
+        if self.send is None and not self._watches:
+            return
+        found: dict[Change, None] = {}
+        for unit in units:
+            for row in unit.rows:
+                change_of = _CHANGE_OF.get(type(row))
+                if change_of is not None:
+                    found[change_of(row)] = None
+        if found:
+            self.note(found)
+            if self.send is not None:
+                self.send(list(found))
+
+    def note(self, changes: Iterable[Change]) -> None:
+        """Wake those who wait for any of these."""
+        if not self._watches:
+            return
+        for account_id, row_id, is_end in changes:
+            for watched_id in {row_id, account_id}:
+                for watch in self._watches.get(watched_id, ()):
+                    if is_end or not watch.ends_only:
+                        watch.note(row_id)
+
+    def note_missed(self) -> None:
+        """Wake all who wait: a notice for any of them may have been missed."""
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.note(None)
+
+    def end(self) -> None:
+        """Wake all who wait, since the process is about to stop."""
+        self.is_ending = True
+        self.note_missed()
