@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 
 import pytest
@@ -21,7 +22,7 @@ from holdfast.cluster.codec import ACCOUNTS, CannotEncode, LinkLost, codecs
 from holdfast.cluster.frames import PROTOCOL, AskFrame, Hello, Ping, Pong, Reply
 from holdfast.cluster.link import SILENT_S, Link
 from holdfast.ledger.clock import utc_now
-from holdfast.persistence.journal.changes import Changes
+from holdfast.persistence.journal.changes import Change, Changes
 
 from .link_ends import (
     HELLO,
@@ -278,3 +279,20 @@ async def test_a_hello_has_a_deadline_however_many_bytes_arrive(autojump_clock: 
         await ended.wait()
         assert trio.current_time() - begun == SILENT_S
         nursery.cancel_scope.cancel()
+
+
+async def test_changes_that_a_full_queue_does_not_take_are_missed_and_said_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "QUEUE_BYTES_MAX", 3_000)
+    async with joined() as pair:
+        with pair.rows_changed.watch("acct_1") as watch, pair.rows_changed.watch("acct_2") as other:
+            pair.link.send_changes([Change("acct_1", f"task_{number}") for number in range(100)])
+            pair.link.send_changes([Change("acct_2", "acct_2")])
+            await other.wait(math.inf)
+            assert other.take() == (["acct_2"], True)
+            assert watch.take() == ([], True)
+            pair.link.send_changes([Change("acct_2", "acct_2")])
+            await other.wait(math.inf)
+            assert other.take() == (["acct_2"], False)
+            assert watch.take() == ([], False)

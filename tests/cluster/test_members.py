@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -10,6 +11,7 @@ from functools import partial
 import pytest
 import structlog
 import trio
+from tests.persistence.values import make_task
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.account.messages import RevokeApiKey, SignOut
@@ -22,9 +24,10 @@ from holdfast.cluster.members import JOIN_S, UNREACHED_S, slots_of
 from holdfast.cluster.members import SINGLETONS as FIXED
 from holdfast.ledger.places import place_of
 from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member
-from holdfast.persistence.records.rows import SessionRevokedRow
+from holdfast.persistence.journal.units import Unit
+from holdfast.persistence.records.rows import AccountHead, SessionRevokedRow
 
-from .nodes import Node, Rows, running
+from .nodes import AT, Node, Rows, running
 
 SINGLETONS = FIXED | {slots_of("studio")}
 ACCOUNTS = [f"acct_{number}" for number in range(40)]
@@ -339,3 +342,36 @@ async def test_connections_on_which_no_member_introduces_itself_make_room(
         assert await closed(strangers[0]) == 0
         assert [await closed(stream) for stream in strangers[1:]] == [HELLO_S, HELLO_S]
         assert {nodes[1].owner_of(key) for key in ACCOUNTS} == {node.name for node in nodes}
+
+
+async def test_what_one_member_commits_wakes_those_who_wait_at_the_others(autojump_clock: MockClock) -> None:
+    rows = Rows()
+    nodes = three(rows)
+    async with running(*nodes):
+        with nodes[1].changes.watch("task_1") as watch:
+            nodes[0].changes.commit([unit_of("acct_1")])
+            await wait_all_tasks_blocked()
+            assert watch.take() == ([], False)
+            nodes[0].changes.commit([Unit(rows=(make_task("acct_1", "task_1", AT),))])
+            await watch.wait(math.inf)
+            assert watch.take() == (["task_1"], False)
+            # A member that ended may have committed something that it could not send any more.
+            nodes[2].kill()
+            await watch.wait(math.inf)
+            assert watch.take() == ([], True)
+            assert not nodes[1].changes.is_complete()
+            await trio.sleep(LEASE_S + BEAT_S + 1)
+            assert nodes[1].changes.is_complete()
+            watch.take()
+            late = Node(rows, "proc_d")
+            async with running(late):
+                await trio.sleep(JOIN_S)
+                assert nodes[1].changes.is_complete()
+                watch.take()
+                late.changes.commit([Unit(rows=(make_task("acct_1", "task_1", AT),))])
+                await watch.wait(math.inf)
+                assert watch.take() == (["task_1"], False)
+
+
+def unit_of(account_id: str) -> Unit:
+    return Unit(rows=(AccountHead(account_id),))

@@ -225,7 +225,7 @@ async def test_a_stream_sends_each_change_and_resumes(
         assert second.data["status"] == "processing"
         assert second.data["provider_progress"][-1]["percent"] == 40
         assert int(second.fields["id"]) > int(first.fields["id"])
-    # While nobody read, the task went on.
+    # Without a reader the task goes on.
     await call_back(ada, provider.success(request_id, event_id="evt_2", sequence=2))
     ended = ok(await ada.as_key("GET", f"/v2/task/{request_id}?wait=60"))
     async with reading(pair[0].url, ada.key, path=path, Last_Event_ID=second.fields["id"]) as resumed:
@@ -278,7 +278,7 @@ def id_of(data: dict[str, Any]) -> str:
 
 async def ids_until_account(stream: StreamReader) -> tuple[set[str], str]:
     """Return the tasks and orders before the next event of the account, and its available balance."""
-    found = set()
+    found: set[str] = set()
     while True:
         event = await stream.next()
         assert event is not None

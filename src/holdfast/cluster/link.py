@@ -47,7 +47,7 @@ class Link:
         self._deadlines = deadlines
         self._on_up: Callable[[], None] = lambda: None
         self._has_missed = False
-        """Whether the other member has not been told of some change of a row."""
+        """Whether the other member has not been sent some change of a row."""
 
     async def run(self, on_up: Callable[[], None]) -> str:
         """Serve until the connection closes, and return why it did.
@@ -106,8 +106,8 @@ class Link:
         if self.is_up:
             self._send_if_room(frames.MembersChanged())
 
-    def tell_changes(self, changes: Sequence[Change]) -> None:
-        """Tell the other member which rows were changed; with a full queue, with the next ones that some were."""
+    def send_changes(self, changes: Sequence[Change]) -> None:
+        """Send which rows were changed; after a full queue, that some others were."""
         if self.is_up:
             try:
                 self._frames.send(frames.RowsChanged([(*each,) for each in changes], self._has_missed))

@@ -121,7 +121,7 @@ class Members:
         self._answering: dict[Answering, None] = {}
         self._others: frozenset[str] = frozenset()
         """All other members that have a row, also those without a link."""
-        changes.is_complete = self._is_told_everything
+        changes.is_complete = self._is_sent_everything
         presence.wanted = self._wanted
         presence.on_members = self._on_members
 
@@ -230,7 +230,7 @@ class Members:
                 peer = self._peers[process_id] = Peer(member)
                 self._nursery.start_soon(self._keep_link, peer)
         self._assign_places()
-        if not self._is_told_everything():
+        if not self._is_sent_everything():
             self._changes.note_missed()
         self._known.set()
         if written is self._presence.membership and not self._announced.is_set():
@@ -342,18 +342,18 @@ class Members:
             self._answering.pop(answering, None)
             self._changes.note_missed()
 
-    def _tell_changes(self, changes: Sequence[Change]) -> None:
-        """Tell all other members which rows were changed."""
+    def _send_changes(self, changes: Sequence[Change]) -> None:
+        """Send to all other members which rows were changed."""
         for peer in self._peers.values():
             if peer.link is not None:
-                peer.link.tell_changes(changes)
+                peer.link.send_changes(changes)
 
-    def _is_told_everything(self) -> bool:
-        """Whether every other member tells this one which rows it changes."""
+    def _is_sent_everything(self) -> bool:
+        """Whether every other member sends to this one which rows it changes."""
         return self._others <= {each.member_id for each in self._answering}
 
     def _on_hello(self, member_id: str) -> None:
-        # What it has committed since its last connection closed, it has not told.
+        # What it has committed since its last connection closed, it has not sent.
         self._changes.note_missed()
         if member_id not in self._peers:
             self._presence.beat_soon()
@@ -369,7 +369,7 @@ class Members:
         self.owners = (*links, *([self._me] if is_ready else []))
         metrics.MEMBERS.set(len(self.owners))
         has_links = any(peer.link is not None for peer in self._peers.values())
-        self._changes.send = self._tell_changes if has_links else None
+        self._changes.send = self._send_changes if has_links else None
         self._links = [links.get(owner) for owner in owners_of_places(self.owners)] if links else None
 
     def _wanted(self, providers: frozenset[str]) -> frozenset[str]:

@@ -49,6 +49,8 @@ LONG_WORK: Final = {"prompt": "a city of glass in the rain", "n": 4, "width": 15
 TASK_S: Final = 120.0
 PAYMENT_S: Final = 30.0
 POLL_S: Final = 0.1
+SHOW_S: Final = 1
+"""How often a task that has not ended is shown."""
 ENDED: Final = frozenset({"succeeded", "failed", "canceled"})
 
 
@@ -386,16 +388,15 @@ class _Journey:
         return {entry["request_id"]: Decimal(entry["cost_credits"]) for entry in log}
 
     def _wait(self, request_id: str) -> dict[str, Any]:
-        """Poll until the task has ended, showing its progress."""
+        """Wait until the task has ended, showing its progress."""
         deadline = time.monotonic() + TASK_S
         with self._progress() as show:
             while True:
-                task = self._task(request_id)
+                task = self._call("GET", f"/v2/task/{request_id}?wait={SHOW_S}", self._key)
                 show(task)
                 if task["status"] in ENDED:
                     return task
                 _expect(time.monotonic() < deadline, f"the task is still {task['status']} after {TASK_S:.0f} s")
-                time.sleep(POLL_S)
 
     def _wait_for_payment(self, order_id: str) -> dict[str, Any]:
         """Poll until the order is no longer pending."""

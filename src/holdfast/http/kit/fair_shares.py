@@ -149,7 +149,7 @@ class WaitingCalls:
         self._per_account_max = per_account_max
         self._all_max = all_max
         self._of_account: Counter[str] = Counter()
-        self._all = 0
+        self.count = 0
 
     @contextmanager
     def counted(self, account_id: str) -> Iterator[Refusal | None]:
@@ -164,17 +164,17 @@ class WaitingCalls:
                 "the most allowed; end one of them first.",
             )
             return
-        if self._all >= self._all_max:
+        if self.count >= self._all_max:
             yield Refusal(code="overloaded", message=f"{self._all_max} requests wait already; try again later.")
             return
         self._of_account[account_id] += 1
-        self._all += 1
-        metrics.HTTP_WAITING.set(self._all)
+        self.count += 1
+        metrics.HTTP_WAITING.set(self.count)
         try:
             yield None
         finally:
-            self._all -= 1
+            self.count -= 1
             self._of_account[account_id] -= 1
             if not self._of_account[account_id]:
                 del self._of_account[account_id]
-            metrics.HTTP_WAITING.set(self._all)
+            metrics.HTTP_WAITING.set(self.count)

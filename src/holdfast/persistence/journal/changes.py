@@ -1,6 +1,6 @@
 """What commits have changed, for requests and streams that wait for it instead of reading again and again.
 
-A process notes what its own journal has committed, and is told what the other members have committed. A notice only
+A process notes what its own journal has committed, and receives those of the other members. A notice only
 names a row: who gets it reads the row, and so sees what any other reader would. A notice may come without a change,
 and twice. One may be missed only while a member is not connected (``is_complete`` is False then), and afterwards
 all who wait are woken once.
@@ -86,7 +86,7 @@ class Watch:
 class Changes:
     """The notices of this process, and who waits for them.
 
-    ``send`` tells the other members, ``is_complete`` returns whether all of them tell this one.
+    ``send`` sends to the other members, ``is_complete`` returns whether all of them send to this one.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Changes:
                 del self._watches[watched_id]
 
     def commit(self, units: Iterable[Unit]) -> None:
-        """Note what the units of a commit have changed, and tell the other members."""
+        """Note what the units of a commit have changed, and send that to the other members."""
         if self.send is None and not self._watches:
             return
         found: dict[Change, None] = {}

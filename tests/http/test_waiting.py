@@ -1,0 +1,195 @@
+"""Waiting requests, entity tags and streams of one process, on real rows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+import trio
+from sqlalchemy import update
+from tests.clients import ok, refused
+from tests.event_streams import reading
+
+from holdfast.http.endpoints.tasks import following
+from holdfast.http.kit.fair_shares import WaitingCalls
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import OutputItem, Task
+from holdfast.persistence.journal.changes import Change
+from holdfast.persistence.records import tables
+
+from .api import Api
+from .identities import ACCOUNT
+
+ID = "task_" + "1" * 32
+PATH = f"/v2/task/{ID}"
+
+
+async def write(api: Api, task: Task, *, is_end: bool = False) -> None:
+    """Change the task's row, and note that as the journal would."""
+    values = {name: getattr(task, name) for name in ("status", "version", "updated_at", "wake_at")}
+    statement = update(tables.tasks).where(tables.tasks.c.request_id == task.request_id)
+    await api.write(statement.values(**values, state=msgspec.to_builtins(task.state)))
+    api.deps.changes.note([Change(task.account_id, task.request_id, is_end)])
+
+
+def progressed(task: Task, version: int, status: str) -> Task:
+    state = msgspec.structs.replace(task.state, error=f"version {version}")
+    return msgspec.structs.replace(task, version=version, status=status, state=state)
+
+
+async def begun(api: Api, count: int = 1) -> None:
+    """Return once so many requests wait."""
+    with trio.fail_after(60):
+        while api.deps.waiting.count < count:
+            await trio.lowlevel.checkpoint()
+
+
+async def test_a_waiting_request_reads_only_as_it_begins_and_ends(api: Api) -> None:
+    await api.add_task(api.task(ID))
+    statuses = []
+
+    async def wait() -> None:
+        statuses.append(ok(await api.as_key("GET", f"{PATH}?wait=60"))["status"])
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await begun(api)
+            before = api.rows.reads
+            for version in range(2, 6):
+                await write(api, progressed(api.task(ID), version, "processing"))
+            assert api.rows.reads == before
+            await write(api, progressed(api.task(ID), 6, "failed"), is_end=True)
+    assert statuses == ["failed"]
+    assert api.rows.reads == before + 1
+    assert api.deps.waiting.count == 0
+
+
+async def test_a_key_that_is_revoked_during_a_wait_gets_no_task(api: Api) -> None:
+    await api.add_task(api.task(ID))
+
+    async def wait() -> None:
+        refused(await api.as_key("GET", f"{PATH}?wait=60"), 401, "invalid_api_key")
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await begun(api)
+            await api.write(update(tables.api_keys).values(revoked_at=api.now))
+            await write(api, progressed(api.task(ID), 2, "failed"), is_end=True)
+
+
+async def test_a_task_that_has_ended_is_not_waited_for_and_takes_no_place(api: Api) -> None:
+    api.configure(waiting_per_account_max=1)
+    await api.add_task(progressed(api.task(ID), 2, "canceled"))
+    with api.deps.waiting.counted(ACCOUNT):
+        assert ok(await api.as_key("GET", f"{PATH}?wait=60"))["status"] == "canceled"
+    refused(await api.as_key("GET", f"{PATH}?wait=1&wait=2"), 400, "invalid_parameter")
+    refused(await api.as_key("GET", f"{PATH}?waits=1"), 400, "invalid_parameter")
+
+
+def test_places_are_counted_by_account_and_in_all() -> None:
+    calls = WaitingCalls(per_account_max=2, all_max=3)
+    with calls.counted("a") as first, calls.counted("a") as second, calls.counted("a") as third:
+        assert (first, second) == (None, None)
+        assert isinstance(third, Refusal)
+        assert third.code == "rate_limit_exceeded"
+        with calls.counted("b") as other, calls.counted("c") as beyond:
+            assert other is None
+            assert isinstance(beyond, Refusal)
+            assert beyond.code == "overloaded"
+    assert calls.count == 0
+
+
+async def test_a_task_that_has_not_changed_is_not_sent_again(api: Api) -> None:
+    await api.add_task(api.task(ID))
+    first = await api.as_key("GET", PATH)
+    assert first.headers["Cache-Control"] == "private, no-cache"
+    tag = first.headers["ETag"]
+    for sent in (tag, f'"other", {tag}', tag.removeprefix("W/"), "*"):
+        same = await api.as_key("GET", PATH, headers={"If-None-Match": sent})
+        assert (same.status_code, same.content, same.headers["ETag"]) == (304, b"", tag)
+    await write(api, progressed(api.task(ID), 2, "processing"))
+    changed = await api.as_key("GET", PATH, headers={"If-None-Match": tag})
+    assert ok(changed)["status"] == "processing"
+    assert changed.headers["ETag"] != tag
+
+
+async def test_a_cached_task_is_sent_again_before_its_links_end(api: Api) -> None:
+    output = OutputItem(
+        index=0, asset_id="asset_" + "1" * 32, content_type="image/png", bytes=1, sha256="0" * 64,
+        expires_at=api.now + timedelta(days=7),
+    )  # fmt: skip
+    task = progressed(api.task(ID), 2, "succeeded")
+    state = msgspec.structs.replace(task.state, output=(output,))
+    await api.add_task(msgspec.structs.replace(task, state=state, wake_at=None))
+    first = await api.as_key("GET", PATH)
+    tag, ttl_s = first.headers["ETag"], api.deps.urls.link_ttl_s
+    for later_s in range(0, ttl_s, 60):
+        now = api.now + timedelta(seconds=later_s)
+        api.change(now=lambda now=now: now)
+        again = await api.as_key("GET", PATH, headers={"If-None-Match": tag})
+        if again.status_code == 200:
+            break
+        assert later_s <= ttl_s / 2
+    assert ok(again)["output"][0]["url"] != ok(first)["output"][0]["url"]
+
+
+async def test_an_account_that_has_not_changed_is_not_sent_again(api: Api) -> None:
+    path = "/v2/control/account"
+    tag = (await api.as_session("GET", path)).headers["ETag"]
+    same = await api.as_session("GET", path, headers={"If-None-Match": tag})
+    assert (same.status_code, same.content) == (304, b"")
+    await api.write(update(tables.accounts).where(tables.accounts.c.id == ACCOUNT).values(held_micro=1))
+    assert ok(await api.as_session("GET", path, headers={"If-None-Match": tag}))["held_total"] == "0.000001"
+
+
+@pytest.mark.parametrize("path", [f"{PATH}/stream", "/v2/control/stream"])
+async def test_heads_of_streams_end_and_take_no_place(api: Api, path: str) -> None:
+    await api.add_task(api.task(ID))
+    response = await (api.as_key if "task" in path else api.as_session)("HEAD", path)
+    assert (response.status_code, response.headers["Content-Type"]) == (200, "text/event-stream")
+    assert api.deps.waiting.count == 0
+
+
+async def test_a_stream_sends_a_status_at_once_and_of_progress_the_newest(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "PAUSE_S", 3600.0)
+    await api.add_task(api.task(ID))
+    async with api.serving() as base, reading(base, api.key, path=f"{PATH}/stream") as stream:
+        seen = []
+        for version, status in [(1, "queued"), (2, "queued"), (3, "queued"), (4, "processing"), (5, "failed")]:
+            if version > 1:
+                await write(api, progressed(api.task(ID), version, status))
+            if (version, status) != (2, "queued") and version != 3:
+                event = await stream.next()
+                assert event is not None
+                seen.append((event.fields["id"], event.data["status"], event.data["error"]))
+        assert await stream.next() is None
+        assert stream.is_complete
+    assert seen == [("1", "queued", None), ("4", "processing", "version 4"), ("5", "failed", "version 5")]
+    assert api.deps.waiting.count == 0
+
+
+async def test_a_reader_that_leaves_gives_its_place_back(api: Api) -> None:
+    await api.add_task(api.task(ID))
+    async with api.serving() as base:
+        async with (
+            reading(base, api.key, path=f"{PATH}/stream") as one,
+            reading(base, api.session, path="/v2/control/stream") as other,
+        ):
+            assert await one.next() is not None
+            assert await other.next() is not None
+            assert api.deps.waiting.count == 2
+        with trio.fail_after(60):
+            while api.deps.waiting.count:
+                await trio.lowlevel.checkpoint()
+
+
+async def test_the_stream_of_an_account_needs_both_scopes(api: Api) -> None:
+    reader = await api.add_key(ACCOUNT, "key_reader", scopes=("account:read",))
+    path = "/v2/control/stream"
+    refused(await api.call("GET", path, credential=reader.secret), 403, "insufficient_scope")
+    refused(await api.as_key("GET", path), 401, "wrong_credential_type")

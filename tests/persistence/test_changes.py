@@ -1,0 +1,107 @@
+"""Notices of what commits have changed: who is woken by what, and what is done while some may be missed."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+import msgspec
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from holdfast.persistence.journal.changes import NAMED_MAX, REREAD_S, Change, Changes, Watch
+from holdfast.persistence.journal.units import Unit
+from holdfast.persistence.records.rows import AccountHead, ApiKeyUsedRow, TaskChangedRow
+
+from .values import make_task
+
+ADA, BOB = "acct_a", "acct_b"
+AT = datetime(2026, 11, 1, tzinfo=UTC)
+TASK = make_task(ADA, "task_1", AT)
+
+
+def unit_of(*rows: object) -> Unit:
+    return Unit(rows=rows)  # type: ignore[arg-type]
+
+
+def is_woken(watch: Watch) -> bool:
+    row_ids, missed = watch.take()
+    return missed or bool(row_ids)
+
+
+def test_a_commit_wakes_the_watches_of_its_account_and_its_tasks_only() -> None:
+    changes = Changes()
+    with changes.watch(ADA) as account, changes.watch(TASK.request_id) as task, changes.watch(BOB) as other:
+        changes.commit([unit_of(AccountHead(ADA), TASK, ApiKeyUsedRow(BOB, "key_1", AT))])
+        assert account.take() == ([ADA, TASK.request_id], False)
+        assert task.take() == ([TASK.request_id], False)
+        assert not is_woken(other)
+        changes.commit([unit_of(AccountHead(ADA)), unit_of(AccountHead(BOB))])
+        assert account.take() == ([ADA], False)
+        assert not is_woken(task)
+        assert is_woken(other)
+    changes.commit([unit_of(AccountHead(ADA))])
+    assert not is_woken(account)
+
+
+def test_a_watch_of_ends_is_not_woken_by_progress() -> None:
+    changes = Changes()
+    ended = msgspec.structs.replace(TASK, status="succeeded")
+    with changes.watch(TASK.request_id, ends_only=True) as watch:
+        changes.commit([unit_of(TaskChangedRow(TASK, "proc_1"))])
+        assert not is_woken(watch)
+        changes.commit([unit_of(TaskChangedRow(ended, "proc_1"))])
+        assert is_woken(watch)
+
+
+def test_a_slow_watch_keeps_a_bounded_number_of_names() -> None:
+    changes = Changes()
+    with changes.watch(ADA) as watch:
+        changes.note(Change(ADA, f"task_{number}") for number in range(NAMED_MAX + 1))
+        row_ids, missed = watch.take()
+        assert (len(row_ids), missed) == (NAMED_MAX, True)
+        assert watch.take() == ([], False)
+
+
+def test_other_members_are_sent_what_is_committed_here_only() -> None:
+    sent: list[Change] = []
+    changes = Changes()
+    changes.send = sent.extend
+    changes.note([Change(BOB, BOB)])
+    changes.commit([unit_of(AccountHead(ADA), TASK), unit_of(AccountHead(ADA))])
+    assert sent == [Change(ADA, ADA), Change(ADA, TASK.request_id)]
+
+
+async def test_a_wait_ends_with_a_notice_at_its_time_or_with_the_process(autojump_clock: MockClock) -> None:
+    changes = Changes()
+    begun = trio.current_time()
+    with changes.watch(ADA) as watch:
+        await watch.wait(begun + 60)
+        assert trio.current_time() == begun + 60
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.wait, math.inf)
+            await wait_all_tasks_blocked()
+            changes.note([Change(ADA, ADA)])
+        watch.take()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.wait, math.inf)
+            await wait_all_tasks_blocked()
+            changes.end()
+        watch.take()
+        await watch.wait(math.inf)
+        assert trio.current_time() == begun + 60
+
+
+async def test_while_notices_may_be_missed_rows_are_read_again_and_again(autojump_clock: MockClock) -> None:
+    changes = Changes()
+    changes.is_complete = lambda: False
+    begun = trio.current_time()
+    with changes.watch(ADA) as watch:
+        for turn in range(1, 4):
+            await watch.wait(math.inf)
+            assert trio.current_time() == begun + turn * REREAD_S
+            assert watch.take() == ([], True)
+        changes.is_complete = lambda: True
+        changes.note_missed()
+        await watch.wait(math.inf)
+        assert watch.take() == ([], True)
