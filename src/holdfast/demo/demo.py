@@ -378,8 +378,8 @@ class _Journey:
                 raise
         self._step.detail(f"{request_id} holds {estimate} credits")
 
-    def _task(self, request_id: str) -> dict[str, Any]:
-        task: dict[str, Any] = self._call("GET", f"/v2/task/{request_id}", self._key)
+    def _task(self, request_id: str, *, wait_s: int = 0) -> dict[str, Any]:
+        task: dict[str, Any] = self._call("GET", f"/v2/task/{request_id}?wait={wait_s}", self._key)
         return task
 
     def _usage(self) -> dict[str, Decimal]:
@@ -392,7 +392,7 @@ class _Journey:
         deadline = time.monotonic() + TASK_S
         with self._progress() as show:
             while True:
-                task = self._call("GET", f"/v2/task/{request_id}?wait={SHOW_S}", self._key)
+                task = self._task(request_id, wait_s=SHOW_S)
                 show(task)
                 if task["status"] in ENDED:
                     return task
