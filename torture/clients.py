@@ -195,14 +195,18 @@ class Customer:
             await trio.sleep(PAUSE_S)
 
     async def read_task(self, rng: random.Random) -> None:
-        """Read a task that was returned earlier: it must exist."""
+        """Read a task that was returned earlier, sometimes by waiting for it: it must exist, and not go back."""
         request_id = self._some_task(rng, newest=50)
         if request_id is not None:
-            ended = frozenset(self.record.ends)
-            answer = await self._ask("GET", f"/v2/task/{request_id}")
-            if self._judge(answer, f"read of {request_id}"):
-                status = answer.json()["status"]  # type: ignore[union-attr] # judged
-                self.record.note_end(request_id, status, ended=ended)
+            ended, version = frozenset(self.record.ends), self.record.versions.get(request_id, 0)
+            query = rng.choice(("", "", "", "?wait=2"))
+            answer = await self._ask("GET", f"/v2/task/{request_id}{query}")
+            if answer is not None and self._judge(answer, f"read of {request_id}"):
+                self.record.note_end(request_id, answer.json()["status"], ended=ended)
+                # The first number of the entity tag is that of the task's version.
+                self.record.note_version(
+                    request_id, int(answer.headers["ETag"][3:].partition(".")[0]), at_least=version
+                )
 
     async def list_tasks(self, _: random.Random) -> None:
         """Read the first page of tasks."""

@@ -79,8 +79,9 @@ class Order:
 class AccountRecord:
     """All requests of one customer.
 
-    ``ends`` are final states that were answered, by task; ``wrong_answers`` are answers that no fault excuses.
-    ``may_fail`` is set where the fault at hand lets tasks fail, or succeed in part.
+    ``ends`` are final states that were answered, by task, ``versions`` the newest versions that were.
+    ``wrong_answers`` are answers that no fault excuses. ``may_fail`` is set where the fault at hand lets tasks fail,
+    or succeed in part.
     """
 
     email: str
@@ -89,6 +90,7 @@ class AccountRecord:
     recharges: dict[int, Recharge] = field(default_factory=dict)
     orders: dict[int, Order] = field(default_factory=dict)
     ends: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
     wrong_answers: list[str] = field(default_factory=list)
     may_fail: bool = False
 
@@ -108,6 +110,12 @@ class AccountRecord:
                 self.wrong_answers.append(f"{request_id} was answered {before} and then {status}")
         elif request_id in ended:
             self.wrong_answers.append(f"{request_id} was answered {self.ends[request_id]} and then {status}")
+
+    def note_version(self, request_id: str, version: int, *, at_least: int) -> None:
+        """Record the version of a task in an answer; ``at_least`` is what was known when the request was sent."""
+        if version < at_least:
+            self.wrong_answers.append(f"{request_id} was answered in version {at_least} and then in {version}")
+        self.versions[request_id] = max(version, self.versions.get(request_id, 0))
 
 
 @dataclass(slots=True)
