@@ -80,8 +80,8 @@ class AccountRecord:
     """All requests of one customer.
 
     ``ends`` are final states that were answered, by task, ``versions`` the newest versions that were.
-    ``wrong_answers`` are answers that no fault excuses. ``may_fail`` is set where the fault at hand lets tasks fail,
-    or succeed in part.
+    ``wrong_answers`` are answers that no fault excuses. ``may_fail`` is set where the fault at hand lets tasks
+    fail, or succeed in part.
     """
 
     email: str
