@@ -139,6 +139,14 @@ def test_links_exist(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_tables_begin_with_a_head(page: Path) -> None:
+    """A row after an empty line would be shown as text."""
+    lines = ["", *page.read_text("utf-8").splitlines(), ""]
+    firsts = [n for n, line in enumerate(lines) if line.startswith("|") and not lines[n - 1].startswith("|")]
+    assert [lines[n] for n in firsts if not lines[n + 1].startswith("|---")] == []
+
+
 def test_every_setting_is_documented() -> None:
     read = {str(field.alias) for field in Settings.model_fields.values()}
     page = (ROOT / "docs" / "settings.md").read_text("utf-8")
