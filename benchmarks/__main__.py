@@ -17,6 +17,7 @@ PARTS = {
     "holds": "durable holds a second",
     "create": "creating tasks over HTTP, beside a row-lock peer",
     "reads": "reading a task, a list and an account over HTTP, beside a row-lock peer",
+    "waits": "creates beside waiting requests and streams, and how soon a client that waits has its result",
     "whole": "whole tasks beside a row-lock peer",
     "processes": "creating tasks through one and two processes",
     "readers": "creates beside slow readers of the report stream",

@@ -6,9 +6,10 @@ resumes with ``Last-Event-ID``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import trio
@@ -44,11 +45,16 @@ from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 PAUSE_S: Final = 0.25
-"""Between two events of a task that differ in its progress only, and between two batches of an account's."""
+"""Between two events of a task that differ in its progress only."""
+ACCOUNT_PAUSE_S: Final = 1.0
+"""Between two batches of an account's events."""
 RETRY_S: Final = 1.0
 """How soon a row is read again that could not be read."""
 ROWS_AT_ONCE: Final = 16
 """How many changed rows are read at once: a task's may have megabytes."""
+
+_Rows: TypeAlias = Mapping[str, tuple[str, Task | Order | UnreadableRow]]
+"""Tasks and orders by their ids, each with its account's id."""
 
 route = RouteTable("Streams")
 
@@ -104,7 +110,7 @@ async def stream_task(call: Call) -> Outcome:
     scope=ACCOUNT_READ,
     media=(
         stream_media(
-            "at once, and at most four times a second after changes: an event `task` or `order` for each task or "
+            "at once, and at most once a second after changes: an event `task` or `order` for each task or "
             "order that was changed, as it is, then `account` with the totals and the `id` to resume from. A new "
             "stream begins with the tasks that have not ended, a resumed one with all that was changed. "
             "An event `unreadable` has the `id` of what cannot be read now."
@@ -229,10 +235,14 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
                 if isinstance(await _caller_of_all(call), Refusal):
                     return
                 yield b": idle\n\n"
-            found, row_ids = await _changed_rows(call, account_id, row_ids, position, missed=missed)
+            found, row_ids, rows = await _changed_rows(call, account_id, row_ids, position, missed=missed)
             for start in range(0, len(row_ids), ROWS_AT_ONCE):
-                for each in await _read_rows(call, account_id, row_ids[start : start + ROWS_AT_ONCE]):
-                    yield each
+                part = row_ids[start : start + ROWS_AT_ONCE]
+                rows = rows if start == 0 else await call.read(partial(_find_rows, row_ids=part))
+                for row_id in part:
+                    owner, row = rows.get(row_id, (None, None))
+                    if owner == account_id:
+                        yield _row_event(call, row_id, row)
         except (DatabaseAway, AskFault):
             if changes.is_ending:
                 return
@@ -244,41 +254,36 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
             sent, position = body, found.number
         if changes.is_ending or trio.current_time() >= clock.ends_at:
             return
-        await trio.sleep(PAUSE_S)
+        await trio.sleep(ACCOUNT_PAUSE_S)
         await watch.wait(min(clock.check_at, clock.ends_at))
         row_ids, missed = watch.take()
 
 
 async def _changed_rows(
     call: Call, account_id: str, row_ids: list[str], after: int | None, *, missed: bool
-) -> tuple[AccountPosition, list[str]]:
-    """Return the account as it is, and the ids of the rows to send, each once."""
+) -> tuple[AccountPosition, list[str], _Rows]:
+    """Return the account as it is, then the ids of the rows to send, each once, and the first of these rows."""
 
-    def read(rows: Connection) -> tuple[AccountPosition, list[str]]:
+    def read(rows: Connection) -> tuple[AccountPosition, list[str], _Rows]:
         found = account_position(rows, account_id)
-        return found, rows_after(rows, account_id, after) if missed else []
+        others = rows_after(rows, account_id, after) if missed else []
+        wanted = [each for each in dict.fromkeys((*row_ids, *others)) if each != account_id]
+        return found, wanted, _find_rows(rows, wanted[:ROWS_AT_ONCE])
 
-    found, others = await call.read(read)
-    return found, [each for each in dict.fromkeys((*row_ids, *others)) if each != account_id]
+    return await call.read(read)
 
 
-async def _read_rows(call: Call, account_id: str, row_ids: list[str]) -> list[bytes]:
-    """Return the events of some tasks and orders."""
+def _find_rows(rows: Connection, row_ids: list[str]) -> _Rows:
+    tasks = [each for each in row_ids if each.startswith("task_")]
+    orders = [each for each in row_ids if each.startswith("ord_")]
+    return {**(find_tasks(rows, tasks) if tasks else {}), **(find_orders(rows, orders) if orders else {})}
 
-    def read(rows: Connection) -> dict[str, tuple[str, Task | Order | UnreadableRow]]:
-        return {**find_tasks(rows, row_ids), **find_orders(rows, row_ids)}
 
-    found = await call.read(read)
-    parts = []
-    for row_id in row_ids:
-        owner, row = found.get(row_id, (None, None))
-        if owner != account_id:
-            continue
-        match row:
-            case Task():
-                parts.append(event("task", task_body(call.deps, row)))
-            case Order():
-                parts.append(event("order", payment_order_body(row)))
-            case _:
-                parts.append(event("unreadable", UnreadableTask(row_id)))
-    return parts
+def _row_event(call: Call, row_id: str, row: Task | Order | UnreadableRow | None) -> bytes:
+    match row:
+        case Task():
+            return event("task", task_body(call.deps, row))
+        case Order():
+            return event("order", payment_order_body(row))
+        case _:
+            return event("unreadable", UnreadableTask(row_id))

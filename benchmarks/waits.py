@@ -1,0 +1,191 @@
+"""Waiting requests and streams: what creates beside them feel, and how soon a waiting client has its result.
+
+Creates are measured alone, beside requests that wait for other tasks, beside streams of other tasks, and beside a
+stream of each creating account, in turn; the provider never responds. Then each task is created and waited for,
+with a provider that ends it at once: the delay is from the time of its end, which is decided before the commit, to
+the response. With two processes the waiting request reaches either.
+
+Run: python -m benchmarks.waits [--seconds 4] [--rounds 5] [--waiting 2000] [--streams 1000] [--tasks 200]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from http.client import HTTPConnection
+from itertools import cycle, islice
+from pathlib import Path
+
+from benchmarks import load
+from benchmarks.conditions import describe, fresh_database, print_figures
+from benchmarks.create import Run, Side, drive
+from benchmarks.reads import create_tasks
+from benchmarks.servers import BODY, SECRET, SERVE, api_keys, creates, free_port, process, service_settings
+
+ACCOUNTS = 200
+CLIENTS = 4
+"""How many clients create and wait, one task after the other."""
+PLACES = {
+    "HOLDFAST_CONNECTIONS_MAX": "16384",
+    "HOLDFAST_CONNECTIONS_PER_PEER_MAX": "16384",
+    "HOLDFAST_WAITING_PER_ACCOUNT_MAX": "16384",
+}
+
+
+@contextlib.contextmanager
+def opened(port: int, requests: Sequence[bytes]) -> Iterator[None]:
+    """Send each request over a connection of its own, and read what comes until the end of the context."""
+    connections = []
+    for request in requests:
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.sendall(request)
+        connection.setblocking(False)
+        connections.append(connection)
+    time.sleep(2.0)  # until they wait: the service answers only when they no longer do
+    ended = threading.Event()
+
+    def read() -> None:
+        while not ended.wait(0.5):
+            for connection in connections:
+                with contextlib.suppress(BlockingIOError):
+                    assert connection.recv(1 << 20), "the service ended a request that should wait"
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reader.join()
+        for connection in connections:
+            connection.close()
+        time.sleep(1.0)
+
+
+def beside(options: argparse.Namespace) -> None:
+    """Measure creates beside requests that wait."""
+    port = free_port()
+    with (
+        fresh_database() as (url, folder),
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
+        print(describe(folder, options), flush=True)
+        provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
+        with process(SERVE, f"http://127.0.0.1:{port}/readyz", {**settings, **PLACES}) as service:
+            keys = api_keys(f"http://127.0.0.1:{port}", ACCOUNTS)
+            tasks = create_tasks(port, keys, -(-max(options.waiting, options.streams) // ACCOUNTS))
+            side = Side("the service", port, service, creates(keys))
+
+            def of_tasks(query: str, count: int) -> list[bytes]:
+                return [
+                    load.get(f"/v2/task/{request_id}{query}", {"Authorization": f"Bearer {key}"})
+                    for key, request_id in islice(cycle(tasks), count)
+                ]
+
+            cases = {
+                "alone": [],
+                f"{options.waiting} waiting": of_tasks("?wait=60", options.waiting),
+                f"{options.streams} streams of tasks": of_tasks("/stream", options.streams),
+                f"{ACCOUNTS} streams of accounts": [
+                    load.get("/v2/control/stream", {"Authorization": f"Bearer {key}"}) for key in keys
+                ],
+            }
+            runs: dict[str, list[Run]] = {title: [] for title in cases}
+            drive(side, connections=32, seconds=options.seconds)
+            for _ in range(options.rounds):
+                for title, requests in cases.items():
+                    with opened(port, requests):
+                        run = drive(side, connections=32, seconds=options.seconds)
+                    runs[title].append(run)
+                    print(
+                        f"{title}: {run.rate:,.0f}/s, p99 {run.p99_ms:.1f} ms, CPU {run.cpu_us:,.0f} us", flush=True
+                    )
+    alone = runs.pop("alone")
+    for title, found in runs.items():
+        pairs = list(zip(found, alone, strict=True))
+        rate = statistics.median(run.rate / other.rate for run, other in pairs)
+        cpu = statistics.median(run.cpu_us / other.cpu_us for run, other in pairs)
+        p99 = statistics.median(run.p99_ms / other.p99_ms for run, other in pairs)
+        print(f"creates beside {title}: {rate:.3f} x the rate, {p99:.2f} x the p99, {cpu:.3f} x the CPU")
+        print_figures({f"{title}, rate": rate, f"{title}, p99": p99, f"{title}, CPU": cpu})
+
+
+def call(port: int, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> dict[str, str]:
+    """Send a request over a connection of its own, so that either process may get it; return the response."""
+    with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=90)) as connection:
+        connection.request(method, path, body, headers)
+        found: dict[str, str] = json.load(connection.getresponse())
+        return found
+
+
+def delays(port: int, keys: Sequence[str], count: int) -> list[float]:
+    """Create tasks, one after the other, and wait for each; return the delays from their ends in seconds."""
+    found = []
+    for number in range(count):
+        headers = {"Authorization": f"Bearer {keys[number % len(keys)]}", "Content-Type": "application/json"}
+        created = call(port, "POST", "/v2/task/create", headers, BODY)
+        task = call(port, "GET", f"/v2/task/{created['request_id']}?wait=60", headers)
+        now = time.time()
+        assert task["status"] == "succeeded", task
+        found.append(now - datetime.fromisoformat(task["completed_at"]).timestamp())
+    return found
+
+
+def wakes(options: argparse.Namespace, processes: int) -> None:
+    """Measure how soon clients that wait have their results."""
+    port, provider_port = free_port(), free_port()
+    provider_url = f"http://127.0.0.1:{provider_port}"
+    provider = [sys.executable, "-m", "benchmarks.instant_provider", str(provider_port), SECRET]
+    serve = SERVE if processes == 1 else [*SERVE, "--processes", str(processes)]
+    with fresh_database() as (url, _), tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=64)
+        with (
+            process(provider, f"{provider_url}/files/0.png"),
+            process(serve, f"http://127.0.0.1:{port}/readyz", {**settings, **PLACES}),
+        ):
+            keys = api_keys(f"http://127.0.0.1:{port}", 2 * CLIENTS)
+            found: list[float] = []
+
+            def run(client: int) -> None:
+                delays(port, keys[client::CLIENTS], 5)
+                found.extend(delays(port, keys[client::CLIENTS], options.tasks // CLIENTS))
+
+            clients = [threading.Thread(target=run, args=(client,)) for client in range(CLIENTS)]
+            for client in clients:
+                client.start()
+            for client in clients:
+                client.join()
+    found.sort()
+    median, p99 = statistics.median(found) * 1e3, found[int(len(found) * 0.99)] * 1e3
+    title = "one process" if processes == 1 else f"{processes} processes"
+    print(f"a result reaches its waiting client {median:.1f} ms after its end, p99 {p99:.1f} ms ({title})")
+    print_figures({f"{title}, delay ms": median, f"{title}, delay p99 ms": p99})
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--waiting", type=int, default=2000)
+    parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--tasks", type=int, default=200)
+    options = parser.parse_args()
+    beside(options)
+    for processes in (1, 2):
+        wakes(options, processes)
+
+
+if __name__ == "__main__":
+    main()
