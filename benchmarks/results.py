@@ -118,7 +118,7 @@ def record(name: str, arguments: list[str], runs: int) -> int:
     for _ in range(runs):
         run: Run = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": version, "figures": {}}
         command = [sys.executable, "-u", "-m", f"benchmarks.{name}", *arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
                 print(line, end="", flush=True)
                 if line.startswith(CONDITIONS):
