@@ -179,15 +179,15 @@ async def test_a_slow_group_does_not_keep_others_waiting(autojump_clock: MockClo
     groups = Groups()
     async with trio.open_nursery() as nursery:
         callers = Callers(groups, nursery)
-        await callers.ask("slow")
-        await callers.ask("a")
+        for key in ("slow", "a", "b"):
+            await callers.ask(key)
+            await trio.sleep(SLOW_S / 10)
         assert groups.keys == [["slow"]]
         await trio.sleep(2 * SLOW_S)
-        await callers.ask("b")
-        # One that comes then reads for all that wait; there is no third group, however slow these are.
-        assert groups.keys == [["slow"], ["b", "a"]]
-        await trio.sleep(2 * SLOW_S)
+        # The first of those that wait reads for all, without another that comes; there is no third group.
+        assert groups.keys == [["slow"], ["a", "b"]]
         await callers.ask("c")
+        await trio.sleep(2 * SLOW_S)
         assert len(groups.keys) == GROUPS_MAX
         await answer_all(groups)
         await callers.ask("d")
@@ -195,6 +195,19 @@ async def test_a_slow_group_does_not_keep_others_waiting(autojump_clock: MockClo
         assert groups.keys[2:] == [["c"], ["d"]]
         await answer_all(groups)
     assert callers.answers == {"slow": "SLOW", **{key: key.upper() for key in "abcde"}}
+    assert groups.lookups._groups == 0
+
+
+async def test_a_caller_that_comes_while_a_group_is_slow_reads_at_once(autojump_clock: MockClock) -> None:
+    groups = Groups()
+    async with trio.open_nursery() as nursery:
+        callers = Callers(groups, nursery)
+        await callers.ask("slow")
+        await trio.sleep(2 * SLOW_S)
+        await callers.ask("a")
+        assert groups.keys == [["slow"], ["a"]]
+        await answer_all(groups)
+    assert callers.answers == {"slow": "SLOW", "a": "A"}
 
 
 async def test_a_caller_cancelled_as_the_next_reader_leaves_that_to_another(

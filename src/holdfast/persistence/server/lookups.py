@@ -3,7 +3,8 @@
 Clients repeat a few reads all the time. Each needs a thread, a connection and the execution of a query; a group
 shares them, as commits share the journal. The caller that finds no group being read reads for those that wait,
 itself included, and then lets the first of those that are left or came meanwhile read the next group. So a caller
-that comes alone waits for no other.
+that comes alone waits for no other. One that has waited for :data:`SLOW_S` begins another group, so that a query
+that hangs delays only its own group, unless as many as :data:`GROUPS_MAX` hang.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 SLOW_S: Final = 0.02
-"""A group that takes longer does not keep the next one waiting, if no other does."""
+"""A group that takes longer does not keep the next one waiting, if fewer than :data:`GROUPS_MAX` do."""
 GROUPS_MAX: Final = 2
 CALLERS_MAX: Final = 32
 """Of one group: a row may have megabytes, and all of a group's are in memory until the last of them is read."""
@@ -80,7 +81,7 @@ class GroupedLookups:
         else:
             self._waiting.append(asker)
             try:
-                await asker.woken.wait()
+                await self._wait(asker)
             except trio.Cancelled:
                 if asker in self._waiting:
                     self._waiting.remove(asker)
@@ -93,6 +94,17 @@ class GroupedLookups:
             await self._read_group(asker)
         if asker.fault is not None:
             raise asker.fault
+
+    async def _wait(self, asker: _Asker) -> None:
+        """Wait until it is done or is to read the next group; after :data:`SLOW_S`, beside those being read."""
+        with trio.move_on_after(SLOW_S):
+            await asker.woken.wait()
+            return
+        if self._groups < GROUPS_MAX and asker in self._waiting:
+            self._waiting.remove(asker)
+            self._groups += 1
+        else:
+            await asker.woken.wait()
 
     async def _read_group(self, first: _Asker) -> None:
         """Read for a caller and those that wait."""
