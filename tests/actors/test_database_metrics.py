@@ -21,10 +21,10 @@ NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 ADD_TASKS = """
     insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, wake_at,
-        dispatched, request, state, overall_deadline_at, dispatch_s, run_s)
+        dispatched, request, input, state, overall_deadline_at, dispatch_s, run_s)
     select 'acct_1', 'task_' || %(provider)s || %(status)s || n, 1, %(status)s, 'm', %(provider)s,
         %(now)s - make_interval(secs => %(age_s)s + n), %(now)s, case when %(is_due)s then %(now)s end,
-        %(dispatched)s, '{}', '{}', %(now)s, 60, 900
+        %(dispatched)s, '{}', '{}', '{}', %(now)s, 60, 900
     from generate_series(0, %(number)s - 1) n
 """
 ADD_EVENT = """

@@ -121,6 +121,7 @@ class Setup:
             "wake_at": now + timedelta(seconds=due_in_s),
             "dispatched": dispatched,
             "request": {},
+            "input": {},
             "owner": owner,
             "state": {"hosting": {} if hosting is None else {"status": hosting}},
             "overall_deadline_at": ends_at,
@@ -385,9 +386,9 @@ async def test_the_next_account_is_found_through_the_index(database: Database, d
         rows.execute(
             sqlalchemy.text(
                 "insert into tasks (account_id, request_id, version, status, model, provider, created_at, "
-                "updated_at, wake_at, dispatched, request, state, overall_deadline_at, dispatch_s, run_s) "
+                "updated_at, wake_at, dispatched, request, input, state, overall_deadline_at, dispatch_s, run_s) "
                 "select 'acct_' || i % 3, 'task_' || i, 1, 'queued', 'm', 'studio', now(), now(), "
-                "now() - interval '1 minute', false, '{}', '{}', now(), 60, 900 "
+                "now() - interval '1 minute', false, '{}', '{}', '{}', now(), 60, 900 "
                 "from generate_series(1, 20000) i"
             )
         )

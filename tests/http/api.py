@@ -87,7 +87,8 @@ class Api(Stage):
 
     async def add_task(self, task: Task) -> None:
         values = {name: getattr(task, name) for name in task.__struct_fields__}
-        values["request"] = msgspec.to_builtins(task.request)
+        values["request"] = msgspec.to_builtins(task.request.without_input)
+        values["input"] = task.request.input
         values["state"] = msgspec.to_builtins(task.state)
         values["overall_deadline_at"] = task.overall_deadline_at
         values |= {name: getattr(task.request.terms.deadlines, name) for name in ("dispatch_s", "run_s")}

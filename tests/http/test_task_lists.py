@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.clients import refused
 
+from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
@@ -150,6 +151,34 @@ async def test_a_cursor_is_valid_for_its_list_only(api: Api) -> None:
     for path in others[1:]:
         refused(await api.as_session("GET", f"{path}?cursor={cursor}"), 400, "invalid_cursor")
     refused(await api.as_key("GET", f"{tasks}?cursor={cursor}"), 400, "invalid_cursor")
+
+
+@pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])
+async def test_a_page_and_its_credential_are_one_read(api: Api, path: str) -> None:
+    await api.add_task(api.task("task_1"))
+    call = api.as_key if "task" in path else api.as_session
+    for _ in range(2):
+        api.rows.reads = 0
+        assert [each["request_id"] for each in (await call("GET", path)).json()["data"]] == ["task_1"]
+        assert api.rows.reads == 1
+
+
+async def test_a_credential_that_has_ended_lists_nothing(api: Api) -> None:
+    """Also one that the process knows already, as its calls have shown."""
+    await api.add_task(api.task("task_1"))
+    keys, sessions = tables.api_keys, tables.sessions
+    for call, path in ((api.as_key, "/v2/task/list"), (api.as_session, "/v2/usage/logs")):
+        assert len((await call("GET", path)).json()["data"]) == 1
+    await api.write(keys.update().where(keys.c.key_id == api.key_id).values(revoked_at=api.now))
+    refused(await api.as_key("GET", "/v2/task/list"), 401, "invalid_api_key")
+    await api.write(sessions.update().values(revoked_at=api.now))
+    refused(await api.as_session("GET", "/v2/usage/logs"), 401, "invalid_session")
+
+
+async def test_a_key_without_the_scope_lists_nothing(api: Api) -> None:
+    api.key = (await api.add_key(api.account_id, "key_writer", scopes=(TASKS_WRITE,))).secret
+    refused(await api.as_key("GET", "/v2/task/list"), 403, "insufficient_scope")
+    refused(await api.as_key("GET", "/v2/control/payments"), 401, "wrong_credential_type")
 
 
 async def test_a_usage_entry_has_its_cost_and_history(api: Api) -> None:

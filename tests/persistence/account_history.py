@@ -164,6 +164,7 @@ class AccountHistory:
                 updated_at=opened.at,
                 dispatched=False,
                 request={"hold_id": hold_id},
+                input={},
                 state={},
                 overall_deadline_at=opened.at,
                 dispatch_s=60,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, event
+
+from holdfast.persistence.server.repeated_queries import RepeatedQuery
 
 
 class Reads:
@@ -24,9 +27,17 @@ class Reads:
         def note(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
             asked.append((statement, parameters))
 
+        run = RepeatedQuery.rows
+
+        def run_noted(query: RepeatedQuery, rows: Connection, parameters: Mapping[str, Any]) -> list[Any]:
+            asked.append((query.sql, parameters))
+            return run(query, rows, parameters)
+
         event.listen(self.rows, "before_cursor_execute", note)
         try:
-            read(self.rows)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(RepeatedQuery, "rows", run_noted)
+                read(self.rows)
         finally:
             event.remove(self.rows, "before_cursor_execute", note)
         found = [

@@ -31,10 +31,10 @@ MINUTE = timedelta(minutes=1)
 USUAL = Deadlines()
 _ADD = text(
     "insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, wake_at, "
-    "dispatched, owner, request, state, overall_deadline_at, dispatch_s, run_s) "
+    "dispatched, owner, request, input, state, overall_deadline_at, dispatch_s, run_s) "
     "select 'acct_' || n % 10, :name || n, 1, :status, 'm', :provider, "
     "cast(:created_at as timestamptz) + n * interval '1 ms', :created_at, :wake_at, :dispatched, :owner, "
-    "json_build_object('pad', repeat('x', 1000)), cast(:state as json), "
+    "'{}', json_build_object('pad', repeat('x', 1000)), cast(:state as json), "
     "cast(:created_at as timestamptz) + n * interval '1 ms' + make_interval(secs => :overall_s), "
     ":dispatch_s, :run_s "
     "from generate_series(1, :number) n"

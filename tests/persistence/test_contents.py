@@ -229,7 +229,7 @@ def test_ended_tasks_are_found_once_all_their_assets_have_expired(rows: Connecti
         values = {
             "account_id": "acct_1", "request_id": name, "version": 1, "status": status, "model": "m",
             "provider": "p", "created_at": NOW, "updated_at": NOW, "wake_at": None,
-            "dispatched": False, "request": {}, "state": {},
+            "dispatched": False, "request": {}, "input": {}, "state": {},
             "overall_deadline_at": NOW, "dispatch_s": 60, "run_s": 900,
         }  # fmt: skip
         rows.execute(tables.tasks.insert().values(**values))

@@ -332,7 +332,7 @@ def test_the_writer_finds_every_row_by_its_whole_key(database_url: str, rows: ps
     """Statistics with one task for each account must not lead to a plan that reads all of an account's tasks."""
     rows.execute(
         "insert into tasks select 'acct_' || i, 'task_' || i, 1, 'queued', 'm', 'p', now(), now(), now(), false, "
-        "'{}', '{}', null, null, now(), 60, 900 from generate_series(1, 5000) i"
+        "'{}', '{}', '{}', null, null, now(), 60, 900 from generate_series(1, 5000) i"
     )
     rows.execute(
         "insert into usage_entries select account_id, request_id, created_at, 'm', 'image', null, 'queued', "

@@ -20,7 +20,9 @@ from holdfast.persistence.queries.orders import troubled_orders
 from holdfast.persistence.queries.reports import reports_page
 from holdfast.persistence.queries.tasks import (
     failed_tasks,
+    find_tasks,
     open_reviews,
+    task_by_id,
     tasks_of_account,
     unfinished_tasks,
     usage_of_account,
@@ -63,7 +65,8 @@ def documents(*, in_review: bool = False) -> dict[str, str]:
     if in_review:
         review = Review(case_id="rev_1", reason="content_flagged", decision="capture_blocked", deadline_at=NOON)
         state = msgspec.structs.replace(state, review=review)
-    return {"request": msgspec.json.encode(task.request).decode(), "state": msgspec.json.encode(state).decode()}
+    columns = {"request": task.request.without_input, "input": task.request.input, "state": state}
+    return {name: msgspec.json.encode(value).decode() for name, value in columns.items()}
 
 
 def readable(found: list[T | UnreadableEntry]) -> list[T]:
@@ -79,13 +82,14 @@ def add_tasks(
     rows.execute(
         text(
             "insert into tasks (account_id, request_id, version, status, model, provider, created_at, updated_at, "
-            "wake_at, dispatched, request, state, overall_deadline_at, dispatch_s, run_s) "
+            "wake_at, dispatched, request, input, state, overall_deadline_at, dispatch_s, run_s) "
             "select :account, 'task_' || :account || lpad(n::text, 9, '0'), 1, "
             "case when n % 100 = 0 and :status = 'succeeded' then 'failed' else :status end, "
             "case when n % 2 = 0 then 'studio/image-1' else 'studio/tone-1' end, 'studio', "
             "cast(:noon as timestamptz) + make_interval(secs => (n / 3) * 1e-6), cast(:noon as timestamptz), "
             "case when :wakes then cast(:noon as timestamptz) end, :status <> 'queued', cast(:request as json), "
-            "cast(:state as json), now(), 60, 900 from generate_series(cast(:first as int), cast(:last as int)) n"
+            "cast(:input as json), cast(:state as json), now(), 60, 900 "
+            "from generate_series(cast(:first as int), cast(:last as int)) n"
         ),
         {
             "account": account_id,
@@ -222,6 +226,28 @@ def test_open_reviews_are_found_without_reading_other_tasks(rows: Connection) ->
     first = readable(open_reviews(rows, filters={}, limit=20))
     rest = readable(open_reviews(rows, filters={}, limit=20, after=(first[-1].created_at, first[-1].request_id)))
     assert [task.request_id for task in (*first, *rest)] == [f"task_{BOB}{2 * COUNT + n:09}" for n in range(30)]
+
+
+def test_reads_of_tasks_leave_out_their_inputs(rows: Connection) -> None:
+    """A large input, stored apart, in hundreds of the database's pages."""
+    add_tasks(rows, "acct_large", 0, 3)
+    # In hexadecimal digits of hashes, so that compression halves it at most.
+    rows.execute(
+        text(
+            "update tasks set input = json_build_object('image', (select string_agg(md5(request_id || n), '') "
+            "from generate_series(1, 60000) n)) where account_id = 'acct_large'"
+        )
+    )
+    name = "task_acct_large000000001"
+    whole, small = task_by_id(rows, name), find_tasks(rows, [name])[name][1]
+    assert whole is not None
+    assert len(str(whole.request.input["image"])) == 60_000 * 32
+    assert small == msgspec.structs.replace(whole, request=whole.request.without_input)
+    assert readable(tasks_of_account(rows, "acct_large", limit=3))[1] == small
+    reads = Reads(rows)
+    assert reads.cost(lambda rows: task_by_id(rows, name))[0] > 100
+    assert reads.cost(lambda rows: find_tasks(rows, [name]))[0] < 10
+    assert reads.cost(lambda rows: tasks_of_account(rows, "acct_large", limit=3))[0] < 10
 
 
 def test_unfinished_tasks_are_found_without_reading_ended_ones(rows: Connection) -> None:

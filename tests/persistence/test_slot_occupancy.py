@@ -71,6 +71,7 @@ async def test_the_check_for_lost_messages_states_the_same_rule(database: Databa
                     "wake_at": AT,
                     "dispatched": True,
                     "request": {},
+                    "input": {},
                     "state": msgspec.to_builtins(case.state),
                     "overall_deadline_at": case.overall_deadline_at,
                     "dispatch_s": case.request.terms.deadlines.dispatch_s,

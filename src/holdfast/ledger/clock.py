@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Final
 
 Now = Callable[[], datetime]
 """A source of the current time; tests pass their own."""
+
+
+_OFFSET: Final = len("2026-11-20T18:40:00.123")
 
 
 def utc_now() -> datetime:
@@ -17,7 +21,7 @@ def utc_now() -> datetime:
 
 def format_time(at: datetime) -> str:
     """Format a time as ``2026-11-20T18:40:00.123Z``."""
-    text = at.isoformat(timespec="milliseconds")
-    if not text.endswith("+00:00"):
-        text = at.astimezone(UTC).isoformat(timespec="milliseconds")
-    return text.removesuffix("+00:00") + "Z"
+    text = at.isoformat("T", "milliseconds")
+    if text[_OFFSET:] != "+00:00":
+        text = at.astimezone(UTC).isoformat("T", "milliseconds")
+    return text[:_OFFSET] + "Z"

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from datetime import datetime
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from sqlalchemy import Connection
@@ -50,6 +51,9 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 Method = Literal["GET", "POST", "DELETE"]
+Caller: TypeAlias = SessionRecord | ApiKeyRecord
+
+_FIND: Final[dict[CredentialKind, Find[bytes, Any]]] = {"session": find_sessions, "api_key": find_api_keys}
 
 
 class Auth(Enum):
@@ -281,12 +285,8 @@ class Call:
 
         Refuses as :func:`~holdfast.http.kit.credentials.valid_session` does.
         """
-        assert self.bearer is not None
-        lookup = Lookup(find_sessions, self.bearer.sha256)
-        await self._look_up(lookup, *lookups)
-        session = valid_session(lookup.found, self.deps.now())
-        if not isinstance(session, Refusal):
-            self.deps.key_cache.put(self.bearer.sha256, KnownKey(session.account_id, session.session_id))
+        session = await self._verify(*lookups)
+        assert not isinstance(session, ApiKeyRecord)
         return session
 
     async def verify_key(self, *lookups: Lookup[Any, Any]) -> ApiKeyRecord | Refusal:
@@ -295,24 +295,42 @@ class Call:
         Refuses as :func:`~holdfast.http.kit.credentials.valid_key` does; where a session would do too, a key
         without the scope is of the wrong type.
         """
-        assert self.bearer is not None
-        lookup = Lookup(find_api_keys, self.bearer.sha256)
-        await self._look_up(lookup, *lookups)
-        key = valid_key(lookup.found, self.route.scope)
-        if isinstance(key, Refusal):
-            lacks_scope = key.code == "insufficient_scope"
-            return NEEDS_SESSION if lacks_scope and self.route.auth is Auth.SESSION_OR_KEY else key
-        known = KnownKey(key.account_id, key.key_id)
-        self.deps.key_cache.put(self.bearer.sha256, known)
-        self._record_use(known)
+        key = await self._verify(*lookups)
+        assert not isinstance(key, SessionRecord)
         return key
 
     async def verify_caller(self, *lookups: Lookup[Any, Any]) -> str | Refusal:
         """Authenticate the caller as the route requires, run ``lookups`` with that, and return the account's id."""
-        assert self.bearer is not None
-        is_key = self.bearer.kind == "api_key"
-        caller = await (self.verify_key(*lookups) if is_key else self.verify_session(*lookups))
+        caller = await self._verify(*lookups)
         return caller if isinstance(caller, Refusal) else caller.account_id
+
+    async def _verify(self, *lookups: Lookup[Any, Any]) -> Caller | Refusal:
+        assert self.bearer is not None
+        lookup = Lookup(_FIND[self.bearer.kind], self.bearer.sha256)
+        await self._look_up(lookup, *lookups)
+        caller = self._valid(lookup.found, self.deps.now())
+        if not isinstance(caller, Refusal):
+            self._admit(caller)
+        return caller
+
+    def _valid(self, found: Any, now: datetime) -> Caller | Refusal:
+        """Return the caller that was found of the credential, if it is valid for the route."""
+        assert self.bearer is not None
+        if self.bearer.kind == "session":
+            return valid_session(found, now)
+        key = valid_key(found, self.route.scope)
+        is_out_of_scope = isinstance(key, Refusal) and key.code == "insufficient_scope"
+        return NEEDS_SESSION if is_out_of_scope and self.route.auth is Auth.SESSION_OR_KEY else key
+
+    def _admit(self, caller: Caller) -> None:
+        """Remember whose the credential is, and record the use of a key."""
+        assert self.bearer is not None
+        if isinstance(caller, SessionRecord):
+            known = KnownKey(caller.account_id, caller.session_id)
+        else:
+            known = KnownKey(caller.account_id, caller.key_id)
+            self._record_use(known)
+        self.deps.key_cache.put(self.bearer.sha256, known)
 
     async def look_up_as_caller(self, find: Find[str, T]) -> T | Refusal | None:
         """Authenticate the caller as the route requires, and return what ``find`` finds of its account's id."""
@@ -328,16 +346,35 @@ class Call:
         return lookups[0].found
 
     async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
-        """Authenticate the session, then run ``query``. Refuses as :meth:`verify_session` does."""
-        session = await self.verify_session()
-        return session if isinstance(session, Refusal) else await self.read(lambda rows: query(rows, session))
+        """Authenticate the session and run ``query``, in one read. Refuses as :meth:`verify_session` does."""
+
+        def run(rows: Connection, caller: Caller) -> T:
+            assert isinstance(caller, SessionRecord)
+            return query(rows, caller)
+
+        return await self._read_authenticated(run)
 
     async def read_as_caller(self, query: Callable[[Connection, str], T]) -> T | Refusal:
-        """Authenticate the caller, then run ``query`` on the account's id. Refuses as :meth:`verify_caller`."""
-        account_id = await self.verify_caller()
-        return (
-            account_id if isinstance(account_id, Refusal) else await self.read(lambda rows: query(rows, account_id))
-        )
+        """Authenticate the caller and run ``query`` on the account's id, in one read.
+
+        Refuses as :meth:`verify_caller` does.
+        """
+        return await self._read_authenticated(lambda rows, caller: query(rows, caller.account_id))
+
+    async def _read_authenticated(self, query: Callable[[Connection, Caller], T]) -> T | Refusal:
+        assert self.bearer is not None
+        find, sha256, now = _FIND[self.bearer.kind], self.bearer.sha256, self.deps.now()
+
+        def run(rows: Connection) -> tuple[Caller, T] | Refusal:
+            caller = self._valid(find(rows, [sha256]).get(sha256), now)
+            return caller if isinstance(caller, Refusal) else (caller, query(rows, caller))
+
+        found = await self.read(run)
+        if isinstance(found, Refusal):
+            return found
+        caller, answer = found
+        self._admit(caller)
+        return answer
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Run a query in the share of the caller."""

@@ -56,7 +56,7 @@ def public_snapshot(task: Task) -> Task:
     hosting = msgspec.structs.replace(task.state.hosting, wanted=(), lost=())
     return msgspec.structs.replace(
         task,
-        request=msgspec.structs.replace(task.request, input={}),
+        request=task.request.without_input,
         state=msgspec.structs.replace(task.state, progress=(), hosting=hosting),
     )
 

@@ -40,12 +40,13 @@ TERMINAL: frozenset[TaskStatus] = frozenset({"succeeded", "failed", "canceled"})
 class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was requested and on which terms, fixed when the task was created.
 
-    ``input`` is parsed JSON, because a JSON column does not preserve the text; ``input_dropped``: it was deleted
-    later, the only change made here. ``webhook_events`` are the kinds of events sent to ``webhook_url``; None is
-    the default set. ``traceparent`` is the trace of the request.
+    ``input`` is parsed JSON, because a JSON column does not preserve the text. It has a column of its own, and is
+    empty in a task that was read without it. ``input_dropped``: it was deleted later, the only change made here.
+    ``webhook_events`` are the kinds of events sent to ``webhook_url``; None is the default set. ``traceparent`` is
+    the trace of the request.
     """
 
-    input: dict[str, object]
+    input: dict[str, object] = {}
     terms: Terms
     quote_id: str
     api_key_id: str | None
@@ -57,6 +58,11 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     retry_of: str | None = None
     input_dropped: bool = False
     traceparent: str | None = None
+
+    @property
+    def without_input(self) -> TaskRequest:
+        """The request, but for its input."""
+        return msgspec.structs.replace(self, input={})
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

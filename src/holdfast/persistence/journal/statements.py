@@ -149,7 +149,7 @@ _ORDER = (
 )  # fmt: skip
 _NEW_ORDER = (*_ORDER, "request.provider", "request.created_at", "request.expires_at", "request")
 _NEW_TASK = (
-    *Task.__struct_fields__, "overall_deadline_at", "request.terms.deadlines.dispatch_s",
+    *Task.__struct_fields__, "request.input", "overall_deadline_at", "request.terms.deadlines.dispatch_s",
     "request.terms.deadlines.run_s",
 )  # fmt: skip
 _CHANGED_TASK = (
@@ -188,14 +188,15 @@ STATEMENTS: tuple[RowStatement, ...] = (
         where=lambda operation: operation.kind in SETTLING,
         settled_number="number",
     ).update(),
-    _Source(tables.tasks, Task, _NEW_TASK).insert(),
+    _Source(tables.tasks, Task, _NEW_TASK, request="request.without_input").insert(),
     # Found by its id alone: with the account, the plan might read all of its tasks.
     _Source(tables.tasks, rows.TaskChangedRow, _CHANGED_TASK).update(["request_id"]),
     _Source(
         tables.tasks,
         rows.TaskChangedRow,
-        ("task.request_id", "task.request"),
+        ("task.request_id", "task.request.input"),
         where=attrgetter("has_new_request"),
+        request="task.request.without_input",
     ).update(["request_id"]),
     _Source(tables.task_events, rows.TaskEventRow).insert("on conflict do nothing"),
     _Source(tables.orders, Order, _NEW_ORDER, where=lambda order: order.version == 1).insert(),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ARRAY, Connection, Text, any_, bindparam, func, select, text
+from sqlalchemy import Connection, Text, any_, bindparam, func, select, text
 
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.persistence.records.rows import StoredReply
@@ -18,6 +18,7 @@ from holdfast.persistence.records.tables import (
     operations,
     sessions,
 )
+from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 
 
 class FirstCallFacts(NamedTuple):
@@ -44,8 +45,10 @@ class AccountOverview(NamedTuple):
     sessions_live: int
 
 
-_TOTALS = select(accounts.c.id, accounts.c.balance_micro, accounts.c.held_micro).where(
-    accounts.c.id == any_(bindparam("account_ids", type_=ARRAY(Text)))
+_TOTALS = RepeatedQuery(
+    select(accounts.c.id, accounts.c.balance_micro, accounts.c.held_micro).where(
+        accounts.c.id == one_of("account_ids", Text())
+    )
 )
 _LIVE_KEYS = select(
     func.count(),
@@ -70,7 +73,7 @@ _OVERVIEW = select(
 
 def find_totals(rows: Connection, account_ids: Sequence[str]) -> dict[str, AccountTotals]:
     """Return the totals of accounts."""
-    return {row.id: AccountTotals(*row) for row in rows.execute(_TOTALS, {"account_ids": account_ids})}
+    return {row.id: AccountTotals(*row) for row in _TOTALS.rows(rows, {"account_ids": account_ids})}
 
 
 def email_of_account(rows: Connection, account_id: str) -> str | None:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ARRAY, Connection, LargeBinary, any_, bindparam, select
+from sqlalchemy import Connection, LargeBinary, bindparam, select
 
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import accounts, api_keys, sessions
+from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 
 
 class SessionRecord(NamedTuple):
@@ -27,8 +28,8 @@ class SessionRecord(NamedTuple):
 
 
 _KEY = selected(api_keys, ApiKeyRecord._fields)
-_HASHES = any_(bindparam("sha256s", type_=ARRAY(LargeBinary)))
-_BY_SECRET = (
+_HASHES = one_of("sha256s", LargeBinary())
+_BY_SECRET = RepeatedQuery(
     _KEY.add_columns(accounts.c.disabled_at, api_keys.c.secret_sha256)
     .join_from(api_keys, accounts, accounts.c.id == api_keys.c.account_id)
     .where(api_keys.c.secret_sha256 == _HASHES)
@@ -37,7 +38,7 @@ _OF_ACCOUNT = _KEY.where(api_keys.c.account_id == bindparam("account_id")).order
     api_keys.c.created_at.desc(), api_keys.c.key_id.desc()
 )
 _OF_ITS_ACCOUNT = ("email", "role", "disabled_at")
-_BY_TOKEN = (
+_BY_TOKEN = RepeatedQuery(
     select(
         *((accounts if name in _OF_ITS_ACCOUNT else sessions).c[name] for name in SessionRecord._fields),
         sessions.c.token_sha256,
@@ -49,7 +50,7 @@ _BY_TOKEN = (
 
 def find_api_keys(rows: Connection, sha256s: Sequence[bytes]) -> dict[bytes, tuple[ApiKeyRecord, datetime | None]]:
     """Return the keys whose secrets have these SHA-256, and since when their accounts are disabled."""
-    found = rows.execute(_BY_SECRET, {"sha256s": sha256s})
+    found = _BY_SECRET.rows(rows, {"sha256s": sha256s})
     return {sha256: (_record(record), disabled_at) for *record, disabled_at, sha256 in found}
 
 
@@ -65,5 +66,5 @@ def _record(row: Iterable[Any]) -> ApiKeyRecord:
 
 def find_sessions(rows: Connection, sha256s: Sequence[bytes]) -> dict[bytes, SessionRecord]:
     """Return the sessions whose tokens have these SHA-256."""
-    found = rows.execute(_BY_TOKEN, {"sha256s": sha256s})
+    found = _BY_TOKEN.rows(rows, {"sha256s": sha256s})
     return {sha256: SessionRecord._make(record) for *record, sha256 in found}

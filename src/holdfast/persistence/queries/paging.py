@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Required, TypedDict, Unpack
+from functools import lru_cache
+from typing import Any, Final, Required, TypeAlias, TypedDict, Unpack
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, Select, tuple_
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, tuple_
+
+from holdfast.persistence.server.repeated_queries import RepeatedQuery
+
+PAGE_SHAPES_MAX: Final = 200
+"""How many combinations of a list, its filters and limits are compiled at a time; there are fewer."""
+
+Order: TypeAlias = tuple[Column[Any], Column[Any]]
 
 
 class PageOptions(TypedDict, total=False):
@@ -27,38 +35,61 @@ class AccountPageOptions(PageOptions, total=False):
 def page_of_account(
     rows: Connection,
     entries: Select[*tuple[Any, ...]],
-    order: tuple[Column[Any], Column[Any]],
+    order: Order,
     account_id: str,
     *,
     filters: Mapping[str, str] | None = None,
     **options: Unpack[PageOptions],
-) -> Sequence[Row[*tuple[Any, ...]]]:
+) -> list[Any]:
     """Return a page of the account's ``entries``, newest first by ``order`` (time, id)."""
+    given = {"account_id": account_id, **(filters or {}), **_given(options)}
+    return _page_of_account(entries, order, tuple(given)).rows(rows, given)
+
+
+@lru_cache(maxsize=PAGE_SHAPES_MAX)
+def _page_of_account(entries: Select[*tuple[Any, ...]], order: Order, names: tuple[str, ...]) -> RepeatedQuery:
     columns = order[0].table.c
-    matches = [columns[name] == value for name, value in (filters or {}).items()]
-    return page(rows, entries.where(columns.account_id == account_id, *matches), order, **options)
+    matches = [columns[name] == bindparam(name) for name in names if name not in _BOUNDS]
+    return RepeatedQuery(_page(entries.where(*matches), order, names))
 
 
 def page(
     rows: Connection,
     entries: Select[*tuple[Any, ...]],
-    order: tuple[Column[Any], Column[Any]],
+    order: Order,
     *,
-    limit: int,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    after: tuple[datetime, str] | None = None,
     oldest_first: bool = False,
+    **options: Unpack[PageOptions],
 ) -> Sequence[Row[*tuple[Any, ...]]]:
     """Return a page of ``entries`` in the order of (time, id)."""
-    time, row_id = order
-    query = entries
-    if since is not None:
-        query = query.where(time >= since)
-    if until is not None:
-        query = query.where(time < until)
+    given = _given(options)
+    return rows.execute(_page(entries, order, tuple(given), oldest_first=oldest_first), given).all()
+
+
+_BOUNDS: Final = frozenset({"since", "until", "after_at", "after_id", "limit"})
+
+
+def _given(options: PageOptions) -> dict[str, Any]:
+    """Return the bounds of a page by the names of their parameters."""
+    given: dict[str, Any] = {name: options[name] for name in ("since", "until") if options.get(name) is not None}
+    after = options.get("after")
     if after is not None:
-        row, cursor = tuple_(time, row_id), tuple_(*after)
-        query = query.where(row > cursor if oldest_first else row < cursor)
+        given["after_at"], given["after_id"] = after
+    return given | {"limit": options["limit"]}
+
+
+def _page(
+    entries: Select[*tuple[Any, ...]], order: Order, names: Sequence[str], *, oldest_first: bool = False
+) -> Select[*tuple[Any, ...]]:
+    """Return the query of a page whose bounds are the parameters ``names``."""
+    time, row_id = order
+    if "since" in names:
+        entries = entries.where(time >= bindparam("since"))
+    if "until" in names:
+        entries = entries.where(time < bindparam("until"))
+    if "after_at" in names:
+        at, after_id = bindparam("after_at", type_=time.type), bindparam("after_id", type_=row_id.type)
+        row, cursor = tuple_(time, row_id), tuple_(at, after_id)
+        entries = entries.where(row > cursor if oldest_first else row < cursor)
     ordered: tuple[ColumnElement[Any], ...] = (time, row_id) if oldest_first else (time.desc(), row_id.desc())
-    return rows.execute(query.order_by(*ordered).limit(limit)).all()
+    return entries.order_by(*ordered).limit(bindparam("limit"))

@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
-from sqlalchemy import ARRAY, Connection, Row, Text, any_, bindparam, cast, func, literal_column, not_, select
+from sqlalchemy import Connection, Text, bindparam, cast, func, literal_column, not_, select
 
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import task_of_review_case
 from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
-from holdfast.persistence.records.reading import ASSET, TASK, USAGE_ENTRY, task_of, usage_entry_of
+from holdfast.persistence.records.reading import ASSET, TASK, TASK_WITH_INPUT, USAGE_ENTRY, task_of, usage_entry_of
 from holdfast.persistence.records.rows import AssetRow, UsageEntry
 from holdfast.persistence.records.tables import assets, holds, tasks
 from holdfast.persistence.records.tables import usage_entries as usage
 from holdfast.persistence.records.unreadable import UnreadableEntry, UnreadableRow, read_row, read_rows
+from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 
 _ORDER = (tasks.c.created_at, tasks.c.request_id)
-_BY_IDS = TASK.where(tasks.c.request_id == any_(bindparam("request_ids", type_=ARRAY(Text))))
-_BY_ID = TASK.where(tasks.c.request_id == bindparam("request_id"))
+_BY_IDS = RepeatedQuery(TASK.where(tasks.c.request_id == one_of("request_ids", Text())))
+_BY_ID = TASK_WITH_INPUT.where(tasks.c.request_id == bindparam("request_id"))
 _IN_REVIEW = TASK.where(tasks.c.status == literal_column("'review'"))
 # Named like this, the two partial indexes of tasks that have not ended are read, and no ended task.
 _UNFINISHED = TASK.where(tasks.c.wake_at.is_not(None), tasks.c.dispatched | not_(tasks.c.dispatched))
@@ -34,7 +35,7 @@ _STORED = select(
 _HOLD = select(holds.c.amount_micro, holds.c.settled_number).where(
     holds.c.account_id == bindparam("account_id"), holds.c.hold_id == bindparam("hold_id")
 )
-_STORED_INPUTS = select(func.coalesce(func.sum(func.pg_column_size(tasks.c.request)), 0)).where(
+_STORED_INPUTS = select(func.coalesce(func.sum(func.pg_column_size(tasks.c.input)), 0)).where(
     tasks.c.account_id == bindparam("account_id"),
     tasks.c.input_until.is_not(None),
     tasks.c.status != literal_column("'succeeded'"),
@@ -59,7 +60,7 @@ class StoredTask(NamedTuple):
 
 
 def task_by_id(rows: Connection, request_id: str) -> Task | None:
-    """Return the task with this id, of any account; for signed webhooks, which name no account.
+    """Return the task with this id, of any account, with its input. No other read of tasks has their inputs.
 
     Raises :class:`~holdfast.persistence.records.unreadable.UnreadableRow`.
     """
@@ -73,7 +74,7 @@ def find_tasks(rows: Connection, request_ids: Sequence[str]) -> dict[str, tuple[
     Queried by the id alone: with the account, the plan might read all of its tasks.
     """
     found: dict[str, tuple[str, Task | UnreadableRow]] = {}
-    for row in rows.execute(_BY_IDS, {"request_ids": request_ids}):
+    for row in _BY_IDS.rows(rows, {"request_ids": request_ids}):
         try:
             found[row.request_id] = row.account_id, read_row(task_of, row, "tasks", row.request_id)
         except UnreadableRow as unreadable:
@@ -160,5 +161,5 @@ def asset_by_id(rows: Connection, asset_id: str) -> AssetRow | None:
     return None if found is None else AssetRow(*found)
 
 
-def _listed(found: Iterable[Row[*tuple[Any, ...]]]) -> list[Task | UnreadableEntry]:
+def _listed(found: Iterable[Any]) -> list[Task | UnreadableEntry]:
     return read_rows(task_of, found, "tasks", lambda row: (row.created_at, row.request_id))

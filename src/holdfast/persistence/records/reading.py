@@ -22,6 +22,8 @@ _OPERATION_COLUMNS = tuple(name for name in Operation.__struct_fields__ if name 
 OPERATION = selected(tables.operations, _OPERATION_COLUMNS)
 ORDER = selected(tables.orders, tables.orders.c.keys())
 TASK = selected(tables.tasks, Task.__struct_fields__)
+"""Without the input, which may be large."""
+TASK_WITH_INPUT = selected(tables.tasks, (*Task.__struct_fields__, "input"))
 USAGE_ENTRY = selected(tables.usage_entries, UsageEntry.__struct_fields__)
 ASSET = selected(tables.assets, AssetRow.__struct_fields__)
 
@@ -29,6 +31,7 @@ _KINDS: dict[str, OperationKind] = {kind.value: kind for kind in OperationKind}
 _ORDER_REQUEST = msgspec.json.Decoder(OrderRequest)
 _ORDER_STATE = msgspec.json.Decoder(OrderState)
 _TASK_REQUEST = msgspec.json.Decoder(TaskRequest)
+_INPUT = msgspec.json.Decoder(dict[str, object])
 _TASK_STATE = msgspec.json.Decoder(TaskState)
 _HISTORY = msgspec.json.Decoder(tuple[StatusEntry, ...])
 
@@ -52,9 +55,12 @@ def order_of(row: Any) -> Order:
 
 
 def task_of(row: Any) -> Task:
-    """Return the task of a row of :data:`TASK`."""
+    """Return the task of a row of :data:`TASK` or :data:`TASK_WITH_INPUT`."""
     columns = row._asdict()
-    columns["request"] = _TASK_REQUEST.decode(columns["request"])
+    request = _TASK_REQUEST.decode(columns["request"])
+    if "input" in columns:
+        request = msgspec.structs.replace(request, input=_INPUT.decode(columns.pop("input")))
+    columns["request"] = request
     columns["state"] = _TASK_STATE.decode(columns["state"])
     return Task(**columns)
 

@@ -137,6 +137,8 @@ tasks = Table(
     # ``wake_at``: claiming a due task postpones it, so that several processes share the work. ``dispatched``: an
     # undispatched task waits for a slot.
     *columns_of(Task),
+    # The input of the request, apart from the rest of it: it may have megabytes, and few reads need it.
+    Column("input", JSON, nullable=False),
     # The process that last wrote or claimed the task after its dispatch; null before it.
     Column("owner", Text),
     # Until when the large input of an ended task is retained; null if there is nothing to delete.

@@ -43,7 +43,7 @@ _PROVIDER: Final = filter_by("provider", "Only orders of this payment provider."
     parameters=(_STATUS, _PROVIDER, *PAGE),
 )
 async def list_payment_orders(call: Call) -> Outcome:
-    """The caller is looked up, then a page is read."""
+    """The caller and a page are one read."""
     return await list_of_account(call, orders_of_account, payment_order_body, position_of)
 
 

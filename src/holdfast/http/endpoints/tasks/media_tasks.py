@@ -35,7 +35,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
-from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, tasks_of_account
+from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, task_by_id, tasks_of_account
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.lookups import Lookup
@@ -171,7 +171,7 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
     parameters=(STATUS, MODEL, *PAGE),
 )
 async def list_tasks(call: Call) -> Outcome:
-    """The key is looked up, then a page is read."""
+    """The key and a page are one read."""
     return await list_of_account(
         call,
         tasks_of_account,
@@ -242,14 +242,16 @@ def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
     errors=("task_not_found", "task_not_terminal", "task_input_expired", *_CREATE_ERRORS),
 )
 async def retry_task(call: Call) -> Outcome:
-    """The original does not change; the new task names it in ``retry_of``."""
+    """The original does not change, and is read again with its input; the new task names it in ``retry_of``."""
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
     found = await own_task(call)
     if isinstance(found, Refusal):
         return found
-    original, key = found
+    _, key = found
+    original = await call.read(lambda rows: task_by_id(rows, call.path["request_id"]))
+    assert original is not None, "a task is never deleted"
     # The stored input may be large although this request is small, so it is priced in a thread.
     retry = functools.partial(_retry_command, call, original, key.key_id, idempotency)
     command = await call.compute(retry, caller=original.account_id)
@@ -316,7 +318,7 @@ def task_not_found(request_id: str) -> Refusal:
 
 
 async def own_task(call: Call) -> tuple[Task, ApiKeyRecord] | Refusal:
-    """Authenticate the key and return its account's task of the path, and the key.
+    """Authenticate the key and return its account's task of the path, without its input, and the key.
 
     Another account's task does not exist. Refuses: 1. as the key is refused; 2. ``task_not_found``. Raises
     :class:`UnreadableRow`.

@@ -59,7 +59,7 @@ COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
     parameters=(*PAGE, STATUS, MODEL, _MODALITY, _API_KEY_ID, FORMAT),
 )
 async def list_usage(call: Call) -> Outcome:
-    """The caller is looked up, then a page is read."""
+    """The caller and a page are one read."""
     return await list_of_account(
         call,
         usage_of_account,

@@ -412,6 +412,7 @@ create table tasks (
     dispatched boolean not null,
     request json not null,
     state json not null,
+    input json not null,
     owner text,
     input_until timestamptz,
     overall_deadline_at timestamptz not null,

@@ -1,0 +1,77 @@
+"""Queries that clients repeat: planned once, and as safe as others when a connection is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import trio
+from sqlalchemy import Connection, Double, bindparam, func, select, text
+
+from holdfast.persistence.queries.accounts import find_totals
+from holdfast.persistence.queries.credentials import find_api_keys, find_sessions
+from holdfast.persistence.queries.tasks import find_tasks
+from holdfast.persistence.server.connections import BoundedConnection, connected
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import QueryTimedOut
+from holdfast.persistence.server.repeated_queries import RepeatedQuery
+
+from .test_database import backends_ended
+
+RUNS = 50
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda rows, count: find_tasks(rows, ["task_1"] * count),
+        lambda rows, count: find_totals(rows, ["acct_1"] * count),
+        lambda rows, count: find_api_keys(rows, [b"1"] * count),
+        lambda rows, count: find_sessions(rows, [b"1"] * count),
+    ],
+    ids=["tasks", "totals", "keys", "sessions"],
+)
+def test_a_lookup_is_planned_once_however_many_keys_it_has(
+    database_url: str, look_up: Callable[[Connection, int], object]
+) -> None:
+    with connected(database_url) as rows:
+        for run in range(RUNS):
+            look_up(rows, 1 + run % 3)
+        prepared = rows.execute(text("select generic_plans, custom_plans from pg_prepared_statements")).all()
+    [(generic, custom)] = prepared
+    # The driver prepares it after some runs, and the server plans each of the first five runs after that.
+    assert custom == 5
+    assert generic > RUNS // 2
+
+
+async def test_a_lookup_on_a_lost_connection_finds_none_of_its_age(database: Database, database_url: str) -> None:
+    """It is repeated once only, and all connections of the pool are lost."""
+    together = threading.Barrier(3)
+
+    def use(rows: Connection) -> None:
+        find_totals(rows, ["acct_1"])
+        together.wait(60)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(together.parties):
+            nursery.start_soon(database.read, use)
+    assert backends_ended(database_url) >= together.parties
+    assert await database.read(lambda rows: find_totals(rows, ["acct_1"])) == {}
+    assert database.gate.is_open
+
+
+async def test_a_lookup_without_a_response_is_slow_and_leaves_the_gate_open(database: Database) -> None:
+    sleep = RepeatedQuery(select(func.pg_sleep(bindparam("seconds", type_=Double()))))
+
+    def wait(rows: Connection) -> None:
+        driver = rows.connection.driver_connection
+        assert isinstance(driver, BoundedConnection)
+        driver.answer_s = 0.01
+        sleep.rows(rows, {"seconds": 60.0})
+
+    with pytest.raises(QueryTimedOut, match="no response"):
+        await database.read(wait)
+    assert database.gate.is_open
+    # Its connection is not used again.
+    assert await database.read(lambda rows: find_totals(rows, ["acct_1"])) == {}
