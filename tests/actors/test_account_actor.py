@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -11,8 +11,9 @@ import trio
 from msgspec.structs import replace
 from sqlalchemy import text
 
-from holdfast.actors.account.actor import AccountLimits
+from holdfast.actors.account.actor import AccountCommand, AccountLimits
 from holdfast.actors.account.messages import (
+    AdjustCredit,
     CreateApiKey,
     CreateOrder,
     CreditChanged,
@@ -37,6 +38,7 @@ from .account_checks import (
     CREDIT,
     NewTask,
     StartSystem,
+    acted_on,
     assert_audit_clean,
     in_parallel,
     keyed,
@@ -49,6 +51,11 @@ from .account_checks import (
 async def count(database: Database, table: str) -> int:
     sql = text(f"select count(*) from {table}")
     return await database.read(lambda connection: int(connection.execute(sql).scalar_one()))
+
+
+async def read_version(database: Database, account_id: str) -> int:
+    sql = text("select version from accounts where id = :id")
+    return await database.read(lambda rows: int(rows.execute(sql, {"id": account_id}).scalar_one()))
 
 
 async def passivated(system: Any) -> None:
@@ -122,6 +129,38 @@ async def test_a_key_is_found_in_rows_after_passivation(start_system: StartSyste
         assert isinstance(again, Refusal)
         assert again.code == "idempotency_key_reused"
     assert await read_totals(system.database, account_id) == (CREDIT, 0, 1)
+
+
+async def test_every_command_with_a_key_is_done_once_and_replayed(
+    start_system: StartSystem, new_task: NewTask, payments: Any
+) -> None:
+    """A new command with an Idempotency-Key needs a sample here."""
+    with trio.fail_after(60):
+        system, other_process = await start_system(), await start_system()
+        account_id, key_id = await system.open_account()
+        account = system.accounts.ref(account_id)
+        await account.ask(Recharge(7 * CREDIT))
+        create = new_task(key_id, key="create")
+        samples: list[Any] = [
+            Recharge(CREDIT, keyed("recharge")),
+            AdjustCredit(CREDIT, await acted_on(system.database, account_id), "goodwill", keyed("adjust")),
+            create,
+            RefuseTask(
+                Refusal(code="task_not_terminal", message="It runs."), key_id, create.scope, keyed("refuse")
+            ),
+            CreateOrder(payments.request(account_id, "sandbox"), keyed("order")),
+        ]
+        with_key = {each for each in get_args(AccountCommand) if "idempotency" in each.__struct_fields__}
+        assert {type(each) for each in samples} == with_key
+        for command in samples:
+            first = await account.ask(command)
+            version = await read_version(system.database, account_id)
+            again = [await account.ask(command), await other_process.accounts.ref(account_id).ask(command)]
+            another = replace(command, idempotency=replace(command.idempotency, fingerprint=b"another body"))
+            reused = await account.ask(another)
+            assert again == [Replayed(first)] * 2, command
+            assert reused.code == "idempotency_key_reused"
+            assert await read_version(system.database, account_id) == version
 
 
 async def test_a_used_key_is_replayed_although_a_limit_is_reached(

@@ -135,20 +135,14 @@ class AccountActor(JournaledActor):
     def on_receive(self, message: AccountCommand) -> Turn[object] | Awaitable[Turn[object]]:
         """Decide one command. Refuses: 1. a disabled account, or an API key; 2. a used Idempotency-Key.
 
-        A command with a key is answered by what the key replays, else its reply is stored under the key: no handler
-        has to do either.
+        A command with a key is answered by what the key replays, so that no handler sees it again.
         """
-        idempotency = idempotency_of(message)
-        self._units.idempotency = None
         refusal = self._refuse_access(message)
         if refusal is not None:
-            return self._units.refuse(refusal)
-        if idempotency is not None:
-            used = self._replies.find(idempotency, reply_type(type(message)))
-            if used is not None:
-                return used
-            self._units.idempotency = idempotency
-        return self._decide(message)
+            return self._units.confirm(refusal)
+        idempotency = idempotency_of(message)
+        used = None if idempotency is None else self._replies.find(idempotency, reply_type(type(message)))
+        return self._decide(message) if used is None else used
 
     def _decide(self, message: AccountCommand) -> Turn[object] | Awaitable[Turn[object]]:
         match message:
@@ -218,10 +212,10 @@ class AccountActor(JournaledActor):
     ) -> Turn[CreditChanged]:
         """Post an operation of no task or order. Refuses: 1. the ledger's refusals."""
         if isinstance(operation, Refusal):
-            return self._units.refuse(operation)
+            return self._units.refuse(command, operation)
         self._units.state.apply(operation)
         reply = CreditChanged(operation.operation_id, command.amount_micro, self._units.state.totals)
-        return self._units.change(reply, operations=(operation,), log_event=log_event)
+        return self._units.change(command, reply, operations=(operation,), log_event=log_event)
 
     def _create_task(self, command: CreateTask) -> Turn[TaskAccepted]:
         """Refuses: 1. a create above the rate limit; 2. too many tasks; 3. insufficient credit."""
@@ -237,7 +231,7 @@ class AccountActor(JournaledActor):
                 message=f"This account has {len(state.holds)} tasks in flight, the most allowed.",
                 retry_after_s=5,
             )
-            return self._units.refuse(refusal)
+            return self._units.refuse(command, refusal)
         at = self._now()
         request_id = new_id_of_account("task", state.account_id)
         operation = decide_hold(
@@ -249,7 +243,7 @@ class AccountActor(JournaledActor):
             at=at,
         )
         if isinstance(operation, Refusal):
-            return self._units.refuse(operation)
+            return self._units.refuse(command, operation)
         state.apply(operation)
         self._create_rate.take()
         task = accept_task(state.account_id, request_id, request, at)
@@ -257,6 +251,7 @@ class AccountActor(JournaledActor):
             request_id, request.quote_id, task.status, request.retry_of, terms.estimate_micro, terms.basis
         )
         return self._units.change(
+            command,
             reply,
             operations=(operation,),
             rows=(task,),
@@ -266,7 +261,7 @@ class AccountActor(JournaledActor):
 
     def _refuse_task(self, command: RefuseTask) -> Turn[TaskAccepted]:
         """Refuses as the command says."""
-        return self._units.refuse(command.refusal)
+        return self._units.refuse(command, command.refusal)
 
     def _settle_task(self, command: SettleTask) -> Turn[Settlement]:
         """Refuses: 1. the ledger's refusals of a capture or release."""
@@ -284,9 +279,10 @@ class AccountActor(JournaledActor):
                 state, hold_id=settlement.hold_id, charge_micro=settlement.charge_micro, **details
             )
         if isinstance(operation, Refusal):
-            return self._units.refuse(operation)
+            return self._units.refuse(command, operation)
         state.apply(operation)
         return self._units.change(
+            command,
             settlement,
             operations=(operation,),
             rows=command.rows,
@@ -310,27 +306,27 @@ class AccountActor(JournaledActor):
                 message=f"This account has {len(self._live_keys)} live API keys, the most allowed.",
                 final=True,
             )
-            return self._units.refuse(refusal)
+            return self._units.refuse(command, refusal)
         at = self._now()
         self._live_keys[command.key_id] = frozenset(command.scopes)
         key = ApiKeyRecord(self._account_id, command.key_id, command.prefix, command.name, command.scopes, at)
-        return self._units.change(key, rows=(ApiKeyRow(key, command.secret_sha256),))
+        return self._units.change(command, key, rows=(ApiKeyRow(key, command.secret_sha256),))
 
     def _revoke_api_key(self, command: RevokeApiKey) -> Turn[ApiKeyRevokedRow]:
         """Refuses: 1. a key that is not live here."""
         if self._live_keys.pop(command.key_id, None) is None:
             return self._units.refuse(
-                Refusal(code="api_key_not_found", message="This account has no such live API key.")
+                command, Refusal(code="api_key_not_found", message="This account has no such live API key.")
             )
         row = ApiKeyRevokedRow(self._account_id, command.key_id, self._now())
-        return self._units.change(row, rows=(row,))
+        return self._units.change(command, row, rows=(row,))
 
     def _record_key_use(self, command: RecordKeyUse) -> Turn[None]:
         return Commit(Unit(rows=(ApiKeyUsedRow(self._account_id, command.key_id, command.at),)), None)
 
     def _sign_out(self, command: SignOut) -> Turn[SessionRevokedRow]:
         row = SessionRevokedRow(self._account_id, command.session_id, self._now())
-        return self._units.change(row, rows=(row,))
+        return self._units.change(command, row, rows=(row,))
 
     def _set_access(self, command: SetAccess) -> Turn[AccountAccessRow]:
         """An account that is disabled already keeps its time."""
@@ -338,7 +334,7 @@ class AccountActor(JournaledActor):
             return self._units.confirm(AccountAccessRow(self._account_id, self._disabled_at))
         self._disabled_at = self._now() if command.is_disabled else None
         row = AccountAccessRow(self._account_id, self._disabled_at)
-        return self._units.change(row, rows=(row,))
+        return self._units.change(command, row, rows=(row,))
 
     def _refuse_access(self, message: AccountCommand) -> Refusal | None:
         """Refuse what a disabled account gets no more, and tasks by an API key that is not live or lacks scope."""

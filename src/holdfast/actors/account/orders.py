@@ -96,15 +96,15 @@ class AccountOrders:
         now = self._now()
         match command:
             case AttachIntent(payment_id=payment_id):
-                return await self._apply(order, attach_intent(order, payment_id, now))
+                return await self._apply(command, order, attach_intent(order, payment_id, now))
             case RecordIntentRefused(reason=reason):
-                return await self._apply(order, on_create_refused(order, reason, now))
+                return await self._apply(command, order, on_create_refused(order, reason, now))
             case ReceivePaymentEvent():
                 return await self._receive_event(command, order, now)
             case PaySandboxOrder():
                 return await self._pay_sandbox(command, order, now)
             case ExpireOrder():
-                return await self._apply(order, on_expiry(order, now))
+                return await self._apply(command, order, on_expiry(order, now))
             case ReconcileOrder():
                 return await self._reconcile(command, order, now)
             case ResolveOrder():
@@ -131,10 +131,10 @@ class AccountOrders:
                 message=f"The account has {waiting} unpaid payment orders, the most allowed.",
                 retry_after_s=60,
             )
-            return self._units.refuse(refusal)
+            return self._units.refuse(command, refusal)
         order = create_order(command.request)
         log_event = _log_event("order created", order, amount_micro=order.request.amount_micro)
-        return self._change(OrderResult(order, "applied"), rows=(order,), log_event=log_event)
+        return self._change(command, OrderResult(order, "applied"), rows=(order,), log_event=log_event)
 
     async def _receive_event(self, command: ReceivePaymentEvent, order: Order, now: datetime) -> Turn[OrderResult]:
         event, provider, order_id = command.event, order.request.provider, order.order_id
@@ -155,7 +155,7 @@ class AccountOrders:
                 row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}", verdict="refused"
             )
             return self._units.confirm(OrderResult(order, "duplicate"), (unapplied,))
-        return await self._apply(order, result, event=row)
+        return await self._apply(command, order, result, event=row)
 
     async def _pay_sandbox(self, command: PaySandboxOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         request = order.request
@@ -171,7 +171,7 @@ class AccountOrders:
             "applied",
             command.body,
         )
-        return await self._apply(order, result, event=event)
+        return await self._apply(command, order, result, event=event)
 
     async def _reconcile(self, command: ReconcileOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         result = on_reconciled(order, command.snapshot, now, new_operation_id=NEW_OPERATION_ID)
@@ -182,10 +182,10 @@ class AccountOrders:
                 account_id=order.account_id,
                 provider=order.request.provider,
             )
-            return await self._apply(order, on_foreign_payment(order, now, source="reconcile"))
+            return await self._apply(command, order, on_foreign_payment(order, now, source="reconcile"))
         events = () if command.snapshot is None else command.snapshot.events
         more = synthetic_event_rows(order, result.order, events, now)
-        return await self._apply(order, result, more=more, names_only_its_own=True)
+        return await self._apply(command, order, result, more=more, names_only_its_own=True)
 
     async def _resolve(self, command: ResolveOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         decision: Literal["credit", "cancel"] = "credit" if command.credit else "cancel"
@@ -197,12 +197,13 @@ class AccountOrders:
             new_operation_id=NEW_OPERATION_ID,
             amount_micro=command.amount_micro,
         )
-        return await self._apply(order, result)
+        return await self._apply(command, order, result)
 
     # ------------------------------------------------------------------------------------------------- the effects
 
     async def _apply(
         self,
+        command: OrderCommand,
         order: Order,
         result: OrderResult | Refusal,
         *,
@@ -223,7 +224,7 @@ class AccountOrders:
         after = result.order
         if not names_only_its_own and await self._names_another_orders(order, after):
             if order.net_micro and order.statuses.reconcile_status != "mismatch":
-                return self._mark_mismatch(order, after.updated_at, _refused(event))
+                return self._mark_mismatch(command, order, after.updated_at, _refused(event))
             return self._units.confirm(OF_ANOTHER_ORDER, _refused(event))
         moves = after.state.moves[len(order.state.moves) :]
         operations = _post(order, moves, self._units.state, after.updated_at)
@@ -241,9 +242,11 @@ class AccountOrders:
         if event is not None:
             rows.append(event)
         log_event = _log_event_of(order, after, moves)
-        return self._change(result, operations=operations, rows=tuple(rows), log_event=log_event)
+        return self._change(command, result, operations=operations, rows=tuple(rows), log_event=log_event)
 
-    def _mark_mismatch(self, order: Order, now: datetime, refused: tuple[PaymentEventRow, ...]) -> Commit[Refusal]:
+    def _mark_mismatch(
+        self, command: OrderCommand, order: Order, now: datetime, refused: tuple[PaymentEventRow, ...]
+    ) -> Commit[Refusal]:
         """Refuse an event of a credited order that names another order's payment: it may have paid both."""
         log.warning(
             "a payment event names another order's payment",
@@ -254,12 +257,13 @@ class AccountOrders:
         )
         marked = on_foreign_payment(order, now, source="provider_webhook").order
         self._cache_order(marked)
-        commit = self._units.change(OF_ANOTHER_ORDER, rows=(marked, *refused))
+        commit = self._units.change(command, OF_ANOTHER_ORDER, rows=(marked, *refused))
         self._undurable[commit.unit] = order.order_id
         return commit
 
     def _change(
         self,
+        command: OrderCommand,
         result: OrderResult,
         *,
         operations: tuple[Operation, ...] = (),
@@ -267,7 +271,7 @@ class AccountOrders:
         log_event: LogEvent | None = None,
     ) -> Commit[OrderResult]:
         self._cache_order(result.order)
-        commit = self._units.change(result, operations=operations, rows=rows, log_event=log_event)
+        commit = self._units.change(command, result, operations=operations, rows=rows, log_event=log_event)
         self._undurable[commit.unit] = result.order.order_id
         return commit
 

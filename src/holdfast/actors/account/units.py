@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast.actors.account.replies import STORED_REFUSALS, RecentReplies
 from holdfast.actors.runtime.journaled import Commit, LogEvent, Tell
-from holdfast.actors.runtime.messages import IdempotencyKey
+from holdfast.actors.runtime.messages import Command, idempotency_of
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.credit.operations import Operation
@@ -18,21 +18,18 @@ R = TypeVar("R")
 
 
 class AccountUnits:
-    """``state`` is the newest decided one. Each unit is fenced by the version it was decided on.
+    """``state`` is the newest decided one. Each unit is fenced by the version it was decided on."""
 
-    ``idempotency`` is the key of the command that is being decided, if it has one: its reply is stored under it.
-    """
-
-    __slots__ = ("_now", "idempotency", "replies", "state")
+    __slots__ = ("_now", "replies", "state")
 
     def __init__(self, state: AccountState, replies: RecentReplies, now: Now) -> None:
         self.state = state
         self.replies = replies
-        self.idempotency: IdempotencyKey | None = None
         self._now = now
 
     def change(
         self,
+        command: Command[Any],
         reply: R,
         *,
         operations: tuple[Operation, ...] = (),
@@ -41,13 +38,16 @@ class AccountUnits:
         tells: tuple[Tell, ...] = (),
         log_event: LogEvent | None = None,
     ) -> Commit[R]:
-        """Move the account to its next version; ``log_event`` is logged once that is durable."""
+        """Move the account to its next version; ``log_event`` is logged once that is durable.
+
+        The reply is stored under the command's Idempotency-Key, if it has one.
+        """
         state = self.state
         fence = Fence("account", state.account_id, state.version)
         state.version += 1
         probe = None
-        if self.idempotency is not None:
-            stored = self.replies.add(self.idempotency, reply, self._now())
+        if (idempotency := idempotency_of(command)) is not None:
+            stored = self.replies.add(idempotency, reply, self._now())
             probe, rows = stored.probe, (*rows, stored)
         head = AccountHead(
             state.account_id,
@@ -69,14 +69,15 @@ class AccountUnits:
         fence = Fence("account", self.state.account_id, self.state.version)
         return Commit(Unit(fences=(fence,), rows=rows, probe=probe, moves=False), reply)
 
-    def refuse(self, refusal: Refusal) -> Commit[Refusal]:
+    def refuse(self, command: Command[Any], refusal: Refusal) -> Commit[Refusal]:
         """Send a refusal as :meth:`confirm` does; one of :data:`STORED_REFUSALS` is stored.
 
         A command with an Idempotency-Key may have been accepted before: it is refused only if its key is unused.
         """
-        if self.idempotency is None:
+        idempotency = idempotency_of(command)
+        if idempotency is None:
             return self.confirm(refusal)
         if refusal.code in STORED_REFUSALS:
-            return self.change(refusal)
-        probe = IdempotencyProbe(self.state.account_id, self.idempotency.route, self.idempotency.key)
+            return self.change(command, refusal)
+        probe = IdempotencyProbe(self.state.account_id, idempotency.route, idempotency.key)
         return self.confirm(refusal, probe=probe)
