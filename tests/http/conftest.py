@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.actors.sign_in.messages import OriginAdmitted
-from holdfast.actors.unfenced import OperatorRecords
 from holdfast.http.app import SERVED, HoldfastApp
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.dependencies import Dependencies
@@ -28,9 +27,9 @@ from .fake_parts import (
     FakeControls,
     FakeEventCommands,
     FakeMailer,
-    FakeOperatorRecords,
     FakePoison,
     FakeProviderChecks,
+    write_no_record,
 )
 from .fake_rows import CountingRows, FakeReportRows, NoRows
 from .identities import ACCOUNT, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SANDBOX_SECRET, SESSION, TOKEN
@@ -72,7 +71,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         card=None,
         unmatched_events=FakeUnmatchedEvents(),
         events=FakeEventCommands(),
-        operators=FakeOperatorRecords(),
+        write_record=write_no_record,
         order_checks=FakeOrderChecks(),
         report=reporter.report,
         reports=ReportFeed(reporter, FakeReportRows()),
@@ -108,7 +107,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
 async def api(stage: Stage, database: Database) -> Api:
     """The API on a real database, with fake actors."""
     rows = CountingRows(database)
-    stage.change(database=rows, operators=OperatorRecords(database))
+    stage.change(database=rows, write_record=database.work)
     api = Api(**vars(stage), database=database, rows=rows)
     await api.add_account(ACCOUNT, balance_micro=10_000_000, held_micro=240_000)
     await api.add_account(OTHER_ACCOUNT)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, TypeVar, cast
 
+from sqlalchemy import Connection
+
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.unfenced import EventCommands, OperatorRecords
+from holdfast.actors.unfenced import EventCommands
 from holdfast.http.kit.dependencies import Readiness
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.webhook_secrets import Rotation
-from holdfast.persistence.records.operator_tables import OperatorAction, OperatorSession
-from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.mail import MailFault
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import MemberView
@@ -54,24 +53,8 @@ class FakeEventCommands(EventCommands):
         return Rotation(generation, NOW)
 
 
-@dataclass
-class FakeOperatorRecords(OperatorRecords):
-    """Records the writes."""
-
-    actions: list[OperatorAction] = field(default_factory=list)
-    sessions: list[OperatorSession] = field(default_factory=list)
-    fault: DatabaseAway | None = None
-
-    async def write_action(self, action: OperatorAction) -> None:
-        if self.fault is not None:
-            raise self.fault
-        self.actions.append(action)
-
-    async def add_session(self, session: OperatorSession) -> None:
-        self.sessions.append(session)
-
-    async def end_session(self, cookie_mac: bytes, at: datetime) -> None:
-        self.sessions = [each for each in self.sessions if each.cookie_mac != cookie_mac]
+async def write_no_record(change: Callable[[Connection], None]) -> None:
+    """Accept what operators do."""
 
 
 @dataclass

@@ -433,11 +433,10 @@ async def test_a_secret_in_the_place_of_an_id_is_not_recorded(api: Api) -> None:
 async def test_an_action_that_cannot_be_recorded_is_not_done(api: Api) -> None:
     await api.add_task(frozen(api, 1))
 
-    class Away:
-        async def write_action(self, _action: object) -> None:
-            raise DatabaseAway("gone", retry_after_s=1.0)
+    async def away(_change: object) -> None:
+        raise DatabaseAway("gone", retry_after_s=1.0)
 
-    api.change(operators=Away())
+    api.change(write_record=away)
     response = await api.call("POST", "/ops/api/reviews/rev_1/reject", headers=bearer(api))
     refused(response, 503, "temporarily_unavailable")
     assert api.tasks.asked == []

@@ -96,7 +96,7 @@ def csrf_of(page: str) -> str:
 
 @pytest.mark.parametrize("view", PROTECTED, ids=lambda view: view.name)
 async def test_no_operator_no_page_and_no_action(stage: Stage, view: Any) -> None:
-    stage.change(operators=None)
+    stage.change(write_record=None)
     path = re.sub(r"\{\w+\}", "x", view.path)
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "holdfast_operator=wrong"}):
         if view.method == "GET" and "Cookie" not in headers:
@@ -120,6 +120,7 @@ async def test_a_form_needs_the_session_and_its_token(api: Api) -> None:
     from_a_sibling = {**browser, "Sec-Fetch-Site": "same-site"}
     attempts: list[tuple[dict[str, str], dict[str, str]]] = [
         (browser, {}),
+        ({**browser, "X-CSRF-Token": token}, {}),
         (browser, {"csrf_token": token[:-1] + "!"}),
         (elsewhere, {"csrf_token": token}),
         (from_a_sibling, {"csrf_token": token}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.runtime.refs import TellRef
@@ -12,10 +11,7 @@ from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, Unknown
-from holdfast.persistence.operators.records import add_session, end_session, write_action
-from holdfast.persistence.records.operator_tables import OperatorAction, OperatorSession
 from holdfast.persistence.records.rows import OutboxResendRow, PaymentEventRow, Row, WebhookSecretRow
-from holdfast.persistence.server.database import Database
 
 
 async def write_unfenced(journal: Journal, *rows: Row) -> None:
@@ -69,25 +65,3 @@ class UnmatchedEventStore:
         at = self._now()
         row = PaymentEventRow(self._provider, event_id, None, None, kind, at, verdict, body)
         await write_unfenced(self._journal, row)
-
-
-class OperatorRecords:
-    """What is written of operators, without the journal: it must be possible while an operator repairs that.
-
-    Every method raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def write_action(self, action: OperatorAction) -> None:
-        """Write an action before its effect, or complete it afterwards."""
-        await self._database.work(write_action, action)
-
-    async def add_session(self, session: OperatorSession) -> None:
-        """Write a new session."""
-        await self._database.work(add_session, session)
-
-    async def end_session(self, cookie_mac: bytes, at: datetime) -> None:
-        """End a session."""
-        await self._database.work(end_session, cookie_mac, at)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from holdfast.actors.unfenced import EventCommands, OperatorRecords, UnmatchedEventStore
+from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.dependencies import Dependencies, Readiness
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -122,7 +122,7 @@ def _dependencies(
         unmatched_events=UnmatchedEventStore(PROVIDER, parts.journal, now),
         reports=parts.feed,
         events=EventCommands(parts.journal, parts.refs.outbox, now),
-        operators=OperatorRecords(database),
+        write_record=database.work,
         order_checks=order_checks,
         report=parts.reporter.report,
         readiness=lambda: Readiness(

@@ -8,6 +8,7 @@ report is the record.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -22,6 +23,7 @@ from holdfast.http.kit.operators import MAY_ONLY_READ
 from holdfast.http.kit.routes import BodyResponse, Outcome, Route
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.operator_tables import ActionResult, OperatorAction
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.reports.report import Report
@@ -107,7 +109,7 @@ async def _begin(call: Call) -> None:
         parameters=_parameters_of(call),
     )
     try:
-        await call.deps.operators.write_action(call.action)
+        await call.deps.write_record(partial(write_action, action=call.action))
     except DatabaseAway:
         if not call.route.is_urgent:
             raise
@@ -121,7 +123,7 @@ async def _end(call: Call, result: ActionResult, code: str | None) -> None:
     is_written = False
     # Shielded: the action is done, whether or not its caller is still there.
     with trio.move_on_after(END_S, shield=True), suppress(DatabaseAway):
-        await call.deps.operators.write_action(action)
+        await call.deps.write_record(partial(write_action, action=action))
         is_written = True
     if not is_written:
         log.warning("an action's result could not be written", action_id=action.action_id, result=result)

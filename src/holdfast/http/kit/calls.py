@@ -37,7 +37,7 @@ from holdfast.http.kit.credentials import (
 )
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operator_access import identify
-from holdfast.http.kit.operators import MAY_ONLY_READ, Operator, OperatorRole
+from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_idempotency_key, read_prefer
 from holdfast.ledger.refusals import Refusal
@@ -249,11 +249,15 @@ class Call:
 
         Refuses as ``operator_access.identify`` does, then with :data:`MAY_ONLY_READ`.
         """
-        found = await identify(self.deps, self.request, self.origin())
+        found = await identify(self.deps, self.request, self.origin(), csrf_token=self.csrf_token())
         if isinstance(found, Refusal):
             return found
         self.operator = found
         return MAY_ONLY_READ if _ROLES[self.route.auth] == "act" and found.role != "act" else None
+
+    def csrf_token(self) -> str | None:
+        """Return the token that was sent to show that a page of the session makes the change."""
+        return self.request.headers.get(CSRF_HEADER)
 
     async def _authenticate(self) -> Refusal | None:
         if self.route.auth is Auth.SESSION:
@@ -264,13 +268,14 @@ class Call:
         elif self.route.auth is Auth.API_KEY:
             assert self.bearer is not None
             self.known_key = self.deps.key_cache.get(self.bearer.sha256)
-            if self.known_key is None:
+            if self.known_key is not None:
+                self._record_use(self.known_key)
+            else:
                 key = await self.verify_key()
                 if isinstance(key, Refusal):
                     return key
                 self.known_key = KnownKey(key.account_id, key.key_id)
             self._caller_id = self.known_key.account_id
-            self._record_use(self.known_key)
         return None
 
     def _record_use(self, key: KnownKey) -> None:
@@ -428,11 +433,15 @@ class Call:
 
     def idempotency(self) -> IdempotencyKey | Refusal | None:
         """Return the Idempotency-Key, sent with or without quotes. Refuses with ``invalid_idempotency_key``."""
-        key = read_idempotency_key(self.request.headers)
+        key = read_idempotency_key(self.idempotency_keys())
         if key is None or isinstance(key, Refusal):
             return key
         fingerprint = self._fingerprint or bodies.fingerprint(self.request.path, self.json)
         return IdempotencyKey(route=self.route.name, key=key, fingerprint=fingerprint)
+
+    def idempotency_keys(self) -> list[str]:
+        """Return the values of the header ``Idempotency-Key``, of which there should be at most one."""
+        return self.request.headers.getlist("Idempotency-Key")
 
     def required_idempotency(self) -> IdempotencyKey | Refusal:
         """Return the Idempotency-Key. Refuses: 1. ``missing_parameter``; 2. ``invalid_idempotency_key``."""

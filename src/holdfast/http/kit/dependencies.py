@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.unfenced import EventCommands, OperatorRecords, UnmatchedEventStore
+from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.errors import RefusedRequests
@@ -120,8 +120,9 @@ class Dependencies:
     returns a media provider's secrets by its name (None: those without a name). The first of
     ``sandbox_secrets`` signs, all verify. ``card`` is None if no card provider is configured. ``now`` is
     service time, by which all times that the service has written are judged; ``wall`` judges those that others
-    have signed. ``read_shares`` are those of accounts, and of origins for credentials that have not been
-    verified.
+    have signed. ``write_record`` writes an operator's action or session, without the journal: it must be possible
+    while an operator repairs that; it raises :class:`DatabaseAway`. ``read_shares`` are those of accounts, and of
+    origins for credentials that have not been verified.
     """
 
     settings: Settings
@@ -137,7 +138,7 @@ class Dependencies:
     card: CardPayments | None
     unmatched_events: UnmatchedEventStore
     events: EventCommands
-    operators: OperatorRecords
+    write_record: Callable[[Callable[[Connection], None]], Awaitable[None]]
     order_checks: OrderChecks
     report: Callable[[Report], None]
     reports: ReportFeed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from holdfast.actors.runtime.faults import Overloaded
@@ -17,7 +18,6 @@ from holdfast.http.kit.credentials import (
 )
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operators import (
-    CSRF_HEADER,
     INVALID_CSRF_TOKEN,
     TOKEN_OPERATOR,
     Operator,
@@ -30,7 +30,8 @@ from holdfast.http.kit.operators import (
 )
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
-from holdfast.persistence.operators.records import session_by_mac
+from holdfast.persistence.operators import records
+from holdfast.persistence.operators.records import add_session, session_by_mac
 from holdfast.persistence.queries.credentials import find_sessions
 from holdfast.persistence.records.operator_tables import OperatorSession
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -42,8 +43,10 @@ NEEDS_AN_OPERATOR: Final = Refusal(
 )
 
 
-async def identify(deps: Dependencies, request: HoldfastRequest, origin: str) -> Operator | Refusal:
-    """Return the operator who makes the request from ``origin``.
+async def identify(
+    deps: Dependencies, request: HoldfastRequest, origin: str, *, csrf_token: str | None
+) -> Operator | Refusal:
+    """Return the operator who makes the request from ``origin``; a change by cookie needs ``csrf_token``.
 
     Refuses: 1. ``cross_origin_request``; 2. ``missing_credentials``; 3. ``invalid_credentials``,
     ``wrong_credential_type``, ``invalid_session``, ``session_expired``, ``account_disabled``; 4. ``sign_in_locked``
@@ -61,7 +64,7 @@ async def identify(deps: Dependencies, request: HoldfastRequest, origin: str) ->
     session = await session_of(deps, cookie, origin)
     if isinstance(session, Refusal):
         return session
-    if request.method != "GET" and not is_csrf_token(headers.get(CSRF_HEADER), cookie, settings):
+    if request.method != "GET" and not is_csrf_token(csrf_token, cookie, settings):
         return INVALID_CSRF_TOKEN
     return operator_of(session.operator, "cookie", settings)
 
@@ -139,7 +142,7 @@ async def begin_session(deps: Dependencies, name: str, origin: str) -> tuple[str
     Raises :class:`DatabaseAway`.
     """
     cookie, session = new_session(name, origin, deps.now(), deps.settings)
-    await deps.operators.add_session(session)
+    await deps.write_record(partial(add_session, session=session))
     return cookie, session
 
 
@@ -158,4 +161,4 @@ async def end_session(deps: Dependencies, cookie: str) -> None:
     """End the session of a cookie. Raises :class:`DatabaseAway`; this process refuses the cookie even then."""
     mac = cookie_mac(cookie, deps.settings)
     deps.seen_sessions.note(mac, None, deps.now())
-    await deps.operators.end_session(mac, deps.now())
+    await deps.write_record(partial(records.end_session, cookie_mac=mac, at=deps.now()))

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from werkzeug.datastructures import Headers
-
 from holdfast.actors.runtime.refs import WhileDown
 from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.refusals import Refusal
@@ -62,9 +60,8 @@ NO_IDEMPOTENCY_KEY: Final = Refusal(
 )
 
 
-def read_idempotency_key(headers: Headers) -> str | Refusal | None:
+def read_idempotency_key(sent: Sequence[str]) -> str | Refusal | None:
     """Return the key, sent with or without quotes; None without one. Refuses with ``invalid_idempotency_key``."""
-    sent = headers.getlist("Idempotency-Key")
     if not sent:
         return None
     key = sent[0]

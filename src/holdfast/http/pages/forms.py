@@ -12,7 +12,6 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from holdfast.http.kit.bodies import convert_body
-from holdfast.http.kit.operators import CSRF_HEADER
 from holdfast.ledger.refusals import Refusal
 
 SIGN_IN: Final = "/ops/sign-in"
@@ -62,8 +61,9 @@ def _encode(message: Message) -> str:
 
 FORM_BYTES_MAX: Final = 16 * 1024
 FIELDS_MAX: Final = 40
-HEADER_FIELDS: Final = {"csrf_token": CSRF_HEADER, "idempotency_key": "Idempotency-Key"}
-"""The fields that stand for headers, which a form cannot send."""
+CSRF_FIELD: Final = "csrf_token"
+IDEMPOTENCY_FIELD: Final = "idempotency_key"
+"""Two fields with what an endpoint's client sends in headers, which a form cannot."""
 
 
 def parse_form(raw: bytes, content_type: str | None) -> dict[str, str] | Refusal:

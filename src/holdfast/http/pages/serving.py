@@ -10,14 +10,13 @@ from quart import Response
 from werkzeug.exceptions import HTTPException
 
 from holdfast.http.kit.actions import record_refused_action
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, refusal_of_fault, refusal_of_http, row_of
 from holdfast.http.kit.operators import csrf_token, read_cookie, refuse_cross_origin
 from holdfast.http.kit.requests import HoldfastRequest, current_request_id
 from holdfast.http.pages.forms import (
     FORM_BYTES_MAX,
-    HEADER_FIELDS,
     MESSAGE_COOKIE,
     SIGN_IN,
     message_cookie,
@@ -26,7 +25,7 @@ from holdfast.http.pages.forms import (
 )
 from holdfast.http.pages.frame import Frame, section_of
 from holdfast.http.pages.rendering import HEADERS, Html, Redirect, html_response
-from holdfast.http.pages.views import View, ViewResult, Visit
+from holdfast.http.pages.views import PageCall, View, ViewResult, Visit
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.refusals import Refusal
 
@@ -57,7 +56,7 @@ class PageServer:
     ) -> Response:
         """Serve one request. Faults are shown as pages too, to an operator with the navigation."""
         try:
-            call = Call(deps, view, request, path)
+            call = PageCall(deps, view, request, path)
             visit = await _admit(call)
             await record_refused_action(call, visit)
             if isinstance(visit, Refusal):
@@ -113,23 +112,19 @@ class PageServer:
         return response
 
 
-async def _admit(call: Call) -> Visit | Refusal:
+async def _admit(call: PageCall) -> Visit | Refusal:
     """Read the form of a POST, and identify the operator unless the view is for everybody."""
-    request, settings, form = call.request, call.deps.settings, dict[str, str]()
+    request, settings = call.request, call.deps.settings
     if request.method == "POST":
         parsed = parse_form(await request.read_body(FORM_BYTES_MAX), request.headers.get("Content-Type"))
         if isinstance(parsed, Refusal):
             return parsed
-        for field, header in HEADER_FIELDS.items():
-            request.headers.remove(header)
-            if field in parsed:
-                request.headers.set(header, parsed.pop(field))
-        form = parsed
+        call.form = parsed
     if call.route.auth is Auth.NONE:
         # Also who signs in must mean to: a page elsewhere could sign a browser in as another operator.
         refusal = refuse_cross_origin(request.method, request.headers, settings, has_cookie=True)
-        return refusal or Visit(call=call, form=form)
-    return await call.identify_operator() or Visit(call=call, form=form)
+        return refusal or Visit(call)
+    return await call.identify_operator() or Visit(call)
 
 
 def _refused(view: View, request: HoldfastRequest, refusal: Refusal) -> Response:

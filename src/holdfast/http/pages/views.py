@@ -17,10 +17,12 @@ from quart import Response
 from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.actions import handle
 from holdfast.http.kit.calls import Auth, Call, Method, Needs
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.listing import PAGE
+from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.routes import BodyResponse, Handler, Route
-from holdfast.http.pages.forms import body_of_form
+from holdfast.http.pages.forms import CSRF_FIELD, IDEMPOTENCY_FIELD, body_of_form
 from holdfast.http.pages.rendering import Headers, Html, Redirect
 from holdfast.ledger.refusals import Refusal
 
@@ -41,12 +43,35 @@ class ListShown(NamedTuple):
     is_filtered: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """One request of a page, as its view sees it. ``form`` has the fields of a form that was sent."""
+class PageCall(Call):
+    """The request of a page. ``form`` has the fields of a form that was sent."""
 
-    call: Call
-    form: Mapping[str, str]
+    __slots__ = ("form",)
+
+    def __init__(self, deps: Dependencies, view: View, request: HoldfastRequest, path: dict[str, str]) -> None:
+        super().__init__(deps, view, request, path)
+        self.form: Mapping[str, str] = {}
+
+    def csrf_token(self) -> str | None:
+        """Return the form's token."""
+        return self.form.get(CSRF_FIELD)
+
+    def idempotency_keys(self) -> list[str]:
+        """Return the form's key, if it has one."""
+        return [self.form[IDEMPOTENCY_FIELD]] if IDEMPOTENCY_FIELD in self.form else []
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request of a page, as its view sees it."""
+
+    call: PageCall
+
+    @property
+    def form(self) -> dict[str, str]:
+        """The fields of the form that belong to the action."""
+        sent = self.call.form
+        return {name: value for name, value in sent.items() if name not in {CSRF_FIELD, IDEMPOTENCY_FIELD}}
 
     @property
     def path(self) -> Mapping[str, str]:
@@ -135,17 +160,18 @@ class Visit:
 class InnerCall(Call):
     """A call of an endpoint by a view: query and body are given instead of sent."""
 
-    __slots__ = ("_query",)
+    __slots__ = ("_outer", "_query")
 
     def __init__(
         self,
-        outer: Call,
+        outer: PageCall,
         route: Route,
         path: Mapping[str, str],
         query: Mapping[str, str],
         body: msgspec.Struct | None,
     ) -> None:
         super().__init__(outer.deps, route, outer.request, {**path})
+        self._outer = outer
         self.operator = outer.operator
         self._body = body
         self._query = query
@@ -153,6 +179,10 @@ class InnerCall(Call):
     def query(self) -> dict[str, list[str]]:
         """Return the given query parameters; one without a value counts as not sent."""
         return {name: [value] for name, value in self._query.items() if value}
+
+    def idempotency_keys(self) -> list[str]:
+        """Return the page's key."""
+        return self._outer.idempotency_keys()
 
 
 ViewHandler: TypeAlias = Callable[[Visit], Awaitable[ViewResult]]

@@ -24,7 +24,7 @@ def _action_of(route: Route) -> ViewHandler:
     """Return the view that does what an endpoint does."""
 
     async def act(visit: Visit) -> ViewResult:
-        fields = {**visit.form}
+        fields = visit.form
         return_to = local_path(fields.pop("return_to", ""))
         result, _ = await visit.submit(route, fields=fields)
         if isinstance(result, Refusal):
