@@ -18,7 +18,7 @@ from PIL import Image
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.providers.media.kinds import kind_rules
 from holdfast.settings.settings import Settings
-from holdfast.telemetry.reports.report import KINDS
+from holdfast.telemetry.reports.report import REPORT_KINDS
 
 from .journeys.service_process import Service
 
@@ -172,7 +172,7 @@ def test_the_runbook_has_a_section_for_each_report_and_alert() -> None:
     alerts = re.findall(r"- alert: (\w+)$", rules, re.MULTILINE)
     links = re.findall(r"runbook_url: docs/runbook.md#(\w+)$", rules, re.MULTILINE)
     sections = re.findall(r"^### (\w+)$", page, re.MULTILINE)
-    assert sorted(sections) == sorted({*KINDS, *alerts})
+    assert sorted(sections) == sorted({*REPORT_KINDS, *alerts})
     assert links == [alert.lower() for alert in alerts]
 
 

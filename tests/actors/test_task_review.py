@@ -148,7 +148,7 @@ async def test_a_repeated_update_is_answered_once_the_first_is_durable(actor: Ta
     first = await decided(actor, flagged(running_task()))
     again = await decided(actor, flagged(running_task()))
     assert again.reply == first.reply
-    assert (again.unit.moves, again.unit.rows) == (False, ())
+    assert (again.unit.advances, again.unit.rows) == (False, ())
     assert again.unit.fences == (Fence("task", "task_1", first.unit.fences[0].expected + 1),)
 
 
@@ -169,11 +169,11 @@ async def test_updates_above_the_limit_are_applied_and_not_stored(
 
     stored = [await decided(actor, update(number)) for number in (1, 2, 3)]
     assert [[type(row) for row in commit.unit.rows].count(TaskEventRow) for commit in stored] == [1, 1, 0]
-    assert stored[2].unit.moves
+    assert stored[2].unit.advances
     late = await decided(actor, update(4, sequence=1))
-    assert (late.unit.moves, late.unit.rows) == (False, ())
+    assert (late.unit.advances, late.unit.rows) == (False, ())
     done = await decided(actor, update(5, status="succeeded", outputs=flagged(running_task()).update.outputs))
-    assert done.unit.moves
+    assert done.unit.advances
 
 
 async def test_an_unchanged_task_is_confirmed_by_its_newest_version(actor: TaskActor) -> None:
@@ -185,7 +185,7 @@ async def test_an_unchanged_task_is_confirmed_by_its_newest_version(actor: TaskA
     again = await decided(actor, DecideReview(approve=True))
     assert again.reply == moved.reply
     for commit in (early, again):
-        assert (commit.unit.moves, commit.unit.rows, commit.tells) == (False, (), ())
+        assert (commit.unit.advances, commit.unit.rows, commit.tells) == (False, (), ())
     first = early.unit.fences[0]
     assert first == Fence("task", "task_1", running_task().version)
     assert again.unit.fences == (Fence("task", "task_1", first.expected + 2),)
@@ -195,7 +195,10 @@ async def test_an_ignored_update_is_stored_by_the_newest_version(actor: TaskActo
     another_job = msgspec.structs.replace(flagged(running_task()).update, provider_ref="another")
     ignored = await decided(actor, ReceiveProviderUpdate(another_job, b"{}"))
     assert [type(row) for row in ignored.unit.rows] == [TaskEventRow]
-    assert (ignored.unit.moves, ignored.unit.fences) == (False, (Fence("task", "task_1", running_task().version),))
+    assert (ignored.unit.advances, ignored.unit.fences) == (
+        False,
+        (Fence("task", "task_1", running_task().version),),
+    )
 
 
 async def test_updates_of_unknown_or_other_providers_tasks_are_refused(actor: TaskActor) -> None:

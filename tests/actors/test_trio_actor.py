@@ -223,7 +223,7 @@ class WritingActor(JournaledActor):
 
     def settle_all(self, *results: UnitResult) -> None:
         for result in results:
-            self.settle(self.submitted.pop(0), result)
+            self.unit_ended(self.submitted.pop(0), result)
 
 
 class Harness:

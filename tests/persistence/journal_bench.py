@@ -64,7 +64,7 @@ class Author:
         self.settled_units: list[tuple[Unit, UnitResult]] = [] if settled_units is None else settled_units
         self.also: Callable[[UnitResult], None] = lambda _: None
 
-    def settle(self, unit: Unit, result: UnitResult) -> None:
+    def unit_ended(self, unit: Unit, result: UnitResult) -> None:
         self.settled_units.append((unit, result))
         self.also(result)
 

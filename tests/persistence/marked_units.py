@@ -83,7 +83,7 @@ class AccountUnits:
 
     def check(self) -> Unit:
         """Return the unit of a refusal: it only checks its fence."""
-        return Unit(fences=(Fence("account", self.account_id, self.state.version),), moves=False)
+        return Unit(fences=(Fence("account", self.account_id, self.state.version),), advances=False)
 
     def _unit(
         self,

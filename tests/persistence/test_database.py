@@ -203,7 +203,7 @@ async def test_an_outage_is_counted_only_after_a_first_connection() -> None:
 async def test_the_wait_for_a_connection_is_measured(database: Database) -> None:
     waits = metrics.DATABASE_WAIT_S.labels("read")
     free = threading.Event()
-    running = [threading.Event() for _ in range(int(database.limiters["read"].total_tokens))]
+    running = [threading.Event() for _ in range(int(database._reads.total_tokens))]
 
     def occupy(_: Connection, has_begun: threading.Event) -> None:
         has_begun.set()
@@ -369,7 +369,7 @@ async def test_a_frozen_server_blocks_no_caller_and_frees_its_threads(
                     callers.start_soon(ask)
             assert len(refused) == 20
             await database.gate.wait_closed()
-            while database.limiters["read"].borrowed_tokens:  # noqa: ASYNC110 - a thread's end has no event
+            while database._reads.borrowed_tokens:  # noqa: ASYNC110 - a thread's end has no event
                 await trio.sleep(0.05)
             server.signal(signal.SIGCONT)
             await database.gate.wait_open()

@@ -95,7 +95,7 @@ def test_the_rows_of_a_batch_are_those_of_its_committed_units(
         expected += committed(batch, verdicts)
         for place, account in enumerate(accounts):
             accounts[place] = _reloaded(rows, account)
-    assert_only_these_rows(rows, [unit for unit in expected if unit.moves])
+    assert_only_these_rows(rows, [unit for unit in expected if unit.advances])
     assert counts["Committed"]
     assert counts["Stale"]
     assert_sound(database_url)

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import JSON
 
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.operations import OperationKind
-from holdfast.persistence.journal.statements import KINDS, STATEMENTS
+from holdfast.persistence.journal.statements import STATEMENTS, WRITTEN_KINDS
 from holdfast.persistence.journal.units import (
     Broken,
     Committed,
@@ -182,7 +182,7 @@ def test_every_kind_of_row_stores_hostile_text_unchanged(
 ) -> None:
     monkeypatch.setattr("holdfast.persistence.journal.statements.BULK_ROWS", bulk_rows)
     everything = [hostile_values(text, i) for i, text in enumerate(HOSTILE)]
-    assert {type(value) for value in everything[0]} == KINDS
+    assert {type(value) for value in everything[0]} == WRITTEN_KINDS
     units = [
         Unit(fences=(Fence("sign_in", f"email:{i}{text}", 0),), rows=tuple(everything[i]))
         for i, text in enumerate(HOSTILE)

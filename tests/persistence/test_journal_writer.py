@@ -117,11 +117,11 @@ def test_checking_a_fence_writes_nothing_and_moves_nothing(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     [account] = opened(writer)
-    asked = [Unit(fences=(Fence("account", account.account_id, version),), moves=False) for version in (0, 0, 1)]
+    asked = [Unit(fences=(Fence("account", account.account_id, version),), advances=False) for version in (0, 0, 1)]
     assert kinds(writer.write(asked)) == ["Committed", "Committed", "Stale"]
     batches = count(rows, "journal_batches")
     first = account.credit()
-    after_it = Unit(fences=(Fence("account", account.account_id, 1),), moves=False)
+    after_it = Unit(fences=(Fence("account", account.account_id, 1),), advances=False)
     assert all_committed(writer.write([first, after_it, account.credit()]))
     assert head(rows, account.account_id) == (2, 200, 2)
     assert count(rows, "journal_batches") == batches + 1

@@ -82,7 +82,7 @@ async def test_a_heartbeat_waits_for_no_other_work(database: Database) -> None:
     """Slow sweeps and dispatches take every thread and connection for work, and more of them wait in line."""
     free = threading.Event()
     begun = threading.Semaphore(0)
-    sizes = int(database.limiters["work"].total_tokens)
+    sizes = int(database._works.total_tokens)
 
     def occupy(_: Connection) -> None:
         begun.release()

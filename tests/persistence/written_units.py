@@ -93,7 +93,7 @@ class AccountUnits:
     def refusal(self, *, key: str) -> Unit:
         """The unit of a refusal that is not stored: it checks its fence, and that the key is unused."""
         fence = Fence("account", self.account_id, self.state.version)
-        return Unit(fences=(fence,), probe=IdempotencyProbe(self.account_id, "POST /x", key), moves=False)
+        return Unit(fences=(fence,), probe=IdempotencyProbe(self.account_id, "POST /x", key), advances=False)
 
     def unit(
         self, operation: Operation | Refusal | None = None, *, key: str | None = None, extra: tuple[Row, ...] = ()

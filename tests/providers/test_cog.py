@@ -13,7 +13,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from holdfast.ledger.tasks.provider_update import Output
-from holdfast.providers.media.base import Accepted, Ambiguous, Job, MediaProvider, NotSent, PollFault, Rejected
+from holdfast.providers.media.base import Accepted, Ambiguous, Job, JobCallFault, MediaProvider, NotSent, Rejected
 from holdfast.providers.media.client import ANSWER_MAX_BYTES
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.predictions import Polling
@@ -189,9 +189,9 @@ async def test_unreachable_server_was_not_sent_to() -> None:
         held.bind(("127.0.0.1", 0))
         async with provider(f"http://127.0.0.1:{held.getsockname()[1]}") as cog:
             assert isinstance(await cog.submit(job()), NotSent)
-            with pytest.raises(PollFault):
+            with pytest.raises(JobCallFault):
                 await cog.poll("task_01", 1, None)
-            with pytest.raises(PollFault):
+            with pytest.raises(JobCallFault):
                 await cog.cancel("task_01", 1, None)
 
 
@@ -211,7 +211,7 @@ async def test_silence_after_sending_is_ambiguous(hang_up: bool) -> None:
             url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
             async with provider(url, submit_timeout_s=1.0, ask_timeout_s=1.0) as cog:
                 assert isinstance(await cog.submit(job()), Ambiguous)
-                with pytest.raises(PollFault):
+                with pytest.raises(JobCallFault):
                     await cog.poll("task_01", 1, None)
             nursery.cancel_scope.cancel()
 
@@ -267,10 +267,10 @@ async def test_outputs_come_in_many_forms(serve_app: ServeApp, output: bytes, ex
         (302, b""),
     ],
 )
-async def test_what_cannot_be_understood_is_a_poll_fault(serve_app: ServeApp, status: int, body: bytes) -> None:
+async def test_what_cannot_be_understood_is_a_fault(serve_app: ServeApp, status: int, body: bytes) -> None:
     with trio.fail_after(60):
         async with serve_app(answering(status, body)) as url, provider(url) as cog:
-            with pytest.raises(PollFault):
+            with pytest.raises(JobCallFault):
                 await cog.poll("task_01", 1, None)
 
 
@@ -312,7 +312,7 @@ async def test_what_a_server_does_not_know_is_lost_only_where_it_keeps_every_job
             cog = CogProvider("studio", url, polling=polling)
             try:
                 if outcome == "fault":
-                    with pytest.raises(PollFault):
+                    with pytest.raises(JobCallFault):
                         await cog.poll("task_01", 1, None)
                 else:
                     assert (await cog.poll("task_01", 1, None) is None) is (outcome == "unknown")

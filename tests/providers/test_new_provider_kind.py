@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.providers.media.base import Accepted, Job, MediaProvider
-from holdfast.providers.media.kinds import KINDS
+from holdfast.providers.media.kinds import PROVIDER_KINDS
 from holdfast.providers.storage.sniffing import sniff
 from holdfast.settings.settings import load_settings
 from holdfast.wiring.provider_registry import ProviderRegistry
@@ -50,7 +50,7 @@ def open_registry(folder: Path, catalog: str = CATALOG) -> ProviderRegistry:
 async def test_a_registered_kind_runs_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, colour: ModuleType
 ) -> None:
-    monkeypatch.setitem(KINDS, "colour", colour.COLOUR)
+    monkeypatch.setitem(PROVIDER_KINDS, "colour", colour.COLOUR)
     registry = open_registry(tmp_path)
     provider: MediaProvider = registry.providers["painter"]
     assert registry.slots() == {"painter": 4}
@@ -88,7 +88,7 @@ def test_an_unregistered_kind_is_a_fault_of_the_catalog(tmp_path: Path) -> None:
 def test_the_rules_of_a_kind_hold_for_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, colour: ModuleType
 ) -> None:
-    monkeypatch.setitem(KINDS, "colour", colour.COLOUR)
+    monkeypatch.setitem(PROVIDER_KINDS, "colour", colour.COLOUR)
     for old, new, fault in (
         ("url = ", "polls = true\nurl = ", "polls is not a known key of kind colour"),
         ('url = "http://painter.internal:5000"', "", "url is missing"),

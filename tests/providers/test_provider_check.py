@@ -16,7 +16,7 @@ from tests.certificates import Authority
 
 from holdfast.ledger.tasks.provider_update import CancelOutcome, Output, ProviderUpdate, ReportedError, UpdateStatus
 from holdfast.providers.media import provider_check
-from holdfast.providers.media.base import Accepted, Job, NotSent, PollFault, Rejected, Submission
+from holdfast.providers.media.base import Accepted, Job, JobCallFault, NotSent, Rejected, Submission
 from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.media.provider_check import (
     CALLBACK_LATE_S,
@@ -48,7 +48,9 @@ class FakeProvider:
     """A provider that answers as a test sets it; the last poll is repeated."""
 
     submission: Submission = field(default_factory=lambda: Accepted("job_1", "queued"))
-    polled: list[ProviderUpdate | PollFault | None] = field(default_factory=lambda: [update("succeeded", PICTURE)])
+    polled: list[ProviderUpdate | JobCallFault | None] = field(
+        default_factory=lambda: [update("succeeded", PICTURE)]
+    )
     polls: bool = True
     cancels: bool = True
     callback_secrets: tuple[str, ...] = ("secret",)
@@ -65,7 +67,7 @@ class FakeProvider:
 
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
         found = self.polled.pop(0) if len(self.polled) > 1 else self.polled[0]
-        if isinstance(found, PollFault):
+        if isinstance(found, JobCallFault):
             raise found
         return found
 
@@ -165,7 +167,7 @@ async def test_a_provider_without_polls_is_followed_by_its_callbacks(
 
 
 async def test_a_poll_that_fails_is_named(autojump_clock: trio.testing.MockClock) -> None:
-    steps = await run(FakeProvider(polled=[PollFault("the provider answered 500")]), VERIFIED)
+    steps = await run(FakeProvider(polled=[JobCallFault("the provider answered 500")]), VERIFIED)
     assert (steps["poll"].result, steps["poll"].detail) == ("failed", "the provider answered 500")
     unknown = await run(FakeProvider(polled=[None]), VERIFIED)
     assert "does not know the job" in unknown["poll"].detail

@@ -13,7 +13,7 @@ from prometheus_client import Counter, Gauge
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.workers.provider_watch import CHECK_S, ProviderWatch
-from holdfast.providers.media.base import Job, PollFault
+from holdfast.providers.media.base import Job, JobCallFault
 from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.health import FAILURES_MAX
 from holdfast.providers.outbound.connection_pool import BodyTooLarge, ConnectError, PoolTimeout, ReadTimeout
@@ -70,7 +70,7 @@ async def test_a_failed_call_is_counted_by_its_reason(
 ) -> None:
     provider = box(f"fails_{reason}", answer=answer)
     await provider.submit(JOB)
-    with suppress(PollFault):
+    with suppress(JobCallFault):
         await provider.cancel("task_1", 1, None)
     await provider.probe()
     counted = [

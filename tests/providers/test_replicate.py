@@ -18,7 +18,7 @@ from replicate.exceptions import ReplicateError
 from replicate.webhook import Webhooks, WebhookSigningSecret, WebhookValidationError
 
 from holdfast.ledger.tasks.provider_update import Output
-from holdfast.providers.media.base import Accepted, Ambiguous, Job, NotSent, PollFault, Rejected
+from holdfast.providers.media.base import Accepted, Ambiguous, Job, JobCallFault, NotSent, Rejected
 from holdfast.providers.media.callbacks import hook_address, names_same_job, read_hook_query
 from holdfast.providers.media.predictions import percent_of
 from holdfast.providers.media.replicate import ReplicateProvider, target_of
@@ -140,7 +140,7 @@ async def test_a_wrong_token_leaves_the_job_unsent(hosted: Hosted) -> None:
     with trio.fail_after(60):
         async with adapter(hosted.url, token="r8_another_token") as provider:
             assert await provider.submit(job()) == NotSent("the provider answered 401", 10, answered=True)
-            with pytest.raises(PollFault):
+            with pytest.raises(JobCallFault):
                 await provider.poll(TASK, 1, "abc")
 
 
@@ -178,9 +178,9 @@ async def test_a_refused_connection_is_reported_as_not_sent() -> None:
         async with adapter("http://127.0.0.1:9") as provider:
             assert isinstance(await provider.submit(job()), NotSent)
             for ask in (provider.poll, provider.cancel):
-                with pytest.raises(PollFault):
+                with pytest.raises(JobCallFault):
                     await ask(TASK, 1, "p1")
-                with pytest.raises(PollFault, match="not known"):
+                with pytest.raises(JobCallFault, match="not known"):
                     await ask(TASK, 1, None)
 
 
@@ -188,7 +188,7 @@ async def test_another_jobs_answer_is_not_believed(serve_app: ServeApp) -> None:
     with trio.fail_after(60):
         app = answering(200, b'{"id":"p2","status":"succeeded"}')
         async with serve_app(app) as url, adapter(url) as provider:
-            with pytest.raises(PollFault, match="another job"):
+            with pytest.raises(JobCallFault, match="another job"):
                 await provider.poll(TASK, 1, "p1")
 
 

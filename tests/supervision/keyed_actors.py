@@ -108,7 +108,7 @@ class Harness:
         """Tell the oldest units how they ended; a void author's are skipped as the journal would."""
         for result in results:
             unit, author = self.queue.pop(0)
-            author.settle(unit, NotWritten("void") if author.is_void else result)
+            author.unit_ended(unit, NotWritten("void") if author.is_void else result)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[KeyedDirectory]:

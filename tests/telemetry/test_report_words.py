@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.telemetry.reports.report import KINDS, Report, in_words
+from holdfast.telemetry.reports.report import REPORT_KINDS, Report, in_words
 from holdfast.telemetry.scrubbing import masked, scrub
 
 FAULT = {"reason_type": "ValueError", "reason": "a\n b", "location": "m:3"}
@@ -97,7 +97,7 @@ def test_a_report_in_words(fields: dict[str, Any], text: str) -> None:
 
 
 def test_there_is_an_example_of_every_kind() -> None:
-    assert {fields["kind"] for fields, _ in EXAMPLES} == {*KINDS}
+    assert {fields["kind"] for fields, _ in EXAMPLES} == {*REPORT_KINDS}
 
 
 def test_an_operators_address_is_recognisable_in_the_log() -> None:

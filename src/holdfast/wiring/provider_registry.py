@@ -18,7 +18,7 @@ from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.providers.media.base import MediaProvider, ProviderSetup
 from holdfast.providers.media.callbacks import PURPOSE, hook_address
 from holdfast.providers.media.health import ProviderHealth, ProviderState
-from holdfast.providers.media.kinds import KINDS, kind_rules
+from holdfast.providers.media.kinds import PROVIDER_KINDS, kind_rules
 from holdfast.providers.media.provider_check import CHECK_ATTEMPT
 from holdfast.providers.outbound.guarded import Origin
 from holdfast.settings.checks import INSTALL_EMULATORS, has_emulators
@@ -203,7 +203,7 @@ class ProviderRegistry:
             secrets=self.secrets_of(config),
             seal_callback_url=partial(self._hook_address, config.name),
         )
-        return KINDS[config.kind].create(setup)
+        return PROVIDER_KINDS[config.kind].create(setup)
 
     def _hook_address(self, provider: str, url: str, request_id: str, attempt: int) -> str:
         return hook_address(url, self._settings.derived_key(PURPOSE), provider, request_id, attempt)
@@ -243,7 +243,7 @@ class ProviderRegistry:
         """Return the sealed URL for callbacks about a check's job, also where the provider's own are not sealed."""
         url = self.callback_url(provider, public_url=public_url, local_url=local_url)
         config = self.config_of(provider)
-        seals_itself = config is not None and KINDS[config.kind].rules.webhooks == "standard"
+        seals_itself = config is not None and PROVIDER_KINDS[config.kind].rules.webhooks == "standard"
         return url if seals_itself else self._hook_address(provider, url, check_id, CHECK_ATTEMPT)
 
     def url_of(self, provider: str) -> str | None:
@@ -288,7 +288,7 @@ def check_secrets(catalog: Catalog, settings: Settings) -> None:
 def _weak(catalog: Catalog) -> Iterator[str]:
     for config in catalog.providers.values():
         where = f"provider {config.name}"
-        if config.secret is None and KINDS[config.kind].rules.webhooks == "token" and not config.polls:
+        if config.secret is None and PROVIDER_KINDS[config.kind].rules.webhooks == "token" and not config.polls:
             yield f"{where}: secret is missing: without one its webhooks are refused, and polling is off"
         reasons = [(weakness(secret, chars_min=SECRET_CHARS_MIN), "secret") for secret in config.own_secrets]
         if config.token is not None:

@@ -169,14 +169,14 @@ class AccountActor(JournaledActor):
             case _:
                 return self._change_order(message)
 
-    def settle(self, unit: Unit, result: UnitResult) -> None:
+    def unit_ended(self, unit: Unit, result: UnitResult) -> None:
         """Take the journal's result for a unit; the orders whose decision it was may then be evicted."""
         if self._orders is not None:
-            self._orders.settled(unit)
+            self._orders.unit_ended(unit)
         if not isinstance(result, Committed) and any(isinstance(row, Task) for row in unit.rows):
             # It is decided again, or was a repeat, which costs no allowance.
             self._create_rate.give_back()
-        super().settle(unit, result)
+        super().unit_ended(unit, result)
 
     # --------------------------------------------------------------------------------------------------- credit
 

@@ -112,7 +112,7 @@ class AccountOrders:
             case _:
                 assert_never(command)
 
-    def settled(self, unit: Unit) -> None:
+    def unit_ended(self, unit: Unit) -> None:
         """Record that a unit has ended, with any result."""
         self._undurable.pop(unit, None)
 

@@ -67,7 +67,7 @@ class AccountUnits:
         Another process may serve the account too. ``rows`` do not depend on the account's version.
         """
         fence = Fence("account", self.state.account_id, self.state.version)
-        return Commit(Unit(fences=(fence,), rows=rows, probe=probe, moves=False), reply)
+        return Commit(Unit(fences=(fence,), rows=rows, probe=probe, advances=False), reply)
 
     def refuse(self, command: Command[Any], refusal: Refusal) -> Commit[Refusal]:
         """Send a refusal as :meth:`confirm` does; one of :data:`STORED_REFUSALS` is stored.

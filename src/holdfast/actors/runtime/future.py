@@ -60,7 +60,7 @@ class TrioFuture(pykka.Future[T]):
 
     def set(self, value: T | None = None) -> None:
         """Set the value and wake all waiting tasks."""
-        self._settle()
+        self._wake()
         self._value = value
 
     def set_exception(
@@ -74,10 +74,10 @@ class TrioFuture(pykka.Future[T]):
 
     def fail(self, exception: BaseException) -> None:
         """Set an exception, to be raised in all waiting tasks."""
-        self._settle()
+        self._wake()
         self._error = exception
 
-    def _settle(self) -> None:
+    def _wake(self) -> None:
         assert not self._is_set, "a future is set once"
         self._is_set = True
         for task in self._waiting:

@@ -1,7 +1,7 @@
 """The actor that writes through the journal.
 
 It decides the next message without waiting for the disk. Its undurable decisions wait in a queue, each with its
-envelope, and their replies are sent in that order as the journal settles the units. If a unit is void, every later
+envelope, and their replies are sent in that order as the units end. If a unit is void, every later
 decision is void too: the incarnation ends, its unanswered messages return to the front of the mailbox, and a new
 incarnation reloads the rows and decides them again.
 
@@ -210,7 +210,7 @@ class JournaledActor(TrioActor):
         else:
             self.send_reply(envelope, result)
 
-    def settle(self, unit: Unit, result: UnitResult) -> None:
+    def unit_ended(self, unit: Unit, result: UnitResult) -> None:
         """Take the journal's result for a unit: send the reply, or mark all undurable decisions as void."""
         self._units_open -= 1
         envelope, commit = self._undurable.pop(0)

@@ -251,7 +251,7 @@ class SignInActor(JournaledActor):
 
     def _confirm(self, reply: R) -> Commit[R]:
         """Reply once the rows confirm that the state is the newest: another process may serve this key too."""
-        return Commit(Unit(fences=(Fence("sign_in", self._key, self._version),), moves=False), reply)
+        return Commit(Unit(fences=(Fence("sign_in", self._key, self._version),), advances=False), reply)
 
     def _change(self, state: CodesState | OriginState, reply: R, at: datetime, *rows: Row) -> Commit[R]:
         fence = Fence("sign_in", self._key, self._version)

@@ -267,7 +267,7 @@ class TaskActor(JournaledActor):
     ) -> Commit[TaskReply | Refusal]:
         """Send a reply that changes nothing of the task, once its row confirms that the state is the newest."""
         fence = Fence("task", self._request_id, self._task.version)
-        return Commit(Unit(fences=(fence,), rows=rows, moves=False), reply or self._reply, tells)
+        return Commit(Unit(fences=(fence,), rows=rows, advances=False), reply or self._reply, tells)
 
     def _not_found(self) -> Refusal:
         return Refusal(code="task_not_found", message=f"The task '{self._request_id}' does not exist.")

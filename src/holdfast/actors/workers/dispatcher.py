@@ -217,7 +217,7 @@ class Dispatcher(Worker):
         self._assigned &= assigned
         if assigned != self._assigned:
             self._ended.clear()
-            dispatched = await self._database.work(dispatched_tasks)
+            dispatched = await self._database.read(dispatched_tasks)
             new, self._assigned = assigned - self._assigned, assigned
             self._occupy(row for row in dispatched if row.provider in new)
 

@@ -19,7 +19,7 @@ from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import CallProvider, RecordCancel, RecordPoll, RecordSubmission
 from holdfast.actors.workers.worker import WORKER_MAILBOX_MAX, Worker, WorkerRef
 from holdfast.ledger.tasks.transitions import CancelJob, PollJob
-from holdfast.providers.media.base import Ambiguous, Job, MediaProvider, NotSent, PollFault, Submission
+from holdfast.providers.media.base import Ambiguous, Job, JobCallFault, MediaProvider, NotSent, Submission
 from holdfast.providers.media.client import CONNECTIONS_MAX_COUNT
 from holdfast.telemetry import metrics
 
@@ -121,7 +121,7 @@ class ProviderCaller(Worker):
     async def _poll(self, provider: MediaProvider, poll: PollJob) -> None:
         try:
             update = await provider.poll(poll.request_id, poll.attempt, poll.provider_ref)
-        except PollFault as fault:
+        except JobCallFault as fault:
             # At debug level only: the change of the provider's state is logged once.
             log.debug("poll failed", reason=str(fault))
             provider.health.failed("updates", str(fault))
@@ -132,7 +132,7 @@ class ProviderCaller(Worker):
     async def _cancel(self, provider: MediaProvider, cancel: CancelJob) -> None:
         try:
             outcome = await provider.cancel(cancel.request_id, cancel.attempt, cancel.provider_ref)
-        except PollFault as fault:
+        except JobCallFault as fault:
             log.info("cancel failed", reason=str(fault))
             return
         self._tasks.ref(cancel.request_id).tell(RecordCancel(cancel.attempt, outcome))

@@ -20,8 +20,14 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from holdfast.ledger.catalog.entries import IN_TREE_STUDIO, ReadSchema, in_tree_studio, read_model, read_provider
-from holdfast.ledger.catalog.kinds import KindRules
+from holdfast.ledger.catalog.entries import (
+    IN_TREE_STUDIO,
+    KindRules,
+    ReadSchema,
+    in_tree_studio,
+    read_model,
+    read_provider,
+)
 from holdfast.ledger.catalog.models import CatalogTable, Model, ProviderConfig, epoch_s
 from holdfast.ledger.catalog.pricing import price_gaps
 from holdfast.ledger.catalog.tables import read_fields

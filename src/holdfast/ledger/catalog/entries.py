@@ -6,13 +6,13 @@ Faults are appended to a list, one line each: the entry, the key, and what is wr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.ledger.catalog.input_schema import InputSchema
-from holdfast.ledger.catalog.kinds import KindRules
 from holdfast.ledger.catalog.metering import Meter, UnitFields
 from holdfast.ledger.catalog.models import Model, ModelTable, Pricing, ProviderConfig
 from holdfast.ledger.catalog.pricing import make_tariffs, price_micro
@@ -36,6 +36,25 @@ _UNIT_NAMES: Mapping[object, str] = {
 }
 _PROVIDER_SECRETS = frozenset({"secret", "previous_secrets", "token", "url"})
 _PRICES = ("unit_price", "input_price", "output_price")
+
+
+WebhookProof = Literal["signature", "token", "standard"]
+"""``signature``: our signature; ``token``: a bearer token or our signature; ``standard``: Standard Webhooks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindRules:
+    """The rules for providers of one kind. ``defaults`` has ``concurrency`` and ``callback_bytes_max`` at least.
+
+    ``required`` and ``forbidden`` are keys that a provider's table must have, and must not have.
+    """
+
+    defaults: Mapping[str, Any]
+    required: tuple[str, ...] = ("url",)
+    forbidden: tuple[str, ...] = ()
+    webhooks: WebhookProof = "signature"
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """What to add to the fault of a missing key."""
 
 
 def in_tree_studio(kinds: Mapping[str, KindRules]) -> ProviderConfig:

@@ -93,8 +93,8 @@ def number_range(
     if isinstance(listed, list):
         numbers = [number for item in listed if (number := _number(item)) is not None]
         return (min(numbers), max(numbers)) if numbers else None
-    kinds = schema.get("type")
-    admitted = [kinds] if isinstance(kinds, str) else kinds
+    types = schema.get("type")
+    admitted = [types] if isinstance(types, str) else types
     if isinstance(admitted, list) and not {"number", "integer"} & set(admitted):
         return None
     least = [number for key in ("minimum", "exclusiveMinimum") if (number := _number(schema.get(key))) is not None]
@@ -300,8 +300,8 @@ def _expected(keyword: str, rule: object) -> str:
         shown = [_short(item) for item in rule[:_ENUM_VALUES_SHOWN]]
         return f"must be one of {', '.join(shown)}{', …' if len(rule) > _ENUM_VALUES_SHOWN else ''}"
     if keyword == "type":
-        kinds = [rule] if isinstance(rule, str) else rule
-        return f"must be of type {' or '.join(map(str, kinds)) if isinstance(kinds, list) else kinds}"
+        types = [rule] if isinstance(rule, str) else rule
+        return f"must be of type {' or '.join(map(str, types)) if isinstance(types, list) else types}"
     if keyword == "pattern":
         return "does not have the expected form"
     if keyword == "uniqueItems":

@@ -31,14 +31,14 @@ def read_fields(
     if not isinstance(table, dict):
         faults.append(f"{where}: must be a table")
         return {}
-    kinds = get_type_hints(kind, include_extras=True)
+    types = get_type_hints(kind, include_extras=True)
     found: dict[str, Any] = {}
     known = set()
     for field in msgspec.structs.fields(kind):
         key, place = field.encode_name, f"{where}: {field.encode_name}"
         known.add(key)
         if key in table:
-            value = _read(kinds[field.name], table[key], place, faults, is_secret=key in secret)
+            value = _read(types[field.name], table[key], place, faults, is_secret=key in secret)
             if value is not _FAULTY:
                 found[field.name] = value
         elif field.required:

@@ -294,9 +294,9 @@ def _operation(
     **details: Unpack[OperationDetails],
 ) -> Operation:
     """Number the operation, compute its totals and chain it; after this point nothing may fail."""
-    moved = dict(postings)
-    available_micro = state.available_micro + moved.get(AVAILABLE, 0)
-    held_micro = state.held_micro + moved.get(HELD, 0)
+    posted = dict(postings)
+    available_micro = state.available_micro + posted.get(AVAILABLE, 0)
+    held_micro = state.held_micro + posted.get(HELD, 0)
     operation = Operation(
         account_id=state.account_id,
         number=state.number + 1,

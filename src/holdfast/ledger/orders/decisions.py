@@ -40,9 +40,9 @@ from holdfast.ledger.orders.transitions import (
     CREDIT_REASON,
     NewOperationId,
     can_expire,
-    moved,
     next_check_at,
     no_operation_id,
+    with_assessment,
 )
 from holdfast.ledger.refusals import Refusal
 
@@ -68,7 +68,7 @@ def attach_intent(order: Order, payment_id: str, now: datetime) -> OrderResult:
     if order.state.intent_id is not None:
         return OrderResult(order, "duplicate")
     implied = assess(order.request, order.state.facts)
-    return moved(order, implied, now, source="api", reason="intent_created", intent_id=payment_id)
+    return with_assessment(order, implied, now, source="api", reason="intent_created", intent_id=payment_id)
 
 
 def on_create_refused(order: Order, reason: str, now: datetime) -> OrderResult:
@@ -77,7 +77,7 @@ def on_create_refused(order: Order, reason: str, now: datetime) -> OrderResult:
         return OrderResult(order, "ignored")
     attempt = Attempt(status="failed", at=int(now.timestamp()), reason=reason)
     implied = assess(order.request, join(order.state.facts, OrderFacts(attempt=attempt)))
-    return moved(order, implied, now, source="api", reason=f"create_refused: {reason}")
+    return with_assessment(order, implied, now, source="api", reason=f"create_refused: {reason}")
 
 
 def on_event(
@@ -108,7 +108,7 @@ def on_event(
             "applied_event_id": event.event_id,
             "balance_readings": _readings(event, now) | state.balance_readings,
         }
-    return moved(
+    return with_assessment(
         order,
         assess(order.request, facts),
         now,
@@ -183,7 +183,7 @@ def on_expiry(order: Order, now: datetime) -> OrderResult:
     if order.statuses.processing_status == "processing":
         return OrderResult(order, "ignored")
     facts = msgspec.structs.replace(order.state.facts, expired=True)
-    return moved(order, assess(order.request, facts), now, source="expiry", reason="expired_unpaid")
+    return with_assessment(order, assess(order.request, facts), now, source="expiry", reason="expired_unpaid")
 
 
 def on_reconciled(
@@ -220,7 +220,7 @@ def on_reconciled(
     is_unchanged = not new and status == order.statuses.reconcile_status
     cause = new[-1] if new and new[-1].type not in BOOKKEEPING_TYPES else None
     compared = "provider_unreachable" if status == "error" else f"compared_{status}"
-    return moved(
+    return with_assessment(
         order,
         implied,
         now,
@@ -237,7 +237,7 @@ def on_reconciled(
 
 def on_foreign_payment(order: Order, now: datetime, *, source: Source) -> OrderResult:
     """Record that a snapshot or event names a payment or charge of another order: nothing of it is applied."""
-    return moved(
+    return with_assessment(
         order,
         assess(order.request, order.state.facts),
         now,
@@ -289,7 +289,7 @@ def resolve_held(
     resolution = OrderResolution(decision=decision, amount_micro=given)
     facts = msgspec.structs.replace(order.state.facts, resolution=resolution)
     implied = assess(order.request, facts)
-    return moved(order, implied, now, source="operator", reason=reason, new_operation_id=new_operation_id)
+    return with_assessment(order, implied, now, source="operator", reason=reason, new_operation_id=new_operation_id)
 
 
 def _ended_by_time(order: Order) -> bool:

@@ -74,10 +74,10 @@ def _single_facts(facts: OrderFacts, attempt_of: str) -> Iterator[tuple[str, str
         one = OrderFacts(refunds={each: refund})
         yield "refund", each, refund.status, refund.amount_micro, f"refund_{refund.status}", one
     for each, dispute in facts.disputes.items():
-        for line_id, moved in dispute.money.items():
-            one = OrderFacts(disputes={each: DisputeFacts(money={line_id: moved})})
-            reason = "dispute_funds_withdrawn" if moved.amount_micro < 0 else "dispute_funds_reinstated"
-            yield "dispute_money", line_id, each, moved.amount_micro, reason, one
+        for line_id, movement in dispute.money.items():
+            one = OrderFacts(disputes={each: DisputeFacts(money={line_id: movement})})
+            reason = "dispute_funds_withdrawn" if movement.amount_micro < 0 else "dispute_funds_reinstated"
+            yield "dispute_money", line_id, each, movement.amount_micro, reason, one
         one = OrderFacts(disputes={each: msgspec.structs.replace(dispute, money={})})
         reason = f"dispute_{dispute.status or 'changed'}"
         yield "dispute", each, dispute.status or "", dispute.amount_micro, reason, one

@@ -49,7 +49,7 @@ def no_operation_id() -> str:
     raise AssertionError("this decision posts nothing beyond the reserved credit")
 
 
-def moved(
+def with_assessment(
     order: Order,
     implied: Assessment,
     now: datetime,

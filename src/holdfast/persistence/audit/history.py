@@ -96,7 +96,7 @@ def _differences(operation: Operation, previous: Operation | None) -> Iterator[D
         yield difference(SHAPES, f"'s postings are not those of a {operation.kind} of {amount}")
     if operation.number != number + 1:
         yield difference(NUMBERS, f" follows operation {number}" if number else " is the first")
-    available_delta_micro, held_delta_micro = _moved(operation, AVAILABLE), _moved(operation, HELD)
+    available_delta_micro, held_delta_micro = _posted(operation, AVAILABLE), _posted(operation, HELD)
     posted_micro = balance_micro + available_delta_micro + held_delta_micro
     posted_held_micro = held_micro + held_delta_micro
     if operation.balance_after_micro != posted_micro:
@@ -117,15 +117,15 @@ def _differences(operation: Operation, previous: Operation | None) -> Iterator[D
         yield difference(FLOORS, f" takes the available credit to {format_amount(available_micro)}")
 
 
-def _moved(operation: Operation, ledger_account: str) -> int:
+def _posted(operation: Operation, ledger_account: str) -> int:
     return sum(posting.amount_micro for posting in operation.postings if posting.ledger_account == ledger_account)
 
 
 def _is_well_formed(operation: Operation) -> bool:
     """Whether the postings move the operation's amount between the ledger accounts of its kind."""
     amount_micro = operation.amount_micro
-    available_micro, held_micro = _moved(operation, AVAILABLE), _moved(operation, HELD)
-    revenue_micro = _moved(operation, REVENUE)
+    available_micro, held_micro = _posted(operation, AVAILABLE), _posted(operation, HELD)
+    revenue_micro = _posted(operation, REVENUE)
     kind: str = operation.kind
     match kind:
         case OperationKind.CREDIT:
@@ -133,7 +133,7 @@ def _is_well_formed(operation: Operation) -> bool:
         case OperationKind.REVERSAL:
             return (available_micro, held_micro, revenue_micro) == (-amount_micro, 0, 0) and amount_micro > 0
         case OperationKind.ADJUSTMENT:
-            adjusted_micro = _moved(operation, ADJUSTMENTS)
+            adjusted_micro = _posted(operation, ADJUSTMENTS)
             return (available_micro, held_micro, adjusted_micro) == (amount_micro, 0, -amount_micro) != (0, 0, 0)
         case OperationKind.HOLD:
             return (available_micro, held_micro, revenue_micro) == (-amount_micro, amount_micro, 0)

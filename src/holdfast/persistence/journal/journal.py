@@ -130,7 +130,7 @@ class Journal:
             await self._accepting.wait()
 
     def submit(self, unit: Unit, author: Author) -> None:
-        """Queue a unit; ``author.settle`` is called with its result once that is known.
+        """Queue a unit; ``author.unit_ended`` is called with its result once that is known.
 
         After the journal has ended, that happens before this returns: the queue is not read until it runs again.
         """
@@ -144,7 +144,7 @@ class Journal:
         """Queue a unit and wait for its result. Cancelling the wait does not withdraw the unit."""
         waiter = _Waiter()
         self.submit(unit, waiter)
-        await waiter.settled.wait()
+        await waiter.ended.wait()
         assert waiter.result is not None
         return waiter.result
 
@@ -192,7 +192,7 @@ class Journal:
     @staticmethod
     def _refuse(unit: Unit, author: Author, reason: str) -> None:
         refused = NotWritten(reason)
-        _settle(author, unit, refused)
+        _tell_author(author, unit, refused)
         _count([refused])
 
     # ------------------------------------------------------------------------------------------------- batches
@@ -230,7 +230,7 @@ class Journal:
             metrics.JOURNAL_COMMIT_S.observe(self.commit_s)
             metrics.JOURNAL_BATCH_UNITS.observe(len(units))
             for (unit, author), result in zip(batch, results, strict=True):
-                _settle(author, unit, result)
+                _tell_author(author, unit, result)
             self._changes.commit(
                 unit for unit, result in zip(units, results, strict=True) if isinstance(result, Committed | Unknown)
             )
@@ -245,7 +245,7 @@ class Journal:
             log.debug("database connection lost before a commit", units=len(units), reason=str(lost))
             self._gate.close(str(lost))
             not_written = NotWritten("the database connection was lost before the commit")
-            return [*lost.settled, *[not_written] * (len(units) - len(lost.settled))]
+            return [*lost.results, *[not_written] * (len(units) - len(lost.results))]
         except CommitUnanswered as lost:
             log.warning("database connection lost during a commit", units=len(units), reason=str(lost))
             return await self._look_up(lost)
@@ -313,12 +313,12 @@ class _Waiter:
     is_void = False
 
     def __init__(self) -> None:
-        self.settled = trio.Event()
+        self.ended = trio.Event()
         self.result: UnitResult | None = None
 
-    def settle(self, unit: Unit, result: UnitResult) -> None:  # noqa: ARG002 - it has one unit
+    def unit_ended(self, unit: Unit, result: UnitResult) -> None:  # noqa: ARG002 - it has one unit
         self.result = result
-        self.settled.set()
+        self.ended.set()
 
 
 _LABELS: dict[type[UnitResult], str] = {
@@ -337,9 +337,9 @@ def _timed_out(results: Sequence[UnitResult]) -> NotWritten | None:
     return last if type(last) is NotWritten and last.timed_out else None
 
 
-def _settle(author: Author, unit: Unit, result: UnitResult) -> None:
+def _tell_author(author: Author, unit: Unit, result: UnitResult) -> None:
     try:
-        author.settle(unit, result)
+        author.unit_ended(unit, result)
     except Exception:
         # One author's bug must not keep the others from their results.
         log.exception("an author failed to handle its result", result=_LABELS[type(result)])

@@ -244,7 +244,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
 )
 """Every statement of the write path, in the order a batch runs them."""
 
-KINDS = frozenset(statement.kind for statement in STATEMENTS)
+WRITTEN_KINDS = frozenset(statement.kind for statement in STATEMENTS)
 """The kinds of value that some statement writes."""
 
 # Prepare a batch's SQL and text before it is sent: the rows to lock, to look up and to write. This runs on the
@@ -319,7 +319,7 @@ def draft_of(units: Iterable[Unit]) -> Draft:
     for unit in units:
         for value in unit.rows:
             values[type(value)].append(value)
-    assert values.keys() <= KINDS, "a value of a kind without a statement"
+    assert values.keys() <= WRITTEN_KINDS, "a value of a kind without a statement"
     copies, statements = [], []
     for statement in STATEMENTS:
         found = values.get(statement.kind)

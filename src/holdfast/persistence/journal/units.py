@@ -22,7 +22,7 @@ class Fence(NamedTuple):
 class Unit(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """One decision's effects: the values in ``rows``; an operation includes its postings and its hold.
 
-    A unit with ``moves`` False leaves the fenced rows as they are: it only checks that its fences still hold, so
+    A unit with ``advances`` False leaves the fenced rows as they are: it only checks that its fences still hold, so
     that no refusal is based on a state that another process has changed. Its ``rows`` are not part of the fenced
     state, such as an event stored as it was received.
     """
@@ -30,7 +30,7 @@ class Unit(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     fences: tuple[Fence, ...] = ()
     rows: tuple[Row, ...] = ()
     probe: IdempotencyProbe | None = None
-    moves: bool = True
+    advances: bool = True
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -82,6 +82,6 @@ class Author(Protocol):
         """Whether this incarnation's undurable decisions are void; its queued units are then skipped."""
         ...
 
-    def settle(self, unit: Unit, result: UnitResult, /) -> None:
+    def unit_ended(self, unit: Unit, result: UnitResult, /) -> None:
         """Receive the result of a unit."""
         ...

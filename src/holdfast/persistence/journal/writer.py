@@ -141,11 +141,11 @@ _HELD = -2
 
 
 class ConnectionLost(Exception):
-    """The connection broke; nothing of the batch is durable but what the first units' results, ``settled``, say."""
+    """The connection broke; nothing of the batch is durable but what the first units' results, ``results``, say."""
 
-    def __init__(self, cause: BaseException, *, settled: Sequence[UnitResult] = ()) -> None:
+    def __init__(self, cause: BaseException, *, results: Sequence[UnitResult] = ()) -> None:
         super().__init__(reason_of(cause))
-        self.settled = settled
+        self.results = results
 
 
 class CommitUnanswered(Exception):
@@ -234,7 +234,7 @@ class BatchWriter:
                     if_void=[*results, *lost.if_void, *rest],
                 ) from lost
             except ConnectionLost as lost:
-                raise ConnectionLost(lost, settled=results) from lost
+                raise ConnectionLost(lost, results=results) from lost
         return results
 
     def look_up(self, batch_id: str) -> bool:
@@ -407,19 +407,19 @@ def _results_of(
     probed: set[IdempotencyProbe] = set()
     for unit in units:
         left = _VOID
-        moved = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key)) != fence.expected)
+        outdated = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key)) != fence.expected)
         if unit.probe is not None and unit.probe in replies:
             # Also of a unit void for another reason, so that all replays of a batch are known by its one reload.
             results.append(AlreadyReplied(replies[unit.probe]))
-        elif any(versions.get((fence.kind, fence.key)) == _HELD for fence in moved):
+        elif any(versions.get((fence.kind, fence.key)) == _HELD for fence in outdated):
             left = _HELD
             results.append(NotWritten("another session has locked its row"))
-        elif moved:
-            results.append(Stale(moved))
+        elif outdated:
+            results.append(Stale(outdated))
         elif unit.probe in probed:
             results.append(NotWritten("its idempotency key is used earlier in this batch"))
         else:
-            if unit.moves:
+            if unit.advances:
                 if unit.probe is not None:
                     probed.add(unit.probe)
                 for fence in unit.fences:

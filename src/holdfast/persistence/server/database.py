@@ -80,11 +80,6 @@ class Database:
         self._work_engine = make_engine(url, pool_size=WORK_SIZE + 1, statement_timeout_ms=WORK_MS, read_only=False)
         self._scan_engine = make_engine(url, pool_size=1, statement_timeout_ms=SCAN_MS, read_only=True, by_key=True)
 
-    @property
-    def limiters(self) -> dict[str, trio.CapacityLimiter]:
-        """The thread limiters by purpose, for the meters."""
-        return {"read": self._reads, "work": self._works, "lease": self._renewals, "scan": self._scans}
-
     async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``query(connection, …)`` on a thread, on a read-only connection, and return its result.
 

@@ -129,13 +129,13 @@ def _facts(family: str, change: str, found: Object, *, at: int, account: str | N
         case "refund" | "charge.refund":
             return refund_facts(found), _joined("refund", code(found.get("status")))
         case "charge.dispute":
-            moved = change if change in ("funds_withdrawn", "funds_reinstated") else code(found.get("status"))
+            happened = change if change in ("funds_withdrawn", "funds_reinstated") else code(found.get("status"))
             # Its list of movements says what was withdrawn and returned; only without one the event's name does.
             named = None if isinstance(found.get("balance_transactions"), list) else change
             facts = dispute_facts(
                 found, withdrawn=named == "funds_withdrawn", reinstated=named == "funds_reinstated"
             )
-            return facts, _joined("dispute", moved)
+            return facts, _joined("dispute", happened)
         case "review":
             detail = code(found.get("closed_reason")) or code(found.get("reason"))
             is_open = flag(found, "open")

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from holdfast.ledger.catalog.kinds import KindRules
+from holdfast.ledger.catalog.entries import KindRules
 from holdfast.ledger.catalog.models import ProviderConfig
 from holdfast.ledger.tasks.provider_update import CancelOutcome, ProviderUpdate, UpdateStatus
 from holdfast.providers.media.health import ProviderHealth
@@ -84,8 +84,8 @@ class Ambiguous(msgspec.Struct, frozen=True, tag=True):
 Submission = Accepted | NotSent | Rejected | Ambiguous
 
 
-class PollFault(Exception):
-    """A poll or cancel failed: the provider was not reached, or its response cannot be parsed."""
+class JobCallFault(Exception):
+    """A poll or cancel of a job failed: the provider was not reached, or its response cannot be used."""
 
 
 def job_id(request_id: str, attempt: int) -> str:
@@ -158,10 +158,10 @@ class MediaProvider(Protocol):
         """Submit a job. No error of the provider or the network is raised."""
 
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
-        """Read a job's status; None if the provider does not know the job. Raises :class:`PollFault`."""
+        """Read a job's status; None if the provider does not know the job. Raises :class:`JobCallFault`."""
 
     async def cancel(self, request_id: str, attempt: int, provider_ref: str | None) -> CancelOutcome:
-        """Ask the provider to stop a job. Raises :class:`PollFault`."""
+        """Ask the provider to stop a job. Raises :class:`JobCallFault`."""
 
     async def close(self) -> None:
         """Close connections. No call may follow."""

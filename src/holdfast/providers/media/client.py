@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from holdfast.ledger.clock import utc_now
-from holdfast.providers.media.base import MESSAGE_MAX_CHARS, Ambiguous, NotSent, PollFault, tidy
+from holdfast.providers.media.base import MESSAGE_MAX_CHARS, Ambiguous, JobCallFault, NotSent, tidy
 from holdfast.providers.media.health import ProviderHealth
 from holdfast.providers.outbound.connection_pool import (
     BodyTooLarge,
@@ -153,11 +153,11 @@ class ProviderClient:
             return Ambiguous(f"no response to the submission: {type(fault).__name__}")
 
     async def ask_about(self, call: Literal["poll", "cancel"], path: str, within_s: float) -> ProviderResponse:
-        """Poll or cancel a job that the server has. Raises :class:`PollFault`."""
+        """Poll or cancel a job that the server has. Raises :class:`JobCallFault`."""
         try:
             return await self.ask(call, _METHODS[call], path, within_s)
         except NO_ANSWER as fault:
-            raise PollFault(f"the provider is unreachable: {type(fault).__name__}") from fault
+            raise JobCallFault(f"the provider is unreachable: {type(fault).__name__}") from fault
 
     def close(self) -> None:
         """Close connections."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from holdfast.ledger.catalog.kinds import KindRules
+from holdfast.ledger.catalog.entries import KindRules
 from holdfast.providers.media.base import (
     Accepted,
     Ambiguous,

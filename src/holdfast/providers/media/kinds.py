@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.ledger.catalog.kinds import KindRules
+from holdfast.ledger.catalog.entries import KindRules
 from holdfast.providers.media.base import ProviderKind
 from holdfast.providers.media.cog import CONTAINER, STUDIO
 from holdfast.providers.media.replicate import REPLICATE
 
-KINDS: dict[str, ProviderKind] = {
+PROVIDER_KINDS: dict[str, ProviderKind] = {
     "studio": STUDIO,
     "cog": CONTAINER,
     "replicate": REPLICATE,
@@ -16,4 +16,4 @@ KINDS: dict[str, ProviderKind] = {
 
 def kind_rules() -> dict[str, KindRules]:
     """Return the rules of every kind, for reading a catalog."""
-    return {name: kind.rules for name, kind in KINDS.items()}
+    return {name: kind.rules for name, kind in PROVIDER_KINDS.items()}

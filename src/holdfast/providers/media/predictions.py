@@ -26,8 +26,8 @@ from holdfast.providers.media.base import (
     MESSAGE_MAX_CHARS,
     WORD_MAX_CHARS,
     Ambiguous,
+    JobCallFault,
     NotSent,
-    PollFault,
     Rejected,
     job_id,
     tidy,
@@ -265,7 +265,7 @@ class PredictionProvider:
         self._client = ProviderClient(name, url, token=token, timeout_s=max(submit_timeout_s, ask_timeout_s))
 
     async def poll(self, request_id: str, attempt: int, provider_ref: str | None) -> ProviderUpdate | None:
-        """Read the job's status. Raises :class:`PollFault`."""
+        """Read the job's status. Raises :class:`JobCallFault`."""
         name = self._named(request_id, attempt, provider_ref)
         answer = await self._client.ask_about("poll", self._path_of(name), self._ask_timeout_s)
         if answer.status in (404, 410) and self._retains_jobs:
@@ -273,12 +273,12 @@ class PredictionProvider:
         if answer.status in _NO_SUCH_METHOD and not self._retains_jobs:
             self.polls = False
         if answer.status != 200:
-            raise PollFault(f"the provider answered {answer.status}")
+            raise JobCallFault(f"the provider answered {answer.status}")
         try:
             prediction = read_prediction(answer.body)
             # Another job's results must not reach this task's owner.
             if prediction.id != name and not (self.takes_job_ids and prediction.id is None):
-                raise PollFault("the response is about another job")
+                raise JobCallFault("the response is about another job")
             return update_of(
                 prediction,
                 source="poll",
@@ -288,10 +288,10 @@ class PredictionProvider:
                 provider_ref=name,
             )
         except PredictionFault as fault:
-            raise PollFault(str(fault)) from fault
+            raise JobCallFault(str(fault)) from fault
 
     async def cancel(self, request_id: str, attempt: int, provider_ref: str | None) -> CancelOutcome:
-        """Ask the server to stop the job. Raises :class:`PollFault`."""
+        """Ask the server to stop the job. Raises :class:`JobCallFault`."""
         path = f"{self._path_of(self._named(request_id, attempt, provider_ref))}/cancel"
         answer = await self._client.ask_about("cancel", path, self._ask_timeout_s)
         if answer.status in (404, 410):
@@ -299,7 +299,7 @@ class PredictionProvider:
         if answer.status in _NO_SUCH_METHOD:
             return "unsupported"
         if not 200 <= answer.status < 300:
-            raise PollFault(f"the provider answered {answer.status}")
+            raise JobCallFault(f"the provider answered {answer.status}")
         try:
             status = read_prediction(answer.body).known_status
         except PredictionFault:
@@ -325,7 +325,7 @@ class PredictionProvider:
         if provider_ref is not None:
             return provider_ref
         if not self.takes_job_ids:
-            raise PollFault("the provider's name for the job is not known")
+            raise JobCallFault("the provider's name for the job is not known")
         return job_id(request_id, attempt)
 
     def _path_of(self, name: str) -> str:

@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
-from holdfast.providers.media.base import Accepted, Job, MediaProvider, PollFault, Rejected
+from holdfast.providers.media.base import Accepted, Job, JobCallFault, MediaProvider, Rejected
 from holdfast.providers.media.predictions import TERMINAL
 from holdfast.providers.outbound.connection_pool import tls_context
 from holdfast.providers.outbound.urls import parse_url
@@ -124,7 +124,7 @@ class ProviderCheck:
     async def _poll(self, ref: str, begun: float) -> None:
         try:
             found = await self._provider.poll(self._job.request_id, self._job.attempt, ref)
-        except PollFault as fault:
+        except JobCallFault as fault:
             self._poll_fault = str(fault)
             return
         self._polled_after_s = trio.current_time() - begun
@@ -192,7 +192,7 @@ class ProviderCheck:
             return
         try:
             outcome = await self._provider.cancel(self._job.request_id, self._job.attempt, ref)
-        except PollFault as fault:
+        except JobCallFault as fault:
             self._add("cancel", "failed", str(fault), begun)
         else:
             self._add("cancel", "ok", f"the job's end was requested: {outcome}", begun)

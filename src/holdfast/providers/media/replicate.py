@@ -30,7 +30,7 @@ from typing import Final
 
 import structlog
 
-from holdfast.ledger.catalog.kinds import KindRules
+from holdfast.ledger.catalog.entries import KindRules
 from holdfast.providers.media.base import (
     Accepted,
     Ambiguous,

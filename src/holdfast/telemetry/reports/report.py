@@ -16,7 +16,7 @@ ReportKind = Literal[
 ]  # fmt: skip
 """What happened. docs/runbook.md has a section for each."""
 
-KINDS: tuple[ReportKind, ...] = get_args(ReportKind)
+REPORT_KINDS: tuple[ReportKind, ...] = get_args(ReportKind)
 
 Level = Literal["debug", "info", "warning", "error", "critical"]
 LEVELS: tuple[Level, ...] = get_args(Level)

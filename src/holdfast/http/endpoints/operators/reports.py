@@ -38,7 +38,15 @@ from holdfast.persistence.queries.reports import newest_position, reports_page
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.reports.feed import READERS_PER_OPERATOR_MAX, ReportFeed, ReportReader
-from holdfast.telemetry.reports.report import KINDS, LEVELS, Level, Report, ReportFields, ReportFilter, in_words
+from holdfast.telemetry.reports.report import (
+    LEVELS,
+    REPORT_KINDS,
+    Level,
+    Report,
+    ReportFields,
+    ReportFilter,
+    in_words,
+)
 
 
 class ReportBody(ReportFields[Time], frozen=True, kw_only=True):
@@ -90,7 +98,7 @@ _POSITION_SCHEMA: Final = {"type": "string", "pattern": "^[0-9]{1,18}$"}
 
 
 _FILTERS: Final = (
-    filter_by("kind", "Only reports of this kind.", KINDS),
+    filter_by("kind", "Only reports of this kind.", REPORT_KINDS),
     filter_by("level", "Only reports of this level and louder ones.", LEVELS),
     filter_by("path", "Only reports on this child of the tree and on those below it."),
     filter_by("key", "Only reports on the actor with this key."),

@@ -32,7 +32,7 @@ from holdfast.providers.media.callbacks import (
     parse_callback,
     read_hook_query,
 )
-from holdfast.providers.media.kinds import KINDS
+from holdfast.providers.media.kinds import PROVIDER_KINDS
 from holdfast.providers.media.predictions import TERMINAL, PredictionFault, read_prediction, update_of
 from holdfast.providers.media.provider_check import CHECK_PREFIX
 from holdfast.providers.signatures import (
@@ -197,7 +197,7 @@ _NOT_CONFIGURED: Final = Refusal(code="provider_not_configured", message="This p
 def _bytes_max(call: Call) -> int:
     """Return the body limit of a provider; without the right token a container has the common limit."""
     config = call.deps.catalog().providers.get(call.path["provider"])
-    if config is None or (KINDS[config.kind].rules.webhooks == "token" and not _shows_token(call, config)):
+    if config is None or (PROVIDER_KINDS[config.kind].rules.webhooks == "token" and not _shows_token(call, config)):
         return BODY_MAX_BYTES
     return config.callback_bytes_max
 
@@ -239,7 +239,7 @@ async def _receive_own_format(call: Call) -> Outcome:
     config = call.deps.catalog().providers.get(call.path["provider"])
     if config is None:
         return refused_signature("invalid", SIGNATURE_HEADER)
-    proof = KINDS[config.kind].rules.webhooks
+    proof = PROVIDER_KINDS[config.kind].rules.webhooks
     if proof == "signature" or (proof == "token" and SIGNATURE_HEADER in call.request.headers):
         return await receive_signed(call, config.name)
     read = _hosted_update(call, config) if proof == "standard" else _container_update(call, config)

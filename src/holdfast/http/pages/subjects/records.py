@@ -9,7 +9,7 @@ from holdfast.http.endpoints.operators.reports import list_reports
 from holdfast.http.pages.formats import tone_of
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ViewResult, ViewTable, Visit
-from holdfast.telemetry.reports.report import KINDS
+from holdfast.telemetry.reports.report import REPORT_KINDS
 
 view = ViewTable()
 
@@ -32,7 +32,7 @@ async def reports(visit: Visit) -> ViewResult:
     filters = {name: value.removeprefix("req_") for name, value in found.filters.items()}
     values = {
         "reports": found._replace(filters=filters),
-        "tones": {kind: tone_of(kind) for kind in KINDS},
+        "tones": {kind: tone_of(kind) for kind in REPORT_KINDS},
         "streams": not visit.parameter("cursor"),
     }
     return Html("reports.html", values)
