@@ -40,6 +40,7 @@ from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_idempotency_key, read_prefer
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import find_reply
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
@@ -384,6 +385,12 @@ class Call:
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Run a query in the share of the caller."""
         return await self.deps.read_shares.run(self._reader(), partial(self.deps.database.read, query))
+
+    async def find_by_id(self, find: Callable[[Connection, str], T | None], sent_id: str) -> T | None:
+        """Return what ``find`` finds by an id that was sent, or None: the database is not asked for other texts."""
+        if not is_id(sent_id):
+            return None
+        return await self.deps.database.read(lambda rows: find(rows, sent_id))
 
     async def _look_up(self, *lookups: Lookup[Any, Any]) -> None:
         await self.deps.read_shares.run(self._reader(), partial(self.deps.lookups.run, *lookups))

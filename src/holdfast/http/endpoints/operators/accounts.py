@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -19,7 +21,6 @@ from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Paramete
 from holdfast.http.kit.values import missing_parameter, shown
 from holdfast.http.schemas.common import AccountBody, ApiKeyBody, account_body, api_key_body, render
 from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
-from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
@@ -113,7 +114,7 @@ async def find_account(call: Call) -> Outcome:
 
     def read(rows: Connection) -> AccountDetails | None:
         account_id = account_of_email(rows, email)
-        return None if account_id is None else _read_account(call, rows, account_id)
+        return None if account_id is None else _read_account(rows, account_id, now=call.deps.now())
 
     return await call.deps.database.read(read) or account_not_found(email)
 
@@ -129,9 +130,7 @@ async def find_account(call: Call) -> Outcome:
 async def read_account_details(call: Call) -> Outcome:
     """A disabled account is shown too."""
     account_id = call.path["account_id"]
-    if not is_id(account_id):
-        return account_not_found(account_id)
-    found = await call.deps.database.read(lambda rows: _read_account(call, rows, account_id))
+    found = await call.find_by_id(partial(_read_account, now=call.deps.now()), account_id)
     return found or account_not_found(account_id)
 
 
@@ -231,8 +230,8 @@ def _adjusted(reply: CreditChanged) -> AdjustedBody:
     return render(AdjustedBody, reply, account=account_body(reply.account))
 
 
-def _read_account(call: Call, rows: Connection, account_id: str) -> AccountDetails | None:
-    found = account_overview(rows, account_id, now=call.deps.now())
+def _read_account(rows: Connection, account_id: str, *, now: datetime) -> AccountDetails | None:
+    found = account_overview(rows, account_id, now=now)
     if found is None:
         return None
     return render(

@@ -19,7 +19,6 @@ from holdfast.http.kit.values import invalid_parameter, read_amount
 from holdfast.http.schemas.common import AmountGiven
 from holdfast.http.schemas.operators import ActionRequest, Note, Reason, text_of
 from holdfast.http.schemas.payments import PaymentOrderBody, in_units, payment_order_body, render_order
-from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.targets import received_micro
@@ -118,9 +117,7 @@ async def read_order_details(call: Call) -> Outcome:
 async def order_of_path(call: Call) -> Order | Refusal:
     """Return the order of the path, whose account the call concerns. Refuses with ``payment_order_not_found``."""
     order_id = call.path["order_id"]
-    order = None
-    if is_id(order_id):
-        order = await call.deps.database.read(lambda rows: order_by_id(rows, order_id))
+    order = await call.find_by_id(order_by_id, order_id)
     if order is None:
         return order_not_found(order_id)
     call.concern(order.account_id)

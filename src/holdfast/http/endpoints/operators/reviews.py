@@ -22,7 +22,6 @@ from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import ActionRequest, Note, text_of
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.clock import format_time
-from holdfast.ledger.ids import is_id
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, FreeForm, Time
 from holdfast.ledger.refusals import Refusal
@@ -169,9 +168,7 @@ def review_body(deps: Dependencies, task: Task) -> ReviewBody:
 
 async def _task_of(call: Call) -> Task | Refusal:
     case_id = call.path["review_case_id"]
-    task = None
-    if is_id(case_id):
-        task = await call.deps.database.read(lambda rows: task_under_review(rows, case_id))
+    task = await call.find_by_id(task_under_review, case_id)
     if task is None:
         return Refusal(code="review_not_found", message=f"The review {shown(case_id)} does not exist.")
     return task

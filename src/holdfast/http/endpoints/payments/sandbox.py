@@ -23,7 +23,6 @@ from holdfast.http.schemas.payments import (
     render_order,
     sandbox_values,
 )
-from holdfast.ledger.ids import is_id
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.sandbox_signature import read_values, sign, verify_sandbox
 from holdfast.ledger.refusals import Refusal
@@ -95,17 +94,14 @@ async def _receive(call: Call) -> Outcome:
     values = read_values(call.json)
     if isinstance(values, Refusal):
         return values
-    order_id = values.order_id
-    order = None
-    if is_id(order_id):
-        order = await deps.database.read(lambda rows: order_by_id(rows, order_id))
+    order = await call.find_by_id(order_by_id, values.order_id)
     event_id = None if order is None else order.request.sandbox_event_id
     header = ",".join(call.request.headers.getlist(SIGNATURE_HEADER))
     refusal = verify_sandbox(header, values, deps.sandbox_secrets, event_id=event_id)
     if refusal is not None:
         return refusal
     assert order is not None
-    command = PaySandboxOrder(order_id=order_id, values=values, body=call.raw)
+    command = PaySandboxOrder(order_id=order.order_id, values=values, body=call.raw)
     reply = await call.ask(deps.accounts.ref(order.account_id), command)
     return reply if isinstance(reply, Refusal) else render_order(SandboxOrderBody, reply.order)
 
