@@ -208,16 +208,16 @@ class Silence(msgspec.Struct, frozen=True):
 def on_silence(task: Task, silence: Silence, ctx: Context) -> Step:
     """Fail a task that was not yet submitted if its provider has been silent for as long as the task may wait."""
     deadlines = task.request.terms.deadlines
-    limit_s = deadlines.dispatch_s if silence.of == "submissions" else deadlines.run_s
+    code: ErrorCode
+    if silence.of == "submissions":
+        unanswered, limit_s, code = "submission", deadlines.dispatch_s, "provider_unavailable"
+    else:
+        unanswered, limit_s, code = "poll of a job", deadlines.run_s, "provider_timeout"
     waited_s = min(silence.seconds, (ctx.now - task.created_at).total_seconds())
     if task.is_terminal or task.state.dispatch != "none" or task.state.attempt or waited_s < limit_s:
         return unchanged("ignored")
-    text = f"the provider has answered no {_UNANSWERED[silence.of]} for {silence.seconds:.0f} s"
-    code: ErrorCode = "provider_unavailable" if silence.of == "submissions" else "provider_timeout"
+    text = f"the provider has answered no {unanswered} for {silence.seconds:.0f} s"
     return fail(task, "never_sent", text, ctx, code=code, what="silence")
-
-
-_UNANSWERED = {"submissions": "submission", "updates": "poll of a job"}
 
 
 def overdue_text(task: Task, now: datetime) -> str:

@@ -246,8 +246,8 @@ def transition(
         state["status_history"] = (*task.state.status_history, entry)
         if rule.target == "processing":
             state["run_started_at"] = ctx.now
-    after = _next_version(task, rule.target, ctx.now, note, state)
-    return Step(task=after, verdict="applied", settle=settle, effects=effects)
+    next_version = _next_version(task, rule.target, ctx.now, note, state)
+    return Step(task=next_version, verdict="applied", settle=settle, effects=effects)
 
 
 def freeze_for_review(
@@ -314,14 +314,14 @@ def _next_version(
 ) -> Task:
     if note is not None:
         state["progress"] = with_note(task.state.progress, note)
-    changed: TaskState = msgspec.structs.replace(task.state, **state)
+    new_state: TaskState = msgspec.structs.replace(task.state, **state)
     unwoken = msgspec.structs.replace(
         task,
         version=task.version + 1,
         status=status,
         updated_at=now,
-        dispatched=changed.dispatch != "none",
-        state=changed,
+        dispatched=new_state.dispatch != "none",
+        state=new_state,
         wake_at=None,
     )
     return msgspec.structs.replace(unwoken, wake_at=_wake_of(unwoken))
