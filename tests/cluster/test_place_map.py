@@ -42,6 +42,7 @@ from holdfast.cluster.place_map import (
 from holdfast.cluster.placement import owners_of_places
 from holdfast.commands.cli import app
 from holdfast.http.endpoints.operators.providers import ProviderCheckRequest
+from holdfast.http.kit import waiting
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.ledger.ids import new_id, new_id_of_account
@@ -222,6 +223,17 @@ def test_haproxy_waits_for_the_longest_provider_check() -> None:
     longest_s = schema["properties"]["wait_s"]["maximum"]
     # It waits for the callback, and downloads, after the job.
     assert int(waits_s) >= longest_s + CALLBACK_LATE_S + 60
+
+
+def test_haproxy_waits_for_waiting_requests_and_silent_streams() -> None:
+    shown = configured({})
+    [waits_s] = re.findall(r"^ +http-request set-timeout server (\d+)s if { url_param\(wait\) ", shown, re.M)
+    assert int(waits_s) > waiting.WAIT_MAX_S
+    [others] = re.findall(r"^ +http-request set-timeout server \d+s if { path_beg /v2/task/ } (.*)$", shown, re.M)
+    assert others == "!{ url_param(wait) -m found } !{ path_end /stream }"
+    assert {
+        int(each) > waiting.CHECK_S for each in re.findall(r"^ +timeout (?:server|client) (\d+)s", shown, re.M)
+    } == {True}
 
 
 def test_an_accounts_requests_reach_the_owner_of_its_place(
