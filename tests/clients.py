@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import httpx2
@@ -94,13 +95,20 @@ class Customer(Caller):
 
     async def tasks(self) -> dict[str, dict[str, Any]]:
         """Read all the account's tasks, by id."""
-        found: dict[str, dict[str, Any]] = {}
-        query = "?limit=100"
-        while query:
-            page = ok(await self.as_key("GET", f"/v2/task/list{query}"))
-            found |= {task["request_id"]: task for task in page["data"]}
-            query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
-        return found
+        return {task["request_id"]: task for task in await every(partial(self.as_key, "GET"), "/v2/task/list")}
+
+    async def statement(self) -> list[dict[str, Any]]:
+        """Read all operations of the account, oldest first."""
+        return (await every(partial(self.as_session, "GET"), "/v2/control/ledger"))[::-1]
+
+    async def submitted(self, request_id: str) -> None:
+        """Wait until the provider's acceptance of a task's job is stored."""
+
+        async def is_submitted() -> bool:
+            task = await self.task(request_id)
+            return any(line["status"] == "submitted" for line in task["provider_progress"])
+
+        await until(is_submitted)
 
     async def totals(self) -> Totals:
         """Read the account's credit."""
@@ -115,6 +123,17 @@ class Customer(Caller):
             return tasks if all(task["status"] in ENDED for task in tasks.values()) else None
 
         return await until(ended, within_s=within_s)
+
+
+async def every(read: Callable[[str], Awaitable[httpx2.Response]], path: str) -> list[dict[str, Any]]:
+    """Read all pages of a list."""
+    found: list[dict[str, Any]] = []
+    query = "?limit=100"
+    while query:
+        page = ok(await read(path + query))
+        found += page["data"]
+        query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
+    return found
 
 
 def loopback_client(**options: Any) -> httpx2.AsyncClient:

@@ -5,16 +5,21 @@ Where tests run in several workers, each worker has a session of its own, and a 
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import structlog
+import trio
 from hypothesis import HealthCheck, settings
+from trio.testing import MockClock
 
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -25,6 +30,8 @@ from .fresh_databases import FreshDatabases
 WORKERS_PER_CORE = 2
 """Most journeys wait more than they compute."""
 WORKERS_MAX = 8
+TEST_S = 120.0
+"""How long an asynchronous test may take; journeys and tests with a virtual clock have bounds of their own."""
 FOREIGN = ("HOLDFAST_", "LISTEN_", "NOTIFY_", "OTEL_", "PG")
 """Variables that begin so change how the service or a library runs."""
 
@@ -54,9 +61,23 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker, put first what takes long, so that no worker is left alone with it in the end."""
+    """Bound each test; in a worker, put first what takes long, so that no worker is left with it alone."""
+    for item in items:
+        is_journey = item.path.parent.name == "journeys"
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj) and not is_journey:
+            item.obj = _bounded(item.obj)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.path.parent.name != "journeys")
+
+
+def _bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def run(**fixtures: object) -> None:
+        has_real_time = not isinstance(trio.lowlevel.current_clock(), MockClock)
+        with trio.fail_after(TEST_S if has_real_time else math.inf):
+            await test(**fixtures)
+
+    return run
 
 
 @pytest.fixture(autouse=True)

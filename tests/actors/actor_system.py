@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from tests.made_requests import make_order_request, make_request, make_terms
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
@@ -17,7 +18,6 @@ from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.actors.task.messages import TaskQueued
-from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.facts import (
@@ -31,8 +31,8 @@ from holdfast.ledger.orders.facts import (
     ProgressStatus,
     RefundFacts,
 )
-from holdfast.ledger.orders.order import OrderRequest, Provider, identity_fx
-from holdfast.ledger.tasks.task import Task, TaskRequest
+from holdfast.ledger.orders.order import OrderRequest, Provider
+from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
@@ -45,40 +45,10 @@ from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.telemetry.reports.reporter import Reporter
 
 
-def terms(hold_micro: int = 1_000_000) -> Terms:
-    """Terms of a one-image task that holds ``hold_micro``."""
-    return Terms(
-        model="studio/image-1",
-        modality="image",
-        catalog_version="cat_0",
-        input_hash="0" * 64,
-        rate=Rate(mode="per_image", unit="image", unit_price="1"),
-        estimated=Units(units=1),
-        largest=Units(units=1),
-        smallest=Units(units=1),
-        estimate_micro=hold_micro,
-        minimum_micro=hold_micro,
-        maximum_micro=hold_micro,
-        hold_micro=hold_micro,
-        exact=True,
-        basis="per_image: 1 x 1",
-        provider="studio",
-        upstream_model="poster",
-        provider_quote_hash="0" * 64,
-    )
-
-
 def create_task(key_id: str, *, hold_micro: int = 1_000_000, key: str | None = None) -> CreateTask:
     """A command that creates a task, optionally under an idempotency key."""
     idempotency = None if key is None else IdempotencyKey("POST /v2/task/create", key, b"same body")
-    request = TaskRequest(
-        input={"prompt": "a lighthouse"},
-        terms=terms(hold_micro),
-        quote_id="quo_1",
-        api_key_id=key_id,
-        hold_id=new_id("hold"),
-        hold_micro=hold_micro,
-    )
+    request = make_request(make_terms(hold_micro), api_key_id=key_id, hold_id=new_id("hold"))
     return CreateTask(request, "tasks:write", idempotency)
 
 
@@ -166,25 +136,11 @@ class Payments:
     def request(self, account_id: str, provider: Provider = "cardprovider", **fields: Any) -> OrderRequest:
         """What a customer orders: for a day by card, for half an hour in the sandbox."""
         at = utc_now()
-        is_sandbox = provider == "sandbox"
-        base: dict[str, Any] = {
-            "order_id": new_id("ord"),
-            "account_id": account_id,
-            "provider": provider,
-            "amount_micro": self.amount_micro,
-            "currency": "USD",
-            "operation_id": new_id("op"),
-            "brand_id": "holdfast",
-            "legal_entity_id": "holdfast",
-            "merchant_of_record": "Holdfast",
-            "provider_account_id": "holdfast",
-            "created_at": at,
-            "expires_at": at + timedelta(minutes=30 if is_sandbox else 24 * 60),
-            "fx": identity_fx("USD", at),
-            "sandbox_event_id": new_id("evt") if is_sandbox else None,
-            "signed_at": int(at.timestamp()) if is_sandbox else None,
-        }
-        return OrderRequest(**(base | fields))
+        given: dict[str, Any] = {"operation_id": new_id("op"), "provider": provider}
+        if provider == "sandbox":
+            given |= {"expires_at": at + timedelta(minutes=30), "sandbox_event_id": new_id("evt")}
+            given["signed_at"] = int(at.timestamp())
+        return make_order_request(new_id("ord"), account_id, at, **given | fields)
 
     def event(self, kind: str, facts: OrderFacts, *, event_id: str | None = None) -> PaymentEvent:
         """An event of the provider's, with an id of its own."""

@@ -15,6 +15,7 @@ import trio.testing
 from PIL import Image
 from sqlalchemy import Connection, text
 from tests.content_claims import claim_content
+from tests.made_requests import make_request, make_terms
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.messages import Recharge, TaskAccepted
@@ -27,7 +28,6 @@ from holdfast.ledger.tasks.task import (
     HostingState,
     OutputItem,
     Task,
-    TaskRequest,
     TaskStatus,
     accept_task,
 )
@@ -39,7 +39,7 @@ from holdfast.providers.storage.base import AssetMissing, StoreFault, asset_key
 from holdfast.providers.storage.local import LocalStore
 from holdfast.supervision.directory import KeyedDirectory
 
-from .actor_system import ActorSystem, create_task, terms
+from .actor_system import ActorSystem, create_task
 
 RETENTION_S = 7 * 24 * 3600
 
@@ -178,19 +178,8 @@ class Setup:
         return task.request_id
 
     def new_task(self) -> Task:
-        return accept_task(
-            self.account_id,
-            new_id("task"),
-            TaskRequest(
-                input={},
-                terms=terms(),
-                quote_id="quo_1",
-                api_key_id=None,
-                hold_id=new_id("op"),
-                hold_micro=terms().hold_micro,
-            ),
-            self.at,
-        )
+        request = make_request(make_terms(), hold_id=new_id("op"))
+        return accept_task(self.account_id, new_id("task"), request, self.at)
 
     async def stored(self, position: int, data: bytes, *, round_number: int = 1) -> RecordHosting:
         """Return the report that an output was stored."""

@@ -95,38 +95,36 @@ async def test_replies_replays_and_refusals_wait_for_the_commit(
     start_system: StartSystem, database: Database, new_task: NewTask
 ) -> None:
     writer = StallingWriter(BatchWriter(database.connect_writer, now=utc_now))
-    with trio.fail_after(60):
-        system = await start_system(writer=writer)
-        account_id, key_id = await system.open_account()
-        replies: dict[str, Any] = {}
+    system = await start_system(writer=writer)
+    account_id, key_id = await system.open_account()
+    replies: dict[str, Any] = {}
 
-        async def ask(name: str, command: Any) -> None:
-            replies[name] = await system.accounts.ref(account_id).ask(command)
+    async def ask(name: str, command: Any) -> None:
+        replies[name] = await system.accounts.ref(account_id).ask(command)
 
-        await system.accounts.ref(account_id).ask(Recharge(CREDIT))
-        try:
-            async with trio.open_nursery() as nursery:
-                writer.may_write.clear()
-                for name, key in (("first", "k"), ("replay", "k"), ("refusal", None)):
-                    nursery.start_soon(ask, name, new_task(key_id, key=key))
-                    await wait_all_tasks_blocked()
-                assert replies == {}
-                assert await read_totals(database, account_id) == (CREDIT, 0, 1)
-                writer.may_write.set()
-        finally:
+    await system.accounts.ref(account_id).ask(Recharge(CREDIT))
+    try:
+        async with trio.open_nursery() as nursery:
+            writer.may_write.clear()
+            for name, key in (("first", "k"), ("replay", "k"), ("refusal", None)):
+                nursery.start_soon(ask, name, new_task(key_id, key=key))
+                await wait_all_tasks_blocked()
+            assert replies == {}
+            assert await read_totals(database, account_id) == (CREDIT, 0, 1)
             writer.may_write.set()
+    finally:
+        writer.may_write.set()
     assert isinstance(replies["first"], TaskAccepted)
     assert replies["replay"] == Replayed(replies["first"])
     assert isinstance(replies["refusal"], Refusal)
 
 
 async def test_an_account_changed_by_another_process_is_reloaded(system: Any, database: Database) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        await system.accounts.ref(account_id).ask(Recharge(CREDIT))
-        before = stale_count()
-        await database.work(move_behind_its_back(account_id))
-        replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(Recharge(CREDIT))] * 20)
+    account_id, _ = await system.open_account()
+    await system.accounts.ref(account_id).ask(Recharge(CREDIT))
+    before = stale_count()
+    await database.work(move_behind_its_back(account_id))
+    replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(Recharge(CREDIT))] * 20)
     assert all(isinstance(reply, CreditChanged) for reply in replies)
     assert stale_count() > before
     balances = sorted(reply.account.balance_micro for reply in replies)
@@ -138,22 +136,21 @@ async def test_two_processes_on_one_account_neither_lose_nor_double(
     start_system: StartSystem, database: Database, new_task: NewTask
 ) -> None:
     before = stale_count()
-    with trio.fail_after(60):
-        systems = [await start_system(), await start_system()]
-        account_id, key_id = await systems[0].open_account()
-        # Both have loaded the account before they race, so at least one state becomes stale.
-        await systems[0].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
-        await systems[1].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
+    systems = [await start_system(), await start_system()]
+    account_id, key_id = await systems[0].open_account()
+    # Both have loaded the account before they race, so at least one state becomes stale.
+    await systems[0].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
+    await systems[1].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
 
-        async def hammer(system: Any, name: str) -> list[Any]:
-            replies = []
-            for i in range(15):
-                # Both send the same keys: the second must get the first one's reply.
-                replies.append(await system.accounts.ref(account_id).ask(new_task(key_id, key=f"shared-{i}")))
-                replies.append(await system.accounts.ref(account_id).ask(Recharge(1, keyed(f"{name}-{i}"))))
-            return replies
+    async def hammer(system: Any, name: str) -> list[Any]:
+        replies = []
+        for i in range(15):
+            # Both send the same keys: the second must get the first one's reply.
+            replies.append(await system.accounts.ref(account_id).ask(new_task(key_id, key=f"shared-{i}")))
+            replies.append(await system.accounts.ref(account_id).ask(Recharge(1, keyed(f"{name}-{i}"))))
+        return replies
 
-        first, second = await in_parallel([partial(hammer, systems[0], "a"), partial(hammer, systems[1], "b")])
+    first, second = await in_parallel([partial(hammer, systems[0], "a"), partial(hammer, systems[1], "b")])
     plain = [[unwrapped(reply) for reply in replies[::2]] for replies in (first, second)]
     assert plain[0] == plain[1]
     accepted = [reply for reply in plain[0] if isinstance(reply, TaskAccepted)]
@@ -165,37 +162,35 @@ async def test_two_processes_on_one_account_neither_lose_nor_double(
 
 
 async def test_no_process_refuses_by_a_state_that_is_stale(start_system: StartSystem, new_task: NewTask) -> None:
-    with trio.fail_after(60):
-        here, there = await start_system(), await start_system()
-        account_id, key_id = await here.open_account()
-        assert isinstance(await here.accounts.ref(account_id).ask(new_task(key_id)), Refusal)
-        await there.accounts.ref(account_id).ask(Recharge(CREDIT))
-        assert isinstance(await here.accounts.ref(account_id).ask(new_task(key_id)), TaskAccepted)
-        fresh = CreateApiKey("key_2", b"2" * 32, "hk_test_2", "second", ("tasks:write",))
-        await there.accounts.ref(account_id).ask(Recharge(CREDIT))
-        await there.accounts.ref(account_id).ask(fresh)
-        assert isinstance(await here.accounts.ref(account_id).ask(new_task("key_2")), TaskAccepted)
-        await there.accounts.ref(account_id).ask(RevokeApiKey(key_id))
-        last = await here.accounts.ref(account_id).ask(new_task(key_id))
+    here, there = await start_system(), await start_system()
+    account_id, key_id = await here.open_account()
+    assert isinstance(await here.accounts.ref(account_id).ask(new_task(key_id)), Refusal)
+    await there.accounts.ref(account_id).ask(Recharge(CREDIT))
+    assert isinstance(await here.accounts.ref(account_id).ask(new_task(key_id)), TaskAccepted)
+    fresh = CreateApiKey("key_2", b"2" * 32, "hk_test_2", "second", ("tasks:write",))
+    await there.accounts.ref(account_id).ask(Recharge(CREDIT))
+    await there.accounts.ref(account_id).ask(fresh)
+    assert isinstance(await here.accounts.ref(account_id).ask(new_task("key_2")), TaskAccepted)
+    await there.accounts.ref(account_id).ask(RevokeApiKey(key_id))
+    last = await here.accounts.ref(account_id).ask(new_task(key_id))
     assert isinstance(last, Refusal)
     assert last.code == "invalid_api_key"
 
 
 async def test_a_command_the_database_refuses_fails_alone(system: Any, database: Database) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        poison = CreateApiKey("key_p", b"p" * 32, "hk", "a NUL \x00 inside", ("tasks:read",))
-        outcomes: list[Any] = []
+    account_id, _ = await system.open_account()
+    poison = CreateApiKey("key_p", b"p" * 32, "hk", "a NUL \x00 inside", ("tasks:read",))
+    outcomes: list[Any] = []
 
-        async def ask(command: Any) -> None:
-            try:
-                outcomes.append(await system.accounts.ref(account_id).ask(command))
-            except Crashed as crash:
-                outcomes.append(crash)
+    async def ask(command: Any) -> None:
+        try:
+            outcomes.append(await system.accounts.ref(account_id).ask(command))
+        except Crashed as crash:
+            outcomes.append(crash)
 
-        async with trio.open_nursery() as nursery:
-            for i in range(10):
-                nursery.start_soon(ask, poison if i == 4 else Recharge(CREDIT))
+    async with trio.open_nursery() as nursery:
+        for i in range(10):
+            nursery.start_soon(ask, poison if i == 4 else Recharge(CREDIT))
     assert sum(isinstance(outcome, Crashed) for outcome in outcomes) == 1
     assert sum(isinstance(outcome, CreditChanged) for outcome in outcomes) == 9
     assert await read_totals(database, account_id) == (9 * CREDIT, 0, 9)
@@ -381,17 +376,16 @@ async def test_random_histories_with_faults_match_the_auditor(
                 case _:
                     pass
 
-    with trio.fail_after(60):
-        nursery.start_soon(keep_gate_open)
-        inner = BatchWriter(database.connect_writer, now=utc_now)
-        healthy = await start_system(limits=HARDY)
-        account_id, key_id = await healthy.open_account()
-        systems = [await start_system(limits=HARDY, writer=FaultyWriter(inner, rng))]
-        if has_rival:
-            systems.append(healthy)
-        async with trio.open_nursery() as clients:
-            for name in range(6):
-                clients.start_soon(client, account_id, key_id, name)
+    nursery.start_soon(keep_gate_open)
+    inner = BatchWriter(database.connect_writer, now=utc_now)
+    healthy = await start_system(limits=HARDY)
+    account_id, key_id = await healthy.open_account()
+    systems = [await start_system(limits=HARDY, writer=FaultyWriter(inner, rng))]
+    if has_rival:
+        systems.append(healthy)
+    async with trio.open_nursery() as clients:
+        for name in range(6):
+            clients.start_soon(client, account_id, key_id, name)
     assert await read_totals(database, account_id) == (
         auditor.balance_micro,
         sum(auditor.open.values()),

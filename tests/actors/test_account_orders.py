@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import trio
 from sqlalchemy import text
 
 from holdfast.actors.account.actor import AccountLimits
@@ -65,26 +64,25 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
     start_system: StartSystem, payments: Any, same_account: bool, at_once: bool
 ) -> None:
     """With ``at_once`` the second one is decided while the first is not durable yet."""
-    with trio.fail_after(60):
-        system = await start_system(limits=HARDY)
-        first_account, _ = await system.open_account()
-        second_account = first_account if same_account else (await system.open_account())[0]
-        orders = [await new_order(system, payments, account_id) for account_id in (first_account, second_account)]
-        events = [payments.paid(order.order_id) for order in orders]
-        commands = [
-            received(msgspec.structs.replace(event, event_id=events[0].event_id), order.order_id)
-            for event, order in zip(events, orders, strict=True)
-        ]
-        calls = [
-            partial(system.accounts.ref(order.account_id).ask, command)
-            for order, command in zip(orders, commands, strict=True)
-        ]
-        if at_once and same_account:
-            replies = await in_parallel(calls)
-        else:
-            replies = [await call() for call in calls]
-        # Whichever was first; telling either again changes nothing.
-        again = [await call() for call in calls]
+    system = await start_system(limits=HARDY)
+    first_account, _ = await system.open_account()
+    second_account = first_account if same_account else (await system.open_account())[0]
+    orders = [await new_order(system, payments, account_id) for account_id in (first_account, second_account)]
+    events = [payments.paid(order.order_id) for order in orders]
+    commands = [
+        received(msgspec.structs.replace(event, event_id=events[0].event_id), order.order_id)
+        for event, order in zip(events, orders, strict=True)
+    ]
+    calls = [
+        partial(system.accounts.ref(order.account_id).ask, command)
+        for order, command in zip(orders, commands, strict=True)
+    ]
+    if at_once and same_account:
+        replies = await in_parallel(calls)
+    else:
+        replies = [await call() for call in calls]
+    # Whichever was first; telling either again changes nothing.
+    again = [await call() for call in calls]
     assert sorted(reply.verdict for reply in replies) == ["applied", "duplicate"]
     assert sorted(reply.order.status for reply in replies) == ["credited", "pending"]
     assert [reply.verdict for reply in again] == ["duplicate", "duplicate"]
@@ -98,13 +96,12 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
 
 
 async def test_the_reply_equals_the_row(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id)
-        attached = await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
-        again = await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
-        after = await deliver(system, order, payments.attempt("processing"), payments.paid(order.order_id))
-        row = await stored(system.database, order.order_id)
+    account_id, _ = await system.open_account()
+    order = await new_order(system, payments, account_id)
+    attached = await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
+    again = await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
+    after = await deliver(system, order, payments.attempt("processing"), payments.paid(order.order_id))
+    row = await stored(system.database, order.order_id)
     assert (attached.verdict, again.verdict) == ("applied", "duplicate")
     assert row == after
 
@@ -113,24 +110,22 @@ async def test_the_reply_equals_the_row(system: Any, payments: Any) -> None:
 
 
 async def test_a_repeated_key_returns_the_order_it_created(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        key = IdempotencyKey("POST /v2/control/payments/sandbox", "k", b"same")
-        first = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
-        again = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
+    account_id, _ = await system.open_account()
+    key = IdempotencyKey("POST /v2/control/payments/sandbox", "k", b"same")
+    first = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
+    again = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
     assert again == Replayed(first)
     assert first.order.status == "pending"
 
 
 async def test_an_account_has_only_so_many_unpaid_orders(start_system: StartSystem, payments: Any) -> None:
-    with trio.fail_after(60):
-        system = await start_system(account_limits=AccountLimits(orders_pending_max=3))
-        account_id, _ = await system.open_account()
-        creates = [CreateOrder(payments.request(account_id, "sandbox")) for _ in range(8)]
-        replies = await in_parallel([partial(system.accounts.ref(account_id).ask, create) for create in creates])
-        orders = [reply.order for reply in replies if isinstance(reply, OrderResult)]
-        await system.accounts.ref(account_id).ask(sandbox_payment(orders[0]))
-        one_more = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox")))
+    system = await start_system(account_limits=AccountLimits(orders_pending_max=3))
+    account_id, _ = await system.open_account()
+    creates = [CreateOrder(payments.request(account_id, "sandbox")) for _ in range(8)]
+    replies = await in_parallel([partial(system.accounts.ref(account_id).ask, create) for create in creates])
+    orders = [reply.order for reply in replies if isinstance(reply, OrderResult)]
+    await system.accounts.ref(account_id).ask(sandbox_payment(orders[0]))
+    one_more = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox")))
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert 1 <= len(orders) <= 3
     assert {refusal.code for refusal in refused} == {"too_many_open_orders"}
@@ -138,17 +133,16 @@ async def test_an_account_has_only_so_many_unpaid_orders(start_system: StartSyst
 
 
 async def test_orders_of_others_and_of_the_other_kind_are_not_found(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        other_id, _ = await system.open_account()
-        card = await new_order(system, payments, account_id)
-        sandbox = await new_order(system, payments, account_id, "sandbox")
-        replies = [
-            await system.accounts.ref(other_id).ask(received(payments.paid(card.order_id), card.order_id)),
-            await system.accounts.ref(account_id).ask(received(payments.paid(sandbox.order_id), sandbox.order_id)),
-            await system.accounts.ref(account_id).ask(sandbox_payment(card)),
-            await system.accounts.ref(account_id).ask(AttachIntent("ord_never", "pi_1")),
-        ]
+    account_id, _ = await system.open_account()
+    other_id, _ = await system.open_account()
+    card = await new_order(system, payments, account_id)
+    sandbox = await new_order(system, payments, account_id, "sandbox")
+    replies = [
+        await system.accounts.ref(other_id).ask(received(payments.paid(card.order_id), card.order_id)),
+        await system.accounts.ref(account_id).ask(received(payments.paid(sandbox.order_id), sandbox.order_id)),
+        await system.accounts.ref(account_id).ask(sandbox_payment(card)),
+        await system.accounts.ref(account_id).ask(AttachIntent("ord_never", "pi_1")),
+    ]
     assert [reply.code for reply in replies] == ["payment_order_not_found"] * 4
     assert await read_totals(system.database, account_id) == (0, 0, 0)
 
@@ -159,19 +153,18 @@ async def test_orders_of_others_and_of_the_other_kind_are_not_found(system: Any,
 async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
     system: Any, payments: Any, new_task: Callable[..., CreateTask]
 ) -> None:
-    with trio.fail_after(60):
-        account_id, key_id = await system.open_account()
-        order = await new_order(system, payments, account_id)
-        await deliver(system, order, payments.paid(order.order_id))
-        running = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=7 * CREDIT))
-        refunded = await deliver(system, order, payments.refunded(order.order_id, 4 * CREDIT))
-        below = await read_totals(system.database, account_id)
-        refused = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=0))
-        disputed = await deliver(system, order, payments.disputed(order.order_id, "needs_response"))
-        lowest = await read_totals(system.database, account_id)
-        won = await deliver(system, order, payments.disputed(order.order_id, "won"))
-        await system.accounts.ref(account_id).ask(Recharge(5 * CREDIT))
-        accepted = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=CREDIT))
+    account_id, key_id = await system.open_account()
+    order = await new_order(system, payments, account_id)
+    await deliver(system, order, payments.paid(order.order_id))
+    running = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=7 * CREDIT))
+    refunded = await deliver(system, order, payments.refunded(order.order_id, 4 * CREDIT))
+    below = await read_totals(system.database, account_id)
+    refused = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=0))
+    disputed = await deliver(system, order, payments.disputed(order.order_id, "needs_response"))
+    lowest = await read_totals(system.database, account_id)
+    won = await deliver(system, order, payments.disputed(order.order_id, "won"))
+    await system.accounts.ref(account_id).ask(Recharge(5 * CREDIT))
+    accepted = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=CREDIT))
     assert isinstance(running, TaskAccepted)
     assert below == (6 * CREDIT, 7 * CREDIT, 3)
     assert (refused.code, refused.available_micro) == ("insufficient_credit", -CREDIT)
@@ -186,14 +179,13 @@ async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
 
 
 async def test_a_payment_of_another_order_is_refused_and_stored(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        other_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id)
-        other = await new_order(system, payments, other_id)
-        await deliver(system, order, payments.paid(order.order_id))
-        event = payments.paid(order.order_id)
-        refused = await system.accounts.ref(other_id).ask(received(event, other.order_id))
+    account_id, _ = await system.open_account()
+    other_id, _ = await system.open_account()
+    order = await new_order(system, payments, account_id)
+    other = await new_order(system, payments, other_id)
+    await deliver(system, order, payments.paid(order.order_id))
+    event = payments.paid(order.order_id)
+    refused = await system.accounts.ref(other_id).ask(received(event, other.order_id))
     assert refused.code == "provider_event_mismatch"
     assert (event.event_id, "refused", True) in await stored_events(system.database)
     assert await read_totals(system.database, other_id) == (0, 0, 0)
@@ -205,14 +197,13 @@ async def test_a_payment_of_another_order_is_refused_and_stored(system: Any, pay
 
 async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(system: Any, payments: Any) -> None:
     past = utc_now() - timedelta(seconds=1)
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        fresh = await new_order(system, payments, account_id, "sandbox")
-        old = await new_order(system, payments, account_id, "sandbox", expires_at=past)
-        too_early = await system.accounts.ref(account_id).ask(ExpireOrder(fresh.order_id))
-        late = await system.accounts.ref(account_id).ask(sandbox_payment(old))
-        expired = await system.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
-        again = await system.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
+    account_id, _ = await system.open_account()
+    fresh = await new_order(system, payments, account_id, "sandbox")
+    old = await new_order(system, payments, account_id, "sandbox", expires_at=past)
+    too_early = await system.accounts.ref(account_id).ask(ExpireOrder(fresh.order_id))
+    late = await system.accounts.ref(account_id).ask(sandbox_payment(old))
+    expired = await system.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
+    again = await system.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
     assert (too_early.verdict, too_early.order.status) == ("ignored", "pending")
     assert late.code == "payment_order_expired"
     assert (expired.verdict, expired.order.status, again.verdict) == ("applied", "expired", "ignored")
@@ -221,16 +212,15 @@ async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(system: An
 
 
 async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id)
-        await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
-        seen = msgspec.structs.replace(payments.paid(order.order_id), event_id="syn_1")
-        snapshot = ProviderSnapshot(events=(seen,), state="succeeded")
-        looked = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, snapshot))
-        away = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, None))
-        after = await deliver(system, order, payments.paid(order.order_id))
-        row = await stored(system.database, order.order_id)
+    account_id, _ = await system.open_account()
+    order = await new_order(system, payments, account_id)
+    await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
+    seen = msgspec.structs.replace(payments.paid(order.order_id), event_id="syn_1")
+    snapshot = ProviderSnapshot(events=(seen,), state="succeeded")
+    looked = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, snapshot))
+    away = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, None))
+    after = await deliver(system, order, payments.paid(order.order_id))
+    row = await stored(system.database, order.order_id)
     assert (looked.order.status, looked.order.statuses.reconcile_status) == ("credited", "pending")
     assert away.order.statuses.reconcile_status == "error"
     assert after.net_micro == 10 * CREDIT
@@ -238,28 +228,6 @@ async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(sys
     assert ("syn_1", "applied", True) in await stored_events(system.database)
     assert await read_totals(system.database, account_id) == (10 * CREDIT, 0, 1)
     assert_audit_clean(system.database)
-
-
-async def test_an_order_open_past_its_time_is_not_due_at_once_for_ever(system: Any, payments: Any) -> None:
-    past = utc_now() - timedelta(seconds=1)
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id, expires_at=past)
-        await deliver(system, order, payments.attempt("processing"))
-        ignored = await system.accounts.ref(account_id).ask(ExpireOrder(order.order_id))
-        row = await stored(system.database, order.order_id)
-    assert (ignored.verdict, row.status) == ("ignored", "pending")
-    assert row.wake_at is not None
-    assert row.wake_at > utc_now() + timedelta(seconds=30)
-
-
-async def test_a_card_order_without_an_intent_is_due_long_before_it_expires(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id)
-        row = await stored(system.database, order.order_id)
-    assert row.wake_at is not None
-    assert utc_now() < row.wake_at < utc_now() + timedelta(minutes=5)
 
 
 # ------------------------------------------------------------------------------------------------------ any history
@@ -270,29 +238,28 @@ async def test_any_mixture_of_events_through_two_processes_passes_the_audit(
     seed: int, database: Database, payments: Any, start_system: StartSystem
 ) -> None:
     chance = random.Random(seed)
-    with trio.fail_after(60):
-        systems = [await start_system(limits=HARDY), await start_system(limits=HARDY)]
-        account_id, _ = await systems[0].open_account()
-        orders = [await new_order(systems[0], payments, account_id) for _ in range(3)]
-        commands: list[Any] = []
-        for order in orders:
-            order_id = order.order_id
-            pool: list[PaymentEvent] = [
-                payments.paid(order_id),
-                payments.paid(order_id, amount_micro=chance.choice([9, 10]) * CREDIT),
-                payments.refunded(order_id, 3 * CREDIT),
-                payments.refunded(order_id, 5 * CREDIT, name="re2"),
-                payments.disputed(order_id, chance.choice(["needs_response", "lost", "won"])),
-                payments.attempt(chance.choice(["failed", "canceled", "processing"])),
-            ]
-            events = [chance.choice(pool) for _ in range(8)]
-            commands += [received(event, order_id) for event in events]
-            commands += [AttachIntent(order_id, f"pi_{order_id}"), ExpireOrder(order_id)]
-            commands.append(ReconcileOrder(order_id, None))
-        chance.shuffle(commands)
-        calls = [partial(chance.choice(systems).accounts.ref(account_id).ask, command) for command in commands]
-        replies = await in_parallel(calls)
-        rows = [await stored(database, order.order_id) for order in orders]
+    systems = [await start_system(limits=HARDY), await start_system(limits=HARDY)]
+    account_id, _ = await systems[0].open_account()
+    orders = [await new_order(systems[0], payments, account_id) for _ in range(3)]
+    commands: list[Any] = []
+    for order in orders:
+        order_id = order.order_id
+        pool: list[PaymentEvent] = [
+            payments.paid(order_id),
+            payments.paid(order_id, amount_micro=chance.choice([9, 10]) * CREDIT),
+            payments.refunded(order_id, 3 * CREDIT),
+            payments.refunded(order_id, 5 * CREDIT, name="re2"),
+            payments.disputed(order_id, chance.choice(["needs_response", "lost", "won"])),
+            payments.attempt(chance.choice(["failed", "canceled", "processing"])),
+        ]
+        events = [chance.choice(pool) for _ in range(8)]
+        commands += [received(event, order_id) for event in events]
+        commands += [AttachIntent(order_id, f"pi_{order_id}"), ExpireOrder(order_id)]
+        commands.append(ReconcileOrder(order_id, None))
+    chance.shuffle(commands)
+    calls = [partial(chance.choice(systems).accounts.ref(account_id).ask, command) for command in commands]
+    replies = await in_parallel(calls)
+    rows = [await stored(database, order.order_id) for order in orders]
     assert all(isinstance(reply, OrderResult) for reply in replies)
     assert all(0 <= row.net_micro <= row.request.amount_micro for row in rows)
     assert (await read_totals(database, account_id))[0] == sum(row.net_micro for row in rows)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import trio
 from sqlalchemy import text
 
 from holdfast.actors.account.messages import Recharge
@@ -50,22 +49,21 @@ async def test_voided_decisions_are_retried_and_posted_once(
     start_system: StartSystem, database: Database, payments: Any
 ) -> None:
     writer = FailingWriter(BatchWriter(database.connect_writer, now=utc_now), seed=3)
-    with trio.fail_after(60):
-        system = await start_system(writer=writer, limits=HARDY)
-        writer._rng = random.Random(10**6)
-        account_id = None
-        while account_id is None:
-            try:
-                account_id, _ = await system.open_account()
-            except AssertionError:
-                continue
-        orders = [await new_order(system, payments, account_id) for _ in range(6)]
-        calls = []
-        for order in orders:
-            for event in (payments.paid(order.order_id), payments.refunded(order.order_id, 4 * CREDIT)):
-                calls += [partial(system.accounts.ref(account_id).ask, received(event, order.order_id))] * 5
-        random.Random(5).shuffle(calls)
-        replies = await in_parallel(calls)
+    system = await start_system(writer=writer, limits=HARDY)
+    writer._rng = random.Random(10**6)
+    account_id = None
+    while account_id is None:
+        try:
+            account_id, _ = await system.open_account()
+        except AssertionError:
+            continue
+    orders = [await new_order(system, payments, account_id) for _ in range(6)]
+    calls = []
+    for order in orders:
+        for event in (payments.paid(order.order_id), payments.refunded(order.order_id, 4 * CREDIT)):
+            calls += [partial(system.accounts.ref(account_id).ask, received(event, order.order_id))] * 5
+    random.Random(5).shuffle(calls)
+    replies = await in_parallel(calls)
     assert writer.failed
     assert all(isinstance(reply, OrderResult) for reply in replies)
     assert (await read_totals(database, account_id))[0] == 6 * 6 * CREDIT
@@ -85,15 +83,14 @@ async def test_a_message_waits_until_its_order_can_be_read(
             raise DatabaseAway("gone for a moment")
         return await read(self, query, *values)
 
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        order = await new_order(system, payments, account_id)
-        # Another incarnation, which does not remember the order.
-        bump = text("update accounts set version = version + 1 where id = :id")
-        await system.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
-        await system.accounts.ref(account_id).ask(Recharge(CREDIT))
-        monkeypatch.setattr(Database, "read", away_at_first)
-        after = await deliver(system, order, payments.paid(order.order_id))
+    account_id, _ = await system.open_account()
+    order = await new_order(system, payments, account_id)
+    # Another incarnation, which does not remember the order.
+    bump = text("update accounts set version = version + 1 where id = :id")
+    await system.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
+    await system.accounts.ref(account_id).ask(Recharge(CREDIT))
+    monkeypatch.setattr(Database, "read", away_at_first)
+    after = await deliver(system, order, payments.paid(order.order_id))
     assert failures < 0
     assert after.status == "credited"
     assert await read_totals(system.database, account_id) == (11 * CREDIT, 0, 2)
@@ -101,25 +98,20 @@ async def test_a_message_waits_until_its_order_can_be_read(
 
 
 async def test_undurable_orders_are_not_evicted_from_the_cache(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        account_id, _ = await system.open_account()
-        orders = [await new_order(system, payments, account_id) for _ in range(80)]
-        calls = []
-        for order in orders:
-            calls.append(
-                partial(
-                    system.accounts.ref(account_id).ask, received(payments.attempt("processing"), order.order_id)
-                )
-            )
-            calls.append(
-                partial(
-                    system.accounts.ref(account_id).ask, received(payments.paid(order.order_id), order.order_id)
-                )
-            )
-        # Every order twice, the second telling when many others have been decided in between.
-        calls = calls[::2] + calls[1::2]
-        await in_parallel(calls)
-        rows = [await stored(system.database, order.order_id) for order in orders]
+    account_id, _ = await system.open_account()
+    orders = [await new_order(system, payments, account_id) for _ in range(80)]
+    calls = []
+    for order in orders:
+        calls.append(
+            partial(system.accounts.ref(account_id).ask, received(payments.attempt("processing"), order.order_id))
+        )
+        calls.append(
+            partial(system.accounts.ref(account_id).ask, received(payments.paid(order.order_id), order.order_id))
+        )
+    # Every order twice, the second telling when many others have been decided in between.
+    calls = calls[::2] + calls[1::2]
+    await in_parallel(calls)
+    rows = [await stored(system.database, order.order_id) for order in orders]
     assert {(len(row.state.event_ids), row.status, row.version) for row in rows} == {(2, "credited", 3)}
     assert await read_totals(system.database, account_id) == (800 * CREDIT, 0, 80)
     assert_audit_clean(system.database)

@@ -182,18 +182,17 @@ async def test_storing_content_waits_for_its_removal(setup: Setup) -> None:
     messages = MessageRecorder()
     hosting = await hosting_worker(setup, messages)
     setup.store.go_on = trio.Event()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(setup.sweeper().sweep)
-            await setup.store.begun.wait()
-            hosting.tell(host(shared))
-            _, received = await messages.next()
-            (refused,) = received.results
-            assert isinstance(refused, HostingFailure)
-            assert not refused.final
-            setup.store.go_on.set()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(setup.sweeper().sweep)
+        await setup.store.begun.wait()
         hosting.tell(host(shared))
         _, received = await messages.next()
+        (refused,) = received.results
+        assert isinstance(refused, HostingFailure)
+        assert not refused.final
+        setup.store.go_on.set()
+    hosting.tell(host(shared))
+    _, received = await messages.next()
     (stored,) = received.results
     assert isinstance(stored, OutputItem)
     assert stored.expires_at == setup.at + timedelta(seconds=RETENTION_S)
@@ -206,9 +205,8 @@ async def test_content_claimed_before_the_sweep_is_retained(setup: Setup) -> Non
     setup.passes(RETENTION_S + 1)
     messages = MessageRecorder()
     hosting = await hosting_worker(setup, messages)
-    with trio.fail_after(60):
-        hosting.tell(host(shared))
-        await messages.next()
+    hosting.tell(host(shared))
+    await messages.next()
     assert await setup.sweeper().sweep() == Swept(1, 0)
     assert await setup.has(shared)
 
@@ -217,9 +215,8 @@ async def test_storage_faults_are_reported_without_details(setup: Setup) -> None
     messages = MessageRecorder()
     hosting = await hosting_worker(setup, messages)
     (setup.folder / "data").write_text("in the way")
-    with trio.fail_after(60):
-        hosting.tell(host(picture(1)))
-        _, received = await messages.next()
+    hosting.tell(host(picture(1)))
+    _, received = await messages.next()
     (failure,) = received.results
     assert (failure.final, failure.message) == (False, "storage: cannot be written at the moment")
 
@@ -299,19 +296,18 @@ async def test_concurrent_storing_and_sweeping_never_lose_a_file(setup: Setup, s
             removed.append((await sweeper.sweep()).removed)
             await trio.sleep(0.001)
 
-    with trio.fail_after(60):
-        async with trio.open_nursery() as background:
-            background.start_soon(let_time_pass)
-            for _ in range(2):
-                background.start_soon(keep_sweeping, setup.sweeper())
-            async with trio.open_nursery() as storing:
-                for _ in range(4):
-                    storing.start_soon(store_and_drop)
-            # Unreferenced content is removed in the end.
-            for _ in range(1000):
-                if not await setup.count("contents"):
-                    break
-                await trio.sleep(0.01)
-            background.cancel_scope.cancel()
+    async with trio.open_nursery() as background:
+        background.start_soon(let_time_pass)
+        for _ in range(2):
+            background.start_soon(keep_sweeping, setup.sweeper())
+        async with trio.open_nursery() as storing:
+            for _ in range(4):
+                storing.start_soon(store_and_drop)
+        # Unreferenced content is removed in the end.
+        for _ in range(1000):
+            if not await setup.count("contents"):
+                break
+            await trio.sleep(0.01)
+        background.cancel_scope.cancel()
     assert sum(removed) > len(pictures)
     assert not any([await setup.has(data) for data in pictures])

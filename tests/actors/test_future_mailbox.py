@@ -19,15 +19,14 @@ async def test_a_future_wakes_all_waiting_tasks_and_answers_later_ones(nursery: 
     async def wait() -> None:
         replies.append(await future)
 
-    with trio.fail_after(60):
-        for _ in range(3):
-            nursery.start_soon(wait)
-        await wait_all_tasks_blocked()
-        assert not future.is_set
-        future.set(7)
-        await wait_all_tasks_blocked()
-        assert replies == [7, 7, 7]
-        assert await future == 7
+    for _ in range(3):
+        nursery.start_soon(wait)
+    await wait_all_tasks_blocked()
+    assert not future.is_set
+    future.set(7)
+    await wait_all_tasks_blocked()
+    assert replies == [7, 7, 7]
+    assert await future == 7
     assert future.get() == 7
 
 
@@ -73,15 +72,14 @@ async def test_pykkas_combinators_wait_for_what_they_combine(nursery: trio.Nurse
     async def wait(future: pykka.Future[Any]) -> None:
         replies.append(await future)
 
-    with trio.fail_after(60):
-        nursery.start_soon(wait, one.map(lambda value: value * 10))
-        nursery.start_soon(wait, one.join(two))
-        await wait_all_tasks_blocked()
-        one.set(1)
-        await wait_all_tasks_blocked()
-        assert replies == [10]
-        two.set(2)
-        await wait_all_tasks_blocked()
+    nursery.start_soon(wait, one.map(lambda value: value * 10))
+    nursery.start_soon(wait, one.join(two))
+    await wait_all_tasks_blocked()
+    one.set(1)
+    await wait_all_tasks_blocked()
+    assert replies == [10]
+    two.set(2)
+    await wait_all_tasks_blocked()
     assert replies == [10, [1, 2]]
 
 
@@ -147,21 +145,20 @@ async def test_a_waiting_reader_wakes_for_messages_and_for_wake(nursery: trio.Nu
         await mailbox.wait()
         woken.append(True)
 
-    with trio.fail_after(60):
-        nursery.start_soon(read)
-        await wait_all_tasks_blocked()
-        assert woken == []
-        match what:
-            case "put":
-                mailbox.put(Envelope("a"))
-            case "requeue":
-                mailbox.requeue([Envelope("a")])
-            case "order":
-                mailbox.put_system(SystemMessage.STOP)
-            case _:
-                mailbox.wake()
-        mailbox.wake()
-        await wait_all_tasks_blocked()
+    nursery.start_soon(read)
+    await wait_all_tasks_blocked()
+    assert woken == []
+    match what:
+        case "put":
+            mailbox.put(Envelope("a"))
+        case "requeue":
+            mailbox.requeue([Envelope("a")])
+        case "order":
+            mailbox.put_system(SystemMessage.STOP)
+        case _:
+            mailbox.wake()
+    mailbox.wake()
+    await wait_all_tasks_blocked()
     assert woken == [True]
 
 
@@ -170,9 +167,8 @@ async def test_after_a_cancelled_wait_another_reader_may_wait(nursery: trio.Nurs
     with trio.move_on_after(0):
         await mailbox.wait()
     mailbox.wake()
-    with trio.fail_after(60):
-        nursery.start_soon(mailbox.wait)
-        await wait_all_tasks_blocked()
-        with pytest.raises(AssertionError):
-            await mailbox.wait()
-        mailbox.wake()
+    nursery.start_soon(mailbox.wait)
+    await wait_all_tasks_blocked()
+    with pytest.raises(AssertionError):
+        await mailbox.wait()
+    mailbox.wake()

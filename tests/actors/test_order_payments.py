@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
-import trio
 from sqlalchemy import text
 
 from holdfast.actors.account.messages import AttachIntent, ReconcileOrder
@@ -96,23 +95,21 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("names", CONTRADICTIONS)
 async def test_a_payment_credits_the_order_that_named_it_first(system: Any, payments: Any, names: str) -> None:
-    with trio.fail_after(60):
-        one, other = await two_orders(system, payments)
-        *events, last = [
-            event_of(number, found)
-            for number, found in enumerate(CONTRADICTIONS[names](one.order_id, other.order_id))
-        ]
-        for event in events:
-            assert isinstance(await send(system, event), OrderResult)
-        before = await credited_micro(system.database)
-        refused = await send(system, last)
-        assert isinstance(refused, Refusal)
-        assert refused.code == "provider_event_mismatch"
-        verdict = text("select verdict, order_id from payment_events where event_id = :event_id")
-        row = await system.database.read(lambda rows: rows.execute(verdict, {"event_id": last.event_id}).one())
-        assert tuple(row) == ("refused", other.order_id)
-        assert 0 < await credited_micro(system.database) == before <= TEN
-        assert (await stored(system.database, other.order_id)).status == "pending"
+    one, other = await two_orders(system, payments)
+    *events, last = [
+        event_of(number, found) for number, found in enumerate(CONTRADICTIONS[names](one.order_id, other.order_id))
+    ]
+    for event in events:
+        assert isinstance(await send(system, event), OrderResult)
+    before = await credited_micro(system.database)
+    refused = await send(system, last)
+    assert isinstance(refused, Refusal)
+    assert refused.code == "provider_event_mismatch"
+    verdict = text("select verdict, order_id from payment_events where event_id = :event_id")
+    row = await system.database.read(lambda rows: rows.execute(verdict, {"event_id": last.event_id}).one())
+    assert tuple(row) == ("refused", other.order_id)
+    assert 0 < await credited_micro(system.database) == before <= TEN
+    assert (await stored(system.database, other.order_id)).status == "pending"
     assert_audit_clean(system.database)
 
 
@@ -120,65 +117,62 @@ async def test_a_payment_credits_the_order_that_named_it_first(system: Any, paym
 async def test_a_late_link_between_two_credited_orders_is_a_mismatch(
     system: Any, payments: Any, named: int
 ) -> None:
-    with trio.fail_after(60):
-        orders = await two_orders(system, payments)
-        one, other = orders
-        # Nothing tells yet that they are one payment.
-        for number, found in enumerate([intent("pi_1", None, one.order_id), charge("ch_1", None, other.order_id)]):
-            assert isinstance(await send(system, event_of(number, found)), OrderResult)
-        before = await credited_micro(system.database)
-        link = event_of(3, charge("ch_1", "pi_1", orders[named].order_id))
-        versions = set()
-        for _ in range(2):
-            refused = await send(system, link)
-            assert isinstance(refused, Refusal)
-            assert refused.code == "provider_event_mismatch"
-            versions.add((await stored(system.database, orders[named].order_id)).version)
-        # The provider sends what is refused again and again: that changes nothing more.
-        assert len(versions) == 1
-        after = [await stored(system.database, order.order_id) for order in orders]
-        mismatch = after[named].statuses.reconcile_status, after[named].state.history[-1].reason
-        assert mismatch == ("mismatch", "payment_of_another_order")
-        assert after[1 - named].statuses.reconcile_status != "mismatch"
-        assert await credited_micro(system.database) == before == 2 * TEN
+    orders = await two_orders(system, payments)
+    one, other = orders
+    # Nothing tells yet that they are one payment.
+    for number, found in enumerate([intent("pi_1", None, one.order_id), charge("ch_1", None, other.order_id)]):
+        assert isinstance(await send(system, event_of(number, found)), OrderResult)
+    before = await credited_micro(system.database)
+    link = event_of(3, charge("ch_1", "pi_1", orders[named].order_id))
+    versions = set()
+    for _ in range(2):
+        refused = await send(system, link)
+        assert isinstance(refused, Refusal)
+        assert refused.code == "provider_event_mismatch"
+        versions.add((await stored(system.database, orders[named].order_id)).version)
+    # The provider sends what is refused again and again: that changes nothing more.
+    assert len(versions) == 1
+    after = [await stored(system.database, order.order_id) for order in orders]
+    mismatch = after[named].statuses.reconcile_status, after[named].state.history[-1].reason
+    assert mismatch == ("mismatch", "payment_of_another_order")
+    assert after[1 - named].statuses.reconcile_status != "mismatch"
+    assert await credited_micro(system.database) == before == 2 * TEN
     assert_audit_clean(system.database)
 
 
 async def test_two_processes_that_receive_one_payment_at_once_credit_one_order(
     start_system: StartSystem, payments: Any
 ) -> None:
-    with trio.fail_after(60):
-        systems = [await start_system(limits=HARDY), await start_system(limits=HARDY)]
-        orders = await two_orders(systems[0], payments)
-        replies: list[object] = []
+    systems = [await start_system(limits=HARDY), await start_system(limits=HARDY)]
+    orders = await two_orders(systems[0], payments)
+    replies: list[object] = []
 
-        async def receive(number: int) -> None:
-            try:
-                event = event_of(number, charge("ch_1", f"pi_{number}", orders[number].order_id))
-                replies.append(await send(systems[number], event))
-            except Exception as lost:  # as an event whose answer is an error, it comes again
-                replies.append(lost)
+    async def receive(number: int) -> None:
+        try:
+            event = event_of(number, charge("ch_1", f"pi_{number}", orders[number].order_id))
+            replies.append(await send(systems[number], event))
+        except Exception as lost:  # as an event whose answer is an error, it comes again
+            replies.append(lost)
 
-        await in_parallel([partial(receive, number) for number in range(2)])
-        await in_parallel([partial(receive, number) for number in range(2)])
-        again = replies[2:]
-        assert sorted(type(each).__name__ for each in again) == ["OrderResult", "Refusal"]
-        assert await credited_micro(systems[0].database) == TEN
+    await in_parallel([partial(receive, number) for number in range(2)])
+    await in_parallel([partial(receive, number) for number in range(2)])
+    again = replies[2:]
+    assert sorted(type(each).__name__ for each in again) == ["OrderResult", "Refusal"]
+    assert await credited_micro(systems[0].database) == TEN
     assert_audit_clean(systems[0].database)
 
 
 async def test_a_record_that_names_the_payment_of_another_order_is_a_mismatch(system: Any, payments: Any) -> None:
-    with trio.fail_after(60):
-        one, other = await two_orders(system, payments)
-        await deliver(system, one, event_of(1, charge("ch_1", None, one.order_id)))
-        await system.accounts.ref(other.account_id).ask(AttachIntent(other.order_id, "pi_1"))
-        snapshot = snapshot_of(intent("pi_1", "ch_1", other.order_id), as_of=5)
-        for _ in range(2):
-            reply = await system.accounts.ref(other.account_id).ask(ReconcileOrder(other.order_id, snapshot))
-            assert isinstance(reply, OrderResult)
-            assert (reply.order.status, reply.order.statuses.reconcile_status) == ("pending", "mismatch")
-        assert reply.order.state.history[-1].reason == "payment_of_another_order"
-        assert await read_totals(system.database, other.account_id) == (0, 0, 0)
+    one, other = await two_orders(system, payments)
+    await deliver(system, one, event_of(1, charge("ch_1", None, one.order_id)))
+    await system.accounts.ref(other.account_id).ask(AttachIntent(other.order_id, "pi_1"))
+    snapshot = snapshot_of(intent("pi_1", "ch_1", other.order_id), as_of=5)
+    for _ in range(2):
+        reply = await system.accounts.ref(other.account_id).ask(ReconcileOrder(other.order_id, snapshot))
+        assert isinstance(reply, OrderResult)
+        assert (reply.order.status, reply.order.statuses.reconcile_status) == ("pending", "mismatch")
+    assert reply.order.state.history[-1].reason == "payment_of_another_order"
+    assert await read_totals(system.database, other.account_id) == (0, 0, 0)
     assert_audit_clean(system.database)
 
 
@@ -217,35 +211,32 @@ async def test_no_history_of_events_credits_more_than_the_provider_took(
 ) -> None:
     """Against a naive model: who named a payment or charge first owns it, and money is what its charges took."""
     chance = random.Random(seed)
-    with trio.fail_after(60):
-        orders = [*await two_orders(system, payments), *await two_orders(system, payments)]
-        orders.append(await new_order(system, payments, orders[0].account_id))
-        owners: dict[str, str] = {}
-        paid: set[str] = set()
-        refunded: set[str] = set()
-        for each in random_history(chance, [order.order_id for order in orders]):
-            event = each.event
-            named = provider_objects_of(event.facts)
-            asked = event.order_id or owners.get(event.payment_id or "") or owners.get(event.charge_id or "")
-            reply = await send(system, event)
-            if asked is None:
-                assert reply is None
-            elif any(owners.get(name, asked) != asked for name in named):
-                assert isinstance(reply, Refusal)
-            else:
-                assert isinstance(reply, OrderResult)
-                assert reply.order.order_id == asked
-                owners |= dict.fromkeys(named, asked)
-                if each.pays:
-                    paid.add(each.charge_id)
-                if each.refunds:
-                    refunded.add(each.charge_id)
-        rows = [await stored(system.database, order.order_id) for order in orders]
-        for order in rows:
-            took = {each for each in paid if owners[each] == order.order_id}
-            assert order.net_micro <= sum(7 * CREDIT if each in refunded else TEN for each in took)
-            assert {*order.state.provider_object_ids} == {
-                name for name, of in owners.items() if of == order.order_id
-            }
-        assert await credited_micro(system.database) == sum(order.net_micro for order in rows)
+    orders = [*await two_orders(system, payments), *await two_orders(system, payments)]
+    orders.append(await new_order(system, payments, orders[0].account_id))
+    owners: dict[str, str] = {}
+    paid: set[str] = set()
+    refunded: set[str] = set()
+    for each in random_history(chance, [order.order_id for order in orders]):
+        event = each.event
+        named = provider_objects_of(event.facts)
+        asked = event.order_id or owners.get(event.payment_id or "") or owners.get(event.charge_id or "")
+        reply = await send(system, event)
+        if asked is None:
+            assert reply is None
+        elif any(owners.get(name, asked) != asked for name in named):
+            assert isinstance(reply, Refusal)
+        else:
+            assert isinstance(reply, OrderResult)
+            assert reply.order.order_id == asked
+            owners |= dict.fromkeys(named, asked)
+            if each.pays:
+                paid.add(each.charge_id)
+            if each.refunds:
+                refunded.add(each.charge_id)
+    rows = [await stored(system.database, order.order_id) for order in orders]
+    for order in rows:
+        took = {each for each in paid if owners[each] == order.order_id}
+        assert order.net_micro <= sum(7 * CREDIT if each in refunded else TEN for each in took)
+        assert {*order.state.provider_object_ids} == {name for name, of in owners.items() if of == order.order_id}
+    assert await credited_micro(system.database) == sum(order.net_micro for order in rows)
     assert_audit_clean(system.database)

@@ -413,14 +413,13 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
         dead_letters=DeadLetters(),
     )
     await nursery.start(tasks.run)
-    with trio.fail_after(60):
-        # Active with a memory in which nothing can be announced; then another process moves the task on.
-        earlier = msgspec.structs.replace(task, status="processing", version=2)
-        await box.write(TaskChangedRow(earlier, "proc_1"))
-        lost = RecordAnnouncement(False, ())
-        await tasks.ref(task.request_id).ask(lost)
-        await box.write(TaskChangedRow(msgspec.structs.replace(task, version=3), "proc_1"))
-        await tasks.ref(task.request_id).ask(RecordAnnouncement(True, (box.end(claimed),)))
+    # Active with a memory in which nothing can be announced; then another process moves the task on.
+    earlier = msgspec.structs.replace(task, status="processing", version=2)
+    await box.write(TaskChangedRow(earlier, "proc_1"))
+    lost = RecordAnnouncement(False, ())
+    await tasks.ref(task.request_id).ask(lost)
+    await box.write(TaskChangedRow(msgspec.structs.replace(task, version=3), "proc_1"))
+    await tasks.ref(task.request_id).ask(RecordAnnouncement(True, (box.end(claimed),)))
     now = await box.database.read(lambda rows: load_task(rows, task.request_id))
     assert (now.version, now.state.hosting.assets_ready_event) == (4, "sent")
     assert (await box.row(event.event_id)).status == "delivered"

@@ -172,8 +172,7 @@ async def test_what_is_left_at_the_end_is_stored(stage: Stage, database_url: str
 
 async def test_the_end_does_not_wait_for_a_database_that_is_away(stage: Stage) -> None:
     stage.report()
-    with trio.fail_after(60):
-        await store_last_reports(stage.queue, "postgresql://127.0.0.1:1/nowhere")
+    await store_last_reports(stage.queue, "postgresql://127.0.0.1:1/nowhere")
     assert len(stage.queue) == 1
 
 

@@ -287,27 +287,26 @@ async def test_two_processes_and_lost_replies_leave_one_history(
 ) -> None:
     chaos = Chaos(database, seed)
     writers = [LosingWriter(database, random.Random(seed + number)) for number in range(2)]
-    with trio.fail_after(60):
-        for writer in writers:
-            system = await start_system(writer=writer)
-            tasks = chaos.directory(system)
-            await nursery.start(tasks.run)
-            chaos.processes.append((system, tasks))
-        await chaos.begin()
-        for writer in writers:
-            writer.is_losing = True
-        await chaos.lives()
-        for writer in writers:
-            writer.is_losing = False
-        await chaos.ends()
-        assert await trio.to_thread.run_sync(audited, database.url) == {}
-        kinds, stored = await database.read(events_in)
-        for request_id in chaos.tasks:
-            task = await chaos.row(request_id)
-            statuses = [f"task.{entry.status}" for entry in task.state.status_history if entry.status != "queued"]
-            ready = ["task.assets_ready"] if task.status == "succeeded" else []
-            assert sorted(kinds[request_id]) == sorted(statuses + ready)
-            if task.status == "succeeded" and task.state.hosting.status == "ready":
-                assert stored[request_id] == (len(task.state.output), {task.state.output[0].expires_at})
-            else:
-                assert request_id not in stored
+    for writer in writers:
+        system = await start_system(writer=writer)
+        tasks = chaos.directory(system)
+        await nursery.start(tasks.run)
+        chaos.processes.append((system, tasks))
+    await chaos.begin()
+    for writer in writers:
+        writer.is_losing = True
+    await chaos.lives()
+    for writer in writers:
+        writer.is_losing = False
+    await chaos.ends()
+    assert await trio.to_thread.run_sync(audited, database.url) == {}
+    kinds, stored = await database.read(events_in)
+    for request_id in chaos.tasks:
+        task = await chaos.row(request_id)
+        statuses = [f"task.{entry.status}" for entry in task.state.status_history if entry.status != "queued"]
+        ready = ["task.assets_ready"] if task.status == "succeeded" else []
+        assert sorted(kinds[request_id]) == sorted(statuses + ready)
+        if task.status == "succeeded" and task.state.hosting.status == "ready":
+            assert stored[request_id] == (len(task.state.output), {task.state.output[0].expires_at})
+        else:
+            assert request_id not in stored

@@ -70,14 +70,13 @@ async def serving(actor: TrioActor, endings: list[Any]) -> None:
 
 async def test_messages_are_handled_in_order_until_a_stop(nursery: trio.Nursery) -> None:
     actor, endings = Counter(), list[Any]()
-    with trio.fail_after(60):
-        nursery.start_soon(serving, actor, endings)
-        actor.actor_ref.tell(1)
-        assert await actor.actor_ref.ask(2) == 3
-        last = actor.actor_ref.ask(4)
-        actor.actor_inbox.put_system(SystemMessage.STOP)
-        assert await last == 7
-        await wait_all_tasks_blocked()
+    nursery.start_soon(serving, actor, endings)
+    actor.actor_ref.tell(1)
+    assert await actor.actor_ref.ask(2) == 3
+    last = actor.actor_ref.ask(4)
+    actor.actor_inbox.put_system(SystemMessage.STOP)
+    assert await last == 7
+    await wait_all_tasks_blocked()
     assert endings == [Ending.STOPPED]
     assert actor.events == ["stopped"]
     assert not actor.actor_ref.is_alive()
@@ -100,44 +99,41 @@ def test_blocking_asks_raise_instead_of_blocking_the_loop() -> None:
 
 async def test_pykkas_stop_ends_the_actor_after_its_messages(nursery: trio.Nursery) -> None:
     actor, endings = Counter(), list[Any]()
-    with trio.fail_after(60):
-        before = actor.actor_ref.ask(5)
-        stopped = actor.actor_ref.stop(block=False)
-        nursery.start_soon(serving, actor, endings)
-        assert await before == 5
-        assert await stopped is True
-        await wait_all_tasks_blocked()
-        assert endings == [Ending.STOPPED]
-        assert actor.events == ["stopped"]
-        assert await actor.actor_ref.stop(block=False) is False
+    before = actor.actor_ref.ask(5)
+    stopped = actor.actor_ref.stop(block=False)
+    nursery.start_soon(serving, actor, endings)
+    assert await before == 5
+    assert await stopped is True
+    await wait_all_tasks_blocked()
+    assert endings == [Ending.STOPPED]
+    assert actor.events == ["stopped"]
+    assert await actor.actor_ref.stop(block=False) is False
 
 
 async def test_a_proxy_calls_methods_and_reads_attributes_by_messages(nursery: trio.Nursery) -> None:
     actor, endings = Counter(), list[Any]()
-    with trio.fail_after(60):
-        proxy: Any = actor.actor_ref.proxy()
-        nursery.start_soon(serving, actor, endings)
-        assert await proxy.add(3) == 3
-        assert await proxy.count == 3
-        proxy.count = 10
-        assert await proxy.count == 10
-        actor.actor_inbox.put_system(SystemMessage.STOP)
+    proxy: Any = actor.actor_ref.proxy()
+    nursery.start_soon(serving, actor, endings)
+    assert await proxy.add(3) == 3
+    assert await proxy.count == 3
+    proxy.count = 10
+    assert await proxy.count == 10
+    actor.actor_inbox.put_system(SystemMessage.STOP)
 
 
 @pytest.mark.parametrize("asked", [True, False])
 async def test_an_exception_in_an_ask_or_a_tell_ends_the_incarnation(nursery: trio.Nursery, asked: bool) -> None:
     actor, endings = Counter(), list[Any]()
-    with trio.fail_after(60):
-        nursery.start_soon(serving, actor, endings)
-        if asked:
-            with pytest.raises(Crashed) as crash:
-                await actor.actor_ref.ask("break")
-            assert isinstance(crash.value.__cause__, ValueError)
-        else:
-            actor.actor_ref.tell("break")
-        unread = Envelope(1)
-        actor.actor_inbox.put(unread)
-        await wait_all_tasks_blocked()
+    nursery.start_soon(serving, actor, endings)
+    if asked:
+        with pytest.raises(Crashed) as crash:
+            await actor.actor_ref.ask("break")
+        assert isinstance(crash.value.__cause__, ValueError)
+    else:
+        actor.actor_ref.tell("break")
+    unread = Envelope(1)
+    actor.actor_inbox.put(unread)
+    await wait_all_tasks_blocked()
     assert [type(ending) for ending in endings] == [ValueError]
     assert actor.events == ["failed"]
     assert not actor.actor_ref.is_alive()
@@ -153,12 +149,11 @@ async def test_a_long_mailbox_lets_other_tasks_run(nursery: trio.Nursery) -> Non
             seen.append(actor.count)
             await trio.lowlevel.checkpoint()
 
-    with trio.fail_after(60):
-        for _ in range(900):
-            actor.actor_ref.tell(1)
-        actor.actor_inbox.put_system(SystemMessage.STOP)
-        nursery.start_soon(onlooker)
-        await serving(actor, endings)
+    for _ in range(900):
+        actor.actor_ref.tell(1)
+    actor.actor_inbox.put_system(SystemMessage.STOP)
+    nursery.start_soon(onlooker)
+    await serving(actor, endings)
     turns = [later - earlier for earlier, later in pairwise(seen)]
     assert actor.count == 900
     assert 0 < max(turns) <= 2 * Counter.turns_between_checkpoints
@@ -180,14 +175,13 @@ async def test_an_expired_message_is_skipped(autojump_clock: MockClock, nursery:
 
 async def test_a_kill_in_the_middle_of_a_turn_leaves_the_outcome_unknown() -> None:
     actor, endings = Counter(), list[Any]()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            reply = actor.actor_ref.ask("wait")
-            nursery.start_soon(serving, actor, endings)
-            await wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-        with pytest.raises(OutcomeUnknown):
-            await reply
+    async with trio.open_nursery() as nursery:
+        reply = actor.actor_ref.ask("wait")
+        nursery.start_soon(serving, actor, endings)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    with pytest.raises(OutcomeUnknown):
+        await reply
     assert endings == []
     assert not actor.actor_ref.is_alive()
 
@@ -261,16 +255,15 @@ class Harness:
 
 
 async def test_a_reply_waits_for_earlier_undurable_decisions(nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery, "a", 1, "b", 2, "c")
-        await harness.settle_all()
-        assert harness.answers == ["said a", None, None, None, None]
-        await harness.settle_all(Committed())
-        assert harness.answers == ["said a", "written 1", "said b", None, None]
-        harness.actor.actor_inbox.put_system(SystemMessage.PASSIVATE)
-        await wait_all_tasks_blocked()
-        assert harness.endings == []
-        await harness.settle_all(Committed())
+    harness = Harness(nursery, "a", 1, "b", 2, "c")
+    await harness.settle_all()
+    assert harness.answers == ["said a", None, None, None, None]
+    await harness.settle_all(Committed())
+    assert harness.answers == ["said a", "written 1", "said b", None, None]
+    harness.actor.actor_inbox.put_system(SystemMessage.PASSIVATE)
+    await wait_all_tasks_blocked()
+    assert harness.endings == []
+    await harness.settle_all(Committed())
     assert harness.answers[3:] == ["written 2", "said c"]
     assert harness.endings == [Ending.PASSIVATED]
 
@@ -279,12 +272,11 @@ async def test_a_reply_waits_for_earlier_undurable_decisions(nursery: trio.Nurse
 async def test_a_void_decision_ends_the_incarnation_and_requeues_the_rest(
     nursery: trio.Nursery, result: UnitResult
 ) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery, 1, "a", 2, "b", 3, "c")
-        await harness.settle_all(Committed(), result)
-        assert harness.actor.is_void
-        assert harness.endings == []
-        await harness.settle_all(NotWritten("void"))
+    harness = Harness(nursery, 1, "a", 2, "b", 3, "c")
+    await harness.settle_all(Committed(), result)
+    assert harness.actor.is_void
+    assert harness.endings == []
+    await harness.settle_all(NotWritten("void"))
     assert harness.endings == [Ending.VOIDED]
     assert harness.answers == ["written 1", "said a", None, None, None, None]
     assert harness.requeued == [2, "b", 3, "c"]
@@ -293,55 +285,49 @@ async def test_a_void_decision_ends_the_incarnation_and_requeues_the_rest(
 
 
 async def test_unknown_results_are_replied_and_the_rest_requeued(nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery, 1, 2, "a", 3)
-        await harness.settle_all(Unknown("cut off"), Unknown("cut off"), NotWritten("void"))
+    harness = Harness(nursery, 1, 2, "a", 3)
+    await harness.settle_all(Unknown("cut off"), Unknown("cut off"), NotWritten("void"))
     assert harness.answers == [OutcomeUnknown, OutcomeUnknown, None, None]
     assert harness.requeued == ["a", 3]
     assert harness.endings == [Ending.VOIDED]
 
 
 async def test_a_unit_the_database_refuses_crashes_its_command_only(nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery, 1, 2, 3)
-        await harness.settle_all(Committed(), Broken(ValueError("refused")), OURS)
+    harness = Harness(nursery, 1, 2, 3)
+    await harness.settle_all(Committed(), Broken(ValueError("refused")), OURS)
     assert harness.answers == ["written 1", Crashed, None]
     assert [type(ending) for ending in harness.endings] == [Crashed]
     assert harness.requeued == [3]
 
 
 async def test_a_stale_row_of_the_asker_is_replied_to_it(nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery, 1, 2)
-        await harness.settle_all(THEIRS, OURS)
+    harness = Harness(nursery, 1, 2)
+    await harness.settle_all(THEIRS, OURS)
     assert harness.answers == [StaleFence, None]
     assert harness.requeued == [2]
     assert harness.endings == [Ending.VOIDED]
 
 
 async def test_when_both_rows_are_stale_the_command_is_decided_again(nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery, 1)
-        await harness.settle_all(Stale(THEIRS.fences + OURS.fences))
+    harness = Harness(nursery, 1)
+    await harness.settle_all(Stale(THEIRS.fences + OURS.fences))
     assert harness.answers == [None]
     assert harness.requeued == [1]
 
 
 async def test_a_reload_waits_for_open_units_which_are_answered(nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery, 1, "a", 2, "reload", 3)
-        await harness.settle_all()
-        assert len(harness.actor.submitted) == 2
-        await harness.settle_all(Committed(), NotWritten("void"))
+    harness = Harness(nursery, 1, "a", 2, "reload", 3)
+    await harness.settle_all()
+    assert len(harness.actor.submitted) == 2
+    await harness.settle_all(Committed(), NotWritten("void"))
     assert harness.answers == ["written 1", None, None, None, None]
     assert harness.requeued == ["a", 2, "reload", 3]
     assert harness.endings == [Ending.VOIDED]
 
 
 async def test_a_reload_without_open_units_is_requeued_first(nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery, "reload", 1)
-        await harness.settle_all()
+    harness = Harness(nursery, "reload", 1)
+    await harness.settle_all()
     assert harness.requeued == ["reload", 1]
     assert harness.endings == [Ending.VOIDED]
 
@@ -350,35 +336,32 @@ async def test_a_reload_without_open_units_is_requeued_first(nursery: trio.Nurse
 async def test_an_ask_fault_voids_only_if_the_asked_may_have_acted(
     nursery: trio.Nursery, fault: Exception, voids: bool
 ) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery)
-        harness.actor.fault = fault
-        reply = harness.actor.actor_ref.ask("fault")
-        with pytest.raises(type(fault)):
-            await reply
-        await wait_all_tasks_blocked()
-        assert harness.endings == ([Ending.VOIDED] if voids else [])
-        harness.actor.actor_inbox.put_system(SystemMessage.STOP)
+    harness = Harness(nursery)
+    harness.actor.fault = fault
+    reply = harness.actor.actor_ref.ask("fault")
+    with pytest.raises(type(fault)):
+        await reply
+    await wait_all_tasks_blocked()
+    assert harness.endings == ([Ending.VOIDED] if voids else [])
+    harness.actor.actor_inbox.put_system(SystemMessage.STOP)
 
 
 async def test_after_a_crash_open_units_are_awaited_and_requeued(nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery, 1, 2, "break", 3)
-        await harness.settle_all()
-        assert [type(ending) for ending in harness.endings] == [ValueError]
-        nursery.start_soon(harness.actor.wind_down)
-        await harness.settle_all(Committed(), OURS)
+    harness = Harness(nursery, 1, 2, "break", 3)
+    await harness.settle_all()
+    assert [type(ending) for ending in harness.endings] == [ValueError]
+    nursery.start_soon(harness.actor.wind_down)
+    await harness.settle_all(Committed(), OURS)
     assert harness.answers == ["written 1", None, Crashed, None]
     assert harness.requeued == [2, 3]
 
 
 async def test_a_message_during_passivation_keeps_the_actor_active(nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
-        harness = Harness(nursery, 1)
-        harness.actor.actor_inbox.put_system(SystemMessage.PASSIVATE)
-        await wait_all_tasks_blocked()
-        late = harness.actor.actor_ref.ask("a")
-        await harness.settle_all(Committed())
-        assert await late == "said a"
-        assert harness.endings == []
-        harness.actor.actor_inbox.put_system(SystemMessage.STOP)
+    harness = Harness(nursery, 1)
+    harness.actor.actor_inbox.put_system(SystemMessage.PASSIVATE)
+    await wait_all_tasks_blocked()
+    late = harness.actor.actor_ref.ask("a")
+    await harness.settle_all(Committed())
+    assert await late == "said a"
+    assert harness.endings == []
+    harness.actor.actor_inbox.put_system(SystemMessage.STOP)

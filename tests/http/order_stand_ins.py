@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-import msgspec
+from tests.made_requests import make_order_request
 
 from holdfast.actors.account.messages import (
     AttachIntent,
@@ -27,7 +27,7 @@ from holdfast.ledger.orders.decisions import (
     on_event,
     on_sandbox_callback,
 )
-from holdfast.ledger.orders.order import Order, OrderRequest, OrderResult, identity_fx
+from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.card.base import CardFault, IntentCreated, RefundMade
@@ -136,19 +136,6 @@ class OrderRules:
 
 def make_order(order_id: str, account_id: str, at: datetime, **fields: Any) -> Order:
     """An order of 10.00 as it is first written; ``fields`` replace the request's own."""
-    request = OrderRequest(
-        order_id=order_id,
-        account_id=account_id,
-        provider="cardprovider",
-        amount_micro=10_000_000,
-        currency="USD",
-        operation_id="op_" + order_id[4:],
-        brand_id="holdfast",
-        legal_entity_id="holdfast",
-        merchant_of_record="Holdfast",
-        provider_account_id="holdfast",
-        created_at=at,
-        expires_at=at + timedelta(hours=24),
-        fx=identity_fx("USD", at),
+    return create_order(
+        make_order_request(order_id, account_id, at, **{"operation_id": "op_" + order_id[4:]} | fields)
     )
-    return create_order(msgspec.structs.replace(request, **fields))

@@ -14,6 +14,7 @@ import httpx2
 import msgspec
 import trio
 from tests.clients import Caller
+from tests.made_requests import make_request
 
 from holdfast.http.app import HoldfastApp
 from holdfast.http.kit.credentials import KnownKey, MintedKey
@@ -26,7 +27,7 @@ from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
+from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.providers.card.base import CardPayments
 from holdfast.providers.media.kinds import kind_rules
 from holdfast.providers.storage.local import LocalStore
@@ -48,13 +49,12 @@ def make_task(
     task = accept_task(
         account_id,
         request_id,
-        TaskRequest(
+        make_request(
+            priced.terms,
             input=priced.input,
-            terms=priced.terms,
             quote_id="quo_" + "1" * 32,
             api_key_id=KEY,
             hold_id="hold_" + request_id[5:],
-            hold_micro=priced.terms.hold_micro,
         ),
         at,
     )

@@ -57,9 +57,8 @@ async def test_ten_thousand_lines_are_sent_in_short_reads(api: Api) -> None:
     count = 10_500
     await add_many(api, count)
     reads = api.rows.reads
-    with trio.fail_after(60):
-        async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
-            text = (await client.get(PATH, headers={"Authorization": f"Bearer {api.session}"})).text
+    async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
+        text = (await client.get(PATH, headers={"Authorization": f"Bearer {api.session}"})).text
     found = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
     # The session is looked up with the first page.
     assert api.rows.reads - reads == count // CSV_PAGE_ROWS + 1
@@ -217,17 +216,16 @@ async def test_head_does_not_create_the_file(api: Api) -> None:
 async def test_reading_stops_after_a_disconnect(api: Api) -> None:
     pages = 40
     await add_many(api, pages * CSV_PAGE_ROWS, error="x" * 500)
-    with trio.fail_after(60):
-        async with api.serving() as base:
-            host, port = base.removeprefix("http://").split(":")
-            async with await trio.open_tcp_stream(host, int(port)) as stream:
-                head = f"GET {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.session}\r\n\r\n"
-                await stream.send_all(head.encode())
-                assert (await stream.receive_some(1000)).startswith(b"HTTP/1.1 200")
-            seen = -1
-            while seen != api.rows.reads:
-                seen = api.rows.reads
-                await trio.sleep(0.3)
+    async with api.serving() as base:
+        host, port = base.removeprefix("http://").split(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            head = f"GET {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.session}\r\n\r\n"
+            await stream.send_all(head.encode())
+            assert (await stream.receive_some(1000)).startswith(b"HTTP/1.1 200")
+        seen = -1
+        while seen != api.rows.reads:
+            seen = api.rows.reads
+            await trio.sleep(0.3)
     assert api.rows.reads < pages
 
 
@@ -249,10 +247,9 @@ async def test_an_incomplete_file_breaks_the_connection(api: Api) -> None:
     await add_many(api, 2 * CSV_PAGE_ROWS)
     rows = FailingRows(api, 1)
     api.change(database=rows)
-    with trio.fail_after(60):
-        async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
-            with pytest.raises(httpx2.RemoteProtocolError):
-                await client.get(PATH, headers={"Authorization": f"Bearer {api.session}"})
-            rows.good = 100
-            whole = await client.get(PATH, headers={"Authorization": f"Bearer {api.session}"})
-            assert whole.text.count("\r\n") == 2 * CSV_PAGE_ROWS + 1
+    async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await client.get(PATH, headers={"Authorization": f"Bearer {api.session}"})
+        rows.good = 100
+        whole = await client.get(PATH, headers={"Authorization": f"Bearer {api.session}"})
+        assert whole.text.count("\r\n") == 2 * CSV_PAGE_ROWS + 1

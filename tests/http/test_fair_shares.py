@@ -43,42 +43,39 @@ async def test_callers_take_turns() -> None:
 
         await threads.run(caller, run)
 
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            for number in range(5):
-                nursery.start_soon(work, "greedy", f"greedy {number}")
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            nursery.start_soon(work, "other", "other")
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            gate.set()
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(work, "greedy", f"greedy {number}")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        nursery.start_soon(work, "other", "other")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        gate.set()
     assert order.index("other") == 1
     assert len(order) == 6
 
 
 async def test_a_caller_with_too_many_jobs_is_refused_and_others_served() -> None:
     threads, gate = FairThreads(threads_max=2, jobs_per_caller_max=2), threading.Event()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            for _ in range(2):
-                nursery.start_soon(threads.run, "greedy", lambda: gate.wait(10))
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            with pytest.raises(Overloaded):
-                await threads.run("greedy", lambda: None)
-            assert await threads.run("other", lambda: "served") == "served"
-            gate.set()
-        assert await threads.run("greedy", lambda: "served") == "served"
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(threads.run, "greedy", lambda: gate.wait(10))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        with pytest.raises(Overloaded):
+            await threads.run("greedy", lambda: None)
+        assert await threads.run("other", lambda: "served") == "served"
+        gate.set()
+    assert await threads.run("greedy", lambda: "served") == "served"
 
 
 async def test_a_caller_without_jobs_takes_no_memory() -> None:
     threads = FairThreads()
-    with trio.fail_after(60):
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await threads.run("gone", lambda: None)
-        with pytest.raises(ZeroDivisionError):
-            await threads.run("broken", lambda: 1 / 0)
-        for number in range(20):
-            assert await threads.run("gone", partial(abs, number)) == number
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await threads.run("gone", lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        await threads.run("broken", lambda: 1 / 0)
+    for number in range(20):
+        assert await threads.run("gone", partial(abs, number)) == number
     assert threads._shares._shares == {}
 
 
@@ -142,8 +139,7 @@ async def test_reads_of_one_caller_do_not_take_every_connection(api: Api) -> Non
     async with trio.open_nursery() as nursery:
         for _ in range(READS_PER_CALLER_MAX + 3):
             nursery.start_soon(api.as_session, "GET", "/v2/control/api-keys")
-        with trio.fail_after(60):
-            await rows.are_all_begun.wait()
+        await rows.are_all_begun.wait()
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert rows.begun == READS_PER_CALLER_MAX
         rows.released.set()
@@ -242,15 +238,14 @@ async def test_a_turn_passes_on_in_order_and_not_to_a_job_that_has_gone() -> Non
         order.append(number)
         await released.wait()
 
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            scopes = []
-            for number in range(4):
-                scopes.append(await nursery.start(run, number))
-                await trio.testing.wait_all_tasks_blocked()
-            scopes[1].cancel()
+    async with trio.open_nursery() as nursery:
+        scopes = []
+        for number in range(4):
+            scopes.append(await nursery.start(run, number))
             await trio.testing.wait_all_tasks_blocked()
-            released.set()
+        scopes[1].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        released.set()
     assert order == [0, 2, 3]
     assert shares._shares == {}
 
@@ -272,17 +267,16 @@ async def test_a_job_cancelled_as_its_turn_comes_passes_the_turn_on(others: int)
     async def note(name: str) -> None:
         done.append(name)
 
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(shares.run, "caller", first)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shares.run, "caller", first)
+        await trio.testing.wait_all_tasks_blocked()
+        gone = await nursery.start(run, "gone")
+        for number in range(others):
             await trio.testing.wait_all_tasks_blocked()
-            gone = await nursery.start(run, "gone")
-            for number in range(others):
-                await trio.testing.wait_all_tasks_blocked()
-                await nursery.start(run, f"other {number}")
-            await trio.testing.wait_all_tasks_blocked()
-            began.set()
-        await shares.run("caller", partial(note, "later"))
+            await nursery.start(run, f"other {number}")
+        await trio.testing.wait_all_tasks_blocked()
+        began.set()
+    await shares.run("caller", partial(note, "later"))
     assert done == [*(f"other {number}" for number in range(others)), "later"]
     assert shares._shares == {}
 

@@ -123,27 +123,25 @@ async def test_a_chunked_body_above_every_limit_is_413(stage: Stage) -> None:
 @pytest.mark.parametrize(("target", "status"), [(b"/v2/nowhere", b"404"), (b"/v2/task/create", b"401")])
 async def test_a_connection_is_reused_after_an_early_response(stage: Stage, target: bytes, status: bytes) -> None:
     heads, body = _request(b"POST", target, b"localhost", b"{" * 200_000).split(b"\r\n\r\n")
-    with trio.fail_after(60):
-        async with stage.serving() as base, await _connect(base) as stream:
-            await stream.send_all(heads.replace(b"Connection: close\r\n", b"") + b"\r\n\r\n")
-            await trio.sleep(0.05)  # the handler has refused by now, and no byte of the body has been sent
-            await stream.send_all(body)
-            assert (await _answer(stream)).split()[1] == status
-            await stream.send_all(_request(b"GET", b"/healthz", b"localhost"))
-            assert (await _answer(stream)).split()[1] == b"200"
+    async with stage.serving() as base, await _connect(base) as stream:
+        await stream.send_all(heads.replace(b"Connection: close\r\n", b"") + b"\r\n\r\n")
+        await trio.sleep(0.05)  # the handler has refused by now, and no byte of the body has been sent
+        await stream.send_all(body)
+        assert (await _answer(stream)).split()[1] == status
+        await stream.send_all(_request(b"GET", b"/healthz", b"localhost"))
+        assert (await _answer(stream)).split()[1] == b"200"
 
 
 async def test_a_missing_body_closes_the_connection(
     stage: Stage,
 ) -> None:
     heads = b"POST /v2/nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
-    with trio.fail_after(60):
-        async with stage.serving(rest_of_body_s=0.05) as base, await _connect(base) as stream:
-            await stream.send_all(heads)
-            answer = await _answer(stream)
-            assert answer.split()[1] == b"404"
-            assert b"connection: close" in answer.lower()
-            assert await stream.receive_some() == b""
+    async with stage.serving(rest_of_body_s=0.05) as base, await _connect(base) as stream:
+        await stream.send_all(heads)
+        answer = await _answer(stream)
+        assert answer.split()[1] == b"404"
+        assert b"connection: close" in answer.lower()
+        assert await stream.receive_some() == b""
 
 
 async def test_an_idle_connection_is_closed_after_a_response(stage: Stage) -> None:
@@ -151,30 +149,26 @@ async def test_an_idle_connection_is_closed_after_a_response(stage: Stage) -> No
         stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
         async with stream:
             await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-            with trio.fail_after(60):
-                received = b"".join([part async for part in stream])
+            received = b"".join([part async for part in stream])
     assert received.startswith(b"HTTP/1.1 200")
     assert received.endswith(b'{"status":"alive"}')
 
 
 async def test_an_idle_connection_does_not_delay_the_stop(stage: Stage) -> None:
-    with trio.fail_after(60):
-        async with stage.serving(idle_timeout_s=3600, finish_requests_s=3600) as base:
-            stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
-            await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
-        async with stream:
-            with trio.fail_after(60):
-                assert b"".join([part async for part in stream]) in (b"", b'{"status":"alive"}')
+    async with stage.serving(idle_timeout_s=3600, finish_requests_s=3600) as base:
+        stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
+        await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+    async with stream:
+        assert b"".join([part async for part in stream]) in (b"", b'{"status":"alive"}')
 
 
 @pytest.mark.parametrize(
     "headers", [b"X-Many: x\r\n" * 30, b"X-Big: " + b"x" * 3000 + b"\r\n", b"X-Big: " + b"x" * 200_000 + b"\r\n"]
 )
 async def test_too_many_or_too_large_headers_are_refused(stage: Stage, headers: bytes) -> None:
-    with trio.fail_after(60):
-        async with stage.serving(header_count_max=20, header_bytes_max=2000) as base:
-            answer = await _exchange(base, b"GET /healthz HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n")
+    async with stage.serving(header_count_max=20, header_bytes_max=2000) as base:
+        answer = await _exchange(base, b"GET /healthz HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert b'"code":"headers_too_large"' in answer
     assert b"x-request-id: req_" in answer
@@ -186,27 +180,24 @@ async def test_too_many_or_too_large_headers_are_refused(stage: Stage, headers: 
      b"/ops%2freviews", b"///healthz", b"/v2%2fmodels", b"/v2/%2e/models", b"/v1/models/%61", b"/v2/task/a%00"],
 )  # fmt: skip
 async def test_a_path_that_is_not_in_normal_form_is_404(stage: Stage, target: bytes) -> None:
-    with trio.fail_after(60):
-        async with stage.serving() as base:
-            answer = await _exchange(base, _request(b"GET", target, b"localhost"))
+    async with stage.serving() as base:
+        answer = await _exchange(base, _request(b"GET", target, b"localhost"))
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert b'"code":"route_not_found"' in answer
 
 
 @pytest.mark.parametrize("target", [b"http://localhost/metrics", b"?", b"http://[", b"*", b"metrics", b"/a#b"])
 async def test_a_target_that_is_not_a_path_is_400(stage: Stage, target: bytes) -> None:
-    with trio.fail_after(60):
-        async with stage.serving() as base:
-            answer = await _exchange(base, _request(b"GET", target, b"localhost"))
+    async with stage.serving() as base:
+        answer = await _exchange(base, _request(b"GET", target, b"localhost"))
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b'"code":"malformed_request"' in answer
     assert b"x-request-id: req_" in answer
 
 
 async def test_a_models_id_may_have_an_encoded_slash(stage: Stage) -> None:
-    with trio.fail_after(60):
-        async with stage.serving() as base:
-            answer = await _exchange(base, _request(b"GET", b"/v1/models/studio%2Fimage-1", b"localhost"))
+    async with stage.serving() as base:
+        answer = await _exchange(base, _request(b"GET", b"/v1/models/studio%2Fimage-1", b"localhost"))
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b'"id":"studio/image-1"' in answer
 
@@ -222,24 +213,22 @@ async def test_a_disconnect_cancels_its_handler_only(stage: Stage) -> None:
             left.set()
 
     stage.sign_ins.answer = wait
-    with trio.fail_after(60):
-        async with stage.serving() as base:
-            stream = await trio.open_tcp_stream("127.0.0.1", int(base.rpartition(":")[2]))
-            body = b'{"email": "ada@example.com"}'
-            await stream.send_all(_request(b"POST", OTP.encode(), b"localhost", body))
-            await entered.wait()
-            await stream.aclose()
-            await left.wait()
-            assert (await _exchange(base, _request(b"GET", b"/healthz", b"localhost"))).startswith(b"HTTP/1.1 200")
+    async with stage.serving() as base:
+        stream = await trio.open_tcp_stream("127.0.0.1", int(base.rpartition(":")[2]))
+        body = b'{"email": "ada@example.com"}'
+        await stream.send_all(_request(b"POST", OTP.encode(), b"localhost", body))
+        await entered.wait()
+        await stream.aclose()
+        await left.wait()
+        assert (await _exchange(base, _request(b"GET", b"/healthz", b"localhost"))).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
     "host", [b"", b"a b", b"evil.example/..", b"[::1", b"x" * 300, b"a@b", b"\xe4mple", b"a:b:c", b"localhost"]
 )
 async def test_an_invalid_host_header_never_causes_a_500(stage: Stage, host: bytes) -> None:
-    with trio.fail_after(60):
-        async with stage.serving() as base:
-            answer = await _exchange(base, _request(b"GET", b"/v2/models", host))
+    async with stage.serving() as base:
+        answer = await _exchange(base, _request(b"GET", b"/v2/models", host))
     assert answer.split()[1] in {b"200", b"400"}, answer[:200]
     assert b"Internal Server Error" not in answer
 
@@ -250,18 +239,16 @@ async def test_an_invalid_host_header_never_causes_a_500(stage: Stage, host: byt
      b"/v2/models?" + b"a=1&" * 500, b"*", b"/v2/assets/x?exp=1&sig=%00"],
 )  # fmt: skip
 async def test_unusual_targets_never_cause_a_500(stage: Stage, target: bytes) -> None:
-    with trio.fail_after(60):
-        async with stage.serving() as base:
-            answer = await _exchange(base, _request(b"GET", target, b"localhost"))
+    async with stage.serving() as base:
+        answer = await _exchange(base, _request(b"GET", target, b"localhost"))
     assert answer.split()[1] in {b"200", b"400", b"403", b"404"}, answer[:200]
     assert b"x-request-id: req_" in answer.lower(), answer[:300]
 
 
 async def test_head_has_the_length_of_the_omitted_body(stage: Stage) -> None:
     whole = (await stage.call("GET", "/v2/models")).content
-    with trio.fail_after(60):
-        async with stage.serving() as base:
-            answer = await _exchange(base, _request(b"HEAD", b"/v2/models", b"localhost"))
+    async with stage.serving() as base:
+        answer = await _exchange(base, _request(b"HEAD", b"/v2/models", b"localhost"))
     heads, _, body = answer.partition(b"\r\n\r\n")
     assert f"content-length: {len(whole)}".encode() in heads.lower()
     assert body == b""

@@ -41,11 +41,10 @@ def routes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Route, ...]
 async def test_the_example_is_served_over_http(api: Api, routes: tuple[Route, ...]) -> None:
     api.app = HoldfastApp(api.deps, routes)
     api.http = in_process(api.app)
-    with trio.fail_after(60):
-        async with api.serving() as base:
-            request = urllib.request.Request(base + PATH, headers={"Authorization": f"Bearer {api.session}"})
-            with await trio.to_thread.run_sync(urllib.request.urlopen, request) as response:
-                assert json.load(response) == {"balance": "10.00"}
+    async with api.serving() as base:
+        request = urllib.request.Request(base + PATH, headers={"Authorization": f"Bearer {api.session}"})
+        with await trio.to_thread.run_sync(urllib.request.urlopen, request) as response:
+            assert json.load(response) == {"balance": "10.00"}
     refused(await api.call("GET", PATH), 401, "missing_credentials")
 
 

@@ -43,17 +43,16 @@ async def test_the_examples_of_each_section_are_run(
     recorder = Recorder()
     monkeypatch.setattr(stage.app, "_serve", recorder.serve)
     routes = [route for route in ROUTES if route.tag == tag]
-    with trio.fail_after(120):
-        async with stage.serving() as base:
-            paths = describe(ROUTES, base)["paths"]
-            shown = [paths[route.path][route.method.lower()]["x-codeSamples"] for route in routes]
-            for curl, python in shown:
-                assert (curl["label"], python["label"]) == ("curl", "Python")
-            for number in (0, 1):
-                recorder.sent.clear()
-                await run(shown[0][number]["lang"], [samples[number]["source"] for samples in shown])
-                for route, sent in zip(routes, recorder.sent, strict=True):
-                    assert_fits(route, *sent)
+    async with stage.serving() as base:
+        paths = describe(ROUTES, base)["paths"]
+        shown = [paths[route.path][route.method.lower()]["x-codeSamples"] for route in routes]
+        for curl, python in shown:
+            assert (curl["label"], python["label"]) == ("curl", "Python")
+        for number in (0, 1):
+            recorder.sent.clear()
+            await run(shown[0][number]["lang"], [samples[number]["source"] for samples in shown])
+            for route, sent in zip(routes, recorder.sent, strict=True):
+                assert_fits(route, *sent)
 
 
 async def run(language: str, sources: list[str]) -> None:

@@ -28,20 +28,19 @@ async def test_a_service_that_stops_closes_them_before_its_last_request_ends(sta
     sockets = Sockets({0: SlotSockets(own), 1: SlotSockets(sibling)}, is_shared=True)
     server = HttpServer(sockets, 0, stage.deps, Reporter(), lambda: stopping[0])
     tree = server.start()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(lambda task_status: tree.run(task_status=task_status))
-            server.accept_for([1])
-            client = await trio.open_tcp_stream(*address)
-            await client.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await client.receive_some()).startswith(b"HTTP/1.1 200 ")
-            await client.send_all(b"POST /v2/pricing HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
-            await wait_all_tasks_blocked()
-            stopping[0] = True
-            await tree.stop()
-            while sibling.fileno() != -1:
-                await trio.lowlevel.checkpoint()
-            assert tree.state_of("connections") != "stopped"
-            with socket.socket() as probe:
-                assert probe.connect_ex(address) == errno.ECONNREFUSED
-            await client.aclose()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lambda task_status: tree.run(task_status=task_status))
+        server.accept_for([1])
+        client = await trio.open_tcp_stream(*address)
+        await client.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await client.receive_some()).startswith(b"HTTP/1.1 200 ")
+        await client.send_all(b"POST /v2/pricing HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        await wait_all_tasks_blocked()
+        stopping[0] = True
+        await tree.stop()
+        while sibling.fileno() != -1:
+            await trio.lowlevel.checkpoint()
+        assert tree.state_of("connections") != "stopped"
+        with socket.socket() as probe:
+            assert probe.connect_ex(address) == errno.ECONNREFUSED
+        await client.aclose()

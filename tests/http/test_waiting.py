@@ -52,15 +52,14 @@ async def test_a_waiting_request_reads_only_as_it_begins_and_ends(api: Api) -> N
     async def wait() -> None:
         statuses.append(ok(await api.as_key("GET", f"{PATH}?wait=60"))["status"])
 
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait)
-            await begun(api)
-            before = api.rows.reads
-            for version in range(2, 6):
-                await write(api, progressed(api.task(ID), version, "processing"))
-            assert api.rows.reads == before
-            await write(api, progressed(api.task(ID), 6, "failed"), is_end=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await begun(api)
+        before = api.rows.reads
+        for version in range(2, 6):
+            await write(api, progressed(api.task(ID), version, "processing"))
+        assert api.rows.reads == before
+        await write(api, progressed(api.task(ID), 6, "failed"), is_end=True)
     assert statuses == ["failed"]
     assert api.rows.reads == before + 1
     assert api.deps.waiting.count == 0
@@ -72,12 +71,11 @@ async def test_a_key_that_is_revoked_during_a_wait_gets_no_task(api: Api) -> Non
     async def wait() -> None:
         refused(await api.as_key("GET", f"{PATH}?wait=60"), 401, "invalid_api_key")
 
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait)
-            await begun(api)
-            await api.write(update(tables.api_keys).values(revoked_at=api.now))
-            await write(api, progressed(api.task(ID), 2, "failed"), is_end=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await begun(api)
+        await api.write(update(tables.api_keys).values(revoked_at=api.now))
+        await write(api, progressed(api.task(ID), 2, "failed"), is_end=True)
 
 
 async def test_a_task_that_has_ended_is_not_waited_for_and_takes_no_place(api: Api) -> None:
@@ -183,9 +181,8 @@ async def test_a_reader_that_leaves_gives_its_place_back(api: Api) -> None:
             assert await one.next() is not None
             assert await other.next() is not None
             assert api.deps.waiting.count == 2
-        with trio.fail_after(60):
-            while api.deps.waiting.count:
-                await trio.lowlevel.checkpoint()
+        while api.deps.waiting.count:
+            await trio.lowlevel.checkpoint()
 
 
 async def test_the_stream_of_an_account_needs_both_scopes(api: Api) -> None:

@@ -220,13 +220,7 @@ class Payer:
 
     async def statement(self) -> list[dict[str, Any]]:
         """Return all operations of the account, oldest first."""
-        found: list[dict[str, Any]] = []
-        query = "?limit=100"
-        while query:
-            page = ok(await self.customer.as_session("GET", f"/v2/control/ledger{query}"))
-            found += page["data"]
-            query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
-        return found[::-1]
+        return await self.customer.statement()
 
 
 def unique(prefix: str) -> str:

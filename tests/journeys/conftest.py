@@ -20,7 +20,7 @@ from .card_provider import CardProviderProcess, Payer, run_card_provider
 from .page_browser import running_browser
 from .quiet_provider import QuietProvider, quiet_provider
 from .scripted_provider import ScriptedProvider, scripted_provider
-from .service_process import OPERATOR_TOKEN, Service, new_folder, running_service
+from .service_process import OPERATOR_TOKEN, SERVER_KEY, Service, new_folder, running_service, start_together
 
 NewService: TypeAlias = Callable[..., Service]
 NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]
@@ -101,13 +101,14 @@ async def new_customer() -> AsyncIterator[NewCustomer]:
 
 
 @contextmanager
-def shared_database() -> Iterator[str]:
-    """Run a database for several services; its URL."""
+def running_postgres() -> Iterator[EmbeddedPostgres]:
+    """Run a database server of its own."""
     folder = new_folder()
     create_data_folder(folder / "var")
     server = EmbeddedPostgres(folder / "var")
     try:
-        yield server.start()
+        server.start()
+        yield server
     finally:
         server.stop()
         server.release()
@@ -115,10 +116,35 @@ def shared_database() -> Iterator[str]:
 
 
 @pytest.fixture
-def shared_url() -> Iterator[str]:
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """A database server of this test, given to services by URL."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def shared_url(postgres: EmbeddedPostgres) -> str:
     """A database for several services."""
-    with shared_database() as url:
-        yield url
+    return postgres.url
+
+
+@pytest.fixture(scope="module")
+def two_services(provider: QuietProvider) -> Iterator[list[Service]]:
+    """Two services on one database, with the quiet provider; every test leaves them running."""
+    folders = [new_folder(), new_folder()]
+    with running_postgres() as server:
+        settings = {"CATALOG": str(provider.write_catalog(folders[0])), "SERVER_KEY": SERVER_KEY}
+        services = [Service(folder, DATABASE_URL=server.url, **settings) for folder in folders]
+        try:
+            start_together(services)
+            yield services
+            assert [service.stop() for service in services] == [0, 0]
+        finally:
+            for service in services:
+                if service.is_alive():
+                    service.kill()
+            for folder in folders:
+                shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

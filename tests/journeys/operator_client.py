@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx2
-from tests.clients import Customer, loopback_client, ok, until
+from tests.clients import Customer, every, loopback_client, until
 
 from .service_process import Service
 
@@ -22,11 +22,8 @@ class Operator:
         """Wait for the open review of a customer's task."""
 
         async def opened() -> dict[str, Any] | None:
-            query, mine = "?limit=100", []
-            while query:
-                page = ok(await self.http.get(f"/ops/api/reviews{query}"))
-                mine += [each for each in page["data"] if each["account_id"] == customer.account_id]
-                query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
+            cases = await every(self.http.get, "/ops/api/reviews")
+            mine = [each for each in cases if each["account_id"] == customer.account_id]
             return mine[0] if mine else None
 
         return await until(opened)

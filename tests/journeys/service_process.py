@@ -28,6 +28,7 @@ START_S = 120.0
 STOP_S = 120.0
 CALLBACK_SECRET = "callback-secret-for-the-journeys-0123456789"
 OPERATOR_TOKEN = "operator-token-of-the-journeys-0123456789"
+SERVER_KEY = "the-server-key-that-both-processes-have-0123456789"
 
 
 def new_folder() -> Path:

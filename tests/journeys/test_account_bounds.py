@@ -1,4 +1,4 @@
-"""What one account can have stored at no charge is bounded: keys, secrets of webhooks, inputs of failed tasks."""
+"""What one account can have stored at no charge is bounded: keys, secrets of webhooks, inputs of ended tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
+import trio
 from tests.clients import Customer, code_of, ok, until
 
 from holdfast.actors.workers.sweeper import Sweeper
@@ -24,6 +26,7 @@ from .quiet_provider import MODEL, QuietProvider, signed
 from .service_process import Service
 
 RETENTION_S = 30 * 24 * 3600
+LARGE = "x" * 300_000
 
 
 async def test_the_newest_revoked_keys_are_retained_under_hourly_rotation(
@@ -83,6 +86,28 @@ async def test_no_more_secrets_are_rotated_to_than_sign(shared_service: Service,
         ok(await customer.as_session("POST", path))
     refused = await customer.as_session("POST", path)
     assert (refused.status_code, code_of(refused)) == (429, "rate_limit_exceeded")
+
+
+async def test_large_inputs_of_canceled_tasks_are_deleted(
+    quiet_service: Service, new_customer: NewCustomer
+) -> None:
+    with trio.fail_after(60):
+        ada = await new_customer(quiet_service, credit="100.00")
+        created = [ok(await ada.create(MODEL, prompt=LARGE))["request_id"] for _ in range(5)]
+        small = ok(await ada.create(MODEL))["request_id"]
+        for request_id in (*created, small):
+            assert ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))["status"] == "canceled"
+        with psycopg.connect(quiet_service.database_url) as connection:
+            stored = connection.execute(
+                "select sum(octet_length(cast(request as text))) from tasks where account_id = %s",
+                (ada.account_id,),
+            ).fetchone()
+        assert stored is not None
+        assert stored[0] < 20_000
+        assert code_of(await ada.as_key("POST", f"/v2/task/{created[0]}/retry")) == "task_input_expired"
+        again = ok(await ada.as_key("POST", f"/v2/task/{small}/retry"))
+        ok(await ada.as_key("POST", f"/v2/task/{again['request_id']}/cancel"))
+    assert quiet_service.audit() == []
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from decimal import Decimal
-from typing import Any
 
 import httpx2
 import trio
@@ -36,17 +35,6 @@ async def make_running(customer: Customer, count: int) -> list[str]:
 
     await until(taken, within_s=60)
     return created
-
-
-async def statement(customer: Customer) -> list[dict[str, Any]]:
-    """Return every operation of the account."""
-    found: list[dict[str, Any]] = []
-    query = "?limit=100"
-    while query:
-        page = ok(await customer.as_session("GET", f"/v2/control/ledger{query}"))
-        found += page["data"]
-        query = f"?limit=100&cursor={page['next_cursor']}" if page["next_cursor"] else ""
-    return found
 
 
 async def test_a_cancel_racing_a_success_has_one_outcome(
@@ -95,7 +83,7 @@ async def test_a_cancel_racing_a_success_has_one_outcome(
                 nursery.start_soon(lane, created[first::PAIRS_AT_ONCE])
 
         tasks = await ada.all_ended()
-        operations = await statement(ada)
+        operations = await ada.statement()
         settled: dict[str, list[tuple[str, str]]] = {request_id: [] for request_id in created}
         for operation in operations:
             if operation["kind"] in {"capture", "release"}:

@@ -33,16 +33,6 @@ input_schema = {{ type = "object" }}
 """
 
 
-async def taken(customer: Customer, request_id: str) -> None:
-    """Wait until a task's provider has accepted it."""
-
-    async def submitted() -> bool:
-        task = await customer.task(request_id)
-        return any(line["status"] == "submitted" for line in task["provider_progress"])
-
-    await until(submitted)
-
-
 async def cost(customer: Customer, request_id: str) -> str:
     """Return the cost of a succeeded task."""
 
@@ -83,7 +73,7 @@ async def test_a_reload_keeps_old_terms_and_serves_new_models(
         wanted = {"model": MODEL, "input": IMAGE}
         promised = ok(await ada.as_key("POST", "/v2/quote", wanted))
         running = ok(await ada.create(MODEL))["request_id"]
-        await taken(ada, running)
+        await ada.submitted(running)
 
         dearer = catalog.read_text().replace('"1.00"', '"3.00"') + LATE.format(url=late.url, secret=SECRET)
         await reload(service, catalog, dearer, reported="catalog loaded")
@@ -103,14 +93,14 @@ async def test_a_reload_keeps_old_terms_and_serves_new_models(
             (by_quote["request_id"], "1.00"),
             (today["request_id"], "3.00"),
         ):
-            await taken(ada, request_id)
+            await ada.submitted(request_id)
             body = provider.success(request_id, event_id=f"evt_{request_id}", sequence=9)
             ok(await ada.http.post("/v2/callback", content=body, headers=signed(body)))
             assert await cost(ada, request_id) == price
 
         # It was on no list when the service started; its secret, its jobs and its files count all the same.
         newcomer = ok(await ada.create("late/image-1"))["request_id"]
-        await taken(ada, newcomer)
+        await ada.submitted(newcomer)
         outputs = [{"url": f"{late.url}/picture.png", "content_type": "image/png"}]
         body = late.callback_body(
             newcomer, "succeeded", event_id="evt_late", sequence=9, provider="late", outputs=outputs

@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from .conftest import shared_database
 from .operators_pages import Account, Pages, act, open_pages
-from .quiet_provider import MODEL, QuietProvider
+from .quiet_provider import MODEL
 from .receiver import Receiver, receiver
-from .service_process import Service, new_folder, start_together
+from .service_process import Service
 
 WAIT_S = 60.0
 ACCOUNTS_MAX = 60
 """Each account is one process's by chance: that so many are all of one does not happen."""
-SERVER_KEY = "the-server-key-that-both-processes-have-0123456789"
-
-
-@pytest.fixture(scope="module")
-def services(provider: QuietProvider) -> Iterator[list[Service]]:
-    """Two services on one database."""
-    folders = [new_folder(), new_folder()]
-    with shared_database() as url:
-        settings = {
-            "DATABASE_URL": url,
-            "CATALOG": str(provider.write_catalog(folders[0])),
-            "SERVER_KEY": SERVER_KEY,
-        }
-        started = [Service(folder, **settings) for folder in folders]
-        try:
-            start_together(started)
-            yield started
-            assert [service.stop() for service in started] == [0, 0]
-        finally:
-            for service in started:
-                if service.is_alive():
-                    service.kill()
-            for folder in folders:
-                shutil.rmtree(folder)
 
 
 def fail_one(pages: Pages, endpoint: Receiver) -> Account:
@@ -72,12 +44,12 @@ def press(page: Page, label: str, action: str) -> None:
 
 
 def test_events_that_fail_in_two_processes_are_tried_again_from_one_page(
-    services: list[Service], browser: Browser
+    two_services: list[Service], browser: Browser
 ) -> None:
-    one, other = services
+    one, other = two_services
     with receiver() as endpoint, open_pages(one, browser) as here, open_pages(other, browser) as there:
         accounts: list[Account] = []
-        while min(service.metric("holdfast_event_deliveries_total") for service in services) < 1:
+        while min(service.metric("holdfast_event_deliveries_total") for service in two_services) < 1:
             assert len(accounts) < ACCOUNTS_MAX
             accounts += [fail_one(pages, endpoint) for pages in (here, there)]
         # Once more by itself, soon after; then minutes pass until the next attempt.

@@ -91,22 +91,14 @@ async def files_that_are_not_pictures(run: TaskRun) -> None:
         run,
         {
             "page": (is_file(page), {}, "bad_type"),
-            "page_declared": (is_file(page, "text/html"), {}, "bad_type"),
-            "svg": (is_file(svg), {}, "bad_type"),
             "svg_declared": (is_file(svg, "image/svg+xml"), {"content_type": "image/svg+xml"}, "bad_type"),
             "jpeg_as_png": (is_file(jpeg.getvalue()), {}, "bad_type"),
-            "jpeg_unwanted": (is_file(jpeg.getvalue(), "image/jpeg"), {}, "bad_type"),
-            "declared_as_jpeg": (is_file(PICTURE), {"content_type": "image/jpeg"}, "bad_type"),
             "bomb": (is_file(bomb(60_000, 60_000)), {}, "too_large: the image has too many pixels"),
-            "small_bomb": (is_file(bomb(9_000, 9_000)), {}, "too_large: the image has too many pixels"),
             "truncated": (is_file(noise(64)[:-300]), {}, "bad_type: the content is truncated"),
-            "head_alone": (is_file(PICTURE[:20]), {}, "bad_type"),
             "empty": (is_file(b""), {}, "bad_type"),
             "other_hash": (is_file(PICTURE), other_hash, "mismatch"),
-            "other_length": (is_file(PICTURE), {"bytes": len(PICTURE) + 1}, "mismatch"),
             "packed": (is_file(zlib.compress(PICTURE), Content_Encoding="deflate"), {}, "bad_type"),
             "gone": (says(404, b"", "text/plain"), {}, "not_found"),
-            "expired": (says(403, b"", "text/plain"), {}, "not_found"),
         },
     )
 
@@ -132,29 +124,18 @@ async def files_elsewhere(run: TaskRun) -> None:
     trap, own = urlsplit(provider.trap_url).port, urlsplit(provider.url).port
     elsewhere = {
         "trap": f"http://127.0.0.1:{trap}/a.png",
-        "trap_https": f"https://127.0.0.1:{trap}/a.png",
-        "localhost": f"http://localhost:{trap}/a.png",
         "localhost_https": f"https://localhost:{trap}/a.png",
         "number": f"http://2130706433:{trap}/a.png",
-        "number_https": f"https://2130706433:{trap}/a.png",
-        "hex": f"https://0x7f000001:{trap}/a.png",
         "octal": f"https://0177.0.0.1:{trap}/a.png",
-        "short": f"https://127.1:{trap}/a.png",
-        "zero": f"https://0.0.0.0:{trap}/a.png",
-        "mapped": f"http://[::ffff:127.0.0.1]:{trap}/a.png",
         "mapped_https": f"https://[::ffff:127.0.0.1]:{trap}/a.png",
-        "six": f"https://[::1]:{trap}/a.png",
         "user": f"http://127.0.0.1:{own}@127.0.0.1:{trap}/a.png",
         "other_provider": f"{provider.other_url}/a.png",
-        "other_provider_https": f"{provider.other_url.replace('http:', 'https:')}/a.png",
         "own_port_by_name": f"http://localhost:{own}/files/a.png",
     }
     only_by_redirect = {
         "file": "file:///etc/passwd",
-        "gopher": f"gopher://127.0.0.1:{trap}/",
         "data": data_url(PICTURE),
         "slashes": f"//127.0.0.1:{trap}/a.png",
-        "nonsense": "http://[",
     }
     loop = run.file("loop.png", redirects("loop.png"))
     there = run.file("there.png", redirects("back.png"))

@@ -54,16 +54,6 @@ async def create(customer: Customer) -> str:
     return str(ok(await customer.create(MODEL))["request_id"])
 
 
-async def taken(customer: Customer, request_id: str) -> None:
-    """Wait until the provider's response to the job is stored."""
-
-    async def stands() -> bool:
-        progress = (await customer.task(request_id))["provider_progress"]
-        return any(line["status"] == "submitted" for line in progress)
-
-    await until(stands)
-
-
 async def reaches(provider: QuietProvider, gate: str, count: int) -> None:
     """Wait until so many requests have reached a gate."""
 
@@ -103,14 +93,14 @@ async def test_a_kill_between_commit_and_dispatch(
 ) -> None:
     with trio.fail_after(90):
         first = await create(ada)
-        await taken(ada, first)
+        await ada.submitted(first)
         waiting = await create(ada)
         # The only slot is taken, so this one has not been submitted.
         assert (await ada.task(waiting))["provider_progress"] == []
         assert f"{waiting}.1" not in slow_provider.jobs
         await restart(mortal)
         await deliver(ada, slow_provider, first)
-        await taken(ada, waiting)
+        await ada.submitted(waiting)
         await deliver(ada, slow_provider, waiting)
         await ends_whole(mortal, ada, slow_provider, [first, waiting])
 
@@ -127,7 +117,7 @@ async def test_a_kill_between_dispatch_and_its_stored_answer(
         await trio.to_thread.run_sync(mortal.kill)
         slow_provider.puts.open()
         await trio.to_thread.run_sync(mortal.start)
-        await taken(ada, request_id)
+        await ada.submitted(request_id)
         # The same job was put a second time, under the same name.
         assert slow_provider.puts.reached == before + 2
         await deliver(ada, slow_provider, request_id)
@@ -141,7 +131,7 @@ async def test_a_kill_while_the_result_is_downloaded(
         slow_provider.pictures.shut()
         before = slow_provider.pictures.reached
         request_id = await create(ada)
-        await taken(ada, request_id)
+        await ada.submitted(request_id)
         await deliver(ada, slow_provider, request_id)
         await reaches(slow_provider, "pictures", before + 1)
         assert (await ada.task(request_id))["status"] == "processing"
@@ -162,7 +152,7 @@ async def test_a_kill_between_completion_and_event_delivery(
         wanted = {"model": MODEL, "input": {"prompt": "a lighthouse"}, "webhook_url": f"{endpoint.url}/ended"}
         wanted["webhook_events"] = ["task.succeeded"]
         request_id = str(ok(await ada.as_key("POST", "/v2/task/create", wanted))["request_id"])
-        await taken(ada, request_id)
+        await ada.submitted(request_id)
         await deliver(ada, slow_provider, request_id)
         [first] = await endpoint.wait("/ended", 1)
         await trio.to_thread.run_sync(mortal.kill)

@@ -13,9 +13,8 @@ import trio
 from tests.clients import code_of, loopback_client, ok, until
 
 from .conftest import NewCustomer, NewService
-from .service_process import OPERATOR_TOKEN, Service
+from .service_process import OPERATOR_TOKEN, SERVER_KEY, Service
 
-SERVER_KEY = "the-server-key-that-both-processes-have-0123456789"
 WHY = {"reason": "to see what happens"}
 
 

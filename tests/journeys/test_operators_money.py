@@ -92,27 +92,6 @@ async def test_a_refund_whose_response_is_lost_is_found(
     assert card_service.audit() == []
 
 
-async def test_a_refund_is_expected_before_it_is_requested(
-    payer: Payer, operator: Operator, card_provider: CardProviderProcess
-) -> None:
-    with trio.fail_after(60):
-        order = await payer.paid_order()
-        await card_provider.fail("refunds.create", "refuse")
-        unpaid = await payer.order()
-        for one, status, code in (
-            (order, 502, "provider_unavailable"),
-            (unpaid, 409, "payment_order_not_refundable"),
-            ({"order_id": "ord_unknown"}, 404, "payment_order_not_found"),
-        ):
-            refused = await operator.act(f"payments/{one['order_id']}/refund", "k", amount="1.00")
-            assert (refused.status_code, code_of(refused)) == (status, code)
-        missing = await operator.act(f"payments/{order['order_id']}/refund")
-        assert (missing.status_code, code_of(missing)) == (400, "missing_parameter")
-        await card_provider.recover()
-        compared = ok(await operator.act(f"payments/{order['order_id']}/reconcile"))
-        assert (compared["order_id"], compared["reversal_status"]) == (order["order_id"], "none")
-
-
 async def test_a_held_payment_that_is_refunded_waits_for_no_decision(
     payer: Payer, operator: Operator, card_service: Service
 ) -> None:
@@ -168,42 +147,3 @@ async def test_the_record_of_an_action_has_its_amounts_and_decision(payer: Payer
         assert "ada@" not in str(resolved)
         assert len(resolved["parameters"]["note"]) <= 400
         assert (adjusted["parameters"], adjusted["effect"]["amount"]) == ({"amount": "-1.50"}, "-1.50")
-
-
-async def test_a_disabled_account_pays_for_what_runs_and_starts_nothing(
-    payer: Payer, operator: Operator, card_service: Service
-) -> None:
-    customer = payer.customer
-    with trio.fail_after(60):
-        given = ok(await operator.act(f"accounts/{customer.account_id}/adjustments", "gift", amount="5.00"))
-        assert given["account"]["balance"] == "5.00"
-        again = await operator.act(f"accounts/{customer.account_id}/adjustments", "gift", amount="5.00")
-        assert again.headers["Idempotent-Replayed"] == "true"
-        order = await payer.order()
-        created = ok(await customer.create())
-        ok(await operator.act(f"accounts/{customer.account_id}/disable"))
-        for refused in (
-            await customer.create(),
-            await customer.as_key("GET", f"/v2/task/{created['request_id']}"),
-            await customer.as_session("GET", "/v2/control/account"),
-            await customer.as_session("POST", "/v2/control/api-keys", {}),
-        ):
-            assert (refused.status_code, code_of(refused)) == (403, "account_disabled")
-        await payer.card_provider.act("payment_intents", order["provider_payment_id"], "pay")
-        path = f"/ops/api/accounts/{customer.account_id}"
-
-        async def settled() -> dict[str, object]:
-            while True:
-                found = ok(await operator.http.get(path))
-                if found["tasks_in_flight"] == 0 and Decimal(found["balance"]) > 10:
-                    return dict(found)
-                await trio.sleep(0.05)
-
-        found = await settled()
-        assert found["disabled_at"] is not None
-        ok(await operator.act(f"accounts/{customer.account_id}/enable"))
-        task = await customer.task(created["request_id"])
-        assert task["status"] == "succeeded"
-        assert (await payer.read(order["order_id"]))["status"] == "credited"
-        assert ok(await operator.http.get(path))["disabled_at"] is None
-    assert card_service.audit() == []

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 import trio
 from tests.clients import Customer, until
 
@@ -25,20 +21,6 @@ from .service_process import OPERATOR_TOKEN, Service
 
 CREDIT = Decimal("1000.00")
 STOPPED_S = float(os.environ.get("OUTAGE_S", "4"))
-
-
-@pytest.fixture
-def postgres() -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL server of this test, given to services by URL."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-outage-"))
-    server = EmbeddedPostgres(folder)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-        server.release()
-        shutil.rmtree(folder)
 
 
 async def under_load(service: Service, customer: Customer, trouble: Callable[[], Awaitable[None]]) -> None:

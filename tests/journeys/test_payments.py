@@ -15,7 +15,6 @@ from tests.clients import Customer, Totals, code_of, loopback_client, ok, until
 
 from .card_provider import WEBHOOK, CardProviderProcess, Payer, signed, unique, written
 from .conftest import NewCustomer, NewService
-from .payment_scenarios import check_consistency
 from .service_process import Service
 
 CALLBACK = "/v2/control/payments/sandbox/callback"
@@ -33,35 +32,6 @@ async def call_back(http: httpx2.AsyncClient, created: dict[str, Any], **changed
 
 
 # ------------------------------------------------------------------------------------------------------- sandbox
-
-
-async def test_a_sandbox_order_is_credited_once(card_service: Service, new_customer: NewCustomer) -> None:
-    with trio.fail_after(60):
-        ada = await new_customer(card_service)
-        created = await sandbox_order(ada)
-        assert created["status"] == "pending"
-        assert await ada.totals() == Totals(Decimal(0), Decimal(0), Decimal(0))
-        for altered in ({"amount": "1000.00"}, {"currency": "EUR"}, {"status": "failed"}, {"order_id": "ord_1"}):
-            refused = await call_back(ada.http, created, **altered)
-            assert (refused.status_code, code_of(refused)) == (401, "invalid_signature")
-        assert await ada.totals() == Totals(Decimal(0), Decimal(0), Decimal(0))
-        answers: list[httpx2.Response] = []
-
-        async def pay() -> None:
-            answers.append(await call_back(ada.http, created))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(20):
-                nursery.start_soon(pay)
-        assert Counter(answer.status_code for answer in answers) == {200: 20}
-        assert {answer.json()["status"] for answer in answers} == {"credited"}
-        assert await ada.totals() == Totals(Decimal(10), Decimal(0), Decimal(10))
-        read = ok(await ada.as_session("GET", f"/v2/control/payments/{created['order_id']}"))
-        statement = ok(await ada.as_session("GET", "/v2/control/ledger"))["data"]
-        assert [(each["operation_id"], each["balance"]) for each in statement] == [
-            (created["operation_id"], "10.00")
-        ]
-        check_consistency(read, statement)
 
 
 # --------------------------------------------------------------------------------------------------------- by card

@@ -173,15 +173,6 @@ async def becomes(ada: Customer, request_id: str, status: str) -> dict[str, Any]
     return await until(stands)
 
 
-async def is_submitted(ada: Customer, request_id: str) -> None:
-    """Wait until the task is known to be accepted by its provider."""
-
-    async def submitted() -> bool:
-        return any(line["status"] == "submitted" for line in (await ada.task(request_id))["provider_progress"])
-
-    await until(submitted)
-
-
 async def post(ada: Customer, address: str, body: bytes, headers: dict[str, str]) -> httpx2.Response:
     """Send a webhook to the address given to the provider."""
     parts = urlsplit(address)
@@ -221,7 +212,7 @@ async def test_a_cancel_stops_the_prediction_by_its_id(hosted: Hosted, ada: Cust
     with trio.fail_after(60):
         request_id = await create(ada, HOSTED, "never mind")
         job = await taken(hosted, "never mind")
-        await is_submitted(ada, request_id)
+        await ada.submitted(request_id)
         ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))
 
         async def stopped() -> bool:
@@ -288,7 +279,7 @@ async def test_forged_old_and_misdirected_webhooks_change_nothing(hosted: Hosted
         second = await create(ada, HOSTED, "second of two")
         jobs = [await taken(hosted, f"{which} of two") for which in ("first", "second")]
         for request_id in (first, second):
-            await is_submitted(ada, request_id)
+            await ada.submitted(request_id)
         address, other = (hosted.hooks[job] for job in jobs)
         hosted.finish(jobs[0], output=f"{hosted.url}/delivery/out.png")
         body, headers = hosted.signed(jobs[0], "msg_first")
@@ -334,7 +325,7 @@ async def test_forged_old_and_misdirected_webhooks_change_nothing(hosted: Hosted
 async def boxed(ada: Customer, box: Container, prompt: str) -> str:
     """Create a task, wait until the container has accepted it, and return its id."""
     request_id = await create(ada, BOXED, prompt)
-    await is_submitted(ada, request_id)
+    await ada.submitted(request_id)
     assert f"{request_id}.1" in box.running
     return request_id
 

@@ -6,17 +6,13 @@ import csv
 import io
 from collections.abc import AsyncIterator
 from decimal import Decimal
-from typing import Any
 
-import httpx2
 import pytest
 import trio
-from tests.clients import Customer, Totals, code_of, ok, until
+from tests.clients import Customer, Totals, ok, until
 
-from .card_provider import Payer
 from .conftest import NewCustomer
 from .operator_client import Operator
-from .payment_scenarios import check_consistency
 from .quiet_provider import MODEL, QuietProvider, signed
 from .service_process import Service
 
@@ -42,12 +38,7 @@ async def report_output(
     customer: Customer, provider: QuietProvider, request_id: str, file: str, **fields: object
 ) -> None:
     """Report one output once the provider has the job."""
-
-    async def taken() -> bool:
-        task = await customer.task(request_id)
-        return any(line["status"] == "submitted" for line in task["provider_progress"])
-
-    await until(taken)
+    await customer.submitted(request_id)
     outputs = [{"url": f"{provider.url}/{file}", "content_type": "image/png"}]
     body = provider.callback_body(request_id, "succeeded", event_id="evt_1", sequence=1, outputs=outputs, **fields)
     ok(await customer.http.post("/v2/callback", content=body, headers=signed(body)))
@@ -73,50 +64,6 @@ async def test_contradicting_concurrent_decisions_have_one_outcome(
         left = {"succeeded": Decimal(0), "failed": Decimal(1)}[task["status"]]
         assert await ada.totals() == Totals(left, Decimal(0), left)
     assert quiet_service.audit() == []
-
-
-async def test_operators_resolve_held_payments(payer: Payer, card_service: Service) -> None:
-    operator = Operator(card_service)
-    with trio.fail_after(60):
-        async with operator.http:
-            await resolve_three(payer, operator)
-    assert card_service.audit() == []
-
-
-async def resolve_three(payer: Payer, operator: Operator) -> None:
-    """Three held payments: an underpayment, another currency, one to be rejected."""
-    short, foreign, canceled = [await payer.order() for _ in range(3)]
-    for order, how in (
-        (short, {"amount_received": 900}),
-        (foreign, {"currency": "eur"}),
-        (canceled, {"amount_received": 1}),
-    ):
-        await payer.card_provider.act("payment_intents", order["provider_payment_id"], "pay", **how)
-        await payer.wait_for(order["order_id"], status="held")
-
-    async def resolve(order: dict[str, Any], **body: object) -> httpx2.Response:
-        return await operator.http.post(
-            f"/ops/api/payments/{order['order_id']}/resolve", json={"reason": "agreed", **body}
-        )
-
-    listed = {each["order_id"] for each in ok(await operator.http.get("/ops/api/payments?limit=100"))["data"]}
-    assert {short["order_id"], foreign["order_id"], canceled["order_id"]} <= listed
-    unnamed = await resolve(foreign, credit=True)
-    assert (unnamed.status_code, code_of(unnamed)) == (400, "invalid_amount")
-    for _ in range(2):
-        assert ok(await resolve(short, credit=True, note="agreed by phone"))["status"] == "credited"
-        assert ok(await resolve(foreign, credit=True, amount="8.00"))["status"] == "credited"
-        assert ok(await resolve(canceled, credit=False))["status"] == "canceled"
-    for refused in (await resolve(short, credit=False), await resolve(canceled, credit=True)):
-        assert (refused.status_code, code_of(refused)) == (409, "payment_order_not_payable")
-    assert await payer.customer.totals() == Totals(Decimal(17), Decimal(0), Decimal(17))
-    statement = await payer.statement()
-    found = await payer.read(short["order_id"])
-    reported = [(line["source"], line["reason"]) for line in found["state_history"]]
-    assert ("operator", "agreed by phone") in reported
-    for order in (short, foreign, canceled):
-        await payer.card_provider.quiet(order["provider_payment_id"])
-        check_consistency(await payer.read(order["order_id"]), statement)
 
 
 # ------------------------------------------------------------------------------------------------- the usage log

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
-import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import Any
 
 import httpx2
 import psycopg
-import pytest
 import trio
 from tests.clients import Customer, ok, until
 
@@ -100,20 +97,6 @@ class Trouble:
     def changed_to(self, status: int, after: float) -> float:
         """Return how long after a moment readiness first had this value."""
         return next(at for at, found in self.readiness if at >= after and found == status) - after
-
-
-@pytest.fixture
-def postgres() -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL server of this test, given to the service by URL."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-slow-"))
-    server = EmbeddedPostgres(folder)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-        server.release()
-        shutil.rmtree(folder)
 
 
 @asynccontextmanager

@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
-from functools import partial
 
 import httpx2
 import pytest
 import trio
 from tests.clients import Customer, Totals, loopback_client, ok, until
 
-from .conftest import NewCustomer, shared_database
-from .quiet_provider import MODEL, QuietProvider
-from .service_process import Service, new_folder, start_together
+from .conftest import NewCustomer
+from .quiet_provider import MODEL
+from .service_process import Service
 
 STALE = "holdfast_fence_stale_units_total"
-SERVER_KEY = "the-server-key-that-both-processes-have-0123456789"
 STALE_MAX = 10
 """Units decided while the second process joined."""
 MEMBERS = "holdfast_members"
 FORWARDED = "holdfast_forwarded_asks_total"
 
 
-@pytest.fixture(scope="module")
-def services(provider: QuietProvider) -> Iterator[list[Service]]:
-    """Two services on one database, which every test leaves running."""
-    folders = [new_folder(), new_folder()]
-    with shared_database() as url:
-        settings = {
-            "DATABASE_URL": url,
-            "CATALOG": str(provider.write_catalog(folders[0])),
-            "SERVER_KEY": SERVER_KEY,
-        }
-        started = [Service(folder, **settings) for folder in folders]
-        try:
-            start_together(started)
-            trio.run(until, partial(both_are_members, started))
-            yield started
-            assert [service.stop() for service in started] == [0, 0]
-        finally:
-            for service in started:
-                if service.is_alive():
-                    service.kill()
-            for folder in folders:
-                shutil.rmtree(folder)
+@pytest.fixture
+async def services(two_services: list[Service]) -> list[Service]:
+    """The two, once each knows the other."""
+    await until(lambda: both_are_members(two_services))
+    return two_services
 
 
 async def test_two_processes_serve_one_account_consistently(

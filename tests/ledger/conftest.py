@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from tests.made_requests import make_order_request, make_request, make_terms
 
 from holdfast.ledger.catalog.terms import Deadlines, Hosting, PricingMode, Rate, Terms, Units
 from holdfast.ledger.orders.decisions import create_order, on_event
@@ -16,17 +17,15 @@ from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import (
     LedgerMove,
     Order,
-    OrderRequest,
     OrderResult,
     StateEntry,
-    identity_fx,
 )
 from holdfast.ledger.refusals import StepVerdict
 from holdfast.ledger.tasks.decisions import on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate, ReportedUsage
 from holdfast.ledger.tasks.provider_updates import on_update
-from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
+from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import Context, ProviderTraits
 from holdfast.providers.card.events import parse_card_event
 
@@ -49,24 +48,13 @@ def build_terms(
     count = Units(tokens_in=units, tokens_out=units) if mode == "per_token" else Units(units=units)
     amount_micro = units * 60_000
     rate = Rate(mode=mode, unit=unit, unit_price="0.06", input_price="0.001", output_price="0.002")
-    return Terms(
-        model="studio/image-1",
-        modality="image",
-        catalog_version="cat_1",
-        input_hash="00",
+    return make_terms(
+        amount_micro,
+        units=count,
         rate=rate,
-        estimated=count,
-        largest=count,
-        smallest=count,
-        estimate_micro=amount_micro,
-        minimum_micro=amount_micro,
-        maximum_micro=amount_micro,
-        hold_micro=amount_micro if hold_micro is None else hold_micro,
-        exact=True,
         basis=f"{mode}: {units} x 0.06",
-        provider="studio",
         upstream_model="image-1",
-        provider_quote_hash="11",
+        hold_micro=amount_micro if hold_micro is None else hold_micro,
         hosting=hosting,
         deadlines=deadlines,
     )
@@ -91,13 +79,10 @@ def make_task() -> Callable[..., Task]:
         return accept_task(
             "acct_1",
             "task_01",
-            TaskRequest(
+            make_request(
+                build_terms(**terms),
                 input={"prompt": "a lighthouse", "n": 4, "size": 1.5, "tags": ["a", None, True]},
-                terms=build_terms(**terms),
-                quote_id="quo_1",
                 api_key_id="key_1",
-                hold_id="hold_1",
-                hold_micro=build_terms(**terms).hold_micro,
                 metadata={"order": "7"},
                 webhook_url=webhook_url,
             ),
@@ -165,23 +150,13 @@ class CardProvider:
 
     def order(self, cents: int = 1000, **request: Any) -> Order:
         """Return a new order of this amount, created at noon and valid for a day."""
-        base: dict[str, Any] = {
-            "order_id": "ord_1",
-            "account_id": "acct_1",
-            "provider": "cardprovider",
+        usual: dict[str, Any] = {
             "amount_micro": cents * 10_000,
-            "currency": "USD",
             "operation_id": "op_credit",
-            "brand_id": "holdfast",
-            "legal_entity_id": "le_1",
-            "merchant_of_record": "Holdfast",
             "provider_account_id": "acct_card",
-            "created_at": NOON,
-            "expires_at": NOON + timedelta(hours=24),
-            "fx": identity_fx("USD", NOON),
             "livemode": False,
         }
-        return create_order(OrderRequest(**(base | request)))
+        return create_order(make_order_request("ord_1", "acct_1", NOON, **usual | request))
 
     def new_operation_id(self) -> str:
         """Return the next operation id."""

@@ -15,15 +15,16 @@ import msgspec
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.made_requests import make_request, make_terms
 
-from holdfast.ledger.catalog.terms import Hosting, PricingMode, Rate, Terms, Units
+from holdfast.ledger.catalog.terms import Hosting, PricingMode, Rate, Units
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.decisions import on_cancel, on_cancel_answered, on_review, on_wake
 from holdfast.ledger.tasks.dispatch import SubmitOutcome, on_submit_failed, on_submitted
 from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate, ReportedUsage, UpdateStatus
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
-from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest, accept_task
+from holdfast.ledger.tasks.task import OutputItem, Task, accept_task
 from holdfast.ledger.tasks.transitions import (
     CancelJob,
     Context,
@@ -157,39 +158,11 @@ class TaskLife(RuleBasedStateMachine):
     ) -> None:
         self.traits = ProviderTraits(idempotent_submit=idempotent, polls=polls, cancels=True)
         measured = Units(units=units, tokens_in=5, tokens_out=units)
-        self.terms = Terms(
-            model="studio/x",
-            modality="image",
-            catalog_version="cat_1",
-            input_hash="00",
-            rate=Rate(mode=mode, unit="u", unit_price="0.06", input_price="0.001", output_price="0.002"),
-            estimated=measured,
-            largest=measured,
-            smallest=measured,
-            estimate_micro=hold_micro,
-            minimum_micro=0,
-            maximum_micro=hold_micro,
-            hold_micro=hold_micro,
-            exact=False,
-            basis="x",
-            provider="studio",
-            upstream_model="x",
-            provider_quote_hash="11",
-            hosting=Hosting(mode=hosting),
+        rate = Rate(mode=mode, unit="u", unit_price="0.06", input_price="0.001", output_price="0.002")
+        self.terms = make_terms(
+            hold_micro, units=measured, rate=rate, minimum_micro=0, exact=False, hosting=Hosting(mode=hosting)
         )
-        task = accept_task(
-            "acct_1",
-            "task_01",
-            TaskRequest(
-                input={"prompt": "x"},
-                terms=self.terms,
-                quote_id="quo_1",
-                api_key_id=None,
-                hold_id="hold_1",
-                hold_micro=self.terms.hold_micro,
-            ),
-            NOON,
-        )
+        task = accept_task("acct_1", "task_01", make_request(self.terms), NOON)
         self.auditor = Auditor(task, one_shot=not idempotent)
         if begin == "queued":
             return

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 
 import pytest
 from msgspec.structs import replace
+from tests.made_requests import make_request, make_terms
 
-from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.tasks.decisions import on_cancel, on_wake
 from holdfast.ledger.tasks.dispatch import Silence, Unanswered, on_silence, on_submitted
 from holdfast.ledger.tasks.inputs import INPUT_RETENTION_S, INPUT_SMALL_BYTES_MAX, input_until, on_input_expired
-from holdfast.ledger.tasks.task import Task, TaskRequest, accept_task
+from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import Context, ProviderTraits, Step
 
 NOON = datetime.fromisoformat("2026-11-21T12:00:00+00:00")
@@ -20,26 +20,8 @@ GONE = ProviderTraits(idempotent_submit=False, polls=False, cancels=False, liste
 
 
 def new_task(input_bytes: int = 10) -> Task:
-    terms = Terms(
-        model="m", modality="image", catalog_version="cat_0", input_hash="0" * 64,
-        rate=Rate(mode="per_image", unit="image", unit_price="1"),
-        estimated=Units(units=1), largest=Units(units=1), smallest=Units(units=1),
-        estimate_micro=1, minimum_micro=1, maximum_micro=1, hold_micro=1, exact=True, basis="1 x 1",
-        provider="box", upstream_model="m", provider_quote_hash="0" * 64,
-    )  # fmt: skip
-    return accept_task(
-        "acct_1",
-        "task_1",
-        TaskRequest(
-            input={"prompt": "x" * input_bytes},
-            terms=terms,
-            quote_id="quo_1",
-            api_key_id=None,
-            hold_id="hold_1",
-            hold_micro=terms.hold_micro,
-        ),
-        NOON,
-    )
+    terms = make_terms(1, provider="box", upstream_model="m")
+    return accept_task("acct_1", "task_1", make_request(terms, input={"prompt": "x" * input_bytes}), NOON)
 
 
 def later(seconds: float) -> datetime:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 from sqlalchemy import Connection, insert, literal, select, text, update
+from tests.made_requests import make_order_request
 
 from holdfast.ledger.credit.account import (
     AccountState,
@@ -19,7 +20,6 @@ from holdfast.ledger.credit.account import (
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.orders.decisions import create_order, on_event
 from holdfast.ledger.orders.facts import Claim, OrderFacts, PaymentEvent, PaymentFacts, RefundFacts
-from holdfast.ledger.orders.order import OrderRequest, identity_fx
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import payment_rows
@@ -273,21 +273,8 @@ class AccountHistory:
     def order(self, name: str, *events: PaymentEvent) -> None:
         """Write a card order of ten credits to which these events were applied."""
         order_id = f"ord_{name}"
-        request = OrderRequest(
-            order_id=order_id,
-            account_id=self.state.account_id,
-            provider="cardprovider",
-            amount_micro=10_000_000,
-            currency="USD",
-            operation_id=f"op_reserved_{name}",
-            brand_id="holdfast",
-            legal_entity_id="holdfast",
-            merchant_of_record="Holdfast",
-            provider_account_id="holdfast",
-            created_at=START,
-            expires_at=START + timedelta(days=1),
-            fx=identity_fx("USD", START),
-        )
+        operation_id = f"op_reserved_{name}"
+        request = make_order_request(order_id, self.state.account_id, START, operation_id=operation_id)
         order = create_order(request)
         for event in events:
             step = on_event(order, event, self.next_at, new_operation_id=lambda: f"{self.next_id}_back")

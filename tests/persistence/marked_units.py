@@ -4,52 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import psycopg
 
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.credit.account import AccountState, decide_credit, decide_hold, decide_release
 from holdfast.ledger.credit.operations import Operation
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.statements import prepare
 from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.records.rows import (
-    AccountHead,
-    AccountRow,
-    ApiKeyRecord,
-    ApiKeyRow,
-    IdempotencyProbe,
-    IdempotencyRow,
-    Row,
-    StoredReply,
-)
+from holdfast.persistence.records.rows import AccountHead, ApiKeyRecord, ApiKeyRow, IdempotencyRow, Row
 from holdfast.persistence.server.connections import connected
+
+from .written_units import AT, BEYOND_ASCII, AccountUnits
 
 R = TypeVar("R")
 
-AT = datetime(2026, 11, 20, 12, 0, 0, 123000, tzinfo=UTC)
-
-BEYOND_ASCII = "\u00e9\u4f60\U0001f980"
-
 
 @dataclass
-class AccountUnits:
-    """Decides one account's units on a state of its own. Each unit writes an API key that identifies it."""
+class MarkedUnits(AccountUnits):
+    """Units that each write an API key, which identifies them."""
 
-    account_id: str = field(default_factory=lambda: new_id("acct"))
     marks: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.state = AccountState(self.account_id)
-
-    def opening(self) -> Unit:
-        email = f"{self.account_id}@example.com"
-        return Unit(rows=(AccountRow(AccountHead(self.account_id), email, "User", "b", AT),))
 
     def mark(self) -> ApiKeyRow:
         mark = f"key_{self.account_id}_{len(self.marks)}"
@@ -57,59 +34,18 @@ class AccountUnits:
         key = ApiKeyRecord(self.account_id, mark, "p", BEYOND_ASCII, ("a", 'b"'), AT)
         return ApiKeyRow(key, mark.encode())
 
-    def credit(self, *, key: str | None = None, more: tuple[Row, ...] = (), fences: tuple[Fence, ...] = ()) -> Unit:
-        operation = decide_credit(
-            self.state,
-            operation_id=new_id("op"),
-            amount_micro=100,
-            source="sandbox",
-            reference="r",
-            reason=BEYOND_ASCII,
-            at=AT,
-        )
-        return self._unit(operation, key, more, fences)
-
-    def hold(self, hold_id: str) -> Unit:
-        operation = decide_hold(
-            self.state, operation_id=new_id("op"), hold_id=hold_id, amount_micro=30, reference=hold_id, at=AT
-        )
-        return self._unit(operation)
-
-    def release(self, hold_id: str) -> Unit:
-        operation = decide_release(
-            self.state, operation_id=new_id("op"), hold_id=hold_id, reference=hold_id, reason="r", at=AT
-        )
-        return self._unit(operation)
-
     def check(self) -> Unit:
         """Return the unit of a refusal: it only checks its fence."""
         return Unit(fences=(Fence("account", self.account_id, self.state.version),), advances=False)
 
-    def _unit(
-        self,
-        operation: Any,
-        key: str | None = None,
-        more: tuple[Row, ...] = (),
-        fences: tuple[Fence, ...] = (),
+    def unit(
+        self, operation: Operation | Refusal | None = None, *, extra: tuple[Row, ...] = (), **more: Any
     ) -> Unit:
-        state = self.state
-        assert not isinstance(operation, Refusal)
-        state.apply(operation)
-        fence = Fence("account", self.account_id, state.version)
-        state.version += 1
-        head = AccountHead(
-            self.account_id, state.version, state.number, state.balance_micro, state.held_micro, state.chain_head
-        )
-        extra: tuple[Row, ...] = (self.mark(), *more)
-        probe = None
-        if key is not None:
-            probe = IdempotencyProbe(self.account_id, "POST /x", key)
-            extra = (*extra, IdempotencyRow(probe, StoredReply(b"print", b"reply"), utc_now()))
-        return Unit(fences=(fence, *fences), rows=(head, operation, *extra), probe=probe)
+        return super().unit(operation, extra=(self.mark(), *extra), **more)
 
 
-def opened(writer: BatchWriter, how_many: int = 1) -> list[AccountUnits]:
-    accounts = [AccountUnits() for _ in range(how_many)]
+def opened(writer: BatchWriter, how_many: int = 1) -> list[MarkedUnits]:
+    accounts = [MarkedUnits() for _ in range(how_many)]
     assert set(written(writer, [account.opening() for account in accounts])) == {Committed()}
     return accounts
 
@@ -119,10 +55,6 @@ def written(writer: BatchWriter, units: Sequence[Unit]) -> list[UnitResult]:
     ready = prepare(units)
     assert ready is not None
     return writer.write(units, ready)
-
-
-def kinds(verdicts: Sequence[UnitResult]) -> list[str]:
-    return [type(verdict).__name__ for verdict in verdicts]
 
 
 def marks_of(units: Sequence[Unit]) -> set[str]:

@@ -160,10 +160,9 @@ async def test_reads_beyond_the_pool_wait_for_their_turn(database_url: str) -> N
         with lock:
             running -= 1
 
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            for _ in range(6):
-                nursery.start_soon(database.read, query)
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(database.read, query)
     assert most == 2
     database.close()
 
@@ -244,26 +243,24 @@ async def test_waiters_pass_when_the_gate_opens(autojump_clock: trio.testing.Moc
 
 async def test_the_watcher_opens_the_gate_and_reopens_it_after_a_loss(database_url: str) -> None:
     database = Database(database_url)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(database.run)
-            await database.gate.wait_open()
-            database.gate.close("server closed the connection unexpectedly")
-            await database.gate.wait_closed()
-            await database.gate.wait_open()
-            assert await database.read(one) == 1
-            nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(database.run)
+        await database.gate.wait_open()
+        database.gate.close("server closed the connection unexpectedly")
+        await database.gate.wait_closed()
+        await database.gate.wait_open()
+        assert await database.read(one) == 1
+        nursery.cancel_scope.cancel()
     assert not database.gate.is_open
 
 
 async def test_the_watcher_reports_started_while_the_database_is_away() -> None:
     database = Database(UNREACHABLE)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(database.run)
-            assert not database.gate.is_open
-            assert "refused" in database.gate.reason
-            nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(database.run)
+        assert not database.gate.is_open
+        assert "refused" in database.gate.reason
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_server_too_old_ends_the_watcher(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,30 +348,29 @@ async def test_a_frozen_server_blocks_no_caller_and_frees_its_threads(
 ) -> None:
     monkeypatch.setattr(connections, "PROBE_S", 1)
     database = Database(database_url, pool_size=2, read_timeout_ms=1_000, read_deadline_s=30.0)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(database.run)
-            await database.gate.wait_open()
-            await database.read(one)
-            server = frozen()
-            refused: list[DatabaseAway] = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(database.run)
+        await database.gate.wait_open()
+        await database.read(one)
+        server = frozen()
+        refused: list[DatabaseAway] = []
 
-            async def ask() -> None:
-                with pytest.raises(DatabaseAway) as caught:
-                    await database.read(one)
-                refused.append(caught.value)
+        async def ask() -> None:
+            with pytest.raises(DatabaseAway) as caught:
+                await database.read(one)
+            refused.append(caught.value)
 
-            async with trio.open_nursery() as callers:
-                for _ in range(20):
-                    callers.start_soon(ask)
-            assert len(refused) == 20
-            await database.gate.wait_closed()
-            while database._reads.borrowed_tokens:  # noqa: ASYNC110 - a thread's end has no event
-                await trio.sleep(0.05)
-            server.signal(signal.SIGCONT)
-            await database.gate.wait_open()
-            assert await database.read(one) == 1
-            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as callers:
+            for _ in range(20):
+                callers.start_soon(ask)
+        assert len(refused) == 20
+        await database.gate.wait_closed()
+        while database._reads.borrowed_tokens:  # noqa: ASYNC110 - a thread's end has no event
+            await trio.sleep(0.05)
+        server.signal(signal.SIGCONT)
+        await database.gate.wait_open()
+        assert await database.read(one) == 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_locked_table_makes_the_database_slow_until_released(
@@ -387,24 +383,23 @@ async def test_a_locked_table_makes_the_database_slow_until_released(
         connection.execute(text("select id from accounts limit 1")).all()
 
     reached: list[Connection] = []
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(database.run)
-            await database.gate.wait_open()
-            with psycopg.connect(database_url) as holder:
-                holder.execute("lock table accounts in access exclusive mode")
-                with pytest.raises(DatabaseAway):
-                    await database.read(look)
-                await database.gate.wait_closed()
-                assert database.gate.state == "slow"
-                assert "lock" in database.gate.reason or "timeout" in database.gate.reason
-                # No later caller waits for it, or reaches the server.
-                with pytest.raises(DatabaseAway, match="timeout"):
-                    await database.read(reached.append)
-                assert reached == []
-            await database.gate.wait_open()
-            await database.read(look)
-            nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(database.run)
+        await database.gate.wait_open()
+        with psycopg.connect(database_url) as holder:
+            holder.execute("lock table accounts in access exclusive mode")
+            with pytest.raises(DatabaseAway):
+                await database.read(look)
+            await database.gate.wait_closed()
+            assert database.gate.state == "slow"
+            assert "lock" in database.gate.reason or "timeout" in database.gate.reason
+            # No later caller waits for it, or reaches the server.
+            with pytest.raises(DatabaseAway, match="timeout"):
+                await database.read(reached.append)
+            assert reached == []
+        await database.gate.wait_open()
+        await database.read(look)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_server_switched_to_read_only_is_away(database_url: str) -> None:

@@ -29,19 +29,9 @@ from holdfast.persistence.records.rows import (
 )
 from holdfast.persistence.server.database import Database
 
-from .marked_units import (
-    AT,
-    BEYOND_ASCII,
-    AccountUnits,
-    assert_only_these_rows,
-    assert_sound,
-    committed,
-    found,
-    kinds,
-    opened,
-    written,
-)
+from .marked_units import MarkedUnits, assert_only_these_rows, assert_sound, committed, found, opened, written
 from .values import make_task
+from .written_units import AT, BEYOND_ASCII, kinds
 
 
 @pytest.fixture
@@ -101,7 +91,7 @@ def test_the_rows_of_a_batch_are_those_of_its_committed_units(
     assert_sound(database_url)
 
 
-def _some_unit(rng: random.Random, account: AccountUnits) -> Unit:
+def _some_unit(rng: random.Random, account: MarkedUnits) -> Unit:
     luck = rng.random()
     if luck < 0.12:
         return account.check()
@@ -116,9 +106,9 @@ def _some_unit(rng: random.Random, account: AccountUnits) -> Unit:
     return account.credit()
 
 
-def _reloaded(rows: psycopg.Connection[Any], account: AccountUnits) -> AccountUnits:
+def _reloaded(rows: psycopg.Connection[Any], account: MarkedUnits) -> MarkedUnits:
     """Load the state from the rows, as an actor does whose units are void."""
-    fresh = AccountUnits(account.account_id, account.marks)
+    fresh = MarkedUnits(account.account_id, marks=account.marks)
     head = rows.execute(
         "select version, operation_count, balance_micro, held_micro, chain_head from accounts where id = %s",
         (account.account_id,),
@@ -143,7 +133,7 @@ def test_a_batch_without_committed_units_leaves_no_marker(
 ) -> None:
     [account] = opened(writer)
     batches = found(rows, "select count(*) from journal_batches")
-    unit = account.credit(fences=(Fence("task", "task_gone", 7),), more=(SignInRow("email:a", 1, AT, {}),))
+    unit = account.credit(fences=(Fence("task", "task_gone", 7),), extra=(SignInRow("email:a", 1, AT, {}),))
     first_sign_in = Unit(fences=(Fence("sign_in", "email:a", 0), Fence("task", "task_gone", 7)))
     assert kinds(written(writer, [unit, first_sign_in])) == ["Stale", "Stale"]
     assert found(rows, "select count(*) from journal_batches") == batches
@@ -175,18 +165,18 @@ def test_an_empty_batch_reads_and_writes_nothing(writer: BatchWriter, rows: psyc
 
 WRONG: Any = 5
 NEVER_READY = {"a time that is none", "a row that nothing writes"}
-BROKEN: dict[str, Callable[[AccountUnits], Unit]] = {
-    "a time that is none": lambda account: account.credit(more=(ApiKeyRevokedRow("a", "k", WRONG),)),
-    "a row that nothing writes": lambda account: account.credit(more=(WRONG,)),
-    "NUL in a row": lambda account: account.credit(more=(ApiKeyRevokedRow("a", "a\x00b", AT),)),
+BROKEN: dict[str, Callable[[MarkedUnits], Unit]] = {
+    "a time that is none": lambda account: account.credit(extra=(ApiKeyRevokedRow("a", "k", WRONG),)),
+    "a row that nothing writes": lambda account: account.credit(extra=(WRONG,)),
+    "NUL in a row": lambda account: account.credit(extra=(ApiKeyRevokedRow("a", "a\x00b", AT),)),
     "NUL in a fence": lambda account: account.credit(fences=(Fence("task", "a\x00b", 1),)),
     "no UTF-8 in a fence": lambda account: account.credit(fences=(Fence("task", "\ud800", 1),)),
     "no UTF-8 in a key": lambda account: account.credit(key="\ud800"),
     "no UTF-8 in a new row": lambda account: account.credit(
-        more=(SignInRow("\ud800", 1, AT, {}), _api_key("\ud800"))
+        extra=(SignInRow("\ud800", 1, AT, {}), _api_key("\ud800"))
     ),
-    "NUL in a new row": lambda account: account.credit(more=(_api_key("\x00"),)),
-    "a key twice": lambda account: account.credit(more=(_api_key("same"), _api_key("same"))),
+    "NUL in a new row": lambda account: account.credit(extra=(_api_key("\x00"),)),
+    "a key twice": lambda account: account.credit(extra=(_api_key("same"), _api_key("same"))),
 }
 
 

@@ -124,16 +124,15 @@ async def test_a_batch_is_prepared_unless_a_unit_cannot_be_encoded(
 
 
 async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
-        bench = JournalBench(batch_units_max=7)
-        bench.submit(Author(), 30)
-        for _ in range(5):
-            bench.writer.finish()
-        await nursery.start(bench.run)
-        await bench.journal.stop()
-        await wait_all_tasks_blocked()
-        while bench.writer.closed == 0:  # noqa: ASYNC110 - the journal's end has no event
-            await trio.sleep(0.001)
+    bench = JournalBench(batch_units_max=7)
+    bench.submit(Author(), 30)
+    for _ in range(5):
+        bench.writer.finish()
+    await nursery.start(bench.run)
+    await bench.journal.stop()
+    await wait_all_tasks_blocked()
+    while bench.writer.closed == 0:  # noqa: ASYNC110 - the journal's end has no event
+        await trio.sleep(0.001)
     assert [len(batch) for batch in bench.writer.batches] == [7, 7, 7, 7, 2]
 
 
@@ -188,17 +187,16 @@ async def test_stop_writes_what_is_queued_and_returns(nursery: trio.Nursery) -> 
         await bench.run(task_status=task_status)
         ended.set()
 
-    with trio.fail_after(60):
-        await nursery.start(run)
-        author = Author()
-        bench.submit(author)
-        await bench.writer.has_begun()
-        bench.submit(author, 2)
-        await bench.journal.stop()
-        bench.submit(author)
-        bench.writer.finish()
-        bench.writer.finish()
-        await ended.wait()
+    await nursery.start(run)
+    author = Author()
+    bench.submit(author)
+    await bench.writer.has_begun()
+    bench.submit(author, 2)
+    await bench.journal.stop()
+    bench.submit(author)
+    bench.writer.finish()
+    bench.writer.finish()
+    await ended.wait()
     assert author.results == [Committed()] * 4
     assert bench.writer.closed == 1
 
@@ -206,15 +204,14 @@ async def test_stop_writes_what_is_queued_and_returns(nursery: trio.Nursery) -> 
 async def test_stop_writes_the_other_half_too() -> None:
     bench = JournalBench()
     author = Author()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as inner:
-            await inner.start(bench.run)
-            units = bench.submit(author)
-            await bench.writer.has_begun()
-            units += bench.submit(author, 333)
-            await bench.journal.stop()
-            for _ in range(12):
-                bench.writer.finish()
+    async with trio.open_nursery() as inner:
+        await inner.start(bench.run)
+        units = bench.submit(author)
+        await bench.writer.has_begun()
+        units += bench.submit(author, 333)
+        await bench.journal.stop()
+        for _ in range(12):
+            bench.writer.finish()
     assert author.settled_units == [(unit, Committed()) for unit in units]
     assert bench.writer.closed == 1
 
@@ -222,43 +219,40 @@ async def test_stop_writes_the_other_half_too() -> None:
 async def test_a_cancelled_journal_settles_the_other_half() -> None:
     bench = JournalBench()
     author = Author()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as inner:
-            await inner.start(bench.run)
-            bench.submit(author)
-            await bench.writer.has_begun()
-            bench.submit(author, 200)
-            bench.writer.finish()
-            await bench.writer.has_begun()
-            inner.cancel_scope.cancel()
-            bench.writer.finish()
+    async with trio.open_nursery() as inner:
+        await inner.start(bench.run)
+        bench.submit(author)
+        await bench.writer.has_begun()
+        bench.submit(author, 200)
+        bench.writer.finish()
+        await bench.writer.has_begun()
+        inner.cancel_scope.cancel()
+        bench.writer.finish()
     assert author.results == [Committed()] * 101 + [NotWritten("the journal stopped")] * 100
     assert [len(batch) for batch in bench.writer.batches] == [1, 100]
 
 
 async def test_a_stopped_journal_runs_again(nursery: trio.Nursery) -> None:
     bench = JournalBench()
-    with trio.fail_after(60):
-        for _ in range(2):
-            async with trio.open_nursery() as inner:
-                await inner.start(bench.run)
-                await bench.journal.stop()
-        await nursery.start(bench.run)
-        bench.writer.finish()
-        assert await bench.journal.write(Unit()) == Committed()
+    for _ in range(2):
+        async with trio.open_nursery() as inner:
+            await inner.start(bench.run)
+            await bench.journal.stop()
+    await nursery.start(bench.run)
+    bench.writer.finish()
+    assert await bench.journal.write(Unit()) == Committed()
 
 
 async def test_a_cancelled_journal_finishes_its_commit_and_no_more() -> None:
     bench = JournalBench()
     author = Author()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(bench.run)
-            bench.submit(author)
-            await bench.writer.has_begun()
-            bench.submit(author, 3)
-            nursery.cancel_scope.cancel()
-            bench.writer.finish()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.run)
+        bench.submit(author)
+        await bench.writer.has_begun()
+        bench.submit(author, 3)
+        nursery.cancel_scope.cancel()
+        bench.writer.finish()
     assert author.results == [Committed()] + [NotWritten("the journal stopped")] * 3
     assert len(bench.writer.batches) == 1
     assert bench.writer.closed == 1
@@ -267,19 +261,18 @@ async def test_a_cancelled_journal_finishes_its_commit_and_no_more() -> None:
 async def test_a_cancelled_look_up_leaves_only_its_batch_unknown() -> None:
     bench = JournalBench()
     author = Author()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(bench.run)
-            bench.submit(author, 2)
-            await bench.writer.has_begun()
-            bench.submit(author, 3)
-            void: list[UnitResult] = [NotWritten("void")] * 2
-            committed: list[UnitResult] = [Committed()] * 2
-            bench.writer.finish(CommitUnanswered("batch_1", OSError(), if_durable=committed, if_void=void))
-            await bench.writer.has_begun()
-            bench.writer.finish(ConnectionLost(OSError("still away")))
-            await bench.gate.wait_closed()
-            await wait_all_tasks_blocked()
-            assert author.settled_units == []
-            nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.run)
+        bench.submit(author, 2)
+        await bench.writer.has_begun()
+        bench.submit(author, 3)
+        void: list[UnitResult] = [NotWritten("void")] * 2
+        committed: list[UnitResult] = [Committed()] * 2
+        bench.writer.finish(CommitUnanswered("batch_1", OSError(), if_durable=committed, if_void=void))
+        await bench.writer.has_begun()
+        bench.writer.finish(ConnectionLost(OSError("still away")))
+        await bench.gate.wait_closed()
+        await wait_all_tasks_blocked()
+        assert author.settled_units == []
+        nursery.cancel_scope.cancel()
     assert [type(result) for result in author.results] == [Unknown] * 2 + [NotWritten] * 3

@@ -73,13 +73,12 @@ async def test_nothing_is_written_before_the_gate_has_opened(nursery: trio.Nurse
     bench.gate.close("not there yet")
     author = Author()
     bench.submit(author)
-    with trio.fail_after(60):
-        nursery.start_soon(bench.run)
-        await wait_all_tasks_blocked()
-        assert bench.writer.batches == []
-        bench.writer.finish()
-        bench.gate.open()
-        await bench.writer.has_begun()
+    nursery.start_soon(bench.run)
+    await wait_all_tasks_blocked()
+    assert bench.writer.batches == []
+    bench.writer.finish()
+    bench.gate.open()
+    await bench.writer.has_begun()
 
 
 async def test_one_authors_bug_keeps_no_result_from_others(bench: JournalBench) -> None:
@@ -178,25 +177,24 @@ async def test_writes_are_not_blocked_by_a_timeout_that_nothing_followed(
 async def test_after_a_crash_units_are_refused_before_submit_returns() -> None:
     bench = JournalBench()
     author = Author()
-    with trio.fail_after(60):
-        with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - what is raised comes out of the nursery
-            async with trio.open_nursery() as inner:
-                await inner.start(bench.run)
-                bench.submit(author)
-                await bench.writer.has_begun()
-                bench.submit(author, 2)
-                bench.writer.finish(MemoryError("a fault of the journal itself"))
-        assert caught.group_contains(MemoryError)
-        assert [type(result) for result in author.results] == [Unknown, NotWritten, NotWritten]
-        accepting = [bench.journal.is_accepting]
-        bench.submit(author)
-        assert [type(result) for result in author.results][3:] == [NotWritten]
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - what is raised comes out of the nursery
         async with trio.open_nursery() as inner:
             await inner.start(bench.run)
-            accepting.append(bench.journal.is_accepting)
-            bench.writer.finish()
-            assert await bench.journal.write(Unit()) == Committed()
-            await bench.journal.stop()
+            bench.submit(author)
+            await bench.writer.has_begun()
+            bench.submit(author, 2)
+            bench.writer.finish(MemoryError("a fault of the journal itself"))
+    assert caught.group_contains(MemoryError)
+    assert [type(result) for result in author.results] == [Unknown, NotWritten, NotWritten]
+    accepting = [bench.journal.is_accepting]
+    bench.submit(author)
+    assert [type(result) for result in author.results][3:] == [NotWritten]
+    async with trio.open_nursery() as inner:
+        await inner.start(bench.run)
+        accepting.append(bench.journal.is_accepting)
+        bench.writer.finish()
+        assert await bench.journal.write(Unit()) == Committed()
+        await bench.journal.stop()
     assert accepting == [False, True]
 
 
@@ -204,15 +202,14 @@ async def test_the_write_path_is_closed_until_the_journal_runs() -> None:
     bench = JournalBench()
     path = WritePath(bench.gate, bench.journal)
     seen = [(path.is_open, path.reason)]
-    with trio.fail_after(60):
-        async with trio.open_nursery() as inner:
-            await inner.start(bench.run)
-            await path.wait_open()
-            bench.gate.close("away")
-            seen.append((path.is_open, path.reason))
-            bench.gate.open()
-            seen.append((path.is_open, ""))
-            await bench.journal.stop()
+    async with trio.open_nursery() as inner:
+        await inner.start(bench.run)
+        await path.wait_open()
+        bench.gate.close("away")
+        seen.append((path.is_open, path.reason))
+        bench.gate.open()
+        seen.append((path.is_open, ""))
+        await bench.journal.stop()
     seen.append((path.is_open, path.reason))
     not_running = (False, "the journal is starting")
     assert seen == [not_running, (False, "away"), (True, ""), not_running]
@@ -237,33 +234,32 @@ async def test_actors_end_with_the_journal_and_keep_their_mailboxes() -> None:
     async def ask() -> None:
         answered.append(await accounts.ref("a").ask(Sign()))
 
-    with trio.fail_after(60):
-        async with trio.open_nursery() as askers:
-            async with trio.open_nursery() as tree:
-                async with trio.open_nursery() as inner:
-                    await inner.start(bench.run)
-                    await tree.start(run_accounts)
-                    askers.start_soon(ask)
-                    await bench.writer.has_begun()
-                    askers.start_soon(ask)
-                    await wait_all_tasks_blocked()
-                    inner.cancel_scope.cancel()
-                    bench.writer.finish([NotWritten("rolled back")])
-                # Both were returned; deciding them again would only fill a queue that is not read.
-                await wait_all_tasks_blocked()
-                with pytest.raises(Unavailable):
-                    await accounts.ref("b").ask(Sign())
-                await accounts.stop()
-            assert answered == []
-            async with trio.open_nursery() as tree:
-                await tree.start(bench.run)
+    async with trio.open_nursery() as askers:
+        async with trio.open_nursery() as tree:
+            async with trio.open_nursery() as inner:
+                await inner.start(bench.run)
                 await tree.start(run_accounts)
-                for _ in range(2):
-                    bench.writer.finish()
-                while len(answered) < 2:  # noqa: ASYNC110 - the end of a writer's thread has no event
-                    await trio.sleep(0.001)
-                await accounts.stop()
-                await bench.journal.stop()
+                askers.start_soon(ask)
+                await bench.writer.has_begun()
+                askers.start_soon(ask)
+                await wait_all_tasks_blocked()
+                inner.cancel_scope.cancel()
+                bench.writer.finish([NotWritten("rolled back")])
+            # Both were returned; deciding them again would only fill a queue that is not read.
+            await wait_all_tasks_blocked()
+            with pytest.raises(Unavailable):
+                await accounts.ref("b").ask(Sign())
+            await accounts.stop()
+        assert answered == []
+        async with trio.open_nursery() as tree:
+            await tree.start(bench.run)
+            await tree.start(run_accounts)
+            for _ in range(2):
+                bench.writer.finish()
+            while len(answered) < 2:  # noqa: ASYNC110 - the end of a writer's thread has no event
+                await trio.sleep(0.001)
+            await accounts.stop()
+            await bench.journal.stop()
     assert answered == ["signed", "signed"]
 
 

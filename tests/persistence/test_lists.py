@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 from sqlalchemy import Connection, text
+from tests.made_requests import make_request
 
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import Review, TaskRequest, accept_task
+from holdfast.ledger.tasks.task import Review, accept_task
 from holdfast.persistence.queries.orders import troubled_orders
 from holdfast.persistence.queries.reports import reports_page
 from holdfast.persistence.queries.tasks import (
@@ -48,19 +49,8 @@ def documents(*, in_review: bool = False) -> dict[str, str]:
     """Return a task's JSON columns, of the usual length."""
     priced = quote_input(load_catalog(None, kind_rules()), "studio/image-1", {"prompt": "a lighthouse at dusk"})
     assert not isinstance(priced, Refusal)
-    task = accept_task(
-        ADA,
-        "task_1",
-        TaskRequest(
-            input=priced.input,
-            terms=priced.terms,
-            quote_id="quo_" + "1" * 300,
-            api_key_id="key_1",
-            hold_id="hold_1",
-            hold_micro=priced.terms.hold_micro,
-        ),
-        NOON,
-    )
+    request = make_request(priced.terms, input=priced.input, quote_id="quo_" + "1" * 300, api_key_id="key_1")
+    task = accept_task(ADA, "task_1", request, NOON)
     state = task.state
     if in_review:
         review = Review(case_id="rev_1", reason="content_flagged", decision="capture_blocked", deadline_at=NOON)

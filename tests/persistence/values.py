@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from holdfast.ledger.catalog.terms import Rate, Terms, Units
+from tests.made_requests import make_order_request, make_request, make_terms
+
 from holdfast.ledger.credit.operations import Operation, OperationKind, Posting
-from holdfast.ledger.orders.order import Order, OrderRequest, OrderState, identity_fx
-from holdfast.ledger.tasks.task import StatusEntry, Task, TaskRequest, TaskState
+from holdfast.ledger.orders.order import Order, OrderState
+from holdfast.ledger.tasks.task import StatusEntry, Task, TaskState
 
 
 def make_task(account_id: str, request_id: str, at: datetime, text: Any = "text", *, version: int = 1) -> Task:
     """A queued task."""
-    units = Units(units=1)
     return Task(
         account_id=account_id,
         request_id=request_id,
@@ -25,31 +25,10 @@ def make_task(account_id: str, request_id: str, at: datetime, text: Any = "text"
         updated_at=at,
         wake_at=at,
         dispatched=False,
-        request=TaskRequest(
+        request=make_request(
+            make_terms(1, model=text, basis=text),
             input={text or "empty": [text, None]},
-            terms=Terms(
-                model=text,
-                modality="image",
-                catalog_version="cat_0",
-                input_hash="0" * 64,
-                rate=Rate(mode="per_image", unit="image", unit_price="1"),
-                estimated=units,
-                largest=units,
-                smallest=units,
-                estimate_micro=1,
-                minimum_micro=1,
-                maximum_micro=1,
-                hold_micro=1,
-                exact=True,
-                basis=text,
-                provider="studio",
-                upstream_model="poster",
-                provider_quote_hash="0" * 64,
-            ),
-            quote_id="quo_1",
-            api_key_id=None,
             hold_id=f"hold_{request_id}",
-            hold_micro=1,
             metadata={text: text},
         ),
         state=TaskState(status_history=(StatusEntry(status="queued", ts=at, error=text),)),
@@ -58,21 +37,8 @@ def make_task(account_id: str, request_id: str, at: datetime, text: Any = "text"
 
 def make_order(account_id: str, order_id: str, at: datetime, text: Any = "text") -> Order:
     """A pending card order."""
-    request = OrderRequest(
-        order_id=order_id,
-        account_id=account_id,
-        provider="cardprovider",
-        amount_micro=10_000_000,
-        currency="USD",
-        operation_id=f"op_{order_id}",
-        brand_id=text,
-        legal_entity_id=text,
-        merchant_of_record=text,
-        provider_account_id=text,
-        created_at=at,
-        expires_at=at + timedelta(hours=24),
-        fx=identity_fx("USD", at),
-    )
+    named = dict.fromkeys(("brand_id", "legal_entity_id", "merchant_of_record", "provider_account_id"), text)
+    request = make_order_request(order_id, account_id, at, **named)
     state = OrderState(reversal_refs=(text,))
     return Order(version=1, updated_at=at, wake_at=None, request=request, state=state)
 

@@ -38,6 +38,7 @@ from holdfast.persistence.records.rows import (
 )
 
 AT = datetime(2026, 11, 20, 12, 0, 0, 123000, tzinfo=UTC)
+BEYOND_ASCII = "\u00e9\u4f60\U0001f980"
 
 
 class PreparingWriter(BatchWriter):
@@ -68,12 +69,12 @@ class AccountUnits:
             amount_micro=amount_micro,
             source="sandbox",
             reference="r",
-            reason="because",
+            reason=BEYOND_ASCII,
             at=AT,
         )
         return self.unit(decided, **more)
 
-    def hold(self, hold_id: str, amount_micro: int) -> Unit:
+    def hold(self, hold_id: str, amount_micro: int = 30) -> Unit:
         decided = decide_hold(
             self.state,
             operation_id=new_id("op"),
@@ -86,7 +87,7 @@ class AccountUnits:
 
     def release(self, hold_id: str) -> Unit:
         decided = decide_release(
-            self.state, operation_id=new_id("op"), hold_id=hold_id, reference="r", reason="because", at=AT
+            self.state, operation_id=new_id("op"), hold_id=hold_id, reference="r", reason=BEYOND_ASCII, at=AT
         )
         return self.unit(decided)
 
@@ -96,7 +97,12 @@ class AccountUnits:
         return Unit(fences=(fence,), probe=IdempotencyProbe(self.account_id, "POST /x", key), advances=False)
 
     def unit(
-        self, operation: Operation | Refusal | None = None, *, key: str | None = None, extra: tuple[Row, ...] = ()
+        self,
+        operation: Operation | Refusal | None = None,
+        *,
+        key: str | None = None,
+        extra: tuple[Row, ...] = (),
+        fences: tuple[Fence, ...] = (),
     ) -> Unit:
         state = self.state
         assert not isinstance(operation, Refusal)
@@ -105,22 +111,15 @@ class AccountUnits:
         fence = Fence("account", self.account_id, state.version)
         state.version += 1
         head = AccountHead(
-            self.account_id,
-            state.version,
-            state.number,
-            state.balance_micro,
-            state.held_micro,
-            state.chain_head,
+            self.account_id, state.version, state.number, state.balance_micro, state.held_micro, state.chain_head
         )
         probe = None
         if key is not None:
             probe = IdempotencyProbe(self.account_id, "POST /x", key)
-            extra = (
-                *extra,
-                IdempotencyRow(probe, StoredReply(b"print", f"reply to {key}".encode()), utc_now()),
-            )
+            reply = StoredReply(b"print", f"reply to {key}".encode("utf-8", "replace"))
+            extra = (*extra, IdempotencyRow(probe, reply, utc_now()))
         operations = () if operation is None else (operation,)
-        return Unit(fences=(fence,), rows=(head, *operations, *extra), probe=probe)
+        return Unit(fences=(fence, *fences), rows=(head, *operations, *extra), probe=probe)
 
 
 def opened(writer: BatchWriter, how_many: int = 1) -> list[AccountUnits]:

@@ -182,6 +182,13 @@ def start_studio(tmp_path: Path) -> StartStudio:
     return start
 
 
+@pytest.fixture
+async def studio(start_studio: StartStudio) -> AsyncIterator[RunningStudio]:
+    """A studio as it is by default."""
+    async with start_studio() as running:
+        yield running
+
+
 @dataclass
 class Posted:
     """One webhook of the card emulator as received."""
@@ -324,3 +331,10 @@ def start_bank(tmp_path: Path, letterbox: Letterbox) -> StartBank:
             nursery.cancel_scope.cancel()
 
     return start
+
+
+@pytest.fixture
+async def bank(start_bank: StartBank) -> AsyncIterator[RunningBank]:
+    """A card emulator as it is by default."""
+    async with start_bank() as running:
+        yield running

@@ -249,13 +249,12 @@ async def test_a_server_that_goes_silent_is_given_up(tmp_path: Path, bucket: Buc
         deaf.listen()
         place = replace(bucket.place, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
         store = S3Store(place, request_timeout_s=0.2, retries_max=0)
-        with trio.fail_after(60), pytest.raises(StoreFault, match="does not respond in time"):
+        with pytest.raises(StoreFault, match="does not respond in time"):
             await store.open(asset_key(SHA, "png"))
         patient = S3Store(place)
-        with trio.fail_after(60):
-            with trio.move_on_after(0.05) as hurried:
-                await patient.open(asset_key(SHA, "png"))
-            assert hurried.cancelled_caught
+        with trio.move_on_after(0.05) as hurried:
+            await patient.open(asset_key(SHA, "png"))
+        assert hurried.cancelled_caught
 
 
 def query(link: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast_emulators.card import app
 from holdfast_emulators.card.wire import render
 
-from .conftest import CARD_KEY, ServeApp, StartBank
+from .conftest import CARD_KEY, RunningBank, ServeApp, StartBank
 
 NO_RETRIES = {"retries_count": 0}
 BEARER = {"Authorization": f"Bearer {CARD_KEY}"}
@@ -38,13 +38,11 @@ def facts(seen: ProviderSnapshot) -> OrderFacts:
     return join(*(event.facts for event in seen.events))
 
 
-async def test_an_order_gets_an_intent_with_its_names_on_it(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            created = await bank.provider.create_intent("ord_1", "acct_7", 1234, "USD", env="development")
-            seen = await bank.provider.retrieve(created.provider_payment_id, as_of=AS_OF)
-            path = f"/v1/payment_intents/{created.provider_payment_id}"
-            intent = (await bank.http.get(path, headers=BEARER)).json()
+async def test_an_order_gets_an_intent_with_its_names_on_it(bank: RunningBank) -> None:
+    created = await bank.provider.create_intent("ord_1", "acct_7", 1234, "USD", env="development")
+    seen = await bank.provider.retrieve(created.provider_payment_id, as_of=AS_OF)
+    path = f"/v1/payment_intents/{created.provider_payment_id}"
+    intent = (await bank.http.get(path, headers=BEARER)).json()
     assert created.provider_payment_id.startswith("pi_")
     assert created.client_secret.startswith(f"{created.provider_payment_id}_secret_")
     assert intent["status"] == "requires_payment_method"
@@ -55,46 +53,39 @@ async def test_an_order_gets_an_intent_with_its_names_on_it(start_bank: StartBan
     assert [event.facts for event in seen.events] == [OrderFacts(attempt=Attempt(status="pending", at=AS_OF))]
 
 
-async def test_creating_twice_for_one_order_finds_the_first_intent(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            first = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
-            again = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
-            other = await bank.provider.create_intent("ord_2", "acct_1", 1000, "USD", env="test")
+async def test_creating_twice_for_one_order_finds_the_first_intent(bank: RunningBank) -> None:
+    first = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+    again = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+    other = await bank.provider.create_intent("ord_2", "acct_1", 1000, "USD", env="test")
     assert again == first
     assert other.provider_payment_id != first.provider_payment_id
 
 
-async def test_another_amount_under_the_same_order_is_rejected(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            await bank.order("ord_1", 1000)
-            with pytest.raises(CardRejected) as caught:
-                await bank.order("ord_1", 1001)
+async def test_another_amount_under_the_same_order_is_rejected(bank: RunningBank) -> None:
+    await bank.order("ord_1", 1000)
+    with pytest.raises(CardRejected) as caught:
+        await bank.order("ord_1", 1001)
     assert caught.value.provider_code == "idempotency_error"
 
 
 async def test_concurrent_creates_for_one_order_create_one_intent(start_bank: StartBank) -> None:
     found: set[str] = set()
-    with trio.fail_after(60):
-        async with start_bank(adapter={"retries_count": 5}) as bank, trio.open_nursery() as nursery:
+    async with start_bank(adapter={"retries_count": 5}) as bank, trio.open_nursery() as nursery:
 
-            async def create() -> None:
-                found.add(await bank.order("ord_1"))
+        async def create() -> None:
+            found.add(await bank.order("ord_1"))
 
-            for _ in range(20):
-                nursery.start_soon(create)
+        for _ in range(20):
+            nursery.start_soon(create)
     assert len(found) == 1
 
 
-async def test_automatic_payment_methods_can_be_left_out(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            narrow = StripeProvider(CARD_KEY, api_base=bank.url, automatic_payment_methods=False)
-            await bank.order("ord_1")
-            await narrow.create_intent("ord_2", "acct_1", 1000, "USD", env="test")
-            await narrow.close()
-            listed = (await bank.http.get("/v1/payment_intents", headers=BEARER)).json()
+async def test_automatic_payment_methods_can_be_left_out(bank: RunningBank) -> None:
+    narrow = StripeProvider(CARD_KEY, api_base=bank.url, automatic_payment_methods=False)
+    await bank.order("ord_1")
+    await narrow.create_intent("ord_2", "acct_1", 1000, "USD", env="test")
+    await narrow.close()
+    listed = (await bank.http.get("/v1/payment_intents", headers=BEARER)).json()
     assert [each["automatic_payment_methods"] for each in listed["data"]] == [
         None,
         {"enabled": True, "allow_redirects": "never"},
@@ -102,12 +93,11 @@ async def test_automatic_payment_methods_can_be_left_out(start_bank: StartBank) 
 
 
 async def test_a_payment_is_seen_with_its_charge_and_later_its_booking(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank(settle_delay_s=float("inf")) as bank:
-            intent_id, charge_id = await bank.paid("ord_1", 1000)
-            before = await bank.provider.retrieve(intent_id, as_of=AS_OF)
-            await bank.press("charges", charge_id, "settle")
-            after = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+    async with start_bank(settle_delay_s=float("inf")) as bank:
+        intent_id, charge_id = await bank.paid("ord_1", 1000)
+        before = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+        await bank.press("charges", charge_id, "settle")
+        after = await bank.provider.retrieve(intent_id, as_of=AS_OF)
     assert before.state == "succeeded"
     ((payment_id, paid),) = facts(before).payments.items()
     assert (payment_id, paid.charge_ids, paid.at) == (intent_id, (charge_id,), AS_OF)
@@ -122,29 +112,25 @@ async def test_a_payment_is_seen_with_its_charge_and_later_its_booking(start_ban
 
 
 async def test_an_intent_without_amount_received_is_not_read_as_zero(
-    start_bank: StartBank, monkeypatch: pytest.MonkeyPatch
+    bank: RunningBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without(*args: Any) -> dict[str, Any]:
         return {name: value for name, value in render(*args).items() if name != "amount_received"}
 
     monkeypatch.setattr(app, "render", without)
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            intent_id, _ = await bank.paid("ord_1", 1000)
-            seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+    intent_id, _ = await bank.paid("ord_1", 1000)
+    seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
     assert seen.state == "succeeded"
     (paid,) = facts(seen).payments.values()
     assert [claim.amount_micro for claim in paid.claims] == [10_000_000]
 
 
-async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            intent_id = await bank.order()
-            await bank.press("payment_intents", intent_id, "decline", decline_code="insufficient_funds")
-            declined = await bank.provider.retrieve(intent_id, as_of=AS_OF)
-            await bank.press("payment_intents", intent_id, "pay")
-            paid = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(bank: RunningBank) -> None:
+    intent_id = await bank.order()
+    await bank.press("payment_intents", intent_id, "decline", decline_code="insufficient_funds")
+    declined = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+    await bank.press("payment_intents", intent_id, "pay")
+    paid = await bank.provider.retrieve(intent_id, as_of=AS_OF)
     assert declined.state == "open"
     assert facts(declined).attempt == Attempt(status="failed", at=AS_OF, reason="insufficient_funds")
     assert facts(declined).payments == {}
@@ -152,17 +138,15 @@ async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(start_bank: S
     assert len(facts(paid).payments) == 1
 
 
-async def test_refunds_and_disputes_are_seen_with_their_movements(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            intent_id, charge_id = await bank.paid("ord_1", 1000)
-            await bank.press("charges", charge_id, "settle")
-            partial = await bank.press("charges", charge_id, "refund", amount=300)
-            failing = await bank.press("charges", charge_id, "refund", amount=200)
-            await bank.press("refunds", failing, "fail")
-            dispute = await bank.press("charges", charge_id, "dispute", amount=700, reason="product_not_received")
-            await bank.press("disputes", dispute, "win", amount=500)
-            seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+async def test_refunds_and_disputes_are_seen_with_their_movements(bank: RunningBank) -> None:
+    intent_id, charge_id = await bank.paid("ord_1", 1000)
+    await bank.press("charges", charge_id, "settle")
+    partial = await bank.press("charges", charge_id, "refund", amount=300)
+    failing = await bank.press("charges", charge_id, "refund", amount=200)
+    await bank.press("refunds", failing, "fail")
+    dispute = await bank.press("charges", charge_id, "dispute", amount=700, reason="product_not_received")
+    await bank.press("disputes", dispute, "win", amount=500)
+    seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
     assert {(name, each.amount_micro, each.status) for name, each in facts(seen).refunds.items()} == {
         (partial, 3_000_000, "succeeded"),
         (failing, 2_000_000, "failed"),
@@ -185,45 +169,37 @@ async def test_refunds_and_disputes_are_seen_with_their_movements(start_bank: St
     }
 
 
-async def test_refunds_of_several_pages_are_all_read(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            intent_id, charge_id = await bank.paid("ord_1", 1000)
-            created = {await bank.press("charges", charge_id, "refund", amount=1) for _ in range(12)}
-            seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
+async def test_refunds_of_several_pages_are_all_read(bank: RunningBank) -> None:
+    intent_id, charge_id = await bank.paid("ord_1", 1000)
+    created = {await bank.press("charges", charge_id, "refund", amount=1) for _ in range(12)}
+    seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
     assert set(facts(seen).refunds) == created
     assert sum(each.reporting_category == "refund" for each in facts(seen).balance.values()) == 12
 
 
-async def test_canceling_an_open_or_canceled_intent_returns_it_canceled(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            intent_id = await bank.order()
-            first = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
-            again = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
+async def test_canceling_an_open_or_canceled_intent_returns_it_canceled(bank: RunningBank) -> None:
+    intent_id = await bank.order()
+    first = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
+    again = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
     assert (first.state, again.state) == ("canceled", "canceled")
 
 
-async def test_canceling_a_paid_intent_returns_the_payment(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            intent_id, charge_id = await bank.paid()
-            result = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
+async def test_canceling_a_paid_intent_returns_the_payment(bank: RunningBank) -> None:
+    intent_id, charge_id = await bank.paid()
+    result = await bank.provider.cancel_intent(intent_id, as_of=AS_OF)
     assert result.state == "succeeded"
     assert list(facts(result).charges) == [charge_id]
 
 
-async def test_unknown_intent_and_wrong_key_are_rejections(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            with pytest.raises(CardRejected) as unknown:
-                await bank.provider.retrieve("pi_unknown", as_of=AS_OF)
-            stranger = StripeProvider("sk_test_wrong", api_base=bank.url)
-            with pytest.raises(CardRejected) as wrong:
-                await stranger.retrieve("pi_unknown", as_of=AS_OF)
-            with pytest.raises(CardRejected) as small:
-                await bank.order("ord_small", 10)
-            await stranger.close()
+async def test_unknown_intent_and_wrong_key_are_rejections(bank: RunningBank) -> None:
+    with pytest.raises(CardRejected) as unknown:
+        await bank.provider.retrieve("pi_unknown", as_of=AS_OF)
+    stranger = StripeProvider("sk_test_wrong", api_base=bank.url)
+    with pytest.raises(CardRejected) as wrong:
+        await stranger.retrieve("pi_unknown", as_of=AS_OF)
+    with pytest.raises(CardRejected) as small:
+        await bank.order("ord_small", 10)
+    await stranger.close()
     assert unknown.value.provider_code == "resource_missing"
     assert wrong.value.provider_code == "invalid_request_error"
     assert small.value.provider_code == "amount_too_small"
@@ -231,29 +207,25 @@ async def test_unknown_intent_and_wrong_key_are_rejections(start_bank: StartBank
 
 @pytest.mark.parametrize("mode", ["refuse", "lose_answer", "error", "error_kept"])
 async def test_broken_calls_are_unavailability(start_bank: StartBank, mode: str) -> None:
-    with trio.fail_after(60):
-        async with start_bank(adapter=NO_RETRIES) as bank:
-            await bank.outage(mode, call="payment_intents.create", times=1)
-            with pytest.raises(CardUnavailable):
-                await bank.order()
+    async with start_bank(adapter=NO_RETRIES) as bank:
+        await bank.outage(mode, call="payment_intents.create", times=1)
+        with pytest.raises(CardUnavailable):
+            await bank.order()
 
 
 async def test_a_lost_answer_is_found_again_under_the_same_order(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank(adapter=NO_RETRIES) as bank:
-            await bank.outage("lose_answer", call="payment_intents.create", times=1)
-            with pytest.raises(CardUnavailable):
-                await bank.order()
+    async with start_bank(adapter=NO_RETRIES) as bank:
+        await bank.outage("lose_answer", call="payment_intents.create", times=1)
+        with pytest.raises(CardUnavailable):
             await bank.order()
-            listed = (await bank.http.get("/v1/payment_intents", headers=BEARER)).json()
+        await bank.order()
+        listed = (await bank.http.get("/v1/payment_intents", headers=BEARER)).json()
     assert len(listed["data"]) == 1
 
 
-async def test_passing_faults_are_tried_again_by_themselves(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            await bank.outage("refuse", call="payment_intents.create", times=1)
-            assert (await bank.order()).startswith("pi_")
+async def test_passing_faults_are_tried_again_by_themselves(bank: RunningBank) -> None:
+    await bank.outage("refuse", call="payment_intents.create", times=1)
+    assert (await bank.order()).startswith("pi_")
 
 
 async def test_a_refused_connection_is_unavailability() -> None:
@@ -262,52 +234,46 @@ async def test_a_refused_connection_is_unavailability() -> None:
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
         provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
-        with trio.fail_after(60), pytest.raises(CardUnavailable):
+        with pytest.raises(CardUnavailable):
             await provider.retrieve("pi_1", as_of=AS_OF)
         await provider.close()
 
 
 async def test_a_slow_answer_is_a_timeout_and_the_order_can_be_tried_again(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank(adapter={"timeout_s": 0.3, **NO_RETRIES}) as bank:
-            await bank.outage("slow", call="payment_intents.create")
-            with pytest.raises(CardTimeout):
-                await bank.order()
-            await bank.recover()
-            # The emulator frees the key once it sees that the first caller is gone.
-            patient = StripeProvider(CARD_KEY, api_base=bank.url, retries_count=5)
-            await patient.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
-            await patient.close()
+    async with start_bank(adapter={"timeout_s": 0.3, **NO_RETRIES}) as bank:
+        await bank.outage("slow", call="payment_intents.create")
+        with pytest.raises(CardTimeout):
+            await bank.order()
+        await bank.recover()
+        # The emulator frees the key once it sees that the first caller is gone.
+        patient = StripeProvider(CARD_KEY, api_base=bank.url, retries_count=5)
+        await patient.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+        await patient.close()
 
 
 async def test_the_whole_call_has_a_time_limit_too(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank(adapter={"timeout_s": 15.0, "total_timeout_s": 0.3}) as bank:
-            await bank.outage("slow", call="payment_intents.retrieve")
-            with pytest.raises(CardTimeout):
-                await bank.provider.retrieve("pi_1", as_of=AS_OF)
+    async with start_bank(adapter={"timeout_s": 15.0, "total_timeout_s": 0.3}) as bank:
+        await bank.outage("slow", call="payment_intents.retrieve")
+        with pytest.raises(CardTimeout):
+            await bank.provider.retrieve("pi_1", as_of=AS_OF)
 
 
 @pytest.mark.parametrize(("sent_s", "read_s"), [(7, 7), (0, 1), (3600, 3600)])
-async def test_a_rate_limit_has_a_retry_after(start_bank: StartBank, sent_s: int, read_s: int) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            await bank.outage("rate_limit", retry_after_s=sent_s)
-            with pytest.raises(CardRateLimited) as caught:
-                await bank.order()
+async def test_a_rate_limit_has_a_retry_after(bank: RunningBank, sent_s: int, read_s: int) -> None:
+    await bank.outage("rate_limit", retry_after_s=sent_s)
+    with pytest.raises(CardRateLimited) as caught:
+        await bank.order()
     assert caught.value.retry_after_s == read_s
 
 
-async def test_a_cancelled_call_ends_at_once_and_cleanly(start_bank: StartBank) -> None:
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            await bank.outage("slow", call="payment_intents.create", times=1)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(bank.order)
-                while not (await bank.http.get("/v1/payment_intents", headers=BEARER)).json()["data"]:
-                    pass
-                nursery.cancel_scope.cancel()
-            assert (await bank.order("ord_2")).startswith("pi_")
+async def test_a_cancelled_call_ends_at_once_and_cleanly(bank: RunningBank) -> None:
+    await bank.outage("slow", call="payment_intents.create", times=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bank.order)
+        while not (await bank.http.get("/v1/payment_intents", headers=BEARER)).json()["data"]:
+            pass
+        nursery.cancel_scope.cancel()
+    assert (await bank.order("ord_2")).startswith("pi_")
 
 
 @pytest.mark.parametrize(
@@ -340,12 +306,11 @@ async def test_every_bad_response_becomes_a_typed_fault(
     async def answer(intent_id: str) -> Response:
         return Response(body, status=status, content_type="application/json")
 
-    with trio.fail_after(60):
-        async with serve_app(app) as url:
-            provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
-            with pytest.raises(fault):
-                await provider.retrieve("pi_1", as_of=AS_OF)
-            await provider.close()
+    async with serve_app(app) as url:
+        provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
+        with pytest.raises(fault):
+            await provider.retrieve("pi_1", as_of=AS_OF)
+        await provider.close()
 
 
 async def test_an_answer_without_end_is_given_up(serve_app: ServeApp) -> None:
@@ -355,33 +320,30 @@ async def test_an_answer_without_end_is_given_up(serve_app: ServeApp) -> None:
     async def answer(intent_id: str) -> Response:
         return Response(b" " * (9 * 1024 * 1024), content_type="application/json")
 
-    with trio.fail_after(60):
-        async with serve_app(app) as url:
-            provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
-            with pytest.raises(CardUnavailable):
-                await provider.retrieve("pi_1", as_of=AS_OF)
-            await provider.close()
+    async with serve_app(app) as url:
+        provider = StripeProvider(CARD_KEY, api_base=url, retries_count=0)
+        with pytest.raises(CardUnavailable):
+            await provider.retrieve("pi_1", as_of=AS_OF)
+        await provider.close()
 
 
 async def test_no_secret_reaches_logs_reprs_or_faults(
-    start_bank: StartBank, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    bank: RunningBank, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
     faults: list[BaseException] = []
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            created = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
-            await bank.press("payment_intents", created.provider_payment_id, "pay")
-            await bank.provider.cancel_intent(created.provider_payment_id, as_of=AS_OF)
-            for amount_minor in (999, 1):
-                with pytest.raises(CardRejected) as caught:
-                    await bank.order("ord_1", amount_minor)
-                faults.append(caught.value)
-            await bank.outage("refuse", times=3)
-            with pytest.raises(CardUnavailable) as broken:
-                await bank.order("ord_1")
-            faults.append(broken.value)
-            provider = repr(vars(bank.provider))
+    created = await bank.provider.create_intent("ord_1", "acct_1", 1000, "USD", env="test")
+    await bank.press("payment_intents", created.provider_payment_id, "pay")
+    await bank.provider.cancel_intent(created.provider_payment_id, as_of=AS_OF)
+    for amount_minor in (999, 1):
+        with pytest.raises(CardRejected) as caught:
+            await bank.order("ord_1", amount_minor)
+        faults.append(caught.value)
+    await bank.outage("refuse", times=3)
+    with pytest.raises(CardUnavailable) as broken:
+        await bank.order("ord_1")
+    faults.append(broken.value)
+    provider = repr(vars(bank.provider))
     texts = [caplog.text, *capfd.readouterr(), repr(created), str(created), provider]
     texts += ["".join(traceback.format_exception(fault)) + repr(fault.__context__) for fault in faults]
     secret = created.client_secret.partition("_secret_")[2]
@@ -395,9 +357,8 @@ async def test_the_clients_own_debug_switch_prints_nothing(
 ) -> None:
     monkeypatch.setattr("stripe._util.STRIPE_LOG", "debug")
     monkeypatch.setattr("stripe.log", "debug")
-    with trio.fail_after(60):
-        async with start_bank() as bank:
-            await bank.order()
+    async with start_bank() as bank:
+        await bank.order()
     assert "_secret_" not in "".join(capfd.readouterr())
 
 

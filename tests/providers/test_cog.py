@@ -19,7 +19,7 @@ from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.predictions import Polling
 from holdfast_emulators.studio.model import BadInput, OutputFile, RenderContext
 
-from .conftest import SECRET, CallbackReceiver, ServeApp, Stalled, StartStudio, is_last
+from .conftest import SECRET, CallbackReceiver, RunningStudio, ServeApp, Stalled, StartStudio, is_last
 
 ProviderResponse = Callable[[], Response]
 
@@ -52,41 +52,39 @@ def answering(status: int, body: bytes = b"{}", **headers: str) -> QuartTrio:
 
 
 async def test_job_runs_at_the_studio_from_submit_to_fetched_result(
-    start_studio: StartStudio, receiver: CallbackReceiver
+    studio: RunningStudio, receiver: CallbackReceiver
 ) -> None:
-    with trio.fail_after(60):
-        async with start_studio() as studio, provider(studio.url) as cog:
-            assert cog.idempotent_submit
-            submitted = await cog.submit(job(receiver.url))
-            assert isinstance(submitted, Accepted)
-            assert submitted.provider_ref == "task_01.1"
-            assert isinstance(await cog.submit(job(receiver.url)), Accepted)
-            last = await receiver.terminal_callback()
-            assert last.verdict == "valid"
-            update = await cog.poll("task_01", 1, submitted.provider_ref)
-            assert update is not None
-            assert (update.source, update.status, update.percent) == ("poll", "succeeded", 100)
-            assert update.outputs[0].sha256 == last.body["outputs"][0]["sha256"]
-            assert update.usage is not None
-            assert update.usage.units == 1
-            again = await cog.poll("task_01", 1, None)
-            assert again is not None
-            assert again.event_id == update.event_id
-            assert sum(map(is_last, receiver.received)) == 1
-            assert await cog.cancel("task_01", 1, None) == "too_late"
+    async with provider(studio.url) as cog:
+        assert cog.idempotent_submit
+        submitted = await cog.submit(job(receiver.url))
+        assert isinstance(submitted, Accepted)
+        assert submitted.provider_ref == "task_01.1"
+        assert isinstance(await cog.submit(job(receiver.url)), Accepted)
+        last = await receiver.terminal_callback()
+        assert last.verdict == "valid"
+        update = await cog.poll("task_01", 1, submitted.provider_ref)
+        assert update is not None
+        assert (update.source, update.status, update.percent) == ("poll", "succeeded", 100)
+        assert update.outputs[0].sha256 == last.body["outputs"][0]["sha256"]
+        assert update.usage is not None
+        assert update.usage.units == 1
+        again = await cog.poll("task_01", 1, None)
+        assert again is not None
+        assert again.event_id == update.event_id
+        assert sum(map(is_last, receiver.received)) == 1
+        assert await cog.cancel("task_01", 1, None) == "too_late"
 
 
 async def test_cancel_is_confirmed_while_it_runs(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with start_studio(models={"poster": lambda _: Stalled()}) as studio, provider(studio.url) as cog:
-            await cog.submit(job())
-            update = await cog.poll("task_01", 1, None)
-            assert update is not None
-            assert update.status in ("queued", "processing")
-            assert await cog.cancel("task_01", 1, None) == "confirmed"
-            update = await cog.poll("task_01", 1, None)
-            assert update is not None
-            assert update.status == "canceled"
+    async with start_studio(models={"poster": lambda _: Stalled()}) as studio, provider(studio.url) as cog:
+        await cog.submit(job())
+        update = await cog.poll("task_01", 1, None)
+        assert update is not None
+        assert update.status in ("queued", "processing")
+        assert await cog.cancel("task_01", 1, None) == "confirmed"
+        update = await cog.poll("task_01", 1, None)
+        assert update is not None
+        assert update.status == "canceled"
 
 
 async def test_a_failure_is_reported_with_its_reason(start_studio: StartStudio) -> None:
@@ -95,52 +93,47 @@ async def test_a_failure_is_reported_with_its_reason(start_studio: StartStudio) 
             raise BadInput("out of paint")
 
     models = {"poster": lambda _: Unpaintable()}
-    with trio.fail_after(60):
-        async with start_studio(models=models) as studio, provider(studio.url) as cog:
-            await cog.submit(job())
-            await studio.finished("task_01.1")
-            update = await cog.poll("task_01", 1, None)
-            assert update is not None
-            assert update.error is not None
-            assert (update.status, update.error.message) == ("failed", "out of paint")
+    async with start_studio(models=models) as studio, provider(studio.url) as cog:
+        await cog.submit(job())
+        await studio.finished("task_01.1")
+        update = await cog.poll("task_01", 1, None)
+        assert update is not None
+        assert update.error is not None
+        assert (update.status, update.error.message) == ("failed", "out of paint")
 
 
-async def test_job_unknown_there_is_none(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with start_studio() as studio, provider(studio.url) as cog:
-            assert await cog.poll("task_02", 1, None) is None
-            assert await cog.cancel("task_02", 1, None) == "too_late"
+async def test_job_unknown_there_is_none(studio: RunningStudio) -> None:
+    async with provider(studio.url) as cog:
+        assert await cog.poll("task_02", 1, None) is None
+        assert await cog.cancel("task_02", 1, None) == "too_late"
 
 
-async def test_input_the_studio_refuses_is_rejected(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with start_studio() as studio, provider(studio.url) as cog:
-            refused = await cog.submit(job(width=9))
-            assert isinstance(refused, Rejected)
-            assert refused.code == "invalid_upstream_input"
-            assert "width" in refused.reason
+async def test_input_the_studio_refuses_is_rejected(studio: RunningStudio) -> None:
+    async with provider(studio.url) as cog:
+        refused = await cog.submit(job(width=9))
+        assert isinstance(refused, Rejected)
+        assert refused.code == "invalid_upstream_input"
+        assert "width" in refused.reason
 
 
 async def test_token_is_presented(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with start_studio(token="sesame") as studio:
-            async with provider(studio.url) as cog:
-                refused = await cog.submit(job())
-                assert isinstance(refused, Rejected)
-                assert refused.code == "provider_error"
-            async with provider(studio.url, token="sesame") as cog:
-                assert isinstance(await cog.submit(job()), Accepted)
+    async with start_studio(token="sesame") as studio:
+        async with provider(studio.url) as cog:
+            refused = await cog.submit(job())
+            assert isinstance(refused, Rejected)
+            assert refused.code == "provider_error"
+        async with provider(studio.url, token="sesame") as cog:
+            assert isinstance(await cog.submit(job()), Accepted)
 
 
 async def test_without_a_secret_no_callback_is_asked_for(serve_app: ServeApp) -> None:
     app = answering(201, b'{"id":"x","status":"starting"}')
-    with trio.fail_after(60):
-        async with serve_app(app) as url:
-            async with provider(url, secrets=["", " "]) as cog:
-                assert cog.callback_secrets == ()
-                assert await cog.submit(job()) == Accepted("x", "queued")
-            async with provider(url + "/") as cog:
-                await cog.submit(job())
+    async with serve_app(app) as url:
+        async with provider(url, secrets=["", " "]) as cog:
+            assert cog.callback_secrets == ()
+            assert await cog.submit(job()) == Accepted("x", "queued")
+        async with provider(url + "/") as cog:
+            await cog.submit(job())
     asked = app.config["ASKED"]
     assert "webhook" not in asked[0]
     assert asked[1]["webhook"] == "http://127.0.0.1:9/callback"
@@ -197,29 +190,27 @@ async def test_unreachable_server_was_not_sent_to() -> None:
 
 @pytest.mark.parametrize("hang_up", [True, False])
 async def test_silence_after_sending_is_ambiguous(hang_up: bool) -> None:
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
 
-            async def swallow(stream: trio.SocketStream) -> None:
-                async with stream:
-                    await stream.receive_some()
-                    if not hang_up:
-                        await trio.sleep_forever()
+        async def swallow(stream: trio.SocketStream) -> None:
+            async with stream:
+                await stream.receive_some()
+                if not hang_up:
+                    await trio.sleep_forever()
 
-            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-            nursery.start_soon(trio.serve_listeners, swallow, [listener])
-            url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
-            async with provider(url, submit_timeout_s=1.0, ask_timeout_s=1.0) as cog:
-                assert isinstance(await cog.submit(job()), Ambiguous)
-                with pytest.raises(JobCallFault):
-                    await cog.poll("task_01", 1, None)
-            nursery.cancel_scope.cancel()
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, swallow, [listener])
+        url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+        async with provider(url, submit_timeout_s=1.0, ask_timeout_s=1.0) as cog:
+            assert isinstance(await cog.submit(job()), Ambiguous)
+            with pytest.raises(JobCallFault):
+                await cog.poll("task_01", 1, None)
+        nursery.cancel_scope.cancel()
 
 
 async def test_endless_answer_is_let_go(serve_app: ServeApp) -> None:
-    with trio.fail_after(60):
-        async with serve_app(answering(200, b" " * (ANSWER_MAX_BYTES + 1))) as url, provider(url) as cog:
-            assert isinstance(await cog.submit(job()), Ambiguous)
+    async with serve_app(answering(200, b" " * (ANSWER_MAX_BYTES + 1))) as url, provider(url) as cog:
+        assert isinstance(await cog.submit(job()), Ambiguous)
 
 
 @pytest.mark.parametrize(
@@ -244,13 +235,12 @@ async def test_endless_answer_is_let_go(serve_app: ServeApp) -> None:
 )
 async def test_outputs_come_in_many_forms(serve_app: ServeApp, output: bytes, expected: tuple[Output, ...]) -> None:
     app = answering(200, b'{"status":"succeeded","output":' + output + b',"metrics":{"predict_time":1.5}}')
-    with trio.fail_after(60):
-        async with serve_app(app) as url, provider(url) as cog:
-            update = await cog.poll("task_01", 1, None)
-            assert update is not None
-            assert update.outputs == expected
-            assert update.usage is not None
-            assert update.usage.provider_ms == 1500
+    async with serve_app(app) as url, provider(url) as cog:
+        update = await cog.poll("task_01", 1, None)
+        assert update is not None
+        assert update.outputs == expected
+        assert update.usage is not None
+        assert update.usage.provider_ms == 1500
 
 
 @pytest.mark.parametrize(
@@ -268,10 +258,9 @@ async def test_outputs_come_in_many_forms(serve_app: ServeApp, output: bytes, ex
     ],
 )
 async def test_what_cannot_be_understood_is_a_fault(serve_app: ServeApp, status: int, body: bytes) -> None:
-    with trio.fail_after(60):
-        async with serve_app(answering(status, body)) as url, provider(url) as cog:
-            with pytest.raises(JobCallFault):
-                await cog.poll("task_01", 1, None)
+    async with serve_app(answering(status, body)) as url, provider(url) as cog:
+        with pytest.raises(JobCallFault):
+            await cog.poll("task_01", 1, None)
 
 
 @pytest.mark.parametrize(
@@ -286,9 +275,8 @@ async def test_what_cannot_be_understood_is_a_fault(serve_app: ServeApp, status:
     ],
 )
 async def test_answers_to_a_cancel(serve_app: ServeApp, status: int, body: bytes, outcome: str) -> None:
-    with trio.fail_after(60):
-        async with serve_app(answering(status, body)) as url, provider(url) as cog:
-            assert await cog.cancel("task_01", 1, None) == outcome
+    async with serve_app(answering(status, body)) as url, provider(url) as cog:
+        assert await cog.cancel("task_01", 1, None) == outcome
 
 
 @pytest.mark.parametrize(
@@ -307,18 +295,17 @@ async def test_answers_to_a_cancel(serve_app: ServeApp, status: int, body: bytes
 async def test_what_a_server_does_not_know_is_lost_only_where_it_keeps_every_job(
     serve_app: ServeApp, polling: Polling, status: int, outcome: str, asks_again: bool
 ) -> None:
-    with trio.fail_after(60):
-        async with serve_app(answering(status, b'{"status":"processing"}')) as url:
-            cog = CogProvider("studio", url, polling=polling)
-            try:
-                if outcome == "fault":
-                    with pytest.raises(JobCallFault):
-                        await cog.poll("task_01", 1, None)
-                else:
-                    assert (await cog.poll("task_01", 1, None) is None) is (outcome == "unknown")
-                assert cog.polls is asks_again
-            finally:
-                await cog.close()
+    async with serve_app(answering(status, b'{"status":"processing"}')) as url:
+        cog = CogProvider("studio", url, polling=polling)
+        try:
+            if outcome == "fault":
+                with pytest.raises(JobCallFault):
+                    await cog.poll("task_01", 1, None)
+            else:
+                assert (await cog.poll("task_01", 1, None) is None) is (outcome == "unknown")
+            assert cog.polls is asks_again
+        finally:
+            await cog.close()
 
 
 def test_a_server_that_is_said_not_to_answer_is_never_asked() -> None:

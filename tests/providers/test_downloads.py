@@ -112,8 +112,7 @@ async def test_images_are_kept_hashed_and_measured(
     body = image(form)
     digest = hashlib.sha256(body).hexdigest()
     expected = ExpectedOutput(sha256=digest.upper(), bytes=len(body), content_type=content_type)
-    with trio.fail_after(60):
-        downloaded = await get(serve_app, serving(body, headers={"Content_Type": content_type}), tmp_path, expected)
+    downloaded = await get(serve_app, serving(body, headers={"Content_Type": content_type}), tmp_path, expected)
     assert downloaded == Downloaded(body, digest, len(body), content_type, 12, 8, None)
     assert files_in(tmp_path) == []
     (tmp_path / "file").write_bytes(body)
@@ -129,17 +128,15 @@ async def test_a_large_output_is_a_file_while_it_is_used(serve_app: ServeApp, tm
         assert isinstance(found.content, Path)
         return found.content.read_bytes(), found.content.parent, found.sha256, found.duration_s
 
-    with trio.fail_after(60):
-        used = await get(serve_app, serving(body), tmp_path, use=use)
-        refused = await get(serve_app, serving(body), tmp_path, ExpectedOutput(sha256="0" * 64), use=use)
+    used = await get(serve_app, serving(body), tmp_path, use=use)
+    refused = await get(serve_app, serving(body), tmp_path, ExpectedOutput(sha256="0" * 64), use=use)
     assert used == (body, tmp_path, hashlib.sha256(body).hexdigest(), 200.0)
     assert refused.code == "mismatch"
     assert files_in(tmp_path) == []
 
 
 async def test_sound_has_a_duration(serve_app: ServeApp, tmp_path: Path) -> None:
-    with trio.fail_after(60):
-        downloaded = await get(serve_app, serving(sound(1.5), headers={"Content_Type": "audio/x-wav"}), tmp_path)
+    downloaded = await get(serve_app, serving(sound(1.5), headers={"Content_Type": "audio/x-wav"}), tmp_path)
     assert (downloaded.content_type, downloaded.duration_s) == ("audio/wav", 1.5)
 
 
@@ -147,8 +144,7 @@ async def test_sound_has_a_duration(serve_app: ServeApp, tmp_path: Path) -> None
 async def test_an_undeclared_type_is_found_from_the_content(
     serve_app: ServeApp, tmp_path: Path, declared: dict[str, str]
 ) -> None:
-    with trio.fail_after(60):
-        downloaded = await get(serve_app, serving(image(), headers=declared), tmp_path)
+    downloaded = await get(serve_app, serving(image(), headers=declared), tmp_path)
     assert downloaded.content_type == "image/png"
 
 
@@ -181,8 +177,7 @@ async def test_what_is_not_as_promised_is_refused_and_removed(
     expected: ExpectedOutput,
     code: str,
 ) -> None:
-    with trio.fail_after(60):
-        refused = await get(serve_app, serving(body, headers=headers), tmp_path, expected)
+    refused = await get(serve_app, serving(body, headers=headers), tmp_path, expected)
     assert isinstance(refused, DownloadRefused)
     assert (refused.code, refused.permanent) == (code, True), refused
     assert files_in(tmp_path) == []
@@ -204,8 +199,7 @@ async def test_what_is_not_as_promised_is_refused_and_removed(
 async def test_other_answers_say_whether_to_try_again(
     serve_app: ServeApp, tmp_path: Path, status: int, code: str, permanent: bool
 ) -> None:
-    with trio.fail_after(60):
-        refused = await get(serve_app, serving(b"", status=status), tmp_path)
+    refused = await get(serve_app, serving(b"", status=status), tmp_path)
     assert (refused.code, refused.permanent) == (code, permanent)
 
 
@@ -221,8 +215,7 @@ async def test_endless_body_stops_at_the_limit(serve_app: ServeApp, tmp_path: Pa
 
         return Response(blocks(), 200, content_type="image/png")
 
-    with trio.fail_after(60):
-        refused = await get(serve_app, app, tmp_path, ExpectedOutput(bytes_max=1_000_000))
+    refused = await get(serve_app, app, tmp_path, ExpectedOutput(bytes_max=1_000_000))
     assert refused.code == "too_large"
 
 
@@ -238,29 +231,27 @@ async def test_slow_body_stops_at_the_total_time(serve_app: ServeApp, tmp_path: 
 
         return Response(blocks(), 200, content_type="image/png")
 
-    with trio.fail_after(60):
-        refused = await get(serve_app, app, tmp_path, total_timeout_s=0.2)
+    refused = await get(serve_app, app, tmp_path, total_timeout_s=0.2)
     assert (refused.code, refused.permanent) == ("unreachable", False)
 
 
 async def test_a_body_cut_short_is_not_stored(tmp_path: Path) -> None:
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
-            async def cut(stream: trio.SocketStream) -> None:
-                async with stream:
-                    await stream.receive_some()
-                    await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + image())
+        async def cut(stream: trio.SocketStream) -> None:
+            async with stream:
+                await stream.receive_some()
+                await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + image())
 
-            nursery.start_soon(trio.serve_listeners, cut, [listener])
-            port = listener.socket.getsockname()[1]
-            client = GuardedClient(frozenset({("127.0.0.1", port)}))
-            refused = await download(client, f"http://127.0.0.1:{port}/file", tmp_path, ExpectedOutput(), as_found)
-            assert isinstance(refused, DownloadRefused)
-            assert (refused.code, refused.permanent) == ("unreachable", False)
-            client.close()
-            nursery.cancel_scope.cancel()
+        nursery.start_soon(trio.serve_listeners, cut, [listener])
+        port = listener.socket.getsockname()[1]
+        client = GuardedClient(frozenset({("127.0.0.1", port)}))
+        refused = await download(client, f"http://127.0.0.1:{port}/file", tmp_path, ExpectedOutput(), as_found)
+        assert isinstance(refused, DownloadRefused)
+        assert (refused.code, refused.permanent) == ("unreachable", False)
+        client.close()
+        nursery.cancel_scope.cancel()
 
 
 async def test_blocked_address_is_a_refusal(tmp_path: Path) -> None:

@@ -204,15 +204,14 @@ async def test_connection_goes_to_the_judged_address_and_tls_checks_the_name(ser
     async def picture() -> Response:
         return Response(f"{request.host} {request.headers['Accept-Encoding']}")
 
-    with trio.fail_after(60):
-        async with serve_app(app) as url:
-            network = Network({"public.example": ["93.184.216.34"]}, url)
-            assert await fetch(network.client(), "https://Public.example/a.png") == (
-                200,
-                b"public.example identity",
-            )
-            assert network.dialed == [("93.184.216.34", 443)]
-            assert network.tls_names == ["public.example"]
+    async with serve_app(app) as url:
+        network = Network({"public.example": ["93.184.216.34"]}, url)
+        assert await fetch(network.client(), "https://Public.example/a.png") == (
+            200,
+            b"public.example identity",
+        )
+        assert network.dialed == [("93.184.216.34", 443)]
+        assert network.tls_names == ["public.example"]
 
 
 async def test_next_address_is_tried_and_unreachable_is_said_so() -> None:
@@ -232,13 +231,12 @@ async def test_configured_origin_is_reached_by_http_on_its_port_alone(serve_app:
     async def home() -> str:
         return "home"
 
-    with trio.fail_after(60):
-        async with serve_app(app) as url:
-            port = int(url.rsplit(":", 1)[1])
-            assert await fetch(GuardedClient(frozenset({("127.0.0.1", port)})), f"{url}/") == (200, b"home")
-            other = GuardedClient(frozenset({("127.0.0.1", port + 1)}))
-            with pytest.raises(Blocked, match="https"):
-                await fetch(other, f"{url}/")
+    async with serve_app(app) as url:
+        port = int(url.rsplit(":", 1)[1])
+        assert await fetch(GuardedClient(frozenset({("127.0.0.1", port)})), f"{url}/") == (200, b"home")
+        other = GuardedClient(frozenset({("127.0.0.1", port + 1)}))
+        with pytest.raises(Blocked, match="https"):
+            await fetch(other, f"{url}/")
 
 
 async def test_a_kept_connection_serves_an_origin_only_while_it_is_configured(serve_app: ServeApp) -> None:
@@ -248,25 +246,24 @@ async def test_a_kept_connection_serves_an_origin_only_while_it_is_configured(se
     async def home() -> str:
         return "home"
 
-    with trio.fail_after(60):
-        async with serve_app(app) as url:
-            network = Network({"studio.local": ["127.0.0.1"]}, url)
-            origins = {("studio.local", 443)}
-            client = GuardedClient(
-                origins,
-                resolve=network.resolve,
-                dial=network.dial,
-                start_tls=network.start_tls,
-                ssl_context=CONTEXT,
-            )
-            for _ in range(2):
-                async with client.open("GET", "https://studio.local/") as response:
-                    assert await response.read(1000) == b"home"
-            assert network.dialed == [("127.0.0.1", 443)]
-            origins.clear()
-            with pytest.raises(Blocked, match="public"):
-                await fetch(client, "https://studio.local/")
-            assert network.dialed == [("127.0.0.1", 443)]
+    async with serve_app(app) as url:
+        network = Network({"studio.local": ["127.0.0.1"]}, url)
+        origins = {("studio.local", 443)}
+        client = GuardedClient(
+            origins,
+            resolve=network.resolve,
+            dial=network.dial,
+            start_tls=network.start_tls,
+            ssl_context=CONTEXT,
+        )
+        for _ in range(2):
+            async with client.open("GET", "https://studio.local/") as response:
+                assert await response.read(1000) == b"home"
+        assert network.dialed == [("127.0.0.1", 443)]
+        origins.clear()
+        with pytest.raises(Blocked, match="public"):
+            await fetch(client, "https://studio.local/")
+        assert network.dialed == [("127.0.0.1", 443)]
 
 
 def redirecting(*targets: str) -> QuartTrio:
@@ -282,42 +279,39 @@ def redirecting(*targets: str) -> QuartTrio:
 
 async def test_each_redirect_is_checked(serve_app: ServeApp) -> None:
     names = {"a.example": ["93.184.216.34"], "b.example": ["8.8.8.8"], "evil.example": ["169.254.169.254"]}
-    with trio.fail_after(60):
-        async with serve_app(redirecting("/1", "https://b.example/2")) as url:
-            assert await fetch(Network(names, url).client(), "https://a.example/0") == (200, b"there")
-        for inside in ("https://evil.example/x", "http://b.example/2", "https://127.0.0.1/", "ftp://b.example/"):
-            async with serve_app(redirecting(inside)) as url:
-                network = Network({**names, "127.0.0.1": ["127.0.0.1"]}, url)
-                with pytest.raises(Blocked):
-                    await fetch(network.client(), "https://a.example/0")
-                assert network.dialed == [("93.184.216.34", 443)]
+    async with serve_app(redirecting("/1", "https://b.example/2")) as url:
+        assert await fetch(Network(names, url).client(), "https://a.example/0") == (200, b"there")
+    for inside in ("https://evil.example/x", "http://b.example/2", "https://127.0.0.1/", "ftp://b.example/"):
+        async with serve_app(redirecting(inside)) as url:
+            network = Network({**names, "127.0.0.1": ["127.0.0.1"]}, url)
+            with pytest.raises(Blocked):
+                await fetch(network.client(), "https://a.example/0")
+            assert network.dialed == [("93.184.216.34", 443)]
 
 
 async def test_stranger_may_not_redirect_to_a_configured_origin(serve_app: ServeApp) -> None:
-    with trio.fail_after(60):
-        async with serve_app(redirecting("http://studio.local:81/1")) as url:
-            network = Network({"a.example": ["93.184.216.34"], "studio.local": ["127.0.0.1"]}, url)
-            with pytest.raises(Blocked, match="configured"):
-                await fetch(network.client(("studio.local", 81)), "https://a.example/0")
-            assert network.dialed == [("93.184.216.34", 443)]
+    async with serve_app(redirecting("http://studio.local:81/1")) as url:
+        network = Network({"a.example": ["93.184.216.34"], "studio.local": ["127.0.0.1"]}, url)
+        with pytest.raises(Blocked, match="configured"):
+            await fetch(network.client(("studio.local", 81)), "https://a.example/0")
+        assert network.dialed == [("93.184.216.34", 443)]
 
 
 async def test_one_providers_request_does_not_lead_to_another_configured_origin(serve_app: ServeApp) -> None:
     origins = {("one.local", 81), ("two.local", 82)}
     names = {"one.local": ["127.0.0.1"], "two.local": ["127.0.0.1"]}
-    with trio.fail_after(60):
-        async with serve_app(redirecting("http://two.local:82/1")) as url:
-            network = Network(names, url)
-            client = network.client(*origins)
-            only = frozenset({("one.local", 81)})
-            for start in ("http://one.local:81/0", "http://two.local:82/1", "https://two.local:82/1"):
-                with pytest.raises(Blocked, match="another provider"):
-                    async with client.open("GET", start, only=only):
-                        pass
-            assert network.dialed == [("127.0.0.1", 81)]
-            async with client.open("GET", "http://one.local:81/0") as response:
-                assert response.status == 200
-            client.close()
+    async with serve_app(redirecting("http://two.local:82/1")) as url:
+        network = Network(names, url)
+        client = network.client(*origins)
+        only = frozenset({("one.local", 81)})
+        for start in ("http://one.local:81/0", "http://two.local:82/1", "https://two.local:82/1"):
+            with pytest.raises(Blocked, match="another provider"):
+                async with client.open("GET", start, only=only):
+                    pass
+        assert network.dialed == [("127.0.0.1", 81)]
+        async with client.open("GET", "http://one.local:81/0") as response:
+            assert response.status == 200
+        client.close()
 
 
 @given(text=st.text(max_size=60), start=st.sampled_from(["", "http://", "https://", "//", "https://a.example/"]))
@@ -329,26 +323,24 @@ async def test_any_text_is_a_plain_https_url_or_blocked(text: str, start: str) -
 
 
 async def test_redirects_are_counted(serve_app: ServeApp) -> None:
-    with trio.fail_after(60):
-        async with serve_app(redirecting(*(f"/{hop}" for hop in range(1, 6)))) as url:
-            network = Network({"a.example": ["93.184.216.34"]}, url)
-            assert await fetch(network.client(), "https://a.example/0") == (200, b"there")
-        async with serve_app(redirecting(*(f"/{hop}" for hop in range(1, 7)))) as url:
-            network = Network({"a.example": ["93.184.216.34"]}, url)
-            with pytest.raises(Blocked, match="redirects"):
-                await fetch(network.client(), "https://a.example/0")
+    async with serve_app(redirecting(*(f"/{hop}" for hop in range(1, 6)))) as url:
+        network = Network({"a.example": ["93.184.216.34"]}, url)
+        assert await fetch(network.client(), "https://a.example/0") == (200, b"there")
+    async with serve_app(redirecting(*(f"/{hop}" for hop in range(1, 7)))) as url:
+        network = Network({"a.example": ["93.184.216.34"]}, url)
+        with pytest.raises(Blocked, match="redirects"):
+            await fetch(network.client(), "https://a.example/0")
 
 
 async def test_headers_do_not_cross_origins(serve_app: ServeApp) -> None:
     app = redirecting("/1", "https://b.example/2")
-    with trio.fail_after(60):
-        async with serve_app(app) as url:
-            network = Network({"a.example": ["93.184.216.34"], "b.example": ["8.8.8.8"]}, url)
-            client = network.client()
-            async with client.open("GET", "https://a.example/0", headers={"X-Secret": "s"}) as response:
-                assert response.status == 200
-                await response.read(1000)
-            client.close()
+    async with serve_app(app) as url:
+        network = Network({"a.example": ["93.184.216.34"], "b.example": ["8.8.8.8"]}, url)
+        client = network.client()
+        async with client.open("GET", "https://a.example/0", headers={"X-Secret": "s"}) as response:
+            assert response.status == 200
+            await response.read(1000)
+        client.close()
     assert app.config["SEEN"] == [("a.example", "s"), ("a.example", "s"), ("b.example", None)]
 
 
@@ -360,33 +352,31 @@ async def test_a_post_without_redirects_tells_the_status_and_follows_nothing(ser
         body = await request.get_data()
         return redirect("https://b.example/") if body == b"go" else Response(body, 202)
 
-    with trio.fail_after(60):
-        async with serve_app(app) as url:
-            network = Network({"a.example": ["93.184.216.34"]}, url)
-            client = network.client()
+    async with serve_app(app) as url:
+        network = Network({"a.example": ["93.184.216.34"]}, url)
+        client = network.client()
 
-            async def post(url: str, content: bytes) -> int:
-                async with client.open("POST", url, content=content, redirects_max_count=0) as response:
-                    return response.status
+        async def post(url: str, content: bytes) -> int:
+            async with client.open("POST", url, content=content, redirects_max_count=0) as response:
+                return response.status
 
-            assert await post("https://a.example/hook", b"{}") == 202
-            assert await post("https://a.example/hook", b"go") == 302
-            with pytest.raises(Blocked):
-                await post("http://a.example/hook", b"{}")
-            client.close()
+        assert await post("https://a.example/hook", b"{}") == 202
+        assert await post("https://a.example/hook", b"go") == 302
+        with pytest.raises(Blocked):
+            await post("http://a.example/hook", b"{}")
+        client.close()
 
 
 async def test_silent_server_is_let_go() -> None:
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
-            async def silence(stream: trio.SocketStream) -> None:
-                async with stream:
-                    await trio.sleep_forever()
+        async def silence(stream: trio.SocketStream) -> None:
+            async with stream:
+                await trio.sleep_forever()
 
-            nursery.start_soon(trio.serve_listeners, silence, [listener])
-            network = Network({"a.example": ["93.184.216.34"]}, f"x:{listener.socket.getsockname()[1]}")
-            with pytest.raises(Unreachable):
-                await fetch(network.client(idle_timeout_s=0.1), "https://a.example/")
-            nursery.cancel_scope.cancel()
+        nursery.start_soon(trio.serve_listeners, silence, [listener])
+        network = Network({"a.example": ["93.184.216.34"]}, f"x:{listener.socket.getsockname()[1]}")
+        with pytest.raises(Unreachable):
+            await fetch(network.client(idle_timeout_s=0.1), "https://a.example/")
+        nursery.cancel_scope.cancel()

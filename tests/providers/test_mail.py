@@ -64,10 +64,9 @@ async def running(post: Post) -> AsyncIterator[Post]:
 
 
 async def test_code_is_mailed() -> None:
-    with trio.fail_after(60):
-        async with running(Post()) as post:
-            mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "Holdfast <hello@holdfast.example>")
-            await mailer.send_code("ann@example.com", "123456", 600)
+    async with running(Post()) as post:
+        mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "Holdfast <hello@holdfast.example>")
+        await mailer.send_code("ann@example.com", "123456", 600)
     assert b"mail from:<hello@holdfast.example>" in [
         command.split(b" size")[0].lower() for command in post.commands
     ]
@@ -83,57 +82,53 @@ async def test_code_is_mailed() -> None:
 
 
 async def test_credentials_are_given_where_encryption_is_waived() -> None:
-    with trio.fail_after(60):
-        async with running(Post(extensions=(b"AUTH PLAIN",))) as post:
-            url = f"smtp://ann%40x:p%3Aw@127.0.0.1:{post.port}?starttls=off"
-            await SmtpMailer(url, "a@b.example").send_code("ann@example.com", "123456", 60)
+    async with running(Post(extensions=(b"AUTH PLAIN",))) as post:
+        url = f"smtp://ann%40x:p%3Aw@127.0.0.1:{post.port}?starttls=off"
+        await SmtpMailer(url, "a@b.example").send_code("ann@example.com", "123456", 60)
     (auth,) = [command for command in post.commands if command.startswith(b"AUTH")]
     assert base64.b64decode(auth.split()[-1]) == b"\0ann@x\0p:w"
 
 
 @pytest.mark.parametrize("query", ["", "?starttls=auto", "?starttls=required"])
 async def test_credentials_never_go_in_the_clear_by_default(query: str) -> None:
-    with trio.fail_after(60):
-        async with running(Post(extensions=(b"AUTH PLAIN",))) as post:
-            mailer = SmtpMailer(f"smtp://ann:pw@127.0.0.1:{post.port}{query}", "a@b.example")
-            with pytest.raises(MailFault):
-                await mailer.send_code("ann@example.com", "123456", 60)
+    async with running(Post(extensions=(b"AUTH PLAIN",))) as post:
+        mailer = SmtpMailer(f"smtp://ann:pw@127.0.0.1:{post.port}{query}", "a@b.example")
+        with pytest.raises(MailFault):
+            await mailer.send_code("ann@example.com", "123456", 60)
     assert not any(command.startswith(b"AUTH") for command in post.commands)
 
 
 @pytest.mark.parametrize("refuse", [b"EHLO", b"MAIL", b"RCPT", b"DATA"])
 async def test_refusal_of_the_server_is_a_fault_that_tells_nothing(refuse: bytes) -> None:
-    with trio.fail_after(60):
-        async with running(Post(refuse)) as post:
-            mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "a@b.example")
-            if refuse == b"EHLO":
-                await mailer.send_code("ann@example.com", "123456", 60)
-                return
-            with pytest.raises(MailFault) as caught:
-                await mailer.send_code("ann@example.com", "123456", 60)
+    async with running(Post(refuse)) as post:
+        mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "a@b.example")
+        if refuse == b"EHLO":
+            await mailer.send_code("ann@example.com", "123456", 60)
+            return
+        with pytest.raises(MailFault) as caught:
+            await mailer.send_code("ann@example.com", "123456", 60)
     assert "ann" not in str(caught.value)
     assert "123456" not in str(caught.value)
 
 
 async def test_server_that_is_away_or_silent_is_a_fault() -> None:
-    with trio.fail_after(60):
-        with socket.socket() as held:
-            held.bind(("127.0.0.1", 0))
-            away = SmtpMailer(f"smtp://127.0.0.1:{held.getsockname()[1]}", "a@b.example")
-            with pytest.raises(MailFault):
-                await away.send_code("a@b.example", "1", 60)
-        async with trio.open_nursery() as nursery:
-            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        away = SmtpMailer(f"smtp://127.0.0.1:{held.getsockname()[1]}", "a@b.example")
+        with pytest.raises(MailFault):
+            await away.send_code("a@b.example", "1", 60)
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
-            async def silence(stream: trio.SocketStream) -> None:
-                async with stream:
-                    await trio.sleep_forever()
+        async def silence(stream: trio.SocketStream) -> None:
+            async with stream:
+                await trio.sleep_forever()
 
-            nursery.start_soon(trio.serve_listeners, silence, [listener])
-            url = f"smtp://127.0.0.1:{listener.socket.getsockname()[1]}"
-            with pytest.raises(MailFault):
-                await SmtpMailer(url, "a@b.example", timeout_s=0.1).send_code("a@b.example", "1", 60)
-            nursery.cancel_scope.cancel()
+        nursery.start_soon(trio.serve_listeners, silence, [listener])
+        url = f"smtp://127.0.0.1:{listener.socket.getsockname()[1]}"
+        with pytest.raises(MailFault):
+            await SmtpMailer(url, "a@b.example", timeout_s=0.1).send_code("a@b.example", "1", 60)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -210,7 +205,7 @@ async def test_a_mail_server_that_never_answers_is_given_up_in_time() -> None:
         nursery.start_soon(trio.serve_listeners, say_nothing, [listener])
         port = listener.socket.getsockname()[1]
         mailer = SmtpMailer(f"smtp://127.0.0.1:{port}", "post@example.com", timeout_s=600.0, total_timeout_s=0.1)
-        with trio.fail_after(60), pytest.raises(MailFault, match="in time"):
+        with pytest.raises(MailFault, match="in time"):
             await mailer.send_code("ada@example.com", "123456", 600)
         nursery.cancel_scope.cancel()
 

@@ -71,27 +71,26 @@ def job(model: str = "studio/image", prompt: object = "a pier") -> Job:
 
 
 async def test_a_job_runs_from_submit_to_poll_under_the_services_own_name(hosted: Hosted) -> None:
-    with trio.fail_after(60):
-        async with adapter(hosted.url) as provider:
-            assert not provider.idempotent_submit
-            taken = await provider.submit(job())
-            created = hosted.only("a pier")
-            assert taken == Accepted(created["id"], "queued")
-            assert hosted.filters[created["id"]] == ("start", "completed")
-            query = hosted.hooks[created["id"]].partition("?")[2]
-            assert read_hook_query(query, KEY, "hosted") == (TASK, 1)
-            hosted.predictions[created["id"]].update(status="processing", logs="10%|#\n 55%|#####     | 11/20")
-            update = await provider.poll(TASK, 1, created["id"])
-            assert update is not None
-            assert (update.status, update.percent, update.provider_ref) == ("processing", 55, created["id"])
-            hosted.predictions[created["id"]].update(
-                status="succeeded", output=["https://x.example/a.png"], metrics={"predict_time": 2.5}
-            )
-            done = await provider.poll(TASK, 1, created["id"])
-            assert done is not None
-            assert (done.outputs, done.percent) == ((Output(index=0, url="https://x.example/a.png"),), 100)
-            assert done.usage is not None
-            assert done.usage.provider_ms == 2500
+    async with adapter(hosted.url) as provider:
+        assert not provider.idempotent_submit
+        taken = await provider.submit(job())
+        created = hosted.only("a pier")
+        assert taken == Accepted(created["id"], "queued")
+        assert hosted.filters[created["id"]] == ("start", "completed")
+        query = hosted.hooks[created["id"]].partition("?")[2]
+        assert read_hook_query(query, KEY, "hosted") == (TASK, 1)
+        hosted.predictions[created["id"]].update(status="processing", logs="10%|#\n 55%|#####     | 11/20")
+        update = await provider.poll(TASK, 1, created["id"])
+        assert update is not None
+        assert (update.status, update.percent, update.provider_ref) == ("processing", 55, created["id"])
+        hosted.predictions[created["id"]].update(
+            status="succeeded", output=["https://x.example/a.png"], metrics={"predict_time": 2.5}
+        )
+        done = await provider.poll(TASK, 1, created["id"])
+        assert done is not None
+        assert (done.outputs, done.percent) == ((Output(index=0, url="https://x.example/a.png"),), 100)
+        assert done.usage is not None
+        assert done.usage.provider_ms == 2500
 
 
 @pytest.mark.parametrize(
@@ -113,35 +112,31 @@ def test_the_upstream_model_says_where_a_job_is_posted(model: str, expected: obj
 
 
 async def test_a_model_that_names_nothing_is_rejected_without_asking(hosted: Hosted) -> None:
-    with trio.fail_after(60):
-        async with adapter(hosted.url) as provider:
-            assert isinstance(await provider.submit(job("nothing")), Rejected)
-        assert hosted.predictions == {}
+    async with adapter(hosted.url) as provider:
+        assert isinstance(await provider.submit(job("nothing")), Rejected)
+    assert hosted.predictions == {}
 
 
 async def test_a_version_is_in_the_body_and_no_secret_means_no_webhook(hosted: Hosted) -> None:
-    with trio.fail_after(60):
-        async with adapter(hosted.url, secrets=()) as provider:
-            await provider.submit(job(VERSION))
-        created = hosted.only("a pier")
-        assert (created["version"], created["model"]) == (VERSION, "studio/image")
-        assert hosted.hooks == {}
+    async with adapter(hosted.url, secrets=()) as provider:
+        await provider.submit(job(VERSION))
+    created = hosted.only("a pier")
+    assert (created["version"], created["model"]) == (VERSION, "studio/image")
+    assert hosted.hooks == {}
 
 
 async def test_a_cut_answer_is_ambiguous_and_the_job_runs(hosted: Hosted) -> None:
-    with trio.fail_after(60):
-        hosted.accidents.append("cut")
-        async with adapter(hosted.url) as provider:
-            assert isinstance(await provider.submit(job()), Ambiguous)
-        assert hosted.only("a pier")["status"] == "starting"
+    hosted.accidents.append("cut")
+    async with adapter(hosted.url) as provider:
+        assert isinstance(await provider.submit(job()), Ambiguous)
+    assert hosted.only("a pier")["status"] == "starting"
 
 
 async def test_a_wrong_token_leaves_the_job_unsent(hosted: Hosted) -> None:
-    with trio.fail_after(60):
-        async with adapter(hosted.url, token="r8_another_token") as provider:
-            assert await provider.submit(job()) == NotSent("the provider answered 401", 10, answered=True)
-            with pytest.raises(JobCallFault):
-                await provider.poll(TASK, 1, "abc")
+    async with adapter(hosted.url, token="r8_another_token") as provider:
+        assert await provider.submit(job()) == NotSent("the provider answered 401", 10, answered=True)
+        with pytest.raises(JobCallFault):
+            await provider.poll(TASK, 1, "abc")
 
 
 @pytest.mark.parametrize(
@@ -174,33 +169,30 @@ async def test_answers_to_a_submission(
 
 
 async def test_a_refused_connection_is_reported_as_not_sent() -> None:
-    with trio.fail_after(60):
-        async with adapter("http://127.0.0.1:9") as provider:
-            assert isinstance(await provider.submit(job()), NotSent)
-            for ask in (provider.poll, provider.cancel):
-                with pytest.raises(JobCallFault):
-                    await ask(TASK, 1, "p1")
-                with pytest.raises(JobCallFault, match="not known"):
-                    await ask(TASK, 1, None)
+    async with adapter("http://127.0.0.1:9") as provider:
+        assert isinstance(await provider.submit(job()), NotSent)
+        for ask in (provider.poll, provider.cancel):
+            with pytest.raises(JobCallFault):
+                await ask(TASK, 1, "p1")
+            with pytest.raises(JobCallFault, match="not known"):
+                await ask(TASK, 1, None)
 
 
 async def test_another_jobs_answer_is_not_believed(serve_app: ServeApp) -> None:
-    with trio.fail_after(60):
-        app = answering(200, b'{"id":"p2","status":"succeeded"}')
-        async with serve_app(app) as url, adapter(url) as provider:
-            with pytest.raises(JobCallFault, match="another job"):
-                await provider.poll(TASK, 1, "p1")
+    app = answering(200, b'{"id":"p2","status":"succeeded"}')
+    async with serve_app(app) as url, adapter(url) as provider:
+        with pytest.raises(JobCallFault, match="another job"):
+            await provider.poll(TASK, 1, "p1")
 
 
 async def test_cancel_stops_the_job_and_tells_what_became_of_it(hosted: Hosted) -> None:
-    with trio.fail_after(60):
-        async with adapter(hosted.url) as provider:
-            taken = await provider.submit(job())
-            assert isinstance(taken, Accepted)
-            assert await provider.cancel(TASK, 1, taken.provider_ref) == "confirmed"
-            assert hosted.canceled == [taken.provider_ref]
-            assert await provider.cancel(TASK, 1, "unknown") == "too_late"
-            assert await provider.poll(TASK, 1, "unknown") is None
+    async with adapter(hosted.url) as provider:
+        taken = await provider.submit(job())
+        assert isinstance(taken, Accepted)
+        assert await provider.cancel(TASK, 1, taken.provider_ref) == "confirmed"
+        assert hosted.canceled == [taken.provider_ref]
+        assert await provider.cancel(TASK, 1, "unknown") == "too_late"
+        assert await provider.poll(TASK, 1, "unknown") is None
 
 
 @pytest.mark.parametrize(
@@ -224,14 +216,13 @@ async def test_cancel_stops_the_job_and_tells_what_became_of_it(hosted: Hosted) 
     ],
 )
 async def test_outputs_of_every_form_are_read(hosted: Hosted, output: Any, expected: tuple[Output, ...]) -> None:
-    with trio.fail_after(60):
-        async with adapter(hosted.url) as provider:
-            taken = await provider.submit(job())
-            assert isinstance(taken, Accepted)
-            hosted.predictions[taken.provider_ref].update(status="succeeded", output=output)
-            update = await provider.poll(TASK, 1, taken.provider_ref)
-            assert update is not None
-            assert update.outputs == expected
+    async with adapter(hosted.url) as provider:
+        taken = await provider.submit(job())
+        assert isinstance(taken, Accepted)
+        hosted.predictions[taken.provider_ref].update(status="succeeded", output=output)
+        update = await provider.poll(TASK, 1, taken.provider_ref)
+        assert update is not None
+        assert update.outputs == expected
 
 
 @pytest.mark.parametrize(
@@ -302,22 +293,21 @@ async def test_the_services_own_library_takes_the_stand_in_for_the_service(hoste
         assert client.webhooks.default.secret().key == SECRET
 
     # The library gives no connection back by itself.
-    with trio.fail_after(60), httpx.HTTPTransport() as connections:
+    with httpx.HTTPTransport() as connections:
         await trio.to_thread.run_sync(use_it)
 
 
 async def test_the_librarys_check_of_webhooks_and_ours_agree(hosted: Hosted) -> None:
-    with trio.fail_after(60):
-        async with adapter(hosted.url) as provider:
-            taken = await provider.submit(job())
-        assert isinstance(taken, Accepted)
-        body, headers = hosted.signed(taken.provider_ref, "msg_1")
-        secret = WebhookSigningSecret(key=SECRET)
-        now = datetime.now(UTC)
-        for content, agreed in ((body, True), (body + b" ", False)):
-            if agreed:
+    async with adapter(hosted.url) as provider:
+        taken = await provider.submit(job())
+    assert isinstance(taken, Accepted)
+    body, headers = hosted.signed(taken.provider_ref, "msg_1")
+    secret = WebhookSigningSecret(key=SECRET)
+    now = datetime.now(UTC)
+    for content, agreed in ((body, True), (body + b" ", False)):
+        if agreed:
+            Webhooks.validate(headers=headers, body=content.decode(), secret=secret)
+        else:
+            with pytest.raises(WebhookValidationError):
                 Webhooks.validate(headers=headers, body=content.decode(), secret=secret)
-            else:
-                with pytest.raises(WebhookValidationError):
-                    Webhooks.validate(headers=headers, body=content.decode(), secret=secret)
-            assert (verify_standard(headers, content, [SECRET], now=now) == "valid") is agreed
+        assert (verify_standard(headers, content, [SECRET], now=now) == "valid") is agreed

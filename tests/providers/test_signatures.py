@@ -150,24 +150,3 @@ def test_agrees_with_the_card_provider_sdk(body: str, secret: str, at: int) -> N
     oracle = stripe.WebhookSignature.generate_signature_header(body, secret, at)
     assert sign(secret, body.encode(), at=at) == oracle
     assert verify_signature(oracle, body.encode(), [secret], now=datetime.fromtimestamp(at, UTC)) == "valid"
-
-
-@given(st.binary(min_size=1, max_size=300), st.data())
-def test_any_flipped_bit_of_the_body_is_refused(body: bytes, data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(body) - 1))
-    flipped = bytearray(body)
-    flipped[place] ^= 1 << data.draw(st.integers(0, 7))
-    assert verify_signature(sign(SECRET, body, at=AT), bytes(flipped), [SECRET], now=NOW) == "invalid"
-
-
-@given(st.integers(0, 63), st.sampled_from("0123456789abcdef"))
-def test_any_changed_digit_of_the_signature_is_refused(place: int, digit: str) -> None:
-    changed = DIGEST[:place] + digit + DIGEST[place + 1 :]
-    expected = "valid" if changed == DIGEST else "invalid"
-    assert verify_signature(f"t={AT},v1={changed}", BODY, [SECRET], now=NOW) == expected
-
-
-@given(st.text(max_size=200))
-def test_no_header_raises(header: str) -> None:
-    assert verify_signature(header, BODY, [SECRET], now=NOW) in ("missing", "invalid")
-    key_name(header)

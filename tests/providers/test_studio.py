@@ -24,7 +24,16 @@ from holdfast_emulators.studio.app import serve_studio
 from holdfast_emulators.studio.model import OutputFile, RenderContext, finished
 from holdfast_emulators.studio.renderer import Renderer
 
-from .conftest import SECRET, CallbackReceiver, ReceivedCallback, ServeApp, Stalled, StartStudio, is_last
+from .conftest import (
+    SECRET,
+    CallbackReceiver,
+    ReceivedCallback,
+    RunningStudio,
+    ServeApp,
+    Stalled,
+    StartStudio,
+    is_last,
+)
 
 POSTER = {"model": "poster", "input": {"prompt": "A harbour at sunset", "seed": 7, "width": 128, "height": 256}}
 
@@ -58,46 +67,43 @@ def reached(percent: int, received: list[ReceivedCallback]) -> bool:
 
 
 async def test_a_poster_is_ordered_rendered_reported_and_fetched(
-    start_studio: StartStudio, receiver: CallbackReceiver
+    studio: RunningStudio, receiver: CallbackReceiver
 ) -> None:
-    with trio.fail_after(60):
-        async with start_studio() as studio:
-            client = {"request_id": "task_01", "attempt": 2}
-            answer = await studio.put("task_01.2", **POSTER, webhook=receiver.url, client=client)
-            assert answer.status_code == 202
-            assert answer.json()["id"] == "task_01.2"
-            last = await receiver.terminal_callback()
-            assert all(callback.verdict == "valid" for callback in receiver.received)
-            assert last.header is not None
-            assert last.header.startswith("k=studio,t=")
-            assert last.body["status"] == "succeeded"
-            assert (last.body["request_id"], last.body["attempt"]) == ("task_01", 2)
-            assert last.body["provider_ref"] == "task_01.2"
-            assert last.body["percent"] == 100
-            (output,) = last.body["outputs"]
-            content = (await studio.http.get(output["url"])).content
-            assert hashlib.sha256(content).hexdigest() == output["sha256"]
-            assert len(content) == output["bytes"]
-            with Image.open(io.BytesIO(content)) as image:
-                assert image.size == (128, 256) == (output["width"], output["height"])
-            shown = await studio.get("task_01.2")
-            assert shown["status"] == "succeeded"
-            assert shown["output"][0]["sha256"] == output["sha256"]
-            sequences = [callback.body["sequence"] for callback in receiver.received]
-            assert sequences == sorted(set(sequences))
-            assert len({callback.body["event_id"] for callback in receiver.received}) == len(receiver.received)
+    client = {"request_id": "task_01", "attempt": 2}
+    answer = await studio.put("task_01.2", **POSTER, webhook=receiver.url, client=client)
+    assert answer.status_code == 202
+    assert answer.json()["id"] == "task_01.2"
+    last = await receiver.terminal_callback()
+    assert all(callback.verdict == "valid" for callback in receiver.received)
+    assert last.header is not None
+    assert last.header.startswith("k=studio,t=")
+    assert last.body["status"] == "succeeded"
+    assert (last.body["request_id"], last.body["attempt"]) == ("task_01", 2)
+    assert last.body["provider_ref"] == "task_01.2"
+    assert last.body["percent"] == 100
+    (output,) = last.body["outputs"]
+    content = (await studio.http.get(output["url"])).content
+    assert hashlib.sha256(content).hexdigest() == output["sha256"]
+    assert len(content) == output["bytes"]
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.size == (128, 256) == (output["width"], output["height"])
+    shown = await studio.get("task_01.2")
+    assert shown["status"] == "succeeded"
+    assert shown["output"][0]["sha256"] == output["sha256"]
+    sequences = [callback.body["sequence"] for callback in receiver.received]
+    assert sequences == sorted(set(sequences))
+    assert len({callback.body["event_id"] for callback in receiver.received}) == len(receiver.received)
 
 
 async def test_progress_is_reported_while_a_job_runs(start_studio: StartStudio, receiver: CallbackReceiver) -> None:
     slow = Slow()
-    with trio.fail_after(60):
-        async with start_studio(models={"slow": slow.prepare}, progress_every_s=0) as studio:
-            await studio.put("a.1", model="slow", input={}, webhook=receiver.url)
-            for percent in range(0, 100, 10):
-                await receiver.until(partial(reached, percent))
-                slow.go.release()
-            assert (await receiver.terminal_callback()).body["status"] == "succeeded"
-            assert receiver.received[0].body["status"] in ("queued", "processing")
+    async with start_studio(models={"slow": slow.prepare}, progress_every_s=0) as studio:
+        await studio.put("a.1", model="slow", input={}, webhook=receiver.url)
+        for percent in range(0, 100, 10):
+            await receiver.until(partial(reached, percent))
+            slow.go.release()
+        assert (await receiver.terminal_callback()).body["status"] == "succeeded"
+        assert receiver.received[0].body["status"] in ("queued", "processing")
 
 
 async def test_the_end_of_a_job_hangs_up_on_no_receiver_of_its_progress(
@@ -117,26 +123,23 @@ async def test_the_end_of_a_job_hangs_up_on_no_receiver_of_its_progress(
             has_answered.set()
         return ""
 
-    with trio.fail_after(60):
-        async with serve_app(app) as url, start_studio(models={"slow": slow.prepare}) as studio:
-            await studio.put("a.1", model="slow", input={}, webhook=f"{url}/callback")
-            await has_progress.wait()
-            slow.go.release(10)
-            await has_result.wait()
-            may_answer.set()
-            await has_answered.wait()
+    async with serve_app(app) as url, start_studio(models={"slow": slow.prepare}) as studio:
+        await studio.put("a.1", model="slow", input={}, webhook=f"{url}/callback")
+        await has_progress.wait()
+        slow.go.release(10)
+        await has_result.wait()
+        may_answer.set()
+        await has_answered.wait()
 
 
-async def test_same_order_again_is_the_same_job(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with start_studio() as studio:
-            assert (await studio.put("a.1", **POSTER)).status_code == 202
-            done = await studio.finished("a.1")
-            again = await studio.put("a.1", **POSTER)
-            assert again.status_code == 200
-            assert again.json()["output"][0]["sha256"] == done["output"][0]["sha256"]
-            other = await studio.put("a.1", model="poster", input={"prompt": "other"})
-            assert other.status_code == 409
+async def test_same_order_again_is_the_same_job(studio: RunningStudio) -> None:
+    assert (await studio.put("a.1", **POSTER)).status_code == 202
+    done = await studio.finished("a.1")
+    again = await studio.put("a.1", **POSTER)
+    assert again.status_code == 200
+    assert again.json()["output"][0]["sha256"] == done["output"][0]["sha256"]
+    other = await studio.put("a.1", model="poster", input={"prompt": "other"})
+    assert other.status_code == 409
 
 
 @pytest.mark.parametrize(
@@ -152,144 +155,100 @@ async def test_same_order_again_is_the_same_job(start_studio: StartStudio) -> No
     ],
 )
 async def test_orders_out_of_shape_are_refused(
-    start_studio: StartStudio, job_id: str, order: dict[str, Any], status: int
+    studio: RunningStudio, job_id: str, order: dict[str, Any], status: int
 ) -> None:
-    with trio.fail_after(60):
-        async with start_studio() as studio:
-            answer = await studio.http.put(f"/predictions/{job_id}", json=order)
-            assert answer.status_code == status
-            assert isinstance(answer.json()["detail"], str)
-            assert (await studio.http.get("/predictions/a.1")).status_code == 404
+    answer = await studio.http.put(f"/predictions/{job_id}", json=order)
+    assert answer.status_code == status
+    assert isinstance(answer.json()["detail"], str)
+    assert (await studio.http.get("/predictions/a.1")).status_code == 404
 
 
-async def test_body_must_be_json(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with start_studio() as studio:
-            for body in (b"", b"\xff", b"[", b'{"input":' + b"[" * 50_000):
-                assert (await studio.http.put("/predictions/a.1", content=body)).status_code == 422
+async def test_body_must_be_json(studio: RunningStudio) -> None:
+    for body in (b"", b"\xff", b"[", b'{"input":' + b"[" * 50_000):
+        assert (await studio.http.put("/predictions/a.1", content=body)).status_code == 422
 
 
 async def test_cancel_stops_the_work_at_its_next_step(
     start_studio: StartStudio, receiver: CallbackReceiver, tmp_path: Path
 ) -> None:
     slow = Slow()
-    with trio.fail_after(60):
-        async with start_studio(models={"slow": slow.prepare}) as studio:
-            await studio.put("a.1", model="slow", input={}, webhook=receiver.url)
-            await slow.begun.wait()
-            answer = await studio.http.post("/predictions/a.1/cancel")
-            assert answer.json()["status"] == "canceled"
-            assert (await receiver.terminal_callback()).body["status"] == "canceled"
-            slow.go.release()
-            while names_in(studio.shop._files_dir):  # noqa: ASYNC110 - a file's end rings no bell
-                await trio.sleep(0.01)
-            again = await studio.http.post("/predictions/a.1/cancel")
-            assert again.json()["status"] == "canceled"
-
-
-async def test_cancel_of_what_waits_ends_it_at_once(start_studio: StartStudio) -> None:
-    slow = Slow()
-    with trio.fail_after(60):
-        async with start_studio(models={"slow": slow.prepare}) as studio:
-            for number in range(3):
-                await studio.put(f"a.{number}", model="slow", input={})
-            await slow.begun.wait()
-            waiting = [number for number in range(3) if (await studio.get(f"a.{number}"))["status"] == "starting"]
-            assert len(waiting) >= 1
-            canceled = await studio.http.post(f"/predictions/a.{waiting[0]}/cancel")
-            assert canceled.json()["status"] == "canceled"
-            slow.go.release(100)
-
-
-async def test_cancel_of_a_finished_job_changes_nothing(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with start_studio() as studio:
-            await studio.put("a.1", **POSTER)
-            await studio.finished("a.1")
-            assert (await studio.http.post("/predictions/a.1/cancel")).json()["status"] == "succeeded"
-            assert (await studio.http.post("/predictions/b.1/cancel")).status_code == 404
+    async with start_studio(models={"slow": slow.prepare}) as studio:
+        await studio.put("a.1", model="slow", input={}, webhook=receiver.url)
+        await slow.begun.wait()
+        answer = await studio.http.post("/predictions/a.1/cancel")
+        assert answer.json()["status"] == "canceled"
+        assert (await receiver.terminal_callback()).body["status"] == "canceled"
+        slow.go.release()
+        while names_in(studio.shop._files_dir):  # noqa: ASYNC110 - a file's end rings no bell
+            await trio.sleep(0.01)
+        again = await studio.http.post("/predictions/a.1/cancel")
+        assert again.json()["status"] == "canceled"
 
 
 async def test_a_terminal_callback_is_retried_under_one_event_id(
     start_studio: StartStudio, receiver: CallbackReceiver
 ) -> None:
     receiver.answers = [500, 302, 404, 500]
-    with trio.fail_after(60):
-        async with start_studio(retry_delays_s=(0, 0, 0, 0, 0)) as studio:
-            order = {**POSTER, "webhook": receiver.url, "webhook_events_filter": ["completed"]}
-            await studio.put("a.1", **order)
-            await receiver.until(lambda all_: len(all_) == 5)
-            assert {callback.body["event_id"] for callback in receiver.received} == {
-                receiver.received[0].body["event_id"]
-            }
-            assert all(is_last(callback) for callback in receiver.received)
+    async with start_studio(retry_delays_s=(0, 0, 0, 0, 0)) as studio:
+        order = {**POSTER, "webhook": receiver.url, "webhook_events_filter": ["completed"]}
+        await studio.put("a.1", **order)
+        await receiver.until(lambda all_: len(all_) == 5)
+        assert {callback.body["event_id"] for callback in receiver.received} == {
+            receiver.received[0].body["event_id"]
+        }
+        assert all(is_last(callback) for callback in receiver.received)
 
 
 async def test_too_many_waiting_jobs_are_turned_away_with_a_time(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with start_studio(waiting_max_count=1, models={"poster": lambda _: Stalled()}) as studio:
-            assert (await studio.put("a.1", **POSTER)).status_code == 202
-            busy = await studio.put("a.2", **POSTER)
-            assert (busy.status_code, busy.headers["Retry-After"]) == (503, "2")
+    async with start_studio(waiting_max_count=1, models={"poster": lambda _: Stalled()}) as studio:
+        assert (await studio.put("a.1", **POSTER)).status_code == 202
+        busy = await studio.put("a.2", **POSTER)
+        assert (busy.status_code, busy.headers["Retry-After"]) == (503, "2")
 
 
 async def test_files_open_by_their_urls_alone(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with (
-            start_studio(token="a-token") as studio,
-            httpx2.AsyncClient(trust_env=False, verify=False) as http,
-        ):
-            headers = {"Authorization": "Bearer a-token"}
-            put = await http.put(f"{studio.url}/predictions/a.1", json=POSTER, headers=headers)
-            assert put.status_code == 202
-            job = studio.shop.get("a.1")
-            assert job is not None
-            await job.ended.wait()
-            url = studio.shop.link(job.results[0])
-            good = await http.get(url)
-            assert good.status_code == 200
-            assert good.headers["Content-Type"] == "image/png"
-            assert good.headers["X-Content-Type-Options"] == "nosniff"
-            other = url.replace(job.results[0].path.stem, "0" * 32)
-            assert (await http.get(other)).status_code == 404
-            assert (await http.get(f"{studio.url}/files/..%2f..%2fetc%2fpasswd")).status_code == 404
+    async with (
+        start_studio(token="a-token") as studio,
+        httpx2.AsyncClient(trust_env=False, verify=False) as http,
+    ):
+        headers = {"Authorization": "Bearer a-token"}
+        put = await http.put(f"{studio.url}/predictions/a.1", json=POSTER, headers=headers)
+        assert put.status_code == 202
+        job = studio.shop.get("a.1")
+        assert job is not None
+        await job.ended.wait()
+        url = studio.shop.link(job.results[0])
+        good = await http.get(url)
+        assert good.status_code == 200
+        assert good.headers["Content-Type"] == "image/png"
+        assert good.headers["X-Content-Type-Options"] == "nosniff"
+        other = url.replace(job.results[0].path.stem, "0" * 32)
+        assert (await http.get(other)).status_code == 404
+        assert (await http.get(f"{studio.url}/files/..%2f..%2fetc%2fpasswd")).status_code == 404
 
 
 async def test_old_jobs_and_their_files_are_forgotten(start_studio: StartStudio) -> None:
     moment = [datetime.now(UTC)]
-    with trio.fail_after(60):
-        async with start_studio(now=lambda: moment[0], keep_s=100) as studio:
-            await studio.put("a.1", **POSTER)
-            shown = await studio.finished("a.1")
-            await studio.shop.expire()
-            assert (await studio.http.get(shown["output"][0]["url"])).status_code == 200
-            moment[0] += timedelta(seconds=101)
-            await studio.shop.expire()
-            assert (await studio.http.get("/predictions/a.1")).status_code == 404
-            assert (await studio.http.get(shown["output"][0]["url"])).status_code == 404
-            assert names_in(studio.shop._files_dir) == []
+    async with start_studio(now=lambda: moment[0], keep_s=100) as studio:
+        await studio.put("a.1", **POSTER)
+        shown = await studio.finished("a.1")
+        await studio.shop.expire()
+        assert (await studio.http.get(shown["output"][0]["url"])).status_code == 200
+        moment[0] += timedelta(seconds=101)
+        await studio.shop.expire()
+        assert (await studio.http.get("/predictions/a.1")).status_code == 404
+        assert (await studio.http.get(shown["output"][0]["url"])).status_code == 404
+        assert names_in(studio.shop._files_dir) == []
 
 
 async def test_number_of_remembered_jobs_is_bounded(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with start_studio(kept_max_count=2) as studio:
-            for number in range(4):
-                await studio.put(f"a.{number}", **POSTER)
-                await studio.finished(f"a.{number}")
-            await studio.shop.expire()
-            known = [number for number in range(4) if studio.shop.get(f"a.{number}") is not None]
-            assert known == [2, 3]
-
-
-async def test_token_guards_predictions_but_not_files(start_studio: StartStudio) -> None:
-    with trio.fail_after(60):
-        async with start_studio(token="open-sesame") as studio:
-            assert (await studio.put("a.1", **POSTER)).status_code == 401
-            studio.http.headers["Authorization"] = "Bearer open-sesame"
-            assert (await studio.put("a.1", **POSTER)).status_code == 202
-            url = (await studio.finished("a.1"))["output"][0]["url"]
-            async with httpx2.AsyncClient(trust_env=False, verify=False) as anybody:
-                assert (await anybody.get(url)).status_code == 200
+    async with start_studio(kept_max_count=2) as studio:
+        for number in range(4):
+            await studio.put(f"a.{number}", **POSTER)
+            await studio.finished(f"a.{number}")
+        await studio.shop.expire()
+        known = [number for number in range(4) if studio.shop.get(f"a.{number}") is not None]
+        assert known == [2, 3]
 
 
 async def test_broken_model_fails_its_job_alone(start_studio: StartStudio) -> None:
@@ -298,36 +257,34 @@ async def test_broken_model_fails_its_job_alone(start_studio: StartStudio) -> No
             raise ZeroDivisionError
 
     models = {"broken": lambda data: Broken(), "slow": (slow := Slow()).prepare}
-    with trio.fail_after(60):
-        async with start_studio(models=models) as studio:
-            await studio.put("a.1", model="broken", input={})
-            assert (await studio.finished("a.1"))["status"] == "failed"
-            slow.go.release(10)
-            await studio.put("a.2", model="slow", input={})
-            assert (await studio.finished("a.2"))["status"] == "succeeded"
+    async with start_studio(models=models) as studio:
+        await studio.put("a.1", model="broken", input={})
+        assert (await studio.finished("a.1"))["status"] == "failed"
+        slow.go.release(10)
+        await studio.put("a.2", model="slow", input={})
+        assert (await studio.finished("a.2"))["status"] == "succeeded"
 
 
 async def test_stopping_mid_work_leaves_nothing_running_and_the_port_free(tmp_path: Path) -> None:
     slow = Slow()
-    with trio.fail_after(60):
-        for _ in range(2):
-            shop = Renderer(SECRET, tmp_path, models={"slow": slow.prepare})
-            async with trio.open_nursery() as nursery:
+    for _ in range(2):
+        shop = Renderer(SECRET, tmp_path, models={"slow": slow.prepare})
+        async with trio.open_nursery() as nursery:
 
-                async def run(
-                    *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED, shop: Renderer = shop
-                ) -> None:
-                    await serve_studio(secret=SECRET, files_dir=tmp_path, renderer=shop, task_status=task_status)
+            async def run(
+                *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED, shop: Renderer = shop
+            ) -> None:
+                await serve_studio(secret=SECRET, files_dir=tmp_path, renderer=shop, task_status=task_status)
 
-                port = await nursery.start(run)
-                async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
-                    url = f"http://127.0.0.1:{port}/predictions/a.1"
-                    assert (await http.put(url, json={"model": "slow", "input": {}})).status_code == 202
-                    await slow.begun.wait()
-                slow.go.release()
-                nursery.cancel_scope.cancel()
-            with pytest.raises(OSError):
-                await trio.open_tcp_stream("127.0.0.1", port)
+            port = await nursery.start(run)
+            async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
+                url = f"http://127.0.0.1:{port}/predictions/a.1"
+                assert (await http.put(url, json={"model": "slow", "input": {}})).status_code == 202
+                await slow.begun.wait()
+            slow.go.release()
+            nursery.cancel_scope.cancel()
+        with pytest.raises(OSError):
+            await trio.open_tcp_stream("127.0.0.1", port)
     assert names_in(tmp_path) == []
 
 
@@ -338,16 +295,13 @@ async def test_files_of_an_earlier_life_stay_for_a_while(start_studio: StartStud
     for name in (fresh, old, "incoming-abc", "secrets.json"):
         (directory / name).write_bytes(b"a picture")
     os.utime(directory / old, (0, 0))
-    with trio.fail_after(60):
-        async with start_studio() as studio, httpx2.AsyncClient(trust_env=False, verify=False) as http:
-            assert names_in(directory) == sorted([fresh, "secrets.json"])
-            for name, status in ((fresh, 200), (old, 404), ("secrets.json", 404)):
-                answer = await http.get(f"{studio.url}/files/{name}")
-                assert answer.status_code == status
-                assert status != 200 or (answer.content, answer.headers["content-type"]) == (
-                    b"a picture",
-                    "image/png",
-                )
+    async with start_studio() as studio, httpx2.AsyncClient(trust_env=False, verify=False) as http:
+        assert names_in(directory) == sorted([fresh, "secrets.json"])
+        for name, status in ((fresh, 200), (old, 404), ("secrets.json", 404)):
+            answer = await http.get(f"{studio.url}/files/{name}")
+            assert answer.status_code == status
+            if status == 200:
+                assert (answer.content, answer.headers["content-type"]) == (b"a picture", "image/png")
 
 
 def test_studio_without_a_secret_does_not_open(tmp_path: Path) -> None:

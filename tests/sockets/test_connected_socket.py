@@ -16,13 +16,12 @@ LONG = bytes(range(256)) * 16_384
 async def test_what_the_kernel_does_not_take_at_once_is_sent_later() -> None:
     ours, theirs = (ConnectedSocket(each) for each in socket.socketpair())
     received = bytearray()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ours.send_all, LONG)
-            while len(received) < len(LONG):
-                received += await theirs.receive_some(100_000)
-        await ours.send_eof()
-        assert await theirs.receive_some() == b""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ours.send_all, LONG)
+        while len(received) < len(LONG):
+            received += await theirs.receive_some(100_000)
+    await ours.send_eof()
+    assert await theirs.receive_some() == b""
     assert received == LONG
     ours.close()
     theirs.close()
@@ -43,12 +42,11 @@ async def test_a_close_ends_the_waits_of_tasks(end: str) -> None:
             await ours.send_all(LONG)
         ended.append("send")
 
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(receive)
-            nursery.start_soon(send)
-            await trio.testing.wait_all_tasks_blocked()
-            getattr(ours, end)()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        getattr(ours, end)()
     assert sorted(ended) == ["receive", "send"]
     for use in (ours.receive_some, ours.send_eof):
         with pytest.raises(trio.ClosedResourceError):

@@ -68,9 +68,8 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
     )
     assembly = SimpleNamespace(tree=tree, parts=parts)
     with socket.create_server(("127.0.0.1", 0)) as listening, structlog.testing.capture_logs() as logs:
-        with trio.fail_after(60):
-            sockets = SlotSockets(listening)
-            code = await _run(cast(Any, assembly), partial(_log_when_ready, cast(Any, assembly), sockets))
+        sockets = SlotSockets(listening)
+        code = await _run(cast(Any, assembly), partial(_log_when_ready, cast(Any, assembly), sockets))
     assert code == GAVE_UP
     assert (starts, ends) == (2, ["sound"])
     logged = [line for line in logs if line["event"] == "the tree gave up"]

@@ -88,20 +88,19 @@ async def exchange(stream: trio.SocketStream) -> bytes:
 async def test_a_crash_of_the_accept_loop_loses_no_connection(listening: ListeningSocket) -> None:
     supervisor, groups = tree(listening)
     address = listening.getsockname()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))
-            old = await trio.open_tcp_stream(*address)
-            await exchange(old)
-            listening.fault = OSError(errno.EBADF, "broken")
-            new = await trio.open_tcp_stream(*address)
-            assert b"200 OK" in await exchange(new)
-            assert b"200 OK" in await exchange(old)
-            assert len(groups) == 1
-            assert [child.incarnation for child in supervisor.children()] == [1, 2]
-            await old.aclose()
-            await new.aclose()
-            await supervisor.stop()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))
+        old = await trio.open_tcp_stream(*address)
+        await exchange(old)
+        listening.fault = OSError(errno.EBADF, "broken")
+        new = await trio.open_tcp_stream(*address)
+        assert b"200 OK" in await exchange(new)
+        assert b"200 OK" in await exchange(old)
+        assert len(groups) == 1
+        assert [child.incarnation for child in supervisor.children()] == [1, 2]
+        await old.aclose()
+        await new.aclose()
+        await supervisor.stop()
 
 
 async def test_without_file_descriptors_new_connections_wait(
@@ -109,7 +108,7 @@ async def test_without_file_descriptors_new_connections_wait(
 ) -> None:
     supervisor, _ = tree(listening)
     address = listening.getsockname()
-    with trio.fail_after(60), structlog.testing.capture_logs() as logs:
+    with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda *, task_status: supervisor.run(task_status=task_status))
             longest, busy = await trio.open_tcp_stream(*address), await trio.open_tcp_stream(*address)
@@ -133,20 +132,19 @@ async def test_a_stop_accepts_queued_connections_and_then_refuses(listening: Lis
     connections = Connections(ServerLimits())
     listener = Listener(listening, echo, lambda: connections)
     address = listening.getsockname()
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(connections.run)
-            waiting = [await trio.open_tcp_stream(*address) for _ in range(50)]
-            async with trio.open_nursery() as accepting:
-                await accepting.start(listener.run)
-                await listener.stop()
-            await connections.stop()
-            for stream in waiting:
-                received = await exchange(stream)
-                assert b"connection: close" in received
-                await stream.aclose()
-            with pytest.raises(OSError, match="all attempts to connect"):
-                await trio.open_tcp_stream(*address)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(connections.run)
+        waiting = [await trio.open_tcp_stream(*address) for _ in range(50)]
+        async with trio.open_nursery() as accepting:
+            await accepting.start(listener.run)
+            await listener.stop()
+        await connections.stop()
+        for stream in waiting:
+            received = await exchange(stream)
+            assert b"connection: close" in received
+            await stream.aclose()
+        with pytest.raises(OSError, match="all attempts to connect"):
+            await trio.open_tcp_stream(*address)
 
 
 async def test_a_restart_leaves_the_socket_open() -> None:
