@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pytest
 from tests.made_requests import make_order_request, make_request, make_terms
 
 from holdfast.ledger.catalog.terms import Deadlines, Hosting, PricingMode, Rate, Terms, Units
-from holdfast.ledger.orders.decisions import create_order, on_event
+from holdfast.ledger.orders.decisions import create_order, on_event, resolve_held
 from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import (
     LedgerMove,
@@ -20,7 +20,7 @@ from holdfast.ledger.orders.order import (
     OrderResult,
     StateEntry,
 )
-from holdfast.ledger.refusals import StepVerdict
+from holdfast.ledger.refusals import Refusal, StepVerdict
 from holdfast.ledger.tasks.decisions import on_wake
 from holdfast.ledger.tasks.dispatch import on_submitted
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate, ReportedUsage
@@ -32,6 +32,7 @@ from holdfast.providers.card.events import parse_card_event
 from .task_steps import MakeTask, MakeUpdate, at, task_after
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+ResolvedAs = Literal["credit", "cancel"]
 HOSTING = Hosting()
 DEADLINES = Deadlines()
 
@@ -135,6 +136,17 @@ class Step(NamedTuple):
     verdict: StepVerdict
     moves: tuple[LedgerMove, ...]
     entries: tuple[StateEntry, ...]
+
+
+def four(order: Order) -> tuple[str, str, str, str]:
+    """Return all statuses but the reconcile status."""
+    now = order.statuses
+    return (now.status, now.processing_status, now.reversal_status, now.risk_status)
+
+
+def cents(order: Order) -> list[int]:
+    """Return the order's operations, in cents."""
+    return [move.signed_micro // 10_000 for move in order.state.moves]
 
 
 class CardProvider:
@@ -285,6 +297,19 @@ class CardProvider:
         assert (after == before) == (after is before)
         assert msgspec.json.decode(msgspec.json.encode(after), type=Order) == after
         return step
+
+    def resolve(
+        self, order: Order, decision: ResolvedAs, amount_micro: int | None = None, *, reason: str = "ok"
+    ) -> OrderResult | Refusal:
+        """Decide about a held order as an operator does."""
+        return resolve_held(
+            order,
+            decision,
+            self.noon,
+            reason=reason,
+            amount_micro=amount_micro,
+            new_operation_id=self.new_operation_id,
+        )
 
     def apply(self, order: Order, *events: PaymentEvent) -> Order:
         """Return the order after all these events, applied at noon."""

@@ -21,13 +21,18 @@ if TYPE_CHECKING:
 
 Scenario = Callable[["CardProvider"], list[PaymentEvent]]
 
-SCENARIOS: dict[str, tuple[Scenario, int]] = {
-    "paid": (lambda t: [t.attempt("processing"), t.paid(), t.charged()], 1000),
+SCENARIOS: dict[str, tuple[Scenario, int, str]] = {
+    "paid": (lambda t: [t.attempt("processing"), t.paid(), t.charged()], 1000, "credited succeeded none none"),
     "failed, then paid": (
         lambda t: [t.attempt("payment_failed"), t.attempt("requires_action"), t.paid(), t.charged()],
         1000,
+        "credited succeeded none none",
     ),
-    "canceled": (lambda t: [t.attempt("processing"), t.attempt("payment_failed"), t.attempt("canceled")], 0),
+    "canceled": (
+        lambda t: [t.attempt("processing"), t.attempt("payment_failed"), t.attempt("canceled")],
+        0,
+        "canceled canceled none none",
+    ),
     "two refunds, both families": (
         lambda t: [
             t.paid(),
@@ -38,6 +43,7 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
             t.refund("re_2", "succeeded", 200, event="updated"),
         ],
         500,
+        "credited succeeded partially_refunded none",
     ),
     "refund that fails": (
         lambda t: [
@@ -47,6 +53,7 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
             t.refund("re_1", "failed", 1000, event="failed"),
         ],
         1000,
+        "credited succeeded none none",
     ),
     "one refund fails, another holds": (
         lambda t: [
@@ -57,6 +64,7 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
             t.charge_refunded(1000),
         ],
         0,
+        "credited succeeded refunded none",
     ),
     "dispute lost": (
         lambda t: [
@@ -68,6 +76,7 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
             t.dispute("closed", "lost", reason="fraudulent"),
         ],
         0,
+        "credited succeeded chargeback fraud",
     ),
     "dispute won": (
         lambda t: [
@@ -79,6 +88,7 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
             t.dispute("funds_reinstated", "won", moves=(-1000, 1000)),
         ],
         1000,
+        "credited succeeded reinstated cleared",
     ),
     "dispute won in part": (
         lambda t: [
@@ -88,10 +98,12 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
             t.dispute("funds_reinstated", "won", moves=(-1000, 350)),
         ],
         350,
+        "credited succeeded reinstated cleared",
     ),
     "inquiry": (
         lambda t: [t.paid(), t.dispute("created", "warning_needs_response"), t.dispute("closed", "warning_closed")],
         1000,
+        "credited succeeded none cleared",
     ),
     "refund and dispute of the whole": (
         lambda t: [
@@ -102,6 +114,7 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
             t.dispute("closed", "lost"),
         ],
         0,
+        "credited succeeded chargeback disputed",
     ),
     "wrong amount, sent back": (
         lambda t: [
@@ -110,8 +123,13 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
             t.refund("re_1", "succeeded", 900),
         ],
         0,
+        "canceled succeeded refunded none",
     ),
-    "wrong currency": (lambda t: [t.attempt("processing"), t.paid(currency="eur")], 0),
+    "wrong currency": (
+        lambda t: [t.attempt("processing"), t.paid(currency="eur")],
+        0,
+        "held succeeded none mismatch",
+    ),
     "paid twice, one sent back": (
         lambda t: [
             t.paid(),
@@ -120,14 +138,17 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
             t.charge_refunded(1000, id="ch_2", payment_intent="pi_2"),
         ],
         1000,
+        "credited succeeded none none",
     ),
     "charge without its intent": (
         lambda t: [t.charged(payment_intent=None), t.paid(), t.charge_refunded(100), t.warning()],
         900,
+        "credited succeeded partially_refunded fraud_warning",
     ),
     "review approved": (
         lambda t: [t.review("opened", "rule"), t.paid(), t.review("closed", "approved"), t.charged()],
         1000,
+        "credited succeeded none cleared",
     ),
     "books opened later": (
         lambda t: [
@@ -136,9 +157,86 @@ SCENARIOS: dict[str, tuple[Scenario, int]] = {
             t.event("charge.updated", t.charge(balance_transaction=t.balance("txn_1", 1000, fee=59))),
         ],
         1000,
+        "credited succeeded none none",
     ),
+    "refund known before the payment": (
+        lambda t: [t.refund("re_1", "succeeded", 400), t.paid()],
+        600,
+        "credited succeeded partially_refunded none",
+    ),
+    "refunds of more than was paid": (
+        lambda t: [t.paid(), t.refund("re_1", "succeeded", 800), t.refund("re_2", "pending", 800)],
+        0,
+        "credited succeeded refunded none",
+    ),
+    "refund of another payment, which failed": (
+        lambda t: [
+            t.paid(),
+            t.event(
+                "refund.created", t.refund_object("re_9", "succeeded", 500, charge="ch_9", payment_intent="pi_9")
+            ),
+        ],
+        1000,
+        "credited succeeded none none",
+    ),
+    "refund by its older name": (
+        lambda t: [t.paid(), t.event("charge.refund.updated", t.refund_object("re_1", "succeeded", 100))],
+        900,
+        "credited succeeded partially_refunded none",
+    ),
+    "dispute won after a refund": (
+        lambda t: [
+            t.paid(),
+            t.refund("re_1", "succeeded", 400),
+            t.dispute("created", "needs_response"),
+            t.dispute("closed", "won"),
+            t.dispute("funds_reinstated", "won"),
+        ],
+        600,
+        "credited succeeded partially_refunded cleared",
+    ),
+    "dispute lost for another reason": (
+        lambda t: [t.paid(), t.dispute("closed", "lost", reason="duplicate")],
+        0,
+        "credited succeeded chargeback disputed",
+    ),
+    "dispute prevented by a refund": (
+        lambda t: [
+            t.paid(),
+            t.dispute("created", "needs_response"),
+            t.refund("re_1", "succeeded", 1000),
+            t.dispute("closed", "prevented"),
+        ],
+        0,
+        "credited succeeded refunded none",
+    ),
+    "inquiry that becomes a dispute": (
+        lambda t: [
+            t.paid(),
+            t.dispute("created", "warning_needs_response"),
+            t.dispute("updated", "needs_response"),
+        ],
+        0,
+        "credited succeeded disputed disputed",
+    ),
+    "dispute of a part": (
+        lambda t: [t.paid(), t.dispute("created", "needs_response", 250)],
+        750,
+        "credited succeeded disputed disputed",
+    ),
+    "two disputes, one won": (
+        lambda t: [
+            t.paid(),
+            t.dispute("created", "needs_response", 700),
+            t.dispute("created", "needs_response", 700, id="dp_2"),
+            t.dispute("closed", "won", 700),
+        ],
+        300,
+        "credited succeeded disputed disputed",
+    ),
+    "fraud warning": (lambda t: [t.paid(), t.warning()], 1000, "credited succeeded none fraud_warning"),
 }
-"""The events of each scenario in order, and the cents that are left."""
+"""The events of each scenario in order, the cents that are left, and the statuses in the end."""
 
 
 def end_of(order: Order) -> object:
@@ -183,10 +281,13 @@ def expire(provider: CardProvider, order: Order) -> Order:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_order_of_the_same_events_gives_the_same_result(provider: CardProvider, name: str) -> None:
-    scenario, left_cents = SCENARIOS[name]
+    scenario, left_cents, statuses = SCENARIOS[name]
     events = scenario(provider)
     usual = run(provider, events)
     assert usual.net_micro == left_cents * 10_000
+    now = usual.statuses
+    shown = (now.status, now.processing_status, now.reversal_status, now.risk_status)
+    assert " ".join(shown) == statuses
     for shuffled in itertools.islice(itertools.permutations(events), 720):
         assert end_of(run(provider, list(shuffled))) == end_of(usual)
 
@@ -220,7 +321,7 @@ def test_mixed_and_truncated_event_sequences_stay_within_bounds(
 @given(data=st.data())
 def test_an_expiry_between_any_two_events_costs_no_money(provider: CardProvider, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(SCENARIOS)))
-    scenario, left_cents = SCENARIOS[name]
+    scenario, left_cents, _ = SCENARIOS[name]
     events = data.draw(st.permutations(scenario(provider)))
     at = data.draw(st.integers(0, len(events) - 1))
     assert run(provider, list(events), expires_after=at).net_micro == left_cents * 10_000

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from holdfast.ledger.orders.decisions import attach_intent, on_create_refused, on_expiry, resolve_held
-from holdfast.ledger.orders.order import LedgerMove, Order, OrderResult, fee_micro_of, fx_of
+from holdfast.ledger.orders.decisions import attach_intent, on_create_refused, on_expiry
+from holdfast.ledger.orders.order import LedgerMove, OrderResult, fee_micro_of, fx_of
 from holdfast.ledger.refusals import Refusal
 
-if TYPE_CHECKING:
-    from tests.ledger.conftest import CardProvider
+from .conftest import CardProvider, cents, four
 
 CREDIT = LedgerMove(kind="credit", amount_micro=10_000_000, operation_id="op_credit", reason="payment_succeeded")
-
-
-def four(order: Order) -> tuple[str, str, str, str]:
-    """Return all statuses but the reconcile status."""
-    now = order.statuses
-    return (now.status, now.processing_status, now.reversal_status, now.risk_status)
-
-
-def cents(order: Order) -> list[int]:
-    """Return the order's operations, in cents."""
-    return [move.signed_micro // 10_000 for move in order.state.moves]
 
 
 def test_a_new_order_is_pending_with_its_operation_reserved(provider: CardProvider) -> None:
@@ -284,20 +271,6 @@ def test_a_double_payment_is_credited_once_and_its_refund_reverses_nothing(provi
     assert order.statuses.reconcile_status == "unreconciled"
 
 
-def test_a_charge_reported_without_its_intent_is_not_a_second_payment(provider: CardProvider) -> None:
-    order = provider.apply(provider.order(), provider.charged(payment_intent=None), provider.paid())
-    assert cents(order) == [1000]
-    assert four(order) == ("credited", "succeeded", "none", "none")
-    order = provider.apply(order, provider.charge_refunded(400))
-    assert cents(order) == [1000, -400]
-
-
-def test_a_refund_of_a_payment_that_never_succeeded_reverses_nothing(provider: CardProvider) -> None:
-    refund = provider.refund_object("re_9", "succeeded", 500, charge="ch_9", payment_intent="pi_9")
-    order = provider.apply(provider.order(), provider.paid(), provider.event("refund.created", refund))
-    assert cents(order) == [1000]
-
-
 def test_charge_updated_adds_the_balance_transaction_and_the_fee(provider: CardProvider) -> None:
     order = provider.apply(provider.order(), provider.paid())
     by_id = provider.event("charge.updated", provider.charge(balance_transaction="txn_1"))
@@ -319,12 +292,6 @@ def test_a_fee_taken_in_another_currency_is_shown_in_the_orders_own(provider: Ca
     assert fx_of(order).credits_per_unit == "1"
 
 
-def test_a_fraud_warning_is_a_risk_and_moves_no_money(provider: CardProvider) -> None:
-    order = provider.apply(provider.order(), provider.paid(), provider.warning())
-    assert four(order) == ("credited", "succeeded", "none", "fraud_warning")
-    assert cents(order) == [1000]
-
-
 @pytest.mark.parametrize(
     ("reason", "risk"), [("approved", "cleared"), ("refunded_as_fraud", "fraud"), ("redacted", "none")]
 )
@@ -336,9 +303,7 @@ def test_a_review_is_shown_until_it_is_closed(provider: CardProvider, reason: st
 
 def test_an_operator_credits_what_was_received(provider: CardProvider) -> None:
     held = provider.apply(provider.order(), provider.paid(amount_received=900))
-    resolved = resolve_held(
-        held, "credit", provider.noon, reason="paid short", new_operation_id=provider.new_operation_id
-    )
+    resolved = provider.resolve(held, "credit", reason="paid short")
     assert not isinstance(resolved, Refusal)
     step = provider.check(held, resolved)
     assert four(step.order) == ("credited", "succeeded", "none", "none")
@@ -350,7 +315,7 @@ def test_an_operator_credits_what_was_received(provider: CardProvider) -> None:
 
 def test_an_operator_credits_at_most_what_was_ordered(provider: CardProvider) -> None:
     held = provider.apply(provider.order(), provider.paid(amount_received=1100))
-    step = resolve_held(held, "credit", provider.noon, reason="ok", new_operation_id=provider.new_operation_id)
+    step = provider.resolve(held, "credit", reason="ok")
     assert not isinstance(step, Refusal)
     assert cents(step.order) == [1000]
     # Refunding the excess costs the customer nothing.
@@ -360,9 +325,7 @@ def test_an_operator_credits_at_most_what_was_ordered(provider: CardProvider) ->
 
 def test_an_operator_may_refuse_credit(provider: CardProvider) -> None:
     held = provider.apply(provider.order(), provider.paid(currency="eur"))
-    resolved = resolve_held(
-        held, "cancel", provider.noon, reason="sent back", new_operation_id=provider.new_operation_id
-    )
+    resolved = provider.resolve(held, "cancel", reason="sent back")
     assert not isinstance(resolved, Refusal)
     step = provider.check(held, resolved)
     assert four(step.order) == ("canceled", "succeeded", "none", "none")
@@ -371,58 +334,30 @@ def test_an_operator_may_refuse_credit(provider: CardProvider) -> None:
 
 def test_an_operators_decision_counts_once(provider: CardProvider) -> None:
     held = provider.apply(provider.order(), provider.paid(amount_received=900))
-
-    def resolve(order: Order, decision: Literal["credit", "cancel"], amount_micro: int | None = None) -> object:
-        return resolve_held(
-            order,
-            decision,
-            provider.noon,
-            reason="ok",
-            amount_micro=amount_micro,
-            new_operation_id=provider.new_operation_id,
-        )
-
-    step = resolve(held, "credit")
+    step = provider.resolve(held, "credit")
     assert isinstance(step, OrderResult)
     for amount_micro in (None, 9_000_000):
-        assert resolve(step.order, "credit", amount_micro) == OrderResult(step.order, "duplicate")
-    for refused in (resolve(step.order, "cancel"), resolve(step.order, "credit", 8_000_000)):
+        assert provider.resolve(step.order, "credit", amount_micro) == OrderResult(step.order, "duplicate")
+    for refused in (provider.resolve(step.order, "cancel"), provider.resolve(step.order, "credit", 8_000_000)):
         assert isinstance(refused, Refusal)
         assert refused.code == "payment_order_not_payable"
 
 
 def test_an_operator_must_name_the_credit_for_another_currency(provider: CardProvider) -> None:
-    def resolve(order: Order, amount_micro: int | None) -> object:
-        return resolve_held(
-            order,
-            "credit",
-            provider.noon,
-            reason="agreed",
-            amount_micro=amount_micro,
-            new_operation_id=provider.new_operation_id,
-        )
-
     foreign = provider.apply(provider.order(), provider.paid(currency="eur"))
     short = provider.apply(provider.order(), provider.paid(amount_received=900))
     for held, amount_micro in ((foreign, None), (foreign, 0), (short, 0), (short, -1), (short, 10_000_001)):
-        refused = resolve(held, amount_micro)
+        refused = provider.resolve(held, "credit", amount_micro)
         assert isinstance(refused, Refusal)
         assert refused.code == "invalid_amount"
-    refused = resolve(provider.order(), 1)
+    refused = provider.resolve(provider.order(), "credit", 1)
     assert isinstance(refused, Refusal)
     assert refused.code == "payment_order_not_payable"
 
 
 def test_a_half_refund_in_another_currency_takes_half_of_the_credit(provider: CardProvider) -> None:
     held = provider.apply(provider.order(), provider.paid(currency="eur"))
-    step = resolve_held(
-        held,
-        "credit",
-        provider.noon,
-        reason="ok",
-        amount_micro=8_000_000,
-        new_operation_id=provider.new_operation_id,
-    )
+    step = provider.resolve(held, "credit", 8_000_000)
     assert not isinstance(step, Refusal)
     refund = provider.refund_object("re_1", "succeeded", 500, currency="eur")
     assert cents(provider.apply(step.order, provider.event("refund.created", refund))) == [800, -400]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,21 +14,9 @@ from holdfast.ledger.orders.snapshots import ProviderSnapshot, synthetic_event_i
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.card.objects import Malformed, snapshot_of
 
-if TYPE_CHECKING:
-    from tests.ledger.conftest import CardProvider
+from .conftest import CardProvider, cents, four
 
 AS_OF = 1_700_500_000
-
-
-def four(order: Order) -> tuple[str, str, str, str]:
-    """Return all statuses but the reconcile status."""
-    now = order.statuses
-    return (now.status, now.processing_status, now.reversal_status, now.risk_status)
-
-
-def cents(order: Order) -> list[int]:
-    """Return the order's operations, in cents."""
-    return [move.signed_micro // 10_000 for move in order.state.moves]
 
 
 def snapshot_with(

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from holdfast.ledger.orders.decisions import resolve_held
-from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.transitions import no_operation_id
 from holdfast.ledger.refusals import Refusal
 
-if TYPE_CHECKING:
-    from tests.ledger.conftest import CardProvider
-
-
-def four(order: Order) -> tuple[str, str, str, str]:
-    """Return all statuses but the reconcile status."""
-    now = order.statuses
-    return (now.status, now.processing_status, now.reversal_status, now.risk_status)
-
-
-def cents(order: Order) -> list[int]:
-    """Return the order's operations, in cents."""
-    return [move.signed_micro // 10_000 for move in order.state.moves]
+from .conftest import CardProvider, cents, four
 
 
 def credited(reversal: str, risk: str = "none") -> tuple[str, str, str, str]:
@@ -43,31 +28,6 @@ def test_a_refund_reverses_credit_from_its_request_on(provider: CardProvider, st
     assert step.entries[-1].operation_id == step.moves[0].operation_id
 
 
-def test_a_refund_that_goes_from_pending_to_succeeded_is_one_refund(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(),
-        provider.paid(),
-        provider.refund("re_1", "pending", 400),
-        provider.refund("re_1", "succeeded", 400, event="updated"),
-    )
-    assert cents(order) == [1000, -400]
-
-
-def test_two_partial_refunds_in_both_event_families_count_as_two(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(),
-        provider.paid(),
-        provider.refund("re_1", "succeeded", 300),
-        provider.charge_refunded(300),
-        provider.charge_refunded(500),
-        provider.refund("re_2", "pending", 200),
-        provider.refund("re_2", "succeeded", 200, event="updated"),
-    )
-    assert four(order) == credited("partially_refunded")
-    assert cents(order) == [1000, -300, -200]
-    assert order.state.reversal_refs == ("re_1", "re_2")
-
-
 def test_the_running_total_is_not_taken_for_one_refund(provider: CardProvider) -> None:
     order = provider.apply(
         provider.order(), provider.paid(), provider.charge_refunded(300), provider.charge_refunded(1000)
@@ -76,23 +36,11 @@ def test_the_running_total_is_not_taken_for_one_refund(provider: CardProvider) -
     assert four(order) == credited("refunded")
 
 
-def test_an_older_running_total_changes_nothing(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(), provider.paid(), provider.charge_refunded(500), provider.charge_refunded(300)
-    )
-    assert cents(order) == [1000, -500]
-
-
 def test_refunds_listed_inside_the_charge_are_read(provider: CardProvider) -> None:
     inside = {"data": [{"id": "re_1", "amount": 250, "status": "succeeded"}, "re_2"]}
     order = provider.apply(provider.order(), provider.paid(), provider.charge_refunded(250, refunds=inside))
     assert cents(order) == [1000, -250]
     assert order.state.reversal_refs == ("re_1",)
-
-
-def test_the_older_name_of_the_refund_event_means_the_same(provider: CardProvider) -> None:
-    event = provider.event("charge.refund.updated", provider.refund_object("re_1", "succeeded", 100))
-    assert cents(provider.apply(provider.order(), provider.paid(), event)) == [1000, -100]
 
 
 @pytest.mark.parametrize("end", ["failed", "canceled"])
@@ -125,17 +73,6 @@ def test_a_refund_known_before_the_payment_is_posted_with_it(provider: CardProvi
     ]
     assert four(step.order) == credited("partially_refunded")
     assert [entry.operation_id for entry in step.entries] == list(step.order.ledger_operation_refs)
-
-
-def test_refunding_more_than_was_paid_reverses_at_most_the_credit(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(),
-        provider.paid(),
-        provider.refund("re_1", "succeeded", 800),
-        provider.refund("re_2", "pending", 800),
-    )
-    assert cents(order) == [1000, -800, -200]
-    assert four(order) == credited("refunded")
 
 
 def test_a_held_payment_that_is_returned_ends_without_credit(provider: CardProvider) -> None:
@@ -193,39 +130,6 @@ def test_a_lost_dispute_is_a_chargeback(provider: CardProvider) -> None:
     assert step.order.state.chargeback_at == provider.noon
 
 
-def test_a_dispute_lost_for_another_reason_is_no_fraud(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(), provider.paid(), provider.dispute("closed", "lost", reason="duplicate")
-    )
-    assert four(order) == credited("chargeback", "disputed")
-    assert cents(order) == [1000, -1000]
-
-
-def test_a_won_dispute_restores_exactly_what_was_reversed(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(),
-        provider.paid(),
-        provider.refund("re_1", "succeeded", 400),
-        provider.dispute("created", "needs_response"),
-    )
-    assert cents(order) == [1000, -400, -600]
-    order = provider.apply(order, provider.dispute("closed", "won"), provider.dispute("funds_reinstated", "won"))
-    assert cents(order) == [1000, -400, -600, 600]
-    assert four(order) == credited("partially_refunded", "cleared")
-    assert order.state.chargeback_at is None
-
-
-def test_a_won_dispute_without_refunds_is_reinstated(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(),
-        provider.paid(),
-        provider.dispute("created", "needs_response"),
-        provider.dispute("closed", "won"),
-    )
-    assert four(order) == credited("reinstated", "cleared")
-    assert cents(order) == [1000, -1000, 1000]
-
-
 @pytest.mark.parametrize("status", ["warning_needs_response", "warning_under_review"])
 def test_an_inquiry_moves_no_money(provider: CardProvider, status: str) -> None:
     order = provider.apply(provider.order(), provider.paid(), provider.dispute("created", status))
@@ -235,34 +139,6 @@ def test_an_inquiry_moves_no_money(provider: CardProvider, status: str) -> None:
     order = provider.apply(order, provider.dispute("closed", "warning_closed"))
     assert four(order) == credited("none", "cleared")
     assert cents(order) == [1000]
-
-
-def test_an_inquiry_may_become_a_dispute(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(),
-        provider.paid(),
-        provider.dispute("created", "warning_needs_response"),
-        provider.dispute("updated", "needs_response"),
-    )
-    assert four(order) == credited("disputed", "disputed")
-    assert cents(order) == [1000, -1000]
-
-
-def test_a_prevented_dispute_is_reversed_and_its_refund_stays(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(),
-        provider.paid(),
-        provider.dispute("created", "needs_response"),
-        provider.refund("re_1", "succeeded", 1000),
-        provider.dispute("closed", "prevented"),
-    )
-    assert four(order) == credited("refunded")
-    assert order.net_micro == 0
-
-
-def test_a_partial_dispute_takes_a_part(provider: CardProvider) -> None:
-    order = provider.apply(provider.order(), provider.paid(), provider.dispute("created", "needs_response", 250))
-    assert cents(order) == [1000, -250]
 
 
 @pytest.mark.parametrize("stage", ["appeal_needs_response", "appeal_under_review"])
@@ -331,18 +207,6 @@ def test_a_dispute_settled_in_another_currency_counts_in_shares(provider: CardPr
         provider.order(), provider.paid(), provider.dispute("closed", "won", balance_transactions=lines)
     )
     assert order.net_micro == 2_500_000
-
-
-def test_two_disputes_reverse_at_most_the_credit(provider: CardProvider) -> None:
-    order = provider.apply(
-        provider.order(),
-        provider.paid(),
-        provider.dispute("created", "needs_response", 700),
-        provider.dispute("created", "needs_response", 700, id="dp_2"),
-        provider.dispute("closed", "won", 700),
-    )
-    assert cents(order) == [1000, -700, -300, 300]
-    assert four(order) == credited("disputed", "disputed")
 
 
 def test_a_dispute_that_names_only_the_charge_finds_its_payment(provider: CardProvider) -> None:
