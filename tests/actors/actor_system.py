@@ -13,7 +13,7 @@ from tests.made_requests import make_order_request, make_request, make_terms
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
-from holdfast.actors.account.messages import CreateTask
+from holdfast.actors.account.messages import CreateTask, Recharge
 from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import IdempotencyKey
@@ -63,8 +63,12 @@ class ActorSystem:
     """The ids of new tasks, as announced to the dispatcher."""
     reporter: Reporter
 
-    async def open_account(self) -> tuple[str, str]:
-        """An account with one live key; returns their ids."""
+    async def ask(self, account_id: str, command: Any) -> Any:
+        """Ask the account's actor."""
+        return await self.accounts.ref(account_id).ask(command)
+
+    async def open_account(self, credit_micro: int = 0) -> tuple[str, str]:
+        """An account with one live key, and with credit; returns their ids."""
         account_id, key_id, at = new_id("acct"), new_id("key"), utc_now()
         rows = (
             AccountRow(AccountHead(account_id), f"{account_id}@example.com", "User", "b", at),
@@ -72,6 +76,8 @@ class ActorSystem:
         )
         verdict = await self.journal.write(Unit(rows=rows))
         assert isinstance(verdict, Committed)
+        if credit_micro:
+            await self.ask(account_id, Recharge(credit_micro))
         return account_id, key_id
 
 

@@ -196,8 +196,8 @@ class Setup:
         key_id = new_id("key")
         key = ApiKeyRecord(self.account_id, key_id, "hk_test_x", "k", ("tasks:write",), self.at)
         assert isinstance(await self.system.journal.write(Unit(rows=(ApiKeyRow(key, key_id.encode()),))), Committed)
-        await self.system.accounts.ref(self.account_id).ask(Recharge(5_000_000))
-        created = await self.system.accounts.ref(self.account_id).ask(create_task(key_id))
+        await self.system.ask(self.account_id, Recharge(5_000_000))
+        created = await self.system.ask(self.account_id, create_task(key_id))
         assert isinstance(created, TaskAccepted)
         request_id = created.request_id
         self.passes(60)

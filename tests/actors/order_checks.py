@@ -25,7 +25,7 @@ def received(event: PaymentEvent, order_id: str) -> ReceivePaymentEvent:
 async def new_order(
     system: Any, payments: Any, account_id: str, provider: str = "cardprovider", **fields: Any
 ) -> Order:
-    reply = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, provider, **fields)))
+    reply = await system.ask(account_id, CreateOrder(payments.request(account_id, provider, **fields)))
     assert isinstance(reply, OrderResult)
     order: Order = reply.order
     return order
@@ -34,7 +34,7 @@ async def new_order(
 async def deliver(system: Any, order: Order, *events: PaymentEvent) -> Order:
     newest = order
     for event in events:
-        reply = await system.accounts.ref(order.account_id).ask(received(event, order.order_id))
+        reply = await system.ask(order.account_id, received(event, order.order_id))
         assert isinstance(reply, OrderResult)
         newest = reply.order
     return newest

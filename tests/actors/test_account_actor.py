@@ -67,9 +67,8 @@ async def passivated(system: Any) -> None:
 
 
 async def test_of_200_parallel_tasks_those_the_credit_covers_are_accepted(system: Any, new_task: NewTask) -> None:
-    account_id, key_id = await system.open_account()
-    await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
-    replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(new_task(key_id))] * 200)
+    account_id, key_id = await system.open_account(7 * CREDIT)
+    replies = await in_parallel([lambda: system.ask(account_id, new_task(key_id))] * 200)
     accepted = [reply for reply in replies if isinstance(reply, TaskAccepted)]
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert (len(accepted), len(refused)) == (7, 193)
@@ -80,9 +79,8 @@ async def test_of_200_parallel_tasks_those_the_credit_covers_are_accepted(system
 
 
 async def test_50_parallel_calls_with_one_key_create_one_task(system: Any, new_task: NewTask) -> None:
-    account_id, key_id = await system.open_account()
-    await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
-    replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(new_task(key_id, key="k"))] * 50)
+    account_id, key_id = await system.open_account(7 * CREDIT)
+    replies = await in_parallel([lambda: system.ask(account_id, new_task(key_id, key="k"))] * 50)
     answers = [unwrapped(reply) for reply in replies]
     assert sum(isinstance(reply, Replayed) for reply in replies) == 49
     assert all(answer == answers[0] for answer in answers)
@@ -94,8 +92,8 @@ async def test_50_parallel_calls_with_one_key_create_one_task(system: Any, new_t
 
 async def test_a_key_used_for_another_request_is_refused(system: Any) -> None:
     account_id, _ = await system.open_account()
-    first = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
-    other = await system.accounts.ref(account_id).ask(Recharge(2 * CREDIT, keyed("k", b"other body")))
+    first = await system.ask(account_id, Recharge(CREDIT, keyed("k")))
+    other = await system.ask(account_id, Recharge(2 * CREDIT, keyed("k", b"other body")))
     assert isinstance(first, CreditChanged)
     assert isinstance(other, Refusal)
     assert other.code == "idempotency_key_reused"
@@ -106,7 +104,7 @@ async def test_a_key_used_for_another_request_is_refused(system: Any) -> None:
 async def test_the_same_key_on_another_route_is_another_key(system: Any) -> None:
     account_id, _ = await system.open_account()
     for route in ("POST /a", "POST /b"):
-        reply = await system.accounts.ref(account_id).ask(Recharge(CREDIT, IdempotencyKey(route, "k", b"body")))
+        reply = await system.ask(account_id, Recharge(CREDIT, IdempotencyKey(route, "k", b"body")))
         assert isinstance(reply, CreditChanged)
     assert await read_totals(system.database, account_id) == (2 * CREDIT, 0, 2)
 
@@ -115,9 +113,9 @@ async def test_the_same_key_on_another_route_is_another_key(system: Any) -> None
 async def test_a_key_is_found_in_rows_after_passivation(start_system: StartSystem, fingerprint: bytes) -> None:
     system = await start_system(limits=KeyedLimits(idle_s=0.02))
     account_id, _ = await system.open_account()
-    first = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k")))
+    first = await system.ask(account_id, Recharge(CREDIT, keyed("k")))
     await passivated(system)
-    again = await system.accounts.ref(account_id).ask(Recharge(CREDIT, keyed("k", fingerprint)))
+    again = await system.ask(account_id, Recharge(CREDIT, keyed("k", fingerprint)))
     if fingerprint == b"same body":
         assert again == Replayed(first)
     else:
@@ -166,11 +164,11 @@ async def test_a_used_key_is_replayed_although_a_limit_is_reached(
         new_task(key_id, key="k"),
         CreateOrder(payments.request(account_id, "sandbox"), keyed("order")),
     ]
-    created = [await first.accounts.ref(account_id).ask(command) for command in commands]
+    created = [await first.ask(account_id, command) for command in commands]
     # The other process remembers no answer, and could accept none of them by now.
-    again = [await second.accounts.ref(account_id).ask(command) for command in commands]
+    again = [await second.ask(account_id, command) for command in commands]
     fresh = [
-        await second.accounts.ref(account_id).ask(command)
+        await second.ask(account_id, command)
         for command in (
             Recharge(AMOUNT_MICRO_MAX, keyed("other")),
             new_task(key_id, key="other"),
@@ -190,10 +188,10 @@ async def test_hundreds_of_replies_found_in_rows_are_no_crash_loop(start_system:
     first, second = await start_system(), await start_system()
     account_id, _ = await first.open_account()
     created = await in_parallel(
-        [partial(first.accounts.ref(account_id).ask, Recharge(CREDIT, keyed(f"k{i}"))) for i in range(keys)]
+        [partial(first.ask, account_id, Recharge(CREDIT, keyed(f"k{i}"))) for i in range(keys)]
     )
     for i in range(keys):
-        found = await second.accounts.ref(account_id).ask(Recharge(CREDIT, keyed(f"k{i}")))
+        found = await second.ask(account_id, Recharge(CREDIT, keyed(f"k{i}")))
         assert found == Replayed(created[i])
     assert second.reporter.recent() == ()
     assert await read_totals(first.database, account_id) == (keys * CREDIT, 0, keys)
@@ -204,8 +202,8 @@ async def test_more_replies_found_at_once_than_are_remembered(start_system: Star
     second = await start_system(account_limits=AccountLimits(replies_max=4))
     account_id, _ = await first.open_account()
     commands = [Recharge(CREDIT, keyed(f"k{i}")) for i in range(30)]
-    created = await in_parallel([partial(first.accounts.ref(account_id).ask, each) for each in commands])
-    again = await in_parallel([partial(second.accounts.ref(account_id).ask, each) for each in commands])
+    created = await in_parallel([partial(first.ask, account_id, each) for each in commands])
+    again = await in_parallel([partial(second.ask, account_id, each) for each in commands])
     assert again == [Replayed(reply) for reply in created]
     assert second.reporter.recent() == ()
     assert await read_totals(first.database, account_id) == (30 * CREDIT, 0, 30)
@@ -229,10 +227,10 @@ def test_replies_found_in_rows_are_bounded() -> None:
 
 async def test_a_refusal_for_insufficient_credit_is_replayed(system: Any, new_task: NewTask) -> None:
     account_id, key_id = await system.open_account()
-    refused = await system.accounts.ref(account_id).ask(new_task(key_id, key="k"))
-    await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
-    again = await system.accounts.ref(account_id).ask(new_task(key_id, key="k"))
-    fresh = await system.accounts.ref(account_id).ask(new_task(key_id, key="another"))
+    refused = await system.ask(account_id, new_task(key_id, key="k"))
+    await system.ask(account_id, Recharge(7 * CREDIT))
+    again = await system.ask(account_id, new_task(key_id, key="k"))
+    fresh = await system.ask(account_id, new_task(key_id, key="another"))
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.required_micro, refused.available_micro) == ("insufficient_credit", CREDIT, 0)
     assert again == Replayed(refused)
@@ -259,19 +257,18 @@ async def test_a_conflict_is_stored_under_an_unused_key_only(system: Any, new_ta
 
 
 async def test_a_revoked_key_is_refused_by_the_next_command(system: Any, new_task: NewTask) -> None:
-    account_id, key_id = await system.open_account()
-    await system.accounts.ref(account_id).ask(Recharge(7 * CREDIT))
+    account_id, key_id = await system.open_account(7 * CREDIT)
     revoked, refused, again = await in_parallel(
         [
-            lambda: system.accounts.ref(account_id).ask(RevokeApiKey(key_id)),
-            lambda: system.accounts.ref(account_id).ask(new_task(key_id)),
-            lambda: system.accounts.ref(account_id).ask(RevokeApiKey(key_id)),
+            lambda: system.ask(account_id, RevokeApiKey(key_id)),
+            lambda: system.ask(account_id, new_task(key_id)),
+            lambda: system.ask(account_id, RevokeApiKey(key_id)),
         ]
     )
     replies = [revoked, refused, again]
     # The three arrive in any order; what came after the revocation is refused.
     assert any(isinstance(reply, ApiKeyRevokedRow) for reply in replies)
-    last = await system.accounts.ref(account_id).ask(new_task(key_id))
+    last = await system.ask(account_id, new_task(key_id))
     assert isinstance(last, Refusal)
     assert last.code == "invalid_api_key"
 
@@ -279,8 +276,8 @@ async def test_a_revoked_key_is_refused_by_the_next_command(system: Any, new_tas
 async def test_a_key_without_the_scope_is_refused(system: Any, new_task: NewTask) -> None:
     account_id, _ = await system.open_account()
     reader = CreateApiKey("key_reader", b"r" * 32, "hk_test_r", 'a "name", {b}\\', ("tasks:read",))
-    assert isinstance(await system.accounts.ref(account_id).ask(reader), ApiKeyRecord)
-    refused = await system.accounts.ref(account_id).ask(new_task("key_reader"))
+    assert isinstance(await system.ask(account_id, reader), ApiKeyRecord)
+    refused = await system.ask(account_id, new_task("key_reader"))
     assert isinstance(refused, Refusal)
     assert refused.code == "insufficient_scope"
 
@@ -288,7 +285,7 @@ async def test_a_key_without_the_scope_is_refused(system: Any, new_task: NewTask
 async def test_recording_a_keys_use_does_not_change_the_version(system: Any) -> None:
     account_id, key_id = await system.open_account()
     at = utc_now()
-    await system.accounts.ref(account_id).ask(RecordKeyUse(key_id, at))
+    await system.ask(account_id, RecordKeyUse(key_id, at))
     sql = text("select version, last_used_at from accounts a join api_keys k on k.account_id = a.id")
     row = await system.database.read(lambda connection: connection.execute(sql).one())
     assert (row.version, row.last_used_at) == (0, at)
@@ -298,13 +295,12 @@ async def test_recording_a_keys_use_does_not_change_the_version(system: Any) -> 
 
 
 async def test_a_hold_is_settled_once(system: Any, new_task: NewTask) -> None:
-    account_id, key_id = await system.open_account()
-    await system.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
-    accepted = await system.accounts.ref(account_id).ask(new_task(key_id))
+    account_id, key_id = await system.open_account(2 * CREDIT)
+    accepted = await system.ask(account_id, new_task(key_id))
     capture = await settle_command(system.database, accepted.request_id, 400_000)
     release = await settle_command(system.database, accepted.request_id, None)
-    settled = await system.accounts.ref(account_id).ask(capture)
-    refused = await system.accounts.ref(account_id).ask(release)
+    settled = await system.ask(account_id, capture)
+    refused = await system.ask(account_id, release)
     assert settled == capture.settlement
     assert isinstance(refused, Refusal)
     assert refused.code == "hold_not_open"
@@ -313,15 +309,14 @@ async def test_a_hold_is_settled_once(system: Any, new_task: NewTask) -> None:
 
 
 async def test_a_stale_task_is_refused_and_the_account_is_unchanged(system: Any, new_task: NewTask) -> None:
-    account_id, key_id = await system.open_account()
-    await system.accounts.ref(account_id).ask(Recharge(2 * CREDIT))
-    accepted = await system.accounts.ref(account_id).ask(new_task(key_id))
+    account_id, key_id = await system.open_account(2 * CREDIT)
+    accepted = await system.ask(account_id, new_task(key_id))
     stale = await settle_command(system.database, accepted.request_id, 400_000, version=7)
     outcomes: list[Any] = []
 
     async def settle() -> None:
         try:
-            outcomes.append(await system.accounts.ref(account_id).ask(stale))
+            outcomes.append(await system.ask(account_id, stale))
         except StaleFence as fault:
             outcomes.append(str(fault))
 
@@ -332,5 +327,5 @@ async def test_a_stale_task_is_refused_and_the_account_is_unchanged(system: Any,
     assert outcomes == [f"task {accepted.request_id}"]
     assert await read_totals(system.database, account_id) == (7 * CREDIT, CREDIT, 7)
     good = await settle_command(system.database, accepted.request_id, 400_000)
-    assert isinstance(await system.accounts.ref(account_id).ask(good), Settlement)
+    assert isinstance(await system.ask(account_id, good), Settlement)
     assert_audit_clean(system.database)

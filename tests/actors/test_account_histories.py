@@ -100,9 +100,9 @@ async def test_replies_replays_and_refusals_wait_for_the_commit(
     replies: dict[str, Any] = {}
 
     async def ask(name: str, command: Any) -> None:
-        replies[name] = await system.accounts.ref(account_id).ask(command)
+        replies[name] = await system.ask(account_id, command)
 
-    await system.accounts.ref(account_id).ask(Recharge(CREDIT))
+    await system.ask(account_id, Recharge(CREDIT))
     try:
         async with trio.open_nursery() as nursery:
             writer.may_write.clear()
@@ -120,11 +120,10 @@ async def test_replies_replays_and_refusals_wait_for_the_commit(
 
 
 async def test_an_account_changed_by_another_process_is_reloaded(system: Any, database: Database) -> None:
-    account_id, _ = await system.open_account()
-    await system.accounts.ref(account_id).ask(Recharge(CREDIT))
+    account_id, _ = await system.open_account(CREDIT)
     before = stale_count()
     await database.work(move_behind_its_back(account_id))
-    replies = await in_parallel([lambda: system.accounts.ref(account_id).ask(Recharge(CREDIT))] * 20)
+    replies = await in_parallel([lambda: system.ask(account_id, Recharge(CREDIT))] * 20)
     assert all(isinstance(reply, CreditChanged) for reply in replies)
     assert stale_count() > before
     balances = sorted(reply.account.balance_micro for reply in replies)
@@ -139,15 +138,15 @@ async def test_two_processes_on_one_account_neither_lose_nor_double(
     systems = [await start_system(), await start_system()]
     account_id, key_id = await systems[0].open_account()
     # Both have loaded the account before they race, so at least one state becomes stale.
-    await systems[0].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
-    await systems[1].accounts.ref(account_id).ask(Recharge(5 * CREDIT))
+    await systems[0].ask(account_id, Recharge(5 * CREDIT))
+    await systems[1].ask(account_id, Recharge(5 * CREDIT))
 
     async def hammer(system: Any, name: str) -> list[Any]:
         replies = []
         for i in range(15):
             # Both send the same keys: the second must get the first one's reply.
-            replies.append(await system.accounts.ref(account_id).ask(new_task(key_id, key=f"shared-{i}")))
-            replies.append(await system.accounts.ref(account_id).ask(Recharge(1, keyed(f"{name}-{i}"))))
+            replies.append(await system.ask(account_id, new_task(key_id, key=f"shared-{i}")))
+            replies.append(await system.ask(account_id, Recharge(1, keyed(f"{name}-{i}"))))
         return replies
 
     first, second = await in_parallel([partial(hammer, systems[0], "a"), partial(hammer, systems[1], "b")])
@@ -164,15 +163,15 @@ async def test_two_processes_on_one_account_neither_lose_nor_double(
 async def test_no_process_refuses_by_a_state_that_is_stale(start_system: StartSystem, new_task: NewTask) -> None:
     here, there = await start_system(), await start_system()
     account_id, key_id = await here.open_account()
-    assert isinstance(await here.accounts.ref(account_id).ask(new_task(key_id)), Refusal)
-    await there.accounts.ref(account_id).ask(Recharge(CREDIT))
-    assert isinstance(await here.accounts.ref(account_id).ask(new_task(key_id)), TaskAccepted)
+    assert isinstance(await here.ask(account_id, new_task(key_id)), Refusal)
+    await there.ask(account_id, Recharge(CREDIT))
+    assert isinstance(await here.ask(account_id, new_task(key_id)), TaskAccepted)
     fresh = CreateApiKey("key_2", b"2" * 32, "hk_test_2", "second", ("tasks:write",))
-    await there.accounts.ref(account_id).ask(Recharge(CREDIT))
-    await there.accounts.ref(account_id).ask(fresh)
-    assert isinstance(await here.accounts.ref(account_id).ask(new_task("key_2")), TaskAccepted)
-    await there.accounts.ref(account_id).ask(RevokeApiKey(key_id))
-    last = await here.accounts.ref(account_id).ask(new_task(key_id))
+    await there.ask(account_id, Recharge(CREDIT))
+    await there.ask(account_id, fresh)
+    assert isinstance(await here.ask(account_id, new_task("key_2")), TaskAccepted)
+    await there.ask(account_id, RevokeApiKey(key_id))
+    last = await here.ask(account_id, new_task(key_id))
     assert isinstance(last, Refusal)
     assert last.code == "invalid_api_key"
 
@@ -184,7 +183,7 @@ async def test_a_command_the_database_refuses_fails_alone(system: Any, database:
 
     async def ask(command: Any) -> None:
         try:
-            outcomes.append(await system.accounts.ref(account_id).ask(command))
+            outcomes.append(await system.ask(account_id, command))
         except Crashed as crash:
             outcomes.append(crash)
 

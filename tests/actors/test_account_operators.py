@@ -40,7 +40,7 @@ from .actor_system import Payments
 
 async def adjust(system: Any, account_id: str, amount_micro: int, key: str) -> Any:
     action_id = await acted_on(system.database, account_id)
-    return await system.accounts.ref(account_id).ask(AdjustCredit(amount_micro, action_id, "a note", keyed(key)))
+    return await system.ask(account_id, AdjustCredit(amount_micro, action_id, "a note", keyed(key)))
 
 
 async def test_credit_is_given_and_taken_but_not_what_is_held(
@@ -119,11 +119,10 @@ async def test_other_processes_and_restarts_know_that_an_account_is_disabled(
     start_system: StartSystem, new_task: NewTask
 ) -> None:
     one, other = await start_system(), await start_system()
-    account_id, key_id = await one.open_account()
-    await one.accounts.ref(account_id).ask(Recharge(5 * CREDIT))
-    assert isinstance(await other.accounts.ref(account_id).ask(new_task(key_id)), TaskAccepted)
-    await one.accounts.ref(account_id).ask(SetAccess(is_disabled=True))
+    account_id, key_id = await one.open_account(5 * CREDIT)
+    assert isinstance(await other.ask(account_id, new_task(key_id)), TaskAccepted)
+    await one.ask(account_id, SetAccess(is_disabled=True))
     # The other has the account in memory as it was; the fence voids its decision.
-    assert await other.accounts.ref(account_id).ask(new_task(key_id)) == ACCOUNT_DISABLED
+    assert await other.ask(account_id, new_task(key_id)) == ACCOUNT_DISABLED
     third = await start_system()
-    assert await third.accounts.ref(account_id).ask(new_task(key_id)) == ACCOUNT_DISABLED
+    assert await third.ask(account_id, new_task(key_id)) == ACCOUNT_DISABLED

@@ -74,8 +74,7 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
         for event, order in zip(events, orders, strict=True)
     ]
     calls = [
-        partial(system.accounts.ref(order.account_id).ask, command)
-        for order, command in zip(orders, commands, strict=True)
+        partial(system.ask, order.account_id, command) for order, command in zip(orders, commands, strict=True)
     ]
     if at_once and same_account:
         replies = await in_parallel(calls)
@@ -98,8 +97,8 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
 async def test_the_reply_equals_the_row(system: Any, payments: Any) -> None:
     account_id, _ = await system.open_account()
     order = await new_order(system, payments, account_id)
-    attached = await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
-    again = await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
+    attached = await system.ask(account_id, AttachIntent(order.order_id, f"pi_{order.order_id}"))
+    again = await system.ask(account_id, AttachIntent(order.order_id, f"pi_{order.order_id}"))
     after = await deliver(system, order, payments.attempt("processing"), payments.paid(order.order_id))
     row = await stored(system.database, order.order_id)
     assert (attached.verdict, again.verdict) == ("applied", "duplicate")
@@ -112,8 +111,8 @@ async def test_the_reply_equals_the_row(system: Any, payments: Any) -> None:
 async def test_a_repeated_key_returns_the_order_it_created(system: Any, payments: Any) -> None:
     account_id, _ = await system.open_account()
     key = IdempotencyKey("POST /v2/control/payments/sandbox", "k", b"same")
-    first = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
-    again = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox"), key))
+    first = await system.ask(account_id, CreateOrder(payments.request(account_id, "sandbox"), key))
+    again = await system.ask(account_id, CreateOrder(payments.request(account_id, "sandbox"), key))
     assert again == Replayed(first)
     assert first.order.status == "pending"
 
@@ -122,10 +121,10 @@ async def test_an_account_has_only_so_many_unpaid_orders(start_system: StartSyst
     system = await start_system(account_limits=AccountLimits(orders_pending_max=3))
     account_id, _ = await system.open_account()
     creates = [CreateOrder(payments.request(account_id, "sandbox")) for _ in range(8)]
-    replies = await in_parallel([partial(system.accounts.ref(account_id).ask, create) for create in creates])
+    replies = await in_parallel([partial(system.ask, account_id, create) for create in creates])
     orders = [reply.order for reply in replies if isinstance(reply, OrderResult)]
-    await system.accounts.ref(account_id).ask(sandbox_payment(orders[0]))
-    one_more = await system.accounts.ref(account_id).ask(CreateOrder(payments.request(account_id, "sandbox")))
+    await system.ask(account_id, sandbox_payment(orders[0]))
+    one_more = await system.ask(account_id, CreateOrder(payments.request(account_id, "sandbox")))
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert 1 <= len(orders) <= 3
     assert {refusal.code for refusal in refused} == {"too_many_open_orders"}
@@ -138,10 +137,10 @@ async def test_orders_of_others_and_of_the_other_kind_are_not_found(system: Any,
     card = await new_order(system, payments, account_id)
     sandbox = await new_order(system, payments, account_id, "sandbox")
     replies = [
-        await system.accounts.ref(other_id).ask(received(payments.paid(card.order_id), card.order_id)),
-        await system.accounts.ref(account_id).ask(received(payments.paid(sandbox.order_id), sandbox.order_id)),
-        await system.accounts.ref(account_id).ask(sandbox_payment(card)),
-        await system.accounts.ref(account_id).ask(AttachIntent("ord_never", "pi_1")),
+        await system.ask(other_id, received(payments.paid(card.order_id), card.order_id)),
+        await system.ask(account_id, received(payments.paid(sandbox.order_id), sandbox.order_id)),
+        await system.ask(account_id, sandbox_payment(card)),
+        await system.ask(account_id, AttachIntent("ord_never", "pi_1")),
     ]
     assert [reply.code for reply in replies] == ["payment_order_not_found"] * 4
     assert await read_totals(system.database, account_id) == (0, 0, 0)
@@ -156,15 +155,15 @@ async def test_new_holds_are_refused_while_reversals_leave_the_balance_negative(
     account_id, key_id = await system.open_account()
     order = await new_order(system, payments, account_id)
     await deliver(system, order, payments.paid(order.order_id))
-    running = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=7 * CREDIT))
+    running = await system.ask(account_id, new_task(key_id, hold_micro=7 * CREDIT))
     refunded = await deliver(system, order, payments.refunded(order.order_id, 4 * CREDIT))
     below = await read_totals(system.database, account_id)
-    refused = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=0))
+    refused = await system.ask(account_id, new_task(key_id, hold_micro=0))
     disputed = await deliver(system, order, payments.disputed(order.order_id, "needs_response"))
     lowest = await read_totals(system.database, account_id)
     won = await deliver(system, order, payments.disputed(order.order_id, "won"))
-    await system.accounts.ref(account_id).ask(Recharge(5 * CREDIT))
-    accepted = await system.accounts.ref(account_id).ask(new_task(key_id, hold_micro=CREDIT))
+    await system.ask(account_id, Recharge(5 * CREDIT))
+    accepted = await system.ask(account_id, new_task(key_id, hold_micro=CREDIT))
     assert isinstance(running, TaskAccepted)
     assert below == (6 * CREDIT, 7 * CREDIT, 3)
     assert (refused.code, refused.available_micro) == ("insufficient_credit", -CREDIT)
@@ -185,7 +184,7 @@ async def test_a_payment_of_another_order_is_refused_and_stored(system: Any, pay
     other = await new_order(system, payments, other_id)
     await deliver(system, order, payments.paid(order.order_id))
     event = payments.paid(order.order_id)
-    refused = await system.accounts.ref(other_id).ask(received(event, other.order_id))
+    refused = await system.ask(other_id, received(event, other.order_id))
     assert refused.code == "provider_event_mismatch"
     assert (event.event_id, "refused", True) in await stored_events(system.database)
     assert await read_totals(system.database, other_id) == (0, 0, 0)
@@ -200,10 +199,10 @@ async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(system: An
     account_id, _ = await system.open_account()
     fresh = await new_order(system, payments, account_id, "sandbox")
     old = await new_order(system, payments, account_id, "sandbox", expires_at=past)
-    too_early = await system.accounts.ref(account_id).ask(ExpireOrder(fresh.order_id))
-    late = await system.accounts.ref(account_id).ask(sandbox_payment(old))
-    expired = await system.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
-    again = await system.accounts.ref(account_id).ask(ExpireOrder(old.order_id))
+    too_early = await system.ask(account_id, ExpireOrder(fresh.order_id))
+    late = await system.ask(account_id, sandbox_payment(old))
+    expired = await system.ask(account_id, ExpireOrder(old.order_id))
+    again = await system.ask(account_id, ExpireOrder(old.order_id))
     assert (too_early.verdict, too_early.order.status) == ("ignored", "pending")
     assert late.code == "payment_order_expired"
     assert (expired.verdict, expired.order.status, again.verdict) == ("applied", "expired", "ignored")
@@ -214,11 +213,11 @@ async def test_an_unpaid_order_expires_and_a_late_callback_is_refused(system: An
 async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(system: Any, payments: Any) -> None:
     account_id, _ = await system.open_account()
     order = await new_order(system, payments, account_id)
-    await system.accounts.ref(account_id).ask(AttachIntent(order.order_id, f"pi_{order.order_id}"))
+    await system.ask(account_id, AttachIntent(order.order_id, f"pi_{order.order_id}"))
     seen = msgspec.structs.replace(payments.paid(order.order_id), event_id="syn_1")
     snapshot = ProviderSnapshot(events=(seen,), state="succeeded")
-    looked = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, snapshot))
-    away = await system.accounts.ref(account_id).ask(ReconcileOrder(order.order_id, None))
+    looked = await system.ask(account_id, ReconcileOrder(order.order_id, snapshot))
+    away = await system.ask(account_id, ReconcileOrder(order.order_id, None))
     after = await deliver(system, order, payments.paid(order.order_id))
     row = await stored(system.database, order.order_id)
     assert (looked.order.status, looked.order.statuses.reconcile_status) == ("credited", "pending")

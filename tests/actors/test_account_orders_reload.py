@@ -61,7 +61,7 @@ async def test_voided_decisions_are_retried_and_posted_once(
     calls = []
     for order in orders:
         for event in (payments.paid(order.order_id), payments.refunded(order.order_id, 4 * CREDIT)):
-            calls += [partial(system.accounts.ref(account_id).ask, received(event, order.order_id))] * 5
+            calls += [partial(system.ask, account_id, received(event, order.order_id))] * 5
     random.Random(5).shuffle(calls)
     replies = await in_parallel(calls)
     assert writer.failed
@@ -88,7 +88,7 @@ async def test_a_message_waits_until_its_order_can_be_read(
     # Another incarnation, which does not remember the order.
     bump = text("update accounts set version = version + 1 where id = :id")
     await system.database.work(lambda connection: connection.execute(bump, {"id": account_id}))
-    await system.accounts.ref(account_id).ask(Recharge(CREDIT))
+    await system.ask(account_id, Recharge(CREDIT))
     monkeypatch.setattr(Database, "read", away_at_first)
     after = await deliver(system, order, payments.paid(order.order_id))
     assert failures < 0
@@ -102,12 +102,8 @@ async def test_undurable_orders_are_not_evicted_from_the_cache(system: Any, paym
     orders = [await new_order(system, payments, account_id) for _ in range(80)]
     calls = []
     for order in orders:
-        calls.append(
-            partial(system.accounts.ref(account_id).ask, received(payments.attempt("processing"), order.order_id))
-        )
-        calls.append(
-            partial(system.accounts.ref(account_id).ask, received(payments.paid(order.order_id), order.order_id))
-        )
+        calls.append(partial(system.ask, account_id, received(payments.attempt("processing"), order.order_id)))
+        calls.append(partial(system.ask, account_id, received(payments.paid(order.order_id), order.order_id)))
     # Every order twice, the second telling when many others have been decided in between.
     calls = calls[::2] + calls[1::2]
     await in_parallel(calls)

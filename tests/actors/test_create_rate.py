@@ -53,14 +53,14 @@ async def test_creates_above_the_rate_are_refused_replays_not_counted(
 ) -> None:
     system = await start_system(account_limits=AccountLimits(task_creates_per_s=0.001, task_creates_burst=2))
     account_id, key_id = await system.open_account()
-    await system.accounts.ref(account_id).ask(Recharge(100_000_000))
-    first = await system.accounts.ref(account_id).ask(create_task(key_id, key="one"))
+    await system.ask(account_id, Recharge(100_000_000))
+    first = await system.ask(account_id, create_task(key_id, key="one"))
     for _ in range(5):
-        again = await system.accounts.ref(account_id).ask(create_task(key_id, key="one"))
+        again = await system.ask(account_id, create_task(key_id, key="one"))
         assert not isinstance(again, Refusal)
     assert isinstance(first, TaskAccepted)
-    assert isinstance(await system.accounts.ref(account_id).ask(create_task(key_id)), TaskAccepted)
-    refused = await system.accounts.ref(account_id).ask(create_task(key_id, key="three"))
+    assert isinstance(await system.ask(account_id, create_task(key_id)), TaskAccepted)
+    refused = await system.ask(account_id, create_task(key_id, key="three"))
     assert isinstance(refused, Refusal)
     assert (refused.code, (refused.retry_after_s or 0) > 900) == ("rate_limit_exceeded", True)
 

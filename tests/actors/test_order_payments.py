@@ -62,7 +62,7 @@ async def send(system: Any, event: PaymentEvent) -> OrderResult | Refusal | None
     order = await system.database.read(partial(order_of_event, provider="cardprovider", event=event))
     if order is None:
         return None
-    reply: OrderResult | Refusal = await system.accounts.ref(order.account_id).ask(received(event, order.order_id))
+    reply: OrderResult | Refusal = await system.ask(order.account_id, received(event, order.order_id))
     return reply
 
 
@@ -165,10 +165,10 @@ async def test_two_processes_that_receive_one_payment_at_once_credit_one_order(
 async def test_a_record_that_names_the_payment_of_another_order_is_a_mismatch(system: Any, payments: Any) -> None:
     one, other = await two_orders(system, payments)
     await deliver(system, one, event_of(1, charge("ch_1", None, one.order_id)))
-    await system.accounts.ref(other.account_id).ask(AttachIntent(other.order_id, "pi_1"))
+    await system.ask(other.account_id, AttachIntent(other.order_id, "pi_1"))
     snapshot = snapshot_of(intent("pi_1", "ch_1", other.order_id), as_of=5)
     for _ in range(2):
-        reply = await system.accounts.ref(other.account_id).ask(ReconcileOrder(other.order_id, snapshot))
+        reply = await system.ask(other.account_id, ReconcileOrder(other.order_id, snapshot))
         assert isinstance(reply, OrderResult)
         assert (reply.order.status, reply.order.statuses.reconcile_status) == ("pending", "mismatch")
     assert reply.order.state.history[-1].reason == "payment_of_another_order"

@@ -104,7 +104,7 @@ class Setup:
     async def order(self, provider: str = "cardprovider", *, intent: bool = True, **fields: Any) -> Order:
         """Create an order; a card order gets an intent unless ``intent`` is False."""
         create = CreateOrder(self.payments.request(self.account_id, provider, **fields))
-        created = await self.system.accounts.ref(self.account_id).ask(create)
+        created = await self.system.ask(self.account_id, create)
         assert isinstance(created, OrderResult)
         request = created.order.request
         if intent and provider == "cardprovider":
@@ -112,7 +112,7 @@ class Setup:
                 request.order_id, request.account_id, request.amount_micro // 10_000, "USD", env="development"
             )
             attach = AttachIntent(request.order_id, asked.provider_payment_id)
-            created = await self.system.accounts.ref(self.account_id).ask(attach)
+            created = await self.system.ask(self.account_id, attach)
         order: Order = created.order
         return order
 
@@ -224,8 +224,8 @@ async def test_an_early_cancellation_webhook_still_leaves_the_order_expired(
         at = int(order.request.expires_at.timestamp()) + late_s
         facts = OrderFacts(attempt=Attempt(status="canceled", at=at, reason="abandoned"))
         event = ReceivePaymentEvent(order.order_id, setup.payments.event("payment_intent.canceled", facts), b"{}")
-        canceled.append(await setup.system.accounts.ref(setup.account_id).ask(event))
-        after.append(await setup.system.accounts.ref(setup.account_id).ask(ExpireOrder(order.order_id)))
+        canceled.append(await setup.system.ask(setup.account_id, event))
+        after.append(await setup.system.ask(setup.account_id, ExpireOrder(order.order_id)))
     assert [reply.order.status for reply in canceled] == ["canceled", "canceled"]
     # The second one was cancelled while it could still be paid: so it was cancelled on purpose, not by expiry.
     assert [(reply.verdict, reply.order.status) for reply in after] == [
@@ -339,7 +339,7 @@ async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(se
     await inbox.store("evt_old", "charge.succeeded", "unmatched", b"again")
     await inbox.store("evt_new", "customer.created", "ignored", b"{}")
     event = setup.payments.paid(order.order_id)
-    await setup.system.accounts.ref(setup.account_id).ask(ReceivePaymentEvent(order.order_id, event, b"{}"))
+    await setup.system.ask(setup.account_id, ReceivePaymentEvent(order.order_id, event, b"{}"))
     rows = text("select event_id, body from payment_events order by event_id")
     stored = await setup.database.read(lambda c: {row.event_id: bytes(row.body) for row in c.execute(rows)})
     await setup.change(

@@ -144,14 +144,14 @@ class Chaos:
     async def begin(self) -> None:
         system = self.processes[0][0]
         account_id, key_id = await system.open_account()
-        await system.accounts.ref(account_id).ask(Recharge(500_000_000))
+        await system.ask(account_id, Recharge(500_000_000))
         for _ in range(TASKS):
             command = create_task(key_id)
             request = msgspec.structs.replace(
                 command.request, webhook_url="https://example.com/hook", webhook_events=EVENT_KINDS
             )
             command = msgspec.structs.replace(command, request=request)
-            created = await system.accounts.ref(account_id).ask(command)
+            created = await system.ask(account_id, command)
             assert isinstance(created, TaskAccepted)
             self.tasks.append(created.request_id)
             # The actors of both processes begin with the first version, which one of them finds to be out of date.

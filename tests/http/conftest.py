@@ -34,6 +34,7 @@ from .fake_parts import (
 from .fake_rows import CountingRows, FakeReportRows, NoRows
 from .identities import ACCOUNT, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SANDBOX_SECRET, SESSION, TOKEN
 from .order_stand_ins import FakeOrderChecks, FakeUnmatchedEvents
+from .page_reader import SAME_ORIGIN, PageReader
 from .stage import Stage, in_process
 
 
@@ -115,3 +116,11 @@ async def api(stage: Stage, database: Database) -> Api:
     api.minted = await api.add_key(ACCOUNT, KEY)
     api.key = api.minted.secret
     return api
+
+
+@pytest.fixture
+async def browser(api: Api) -> PageReader:
+    """The browser of an operator who has signed in."""
+    browser = PageReader(api, SAME_ORIGIN)
+    await browser.sign_in()
+    return browser
