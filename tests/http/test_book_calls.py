@@ -19,7 +19,7 @@ async def ask(api: Api, path: str) -> httpx2.Response:
     return await api.call(
         "GET",
         f"/ops/api/books/{path}",
-        headers={"Authorization": f"Bearer {api.deps.settings.operator_token}"},
+        credential=api.deps.settings.operator_token,
     )
 
 

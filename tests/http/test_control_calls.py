@@ -107,7 +107,7 @@ def controls_of(stage: Stage) -> FakeControls:
 async def call(stage: Stage, method: str, path: str, json: Any = None) -> Any:
     token = stage.deps.settings.operator_token
     given = {} if json is None else {"json": json}
-    return await stage.call(method, path, headers={"Authorization": f"Bearer {token}"}, **given)
+    return await stage.call(method, path, credential=token, **given)
 
 
 async def test_the_tree_names_members_that_do_not_answer(stage: Stage) -> None:

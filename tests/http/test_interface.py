@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def test_both_listings_and_one_model(stage: Stage) -> None:
-    old = (await stage.call("GET", "/v1/models", headers={"Authorization": "Bearer x y"})).json()
+    old = (await stage.call("GET", "/v1/models", credential="x y")).json()
     new = (await stage.call("GET", "/v2/models")).json()
     assert (old["object"], old["data"]) == ("list", new["data"])
     chat = next(model for model in new["data"] if model["modality"] == "llm")

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 async def ledger_health(api: Api) -> dict[str, Any]:
-    heads = {"Authorization": f"Bearer {api.deps.settings.operator_token}"}
-    response = await api.call("GET", "/ops/api/ledger", headers=heads)
+    response = await api.call("GET", "/ops/api/ledger", credential=api.deps.settings.operator_token)
     assert response.status_code == 200
     body = response.json()
     assert isinstance(body, dict)

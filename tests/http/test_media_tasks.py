@@ -141,7 +141,7 @@ async def test_create_requires_a_live_key_that_may_write(api: Api) -> None:
     gone = await api.add_key(api.account_id, "key_gone", revoked_at=api.now)
 
     async def call(secret: str) -> Any:
-        return await api.call("POST", CREATE, json=POSTER, headers={"Authorization": f"Bearer {secret}"})
+        return await api.call("POST", CREATE, json=POSTER, credential=secret)
 
     refused(await api.call("POST", CREATE, json=POSTER), 401, "missing_credentials")
     refused(await call(api.session), 401, "wrong_credential_type")

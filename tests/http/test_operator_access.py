@@ -107,9 +107,9 @@ async def test_a_session_has_the_role_that_the_settings_give_it(api: Api) -> Non
             refused(await api.as_session(method, path), status, code)
     api.configure(operators=(OPERATOR,))
     await api.add_session(api.account_id, "ses_old", "hst_" + "B" * 43, expires_at=api.now)
-    response = await api.call(*READ, headers={"Authorization": "Bearer hst_" + "B" * 43})
+    response = await api.call(*READ, credential="hst_" + "B" * 43)
     refused(response, 401, "session_expired")
-    response = await api.call(*READ, headers={"Authorization": "Bearer hst_" + "C" * 43})
+    response = await api.call(*READ, credential="hst_" + "C" * 43)
     refused(response, 401, "invalid_session")
 
 
@@ -239,7 +239,7 @@ async def test_a_locked_origin_locks_no_operator_out(stage: Stage) -> None:
         return await stage.call("POST", "/ops/api/session", json={"token": token})
 
     async def guess() -> httpx2.Response:
-        return await stage.call(*READ, headers={"Authorization": "Bearer wrong"})
+        return await stage.call(*READ, credential="wrong")
 
     refused(await guess(), 401, "invalid_credentials")
     refused(await try_in("wrong"), 401, "invalid_credentials")
@@ -263,7 +263,7 @@ async def test_guesses_at_either_sign_in_are_paced_together(stage: Stage) -> Non
             return await super().try_once(caller, is_right)
 
     stage.change(token_tries=Counted())
-    await stage.call(*READ, headers={"Authorization": "Bearer wrong"})
+    await stage.call(*READ, credential="wrong")
     await stage.call("POST", "/ops/api/session", json={"token": "wrong"})
     assert tried == ["unknown"] * 2
 

@@ -308,8 +308,7 @@ async def test_a_task_that_cannot_be_read_is_shown_as_it_is_stored(api: Api, bro
     assert of_customer.headers["Retry-After"] == "60"
     assert "missing" not in (refused(of_customer, 503, "record_unreadable"))["message"]
     other = await api.add_key(api.other_account_id, "key_other")
-    heads = {"Authorization": f"Bearer {other.secret}"}
-    refused(await api.call("GET", f"/v2/task/{TASK}", headers=heads), 404, "task_not_found")
+    refused(await api.call("GET", f"/v2/task/{TASK}", credential=other.secret), 404, "task_not_found")
 
 
 async def test_a_fault_is_shown_with_the_navigation(api: Api, browser: PageReader) -> None:

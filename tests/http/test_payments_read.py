@@ -254,7 +254,7 @@ async def test_another_accounts_statement_is_not_readable(api: Api) -> None:
     await add_operations(api)
     token = "hst_" + "B" * 43
     await api.add_session(api.other_account_id, "ses_2", token)
-    response = await api.call("GET", LEDGER, headers={"Authorization": f"Bearer {token}"})
+    response = await api.call("GET", LEDGER, credential=token)
     assert response.json() == {"data": [], "next_cursor": None}
 
 

@@ -25,8 +25,9 @@ def checks_of(stage: Stage) -> FakeProviderChecks:
 
 
 async def check(stage: Stage, provider: str = "studio", **body: Any) -> httpx2.Response:
-    heads = {"Authorization": f"Bearer {stage.deps.settings.operator_token}"}
-    return await stage.call("POST", f"/ops/api/providers/{provider}/check", headers=heads, json=body)
+    return await stage.call(
+        "POST", f"/ops/api/providers/{provider}/check", credential=stage.deps.settings.operator_token, json=body
+    )
 
 
 async def test_the_cheapest_model_is_run_with_a_made_up_input(stage: Stage) -> None:
