@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, insert, literal, select, text, update
+from sqlalchemy import Connection, Table, insert, literal, select, text, update
 from tests.made_requests import make_order_request
 
 from holdfast.ledger.credit.account import (
@@ -57,20 +59,27 @@ class AccountHistory:
     def next_at(self) -> datetime:
         return START + timedelta(milliseconds=7 * self.state.number)
 
+    def add(self, table: Table, **values: Any) -> None:
+        self.connection.execute(insert(table).values(values))
+
+    def decide(self, decision: Callable[..., Operation | Refusal], **about: Any) -> Operation:
+        """Take a decision as the next operation, and write it."""
+        usual: dict[str, Any] = {"operation_id": self.next_id, "at": self.next_at}
+        return self.write(decision(self.state, **usual | about))
+
     def write(self, decided: Operation | Refusal) -> Operation:
         assert isinstance(decided, Operation)
         self.state.apply(decided)
         row = {name: getattr(decided, name) for name in decided.__struct_fields__ if name != "postings"}
-        self.connection.execute(insert(tables.operations).values(row))
+        self.add(tables.operations, **row)
         for line, posting in enumerate(decided.postings):
-            self.connection.execute(
-                insert(tables.postings).values(
-                    account_id=decided.account_id,
-                    number=decided.number,
-                    line=line,
-                    ledger_account=posting.ledger_account,
-                    amount_micro=posting.amount_micro,
-                )
+            self.add(
+                tables.postings,
+                account_id=decided.account_id,
+                number=decided.number,
+                line=line,
+                ledger_account=posting.ledger_account,
+                amount_micro=posting.amount_micro,
             )
         self.connection.execute(
             update(tables.accounts)
@@ -86,29 +95,17 @@ class AccountHistory:
         return decided
 
     def credit(self, amount_micro: int) -> None:
-        self.write(
-            decide_credit(
-                self.state,
-                operation_id=self.next_id,
-                amount_micro=amount_micro,
-                source="sandbox",
-                reference=self.next_id,
-                reason="recharge",
-                at=self.next_at,
-            )
+        self.decide(
+            decide_credit, amount_micro=amount_micro, source="sandbox", reference=self.next_id, reason="recharge"
         )
 
     def reverse(self, amount_micro: int) -> None:
-        self.write(
-            decide_reversal(
-                self.state,
-                operation_id=self.next_id,
-                amount_micro=amount_micro,
-                source="sandbox",
-                reference=self.next_id,
-                reason="chargeback",
-                at=self.next_at,
-            )
+        self.decide(
+            decide_reversal,
+            amount_micro=amount_micro,
+            source="sandbox",
+            reference=self.next_id,
+            reason="chargeback",
         )
 
     def adjust(self, amount_micro: int) -> None:
@@ -116,100 +113,61 @@ class AccountHistory:
         action_id = f"act_{self.next_id}"
         values = dict.fromkeys(("operator", "credential", "origin", "action", "target", "trace_id"), "x")
         account_id = self.state.account_id
-        self.connection.execute(
-            insert(tables.operator_actions).values(action_id=action_id, at=START, account_id=account_id, **values)
-        )
-        self.write(
-            decide_adjustment(
-                self.state,
-                operation_id=self.next_id,
-                amount_micro=amount_micro,
-                reference=action_id,
-                reason="adjusted",
-                at=self.next_at,
-            )
-        )
+        self.add(tables.operator_actions, action_id=action_id, at=START, account_id=account_id, **values)
+        self.decide(decide_adjustment, amount_micro=amount_micro, reference=action_id, reason="adjusted")
 
     def task(self, name: str, amount_micro: int) -> None:
         request_id, hold_id = f"task_{name}", f"hold_{name}"
-        opened = self.write(
-            decide_hold(
-                self.state,
-                operation_id=self.next_id,
-                hold_id=hold_id,
-                amount_micro=amount_micro,
-                reference=request_id,
-                at=self.next_at,
-            )
-        )
+        opened = self.decide(decide_hold, hold_id=hold_id, amount_micro=amount_micro, reference=request_id)
         owner = self.state.account_id
-        self.connection.execute(
-            insert(tables.holds).values(
-                account_id=owner,
-                hold_id=hold_id,
-                amount_micro=amount_micro,
-                reference=request_id,
-                opened_number=opened.number,
-            )
+        self.add(
+            tables.holds,
+            account_id=owner,
+            hold_id=hold_id,
+            amount_micro=amount_micro,
+            reference=request_id,
+            opened_number=opened.number,
         )
-        self.connection.execute(
-            insert(tables.tasks).values(
-                account_id=owner,
-                request_id=request_id,
-                version=1,
-                status="queued",
-                model="studio/still",
-                provider="studio",
-                created_at=opened.at,
-                updated_at=opened.at,
-                dispatched=False,
-                request={"hold_id": hold_id},
-                input={},
-                state={},
-                overall_deadline_at=opened.at,
-                dispatch_s=60,
-                run_s=900,
-            )
+        self.add(
+            tables.tasks,
+            account_id=owner,
+            request_id=request_id,
+            version=1,
+            status="queued",
+            model="studio/still",
+            provider="studio",
+            created_at=opened.at,
+            updated_at=opened.at,
+            dispatched=False,
+            request={"hold_id": hold_id},
+            input={},
+            state={},
+            overall_deadline_at=opened.at,
+            dispatch_s=60,
+            run_s=900,
         )
-        self.connection.execute(
-            insert(tables.usage_entries).values(
-                account_id=owner,
-                request_id=request_id,
-                ts=opened.at,
-                model="studio/still",
-                modality="image",
-                status="queued",
-                billable_units=0,
-                tokens_in=0,
-                tokens_out=0,
-                cost_micro=0,
-                status_history=[],
-            )
+        self.add(
+            tables.usage_entries,
+            account_id=owner,
+            request_id=request_id,
+            ts=opened.at,
+            model="studio/still",
+            modality="image",
+            status="queued",
+            billable_units=0,
+            tokens_in=0,
+            tokens_out=0,
+            cost_micro=0,
+            status_history=[],
         )
 
     def end(self, name: str, status: str, charge_micro: int | None) -> None:
         request_id, hold_id = f"task_{name}", f"hold_{name}"
-        decided: Operation | Refusal
+        about = {"hold_id": hold_id, "reference": request_id, "reason": status}
         if charge_micro is None:
-            decided = decide_release(
-                self.state,
-                operation_id=self.next_id,
-                hold_id=hold_id,
-                reference=request_id,
-                reason=status,
-                at=self.next_at,
-            )
+            settled = self.decide(decide_release, **about)
         else:
-            decided = decide_capture(
-                self.state,
-                operation_id=self.next_id,
-                hold_id=hold_id,
-                charge_micro=charge_micro,
-                reference=request_id,
-                reason=status,
-                at=self.next_at,
-            )
-        settled = self.write(decided)
+            settled = self.decide(decide_capture, charge_micro=charge_micro, **about)
         key = {"hold_id": hold_id, "number": settled.number, "request_id": request_id, "status": status}
         self.connection.execute(text("update holds set settled_number = :number where hold_id = :hold_id"), key)
         self.connection.execute(text("update tasks set status = :status where request_id = :request_id"), key)
@@ -224,19 +182,18 @@ class AccountHistory:
     def store(self, name: str) -> None:
         """Write an asset of a task, and its content."""
         content = {"sha256": "0" * 64, "content_type": "image/png"}
-        self.connection.execute(
-            insert(tables.assets).values(
-                account_id=self.state.account_id,
-                request_id=f"task_{name}",
-                position=0,
-                asset_id=f"asset_{name}",
-                bytes=1,
-                created_at=START,
-                expires_at=START + timedelta(days=7),
-                **content,
-            )
+        self.add(
+            tables.assets,
+            account_id=self.state.account_id,
+            request_id=f"task_{name}",
+            position=0,
+            asset_id=f"asset_{name}",
+            bytes=1,
+            created_at=START,
+            expires_at=START + timedelta(days=7),
+            **content,
         )
-        self.connection.execute(insert(tables.contents).values(claimed_at=START, **content))
+        self.add(tables.contents, claimed_at=START, **content)
 
     def announce(self, name: str, *kinds: str, status: str = "delivered") -> None:
         """Subscribe a task's webhook to these kinds, and write their events."""
@@ -251,24 +208,21 @@ class AccountHistory:
         )
         for kind in kinds:
             event = {"account_id": self.state.account_id, "event_id": f"evt_{name}_{kind}"}
-            self.connection.execute(
-                insert(tables.outbox).values(
-                    **event,
-                    request_id=request_id,
-                    kind=kind,
-                    url="https://example.com",
-                    created_at=START,
-                    status=status,
-                    attempts=1,
-                    round_at=START,
-                    tries=1,
-                    done_at=START,
-                    snapshot={},
-                )
+            self.add(
+                tables.outbox,
+                **event,
+                request_id=request_id,
+                kind=kind,
+                url="https://example.com",
+                created_at=START,
+                status=status,
+                attempts=1,
+                round_at=START,
+                tries=1,
+                done_at=START,
+                snapshot={},
             )
-            self.connection.execute(
-                insert(tables.outbox_attempts).values(**event, number=1, at=START, duration_ms=7)
-            )
+            self.add(tables.outbox_attempts, **event, number=1, at=START, duration_ms=7)
 
     def order(self, name: str, *events: PaymentEvent) -> None:
         """Write a card order of ten credits to which these events were applied."""
@@ -279,49 +233,43 @@ class AccountHistory:
         for event in events:
             step = on_event(order, event, self.next_at, new_operation_id=lambda: f"{self.next_id}_back")
             for move in step.order.state.moves[len(order.state.moves) :]:
-                decide = decide_credit if move.kind == "credit" else decide_reversal
-                self.write(
-                    decide(
-                        self.state,
-                        operation_id=move.operation_id,
-                        amount_micro=move.amount_micro,
-                        source="cardprovider",
-                        reference=order_id,
-                        reason=move.reason,
-                        at=self.next_at,
-                    )
+                self.decide(
+                    decide_credit if move.kind == "credit" else decide_reversal,
+                    operation_id=move.operation_id,
+                    amount_micro=move.amount_micro,
+                    source="cardprovider",
+                    reference=order_id,
+                    reason=move.reason,
                 )
-            self.connection.execute(
-                insert(tables.payment_events).values(
-                    provider="cardprovider",
-                    event_id=event.event_id,
-                    account_id=self.state.account_id,
-                    order_id=order_id,
-                    type=event.type,
-                    received_at=START,
-                    verdict=step.verdict,
-                    body=b"{}",
-                )
-            )
-            order = step.order
-        self.connection.execute(
-            insert(tables.orders).values(
+            self.add(
+                tables.payment_events,
+                provider="cardprovider",
+                event_id=event.event_id,
                 account_id=self.state.account_id,
                 order_id=order_id,
-                version=order.version,
-                provider=request.provider,
-                status=order.status,
-                reconcile_status=order.statuses.reconcile_status,
-                created_at=request.created_at,
-                updated_at=order.updated_at,
-                expires_at=request.expires_at,
-                wake_at=order.wake_at,
-                request=msgspec.to_builtins(request),
-                state=msgspec.to_builtins(order.state),
+                type=event.type,
+                received_at=START,
+                verdict=step.verdict,
+                body=b"{}",
             )
+            order = step.order
+        self.add(
+            tables.orders,
+            account_id=self.state.account_id,
+            order_id=order_id,
+            version=order.version,
+            provider=request.provider,
+            status=order.status,
+            reconcile_status=order.statuses.reconcile_status,
+            created_at=request.created_at,
+            updated_at=order.updated_at,
+            expires_at=request.expires_at,
+            wake_at=order.wake_at,
+            request=msgspec.to_builtins(request),
+            state=msgspec.to_builtins(order.state),
         )
         for row in payment_rows(create_order(request), order):
-            self.connection.execute(insert(tables.order_payments).values(msgspec.structs.asdict(row)))
+            self.add(tables.order_payments, **msgspec.structs.asdict(row))
 
 
 def payment(name: str) -> PaymentEvent:
