@@ -132,37 +132,6 @@ async def test_a_connection_is_reused_after_an_early_response(stage: Stage, targ
         assert (await _answer(stream)).split()[1] == b"200"
 
 
-async def test_a_missing_body_closes_the_connection(
-    stage: Stage,
-) -> None:
-    heads = b"POST /v2/nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
-    async with stage.serving(rest_of_body_s=0.05) as base, await _connect(base) as stream:
-        await stream.send_all(heads)
-        answer = await _answer(stream)
-        assert answer.split()[1] == b"404"
-        assert b"connection: close" in answer.lower()
-        assert await stream.receive_some() == b""
-
-
-async def test_an_idle_connection_is_closed_after_a_response(stage: Stage) -> None:
-    async with stage.serving(idle_timeout_s=0.5) as base:
-        stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
-        async with stream:
-            await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-            received = b"".join([part async for part in stream])
-    assert received.startswith(b"HTTP/1.1 200")
-    assert received.endswith(b'{"status":"alive"}')
-
-
-async def test_an_idle_connection_does_not_delay_the_stop(stage: Stage) -> None:
-    async with stage.serving(idle_timeout_s=3600, finish_requests_s=3600) as base:
-        stream = await trio.open_tcp_stream("127.0.0.1", int(base.rsplit(":", 1)[1]))
-        await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
-    async with stream:
-        assert b"".join([part async for part in stream]) in (b"", b'{"status":"alive"}')
-
-
 @pytest.mark.parametrize(
     "headers", [b"X-Many: x\r\n" * 30, b"X-Big: " + b"x" * 3000 + b"\r\n", b"X-Big: " + b"x" * 200_000 + b"\r\n"]
 )

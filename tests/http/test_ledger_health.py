@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
-from tests.clients import refused
 
 from holdfast.persistence.audit.progress import store
 from holdfast.persistence.audit.rules import BrokenRule
@@ -63,8 +62,3 @@ async def test_progress_and_differences_are_shown(api: Api) -> None:
         broken.rule,
         "operation 7's balance is 3.00",
     )
-
-
-async def test_only_operators_see_the_ledgers_health(api: Api) -> None:
-    response = await api.call("GET", "/ops/api/ledger")
-    refused(response, 401, "missing_credentials")

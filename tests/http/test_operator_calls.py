@@ -139,15 +139,6 @@ async def test_operator_lists_follow_the_rules_of_lists(api: Api, query: str, co
     refused(response, 400, code)
 
 
-async def test_a_cursor_of_reviews_is_invalid_for_payments(api: Api) -> None:
-    for number in range(2):
-        await api.add_task(frozen(api, number))
-    cursor = (await get(api, "/ops/api/reviews?limit=1"))["next_cursor"]
-    for path in ("/ops/api/payments?", "/ops/api/reviews?reason=content_flagged&"):
-        response = await api.call("GET", f"{path}cursor={cursor}", headers=heads(api))
-        refused(response, 400, "invalid_cursor")
-
-
 @pytest.mark.parametrize(("word", "approve"), [("approve", True), ("reject", False)])
 async def test_a_decision_is_a_command_of_the_task(api: Api, word: str, approve: bool) -> None:
     await api.add_task(frozen(api, 1))

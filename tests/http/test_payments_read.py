@@ -114,15 +114,6 @@ async def test_invalid_filters_are_refused(api: Api, path: str, param: str) -> N
     assert error["param"] == param
 
 
-async def test_a_cursor_is_valid_for_its_filters_only(api: Api) -> None:
-    await add_orders(api, 3)
-    cursor = (await read(api, f"{PAYMENTS}?limit=1"))["next_cursor"]
-    for path in (f"{PAYMENTS}?provider=cardprovider&cursor={cursor}", f"{PAYMENTS}?cursor=x{cursor}"):
-        refused(await api.as_session("GET", path), 400, "invalid_cursor")
-    # The statement counts operations: an order is no place in it.
-    refused(await api.as_session("GET", f"{LEDGER}?cursor={cursor}"), 400, "invalid_cursor")
-
-
 async def add_operations(api: Api) -> AccountState:
     """A credit, a hold that is charged in part, one that is released, and a charge-back below zero."""
     state = AccountState(api.account_id)
@@ -256,16 +247,3 @@ async def test_another_accounts_statement_is_not_readable(api: Api) -> None:
     await api.add_session(api.other_account_id, "ses_2", token)
     response = await api.call("GET", LEDGER, credential=token)
     assert response.json() == {"data": [], "next_cursor": None}
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", PAYMENTS), ("GET", f"{PAYMENTS}/ord_1"), ("GET", LEDGER), ("POST", f"{PAYMENTS}/sandbox"),
-     ("POST", f"{PAYMENTS}/cardprovider")],
-)  # fmt: skip
-async def test_every_payment_route_requires_a_live_session(api: Api, method: str, path: str) -> None:
-    refused(await api.call(method, path), 401, "missing_credentials")
-    headers = {"Authorization": f"Bearer {api.key}"}
-    refused(await api.call(method, path, headers=headers), 401, "wrong_credential_type")
-    headers = {"Authorization": "Bearer hst_" + "C" * 43}
-    refused(await api.call(method, path, headers=headers), 401, "invalid_session")

@@ -125,8 +125,3 @@ async def test_a_seal_of_a_task_records_nothing(stage: Stage) -> None:
     path = callback_path(stage, check_id="task_1")
     refused(await send(stage, path, secret="another-secret"), 401, "invalid_signature")
     assert checks_of(stage).recorded == []
-
-
-async def test_a_check_is_an_action_of_an_operator_who_may_act(stage: Stage) -> None:
-    response = await stage.call("POST", "/ops/api/providers/studio/check", json={})
-    refused(response, 401, "missing_credentials")

@@ -171,15 +171,6 @@ async def test_an_invalid_filter_is_refused(stage: Stage, query: str) -> None:
     refused(await stage.call("GET", f"{LIST}?{query}", headers=PROOF), 400, "invalid_parameter")
 
 
-@pytest.mark.parametrize("path", [LIST, STREAM])
-async def test_reports_are_for_operators_alone(api: Api, path: str) -> None:
-    api.configure(operator_token=OPERATOR)
-    refused(await api.call("GET", path), 401, "missing_credentials")
-    wrong = {"Authorization": "Bearer another-token"}
-    refused(await api.call("GET", path, headers=wrong), 401, "invalid_credentials")
-    assert (await api.as_session("GET", path)).status_code in {401, 403}
-
-
 # ---------------------------------------------------------------------------------------------- the stream
 
 

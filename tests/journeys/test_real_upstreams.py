@@ -259,19 +259,6 @@ async def test_a_prediction_found_after_its_task_failed_is_canceled(hosted: Host
         assert await ada.totals() == Totals(Decimal(2), Decimal(0), Decimal(2))
 
 
-async def test_401_and_429_from_a_provider_are_retried(
-    hosted: Hosted, ada: Customer, upstream_service: Service
-) -> None:
-    with trio.fail_after(60):
-        hosted.accidents += [401, 429]
-        request_id = await create(ada, HOSTED, "refused at first")
-        job = await taken(hosted, "refused at first")
-        assert any(line["event"] == "provider refuses us" for line in upstream_service.log_lines())
-        hosted.finish(job, output=f"{hosted.url}/delivery/out.png")
-        await becomes(ada, request_id, "succeeded")
-        assert await ada.totals() == Totals(Decimal(1), Decimal(0), Decimal(1))
-
-
 async def test_forged_old_and_misdirected_webhooks_change_nothing(hosted: Hosted, ada: Customer) -> None:
     with trio.fail_after(60):
         hosted.sends_webhooks = False
@@ -379,14 +366,3 @@ async def test_a_containers_webhook_needs_its_own_token(box: Container, ada: Cus
         ok(await ada.http.post("/v2/callback/box", content=body, headers=own))
         assert (await becomes(ada, request_id, "failed"))["error"] == "provider_error: no"
         assert await ada.totals() == Totals(Decimal(2), Decimal(0), Decimal(2))
-
-
-async def test_a_containers_job_is_canceled_by_our_id(box: Container, ada: Customer) -> None:
-    with trio.fail_after(60):
-        request_id = await boxed(ada, box, "stopped")
-        ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))
-
-        async def stopped() -> bool:
-            return f"{request_id}.1" in box.canceled
-
-        await until(stopped)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx2
 import trio
 from tests.clients import IMAGE, ok, until
 
@@ -73,25 +72,3 @@ async def test_a_tasks_whole_life_is_one_trace(new_service: NewService, new_cust
             assert list(line)[:6] == ["time", "level", "event", "task_id", "account_id", "provider"]
             assert (line["trace_id"], line["account_id"]) == (TRACE_ID, ada.account_id)
         assert service.faults() == []
-
-
-async def test_a_callback_with_a_wrong_secret_is_in_the_log_at_once(
-    shared_service: Any, new_customer: NewCustomer
-) -> None:
-    before = len(shared_service.log_lines())
-    async with httpx2.AsyncClient() as http:
-        answer = await http.post(
-            f"{shared_service.url}/v2/callback",
-            content=b"{}",
-            headers={"X-Callback-Signature": "k=studio,t=1,v1=00"},
-        )
-    assert answer.status_code == 401
-
-    async def shown() -> dict[str, Any] | None:
-        lines = shared_service.log_lines()[before:]
-        return next((line for line in lines if line["event"] == "refusal"), None)
-
-    line = await until(shown)
-    assert line["provider"] == "studio"
-    assert str(line["text"]).startswith("callbacks are refused: invalid_signature, from 127.0.0.1, ")
-    assert shared_service.metric("holdfast_callbacks_refused_total") >= 1

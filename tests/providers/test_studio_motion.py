@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from PIL import Image
 
 from holdfast.providers.storage.sniffing import HEAD_BYTES, measure, sniff
-from holdfast_emulators.studio.drawing import Clip, vp8_frame, write_webm
+from holdfast_emulators.studio.drawing import Clip, vp8_frame
 from holdfast_emulators.studio.model import OutputFile, RenderContext
 from holdfast_emulators.studio.tone import Tone
 
@@ -60,37 +59,6 @@ def test_tone_knows_its_moods_and_lengths(order: dict[str, Any]) -> None:
         msgspec.convert({"prompt": "rain", **order}, Tone)
 
 
-def elements(content: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(id, position, content) of each element on one level."""
-    place = 0
-    while place < len(content):
-        start, lead = place, content[place]
-        width = 9 - lead.bit_length()
-        mark = int.from_bytes(content[place : place + width], "big")
-        place += width
-        width = 9 - content[place].bit_length()
-        size = int.from_bytes(content[place : place + width], "big") & ~(1 << 7 * width)
-        place += width
-        yield mark, start, content[place : place + size]
-        place += size
-
-
-def test_clip_is_a_webm_of_the_length_and_size_ordered(tmp_path: Path) -> None:
-    one, percents = make(Clip, tmp_path, duration=2.5)
-    content = one.path.read_bytes()
-    assert one.content_type == sniff(content[:HEAD_BYTES]) == "video/webm"
-    assert one.duration_s == measure(one.path.read_bytes(), "video/webm").duration_s == 2.5
-    assert (one.width, one.height) == (640, 360)
-    (_, _, _), (segment_mark, _, segment) = elements(content)
-    assert segment_mark == 0x18538067
-    clusters = [part for mark, _, part in elements(segment) if mark == 0x1F43B675]
-    blocks = [part for cluster in clusters for mark, _, part in elements(cluster) if mark == 0xA3]
-    assert len(blocks) == 30
-    assert all(block[0] == 0x81 and block[3] == 0x80 and block[7:10] == b"\x9d\x01\x2a" for block in blocks)
-    assert len(set(blocks)) == 30
-    assert percents == sorted(percents)
-
-
 @pytest.mark.parametrize(
     ("resolution", "size"), [("360p", (640, 360)), ("480p", (854, 480)), ("720p", (1280, 720))]
 )
@@ -114,9 +82,3 @@ def test_frame_comes_out_of_a_lossy_picture_alone() -> None:
                 vp8_frame(stream.getvalue())
         else:
             assert vp8_frame(stream.getvalue())[3:6] == b"\x9d\x01\x2a"
-
-
-def test_large_elements_have_long_sizes() -> None:
-    content = write_webm([b"x" * 20_000] * 12, 16, 16, 12)
-    (_, _, _), (_, _, segment) = elements(content)
-    assert len(segment) > 240_000
