@@ -136,10 +136,7 @@ DAMAGES: dict[str, tuple[Damage, set[str]]] = {
     ),
     "a wrong charge": (lambda asked, _: setattr(asked.creates[11], "price_micro", 20_000), {"charge"}),
     "a usage entry with another cost": (lambda _, found: change(found.usage, 0, cost_micro=20_000), {"charge"}),
-    "a canceled task with an open hold": (
-        lambda _, found: [change(each, 2, status="canceled") for each in (found.tasks, found.usage)],
-        {"hold"},
-    ),
+    "a canceled task with an open hold": (lambda _, found: canceled(found, 2), {"hold"}),
     "a task with another end than answered": (lambda asked, _: asked.ends.update(task_a="failed"), {"answer"}),
     "a balance that contradicts its operations": (lambda _, found: setattr(found, "balance_micro", 1), {"charge"}),
     "postings that do not sum to zero": (
@@ -155,6 +152,11 @@ def unpaid(order: Order) -> None:
 
 def change(found: list[Any], place: int, **fields: object) -> None:
     found[place] = replace(found[place], **fields)
+
+
+def canceled(found: AccountRows, place: int) -> None:
+    change(found.tasks, place, status="canceled")
+    change(found.usage, place, status="canceled")
 
 
 @pytest.mark.parametrize("name", DAMAGES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -75,6 +74,8 @@ def message_of(response: httpx2.Response) -> Message:
     return message
 
 
-def control_answers(**answers: Any) -> Any:
-    """Answers of the control actors, by the command's name: a new one each time."""
-    return lambda command: deepcopy(answers[type(command).__name__])
+def answer_controls(stage: Stage, **answers: Any) -> Any:
+    """Let the control actors of one process answer by the command's name."""
+    controls: Any = stage.deps.controls
+    controls.answer = lambda command: answers[type(command).__name__]
+    return controls

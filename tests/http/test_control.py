@@ -209,8 +209,8 @@ async def test_the_session_shows_its_account_and_user(api: Api) -> None:
         ("GET", "/v2/control/session"), ("DELETE", "/v2/control/session"), ("GET", "/v2/control/first-call"),
         ("GET", "/v2/control/account"), ("GET", "/v2/control/api-keys"), ("POST", "/v2/control/api-keys"),
         ("DELETE", "/v2/control/api-keys/key_1"), ("POST", RECHARGE), ("GET", "/v2/usage/logs"),
-        ("GET", "/v2/usage/logs?format=csv"), ("GET", "/v2/control/payments"), ("GET", "/v2/control/payments/ord_1"),
-        ("GET", "/v2/control/ledger"), ("POST", "/v2/control/payments/sandbox"),
+        ("GET", "/v2/usage/logs?format=csv"), ("GET", "/v2/control/payments"), ("GET", "/v2/control/ledger"),
+        ("GET", "/v2/control/payments/ord_1"), ("POST", "/v2/control/payments/sandbox"),
         ("POST", "/v2/control/payments/cardprovider"),
     ],
 )  # fmt: skip

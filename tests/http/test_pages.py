@@ -38,7 +38,7 @@ from holdfast.telemetry.reports.conditions import LastingCondition
 from holdfast.telemetry.reports.report import Report
 
 from .fake_rows import AwayRows
-from .page_reader import SAME_ORIGIN, PageReader, check_headers, control_answers, message_of
+from .page_reader import SAME_ORIGIN, PageReader, answer_controls, check_headers, message_of
 from .test_control_calls import CHILD, PROCESS, controls_of, detail, summary
 from .test_event_calls import TASK, plant
 from .test_operator_calls import frozen
@@ -242,14 +242,14 @@ async def test_an_adjustment_sent_twice_is_one_command(api: Api, browser: PageRe
 async def test_pages_stay_while_the_database_is_away(api: Api, browser: PageReader) -> None:
     known = KeyList([summary("acct_1")])
     answers = {"DescribeProcess": PROCESS, "ReadSamples": SampleList("proc_1", []), "ListKeys": known}
-    controls_of(api).answer = control_answers(**answers)
+    answer_controls(api, **answers)
     await browser.read("/ops")
     api.change(database=AwayRows(), readiness=lambda: Readiness(database=False, tree=True))
     for key in ("acct_1", "acct_2"):
         api.reporter.report(Report(kind="crash", at=api.now, path="holdfast/accounts", key=key))
     condition = LastingCondition(name="database", subject="", text="the database is away", lasts_s=90.0, count=7)
     answers["DescribeProcess"] = msgspec.structs.replace(PROCESS, conditions=[condition])
-    controls_of(api).answer = control_answers(**answers)
+    answer_controls(api, **answers)
     away = await browser.read("/ops")
     for words in ("requests wait or are refused", "the database is away", "1 min", "acct_2", "from its memory"):
         assert words in away.text
@@ -264,10 +264,9 @@ async def test_pages_stay_while_the_database_is_away(api: Api, browser: PageRead
 
 
 async def test_what_costs_most_is_shown_first(api: Api, browser: PageReader) -> None:
-    controls: Any = api.deps.controls
     busy = msgspec.structs.replace(summary(api.account_id), messages_per_s=12.5)
-    controls.answer = control_answers(
-        DescribeProcess=PROCESS, ListKeys=KeyList([summary(api.other_account_id), busy])
+    controls = answer_controls(
+        api, DescribeProcess=PROCESS, ListKeys=KeyList([summary(api.other_account_id), busy])
     )
     tree = (await browser.read("/ops/tree")).text
     assert [each in tree for each in ("quote", "750 ms", "insufficient_credit", "402")] == [True] * 4
@@ -321,8 +320,8 @@ async def test_a_fault_is_shown_with_the_navigation(api: Api, browser: PageReade
 
 
 async def test_every_list_without_entries_is_a_valid_page(api: Api, browser: PageReader) -> None:
-    controls_of(api).answer = control_answers(
-        DescribeProcess=PROCESS, ReadSamples=SampleList("proc_1", make_samples(Sample)), ListKeys=KeyList([])
+    answer_controls(
+        api, DescribeProcess=PROCESS, ReadSamples=SampleList("proc_1", make_samples(Sample)), ListKeys=KeyList([])
     )
     for path in PAGES:
         if "{" not in path and path != "/ops/find":
