@@ -79,7 +79,10 @@ def test_no_outgoing_connection_takes_a_port_between_two_starts(opened: Emulator
     assert max(opened.ports.values()) < first
 
 
-def test_a_stored_port_that_is_taken_or_no_number_is_replaced(tmp_path: Path) -> None:
+def test_a_stored_port_that_is_taken_or_no_number_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emulator_sockets, "ORPHANS_S", 0)
     settings = settings_of(tmp_path)
     file = tmp_path / "studio.port"
     with socket.create_server((EMULATOR_HOST, 0)) as taken:
@@ -93,20 +96,26 @@ def test_a_stored_port_that_is_taken_or_no_number_is_replaced(tmp_path: Path) ->
         open_emulator_sockets(settings)
 
 
-def test_a_configured_port_waits_for_the_emulators_of_a_killed_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_configured_port_that_is_taken_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulator_sockets, "ORPHANS_S", 0)
+    with socket.create_server((EMULATOR_HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=rf"^Cannot listen on 127\.0\.0\.1:{port}: it is taken\.$"):
+            open_emulator_sockets(settings_of(tmp_path, STUDIO_PORT=str(port)))
+    assert not (tmp_path / "studio.port").exists()
+
+
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_the_emulators_of_a_killed_service_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_configured: bool
 ) -> None:
     with socket.create_server((EMULATOR_HOST, 0)) as orphan:
         port = orphan.getsockname()[1]
-        settings = settings_of(tmp_path, STUDIO_PORT=str(port))
-        monkeypatch.setattr(emulator_sockets, "ORPHANS_S", 0)
-        with pytest.raises(CannotListen, match=rf"^Cannot listen on 127\.0\.0\.1:{port}: it is taken\.$"):
-            open_emulator_sockets(settings)
-        monkeypatch.setattr(emulator_sockets, "ORPHANS_S", 60)
+        (tmp_path / "studio.port").write_text(f"{port}\n")
+        settings = settings_of(tmp_path, **({"STUDIO_PORT": str(port)} if is_configured else {}))
         monkeypatch.setattr(time, "sleep", lambda _: orphan.close())
         with closing(open_emulator_sockets(settings)) as opened:
             assert opened.ports["studio_port"] == port
-    assert not (tmp_path / "studio.port").exists()
 
 
 def test_production_has_no_card_emulator(tmp_path: Path) -> None:

@@ -76,9 +76,12 @@ def _open(configured: int, file: Path) -> socket.socket:
     The stored one is preferred, because orders and jobs of the last start contain the emulator's URL.
     """
     if configured:
-        return _bind_configured(configured)
+        bound = _bind_when_free(configured)
+        if bound is None:
+            raise CannotListen(f"Cannot listen on {EMULATOR_HOST}:{configured}: it is taken.")
+        return bound
     stored = _stored_port(file)
-    bound = (_bind(stored, reuse=True) if stored else None) or _bind_new()
+    bound = (None if stored is None else _bind_when_free(stored)) or _bind_new()
     try:
         file.write_text(f"{bound.getsockname()[1]}\n")
     except OSError as exc:
@@ -87,12 +90,10 @@ def _open(configured: int, file: Path) -> socket.socket:
     return bound
 
 
-def _bind_configured(port: int) -> socket.socket:
-    """Bind the port; the emulators of a killed service are waited for."""
+def _bind_when_free(port: int) -> socket.socket | None:
+    """Bind the port, or return None if it is taken. The emulators of a killed service are waited for."""
     deadline_s = time.monotonic() + ORPHANS_S
-    while (bound := _bind(port, reuse=True)) is None:
-        if time.monotonic() >= deadline_s:
-            raise CannotListen(f"Cannot listen on {EMULATOR_HOST}:{port}: it is taken.")
+    while (bound := _bind(port, reuse=True)) is None and time.monotonic() < deadline_s:
         time.sleep(ORPHANS_POLL_S)
     return bound
 
@@ -111,7 +112,7 @@ def _bind(port: int, *, reuse: bool) -> socket.socket | None:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
     try:
         found.bind((EMULATOR_HOST, port))
-    except (OSError, OverflowError):
+    except OSError:
         found.close()
         return None
     return found
@@ -122,4 +123,4 @@ def _stored_port(file: Path) -> int | None:
         stored = file.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    return int(stored) if stored.isdigit() else None
+    return int(stored) if stored.isdigit() and 0 < int(stored) < 65_536 else None
