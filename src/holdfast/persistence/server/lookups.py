@@ -3,8 +3,8 @@
 Clients repeat a few reads all the time. Each needs a thread, a connection and the execution of a query; a group
 shares them, as commits share the journal. The caller that finds no group being read reads for those that wait,
 itself included, and then lets the first of those that are left or came meanwhile read the next group. So a caller
-that comes alone waits for no other. One that has waited for :data:`SLOW_S` begins another group, so that a query
-that hangs delays only its own group, unless as many as :data:`GROUPS_MAX` hang.
+that comes alone waits for no other. If the first that waits has done so for :data:`SLOW_S`, it begins another
+group, so that a query that hangs delays only its own group, unless as many as :data:`GROUPS_MAX` hang.
 """
 
 from __future__ import annotations
@@ -96,15 +96,15 @@ class GroupedLookups:
             raise asker.fault
 
     async def _wait(self, asker: _Asker) -> None:
-        """Wait until it is done or is to read the next group; after :data:`SLOW_S`, beside those being read."""
-        with trio.move_on_after(SLOW_S):
-            await asker.woken.wait()
-            return
-        if self._groups < GROUPS_MAX and asker in self._waiting:
-            self._waiting.remove(asker)
-            self._groups += 1
-        else:
-            await asker.woken.wait()
+        """Wait until it is done or is to read the next group: the first, after :data:`SLOW_S`, beside another."""
+        if self._waiting[0] is asker:
+            with trio.move_on_after(SLOW_S):
+                await asker.woken.wait()
+            if self._groups < GROUPS_MAX and asker in self._waiting:
+                self._waiting.remove(asker)
+                self._groups += 1
+                return
+        await asker.woken.wait()
 
     async def _read_group(self, first: _Asker) -> None:
         """Read for a caller and those that wait."""
