@@ -3,7 +3,7 @@
 Clients repeat a few reads all the time. Each needs a thread, a connection and the execution of a query; a group
 shares them, as commits share the journal. The caller that finds no group being read reads for those that wait,
 itself included, and then lets the first of those that are left or came meanwhile read the next group. So a caller
-that comes alone waits for no other. If the first that waits has done so for :data:`SLOW_S`, it begins another
+that comes alone waits for no other. If the first that waits has done so for :data:`HANGS_S`, it begins another
 group, so that a query that hangs delays only its own group, unless as many as :data:`GROUPS_MAX` hang.
 """
 
@@ -20,7 +20,10 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 SLOW_S: Final = 0.02
-"""A group that takes longer does not keep the next one waiting, if fewer than :data:`GROUPS_MAX` do."""
+"""A group that takes longer does not keep one that comes then waiting, if fewer than :data:`GROUPS_MAX` do."""
+HANGS_S: Final = 0.25
+"""A group that takes longer does not keep those waiting that came before either: on a busy machine many take
+:data:`SLOW_S`, and the fewer groups there are, the less each lookup costs."""
 GROUPS_MAX: Final = 2
 CALLERS_MAX: Final = 32
 """Of one group: a row may have megabytes, and all of a group's are in memory until the last of them is read."""
@@ -96,9 +99,9 @@ class GroupedLookups:
             raise asker.fault
 
     async def _wait(self, asker: _Asker) -> None:
-        """Wait until it is done or is to read the next group: the first, after :data:`SLOW_S`, beside another."""
+        """Wait until it is done or is to read the next group: the first, after :data:`HANGS_S`, beside another."""
         if self._waiting[0] is asker:
-            with trio.move_on_after(SLOW_S):
+            with trio.move_on_after(HANGS_S):
                 await asker.woken.wait()
             if self._groups < GROUPS_MAX and asker in self._waiting:
                 self._waiting.remove(asker)
