@@ -197,7 +197,7 @@ async def test_a_slow_group_does_not_keep_others_waiting(autojump_clock: MockClo
     assert groups.lookups._groups == 0
 
 
-async def test_a_caller_that_comes_while_a_group_is_slow_reads_for_those_that_wait(
+async def test_one_that_comes_while_a_group_is_slow_reads_for_those_that_wait(
     autojump_clock: MockClock,
 ) -> None:
     groups = Groups()
