@@ -5,6 +5,7 @@ turns under the same load. The provider never responds, so that only reads are m
 reads of a task with one create. CPU is user and system time without PostgreSQL.
 
 Run: python -m benchmarks.reads [--seconds 4] [--connections 32] [--accounts 200] [--tasks 25] [--rounds 5]
+     [--processes 1 2]
 """
 
 from __future__ import annotations
@@ -69,30 +70,25 @@ def parts(keys: list[str], tasks: list[tuple[str, str]]) -> dict[str, list[bytes
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--accounts", type=int, default=200)
-    parser.add_argument("--tasks", type=int, default=25, help="tasks of each account")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+def measure(options: argparse.Namespace, processes: int) -> None:
+    """Measure service and peer, both in so many processes, and print."""
     port, peer_port = free_port(), free_port()
+    serve = SERVE if processes == 1 else [*SERVE, "--processes", str(processes)]
     with (
         fresh_database() as (url, folder),
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name,
         socket.create_server(("127.0.0.1", 0)) as silent,
         psycopg.connect(url, autocommit=True) as rows,
     ):
-        print(describe(folder, options), flush=True)
+        if processes == 1:
+            print(describe(folder, options), flush=True)
         provider_url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = service_settings(Path(name), database_url=url, port=port, provider_url=provider_url, slots=1)
         of_peer = peer_settings(Path(name), database_url=url, port=peer_port, provider_url=provider_url)
         their_keys = peer_keys(rows, options.accounts)
         with (
-            process(SERVE, f"http://127.0.0.1:{port}/readyz", settings) as service,
-            process(peer_command(peer_port), f"http://127.0.0.1:{peer_port}/docs", of_peer) as peer,
+            process(serve, f"http://127.0.0.1:{port}/readyz", settings) as service,
+            process(peer_command(peer_port, processes), f"http://127.0.0.1:{peer_port}/docs", of_peer) as peer,
         ):
             keys = api_keys(f"http://127.0.0.1:{port}", options.accounts)
             ours = parts(keys, create_tasks(port, keys, options.tasks))
@@ -104,12 +100,26 @@ def main() -> None:
                     Side("the peer", peer_port, peer, theirs[title]),
                 ]
                 compare(
-                    title,
+                    title if processes == 1 else f"{title}, {processes} processes",
                     sides,
                     rounds=options.rounds,
                     connections=options.connections,
                     seconds=options.seconds,
                 )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--accounts", type=int, default=200)
+    parser.add_argument("--tasks", type=int, default=25, help="tasks of each account")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    options = parser.parse_args()
+    for processes in options.processes:
+        measure(options, processes)
 
 
 if __name__ == "__main__":
