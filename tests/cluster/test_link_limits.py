@@ -19,7 +19,7 @@ from holdfast.actors.runtime.future import AskDeadlines
 from holdfast.cluster import answering, codec, frames, link
 from holdfast.cluster.answering import Answering
 from holdfast.cluster.codec import ACCOUNTS, CannotEncode, LinkLost, codecs
-from holdfast.cluster.frames import PROTOCOL, AskFrame, Hello, Ping, Pong, Reply
+from holdfast.cluster.frames import PROTOCOL, AskFrame, Hello, Ping, Pong, Reply, RowsChanged
 from holdfast.cluster.link import SILENT_S, Link
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.journal.changes import Change, Changes
@@ -276,11 +276,24 @@ async def test_a_hello_has_a_deadline_however_many_bytes_arrive(autojump_clock: 
         nursery.cancel_scope.cancel()
 
 
+async def test_a_link_that_comes_up_says_that_it_has_not_sent_earlier_changes() -> None:
+    async with link_alone() as (asker, far, _):
+        # The other member knows of the connection already, and takes it for complete.
+        asker.send_changes([Change("acct_1", "acct_1")])
+        await far.send_all(HELLO)
+        with trio.fail_after(60):
+            received = bytearray()
+            while not received.endswith(batch(RowsChanged((), missed=True))):
+                received += await far.receive_some()
+        assert asker.is_up
+
+
 async def test_changes_that_a_full_queue_does_not_take_are_missed_and_said_to_be(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     monkeypatch.setattr(frames, "QUEUE_BYTES_MAX", 3_000)
     async with joined() as pair:
+        await wait_all_tasks_blocked()
         with pair.rows_changed.watch("acct_1") as watch, pair.rows_changed.watch("acct_2") as other:
             pair.link.send_changes([Change("acct_1", f"task_{number}") for number in range(100)])
             pair.link.send_changes([Change("acct_2", "acct_2")])
@@ -291,3 +304,7 @@ async def test_changes_that_a_full_queue_does_not_take_are_missed_and_said_to_be
             await other.wait(math.inf)
             assert other.take() == (["acct_2"], False)
             assert watch.take() == ([], False)
+            # Also if nothing is committed after that.
+            pair.link.send_changes([Change("acct_1", f"task_{number}") for number in range(100)])
+            await watch.wait(math.inf)
+            assert watch.take() == ([], True)

@@ -18,12 +18,12 @@ from holdfast.actors.account.messages import RevokeApiKey, SignOut
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.cluster import members
 from holdfast.cluster.codec import Codec, LinkLost
-from holdfast.cluster.frames import HELLO_S
+from holdfast.cluster.frames import HELLO_S, PROTOCOL
 from holdfast.cluster.link import PING_S, SILENT_S
 from holdfast.cluster.members import JOIN_S, UNREACHED_S, slots_of
 from holdfast.cluster.members import SINGLETONS as FIXED
 from holdfast.ledger.places import place_of
-from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member
+from holdfast.persistence.claims.processes import BEAT_S, LEASE_S, Beat, Member, Membership
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records.rows import AccountHead, SessionRevokedRow
 
@@ -371,6 +371,25 @@ async def test_what_one_member_commits_wakes_those_who_wait_at_the_others(autoju
                 late.changes.commit([Unit(rows=(make_task("acct_1", "task_1", AT),))])
                 await watch.wait(math.inf)
                 assert watch.take() == (["task_1"], False)
+
+
+async def test_what_a_member_without_a_link_commits_before_it_leaves_is_looked_for(
+    autojump_clock: MockClock,
+) -> None:
+    rows = Rows()
+    nodes = three(rows)
+    async with running(*nodes):
+        older = Member("proc_old", None, Membership("ready", (), PROTOCOL - 1))
+        rows.leases["proc_old"] = older, math.inf
+        await trio.sleep(BEAT_S)
+        changes = nodes[0].changes
+        with changes.watch("acct_1") as watch:
+            assert not changes.is_complete()
+            del rows.leases["proc_old"]
+            nodes[0].presence.beat_soon()
+            await wait_all_tasks_blocked()
+            assert changes.is_complete()
+            assert watch.take() == ([], True)
 
 
 def unit_of(account_id: str) -> Unit:

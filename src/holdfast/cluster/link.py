@@ -46,8 +46,8 @@ class Link:
         self._waiting: dict[int, tuple[TrioFuture[object], Codec, str]] = {}
         self._deadlines = deadlines
         self._on_up: Callable[[], None] = lambda: None
-        self._has_missed = False
-        """Whether the other member has not been sent some change of a row."""
+        self._has_missed = True
+        """Whether changes of rows were not sent, as before it was up, and the other member was not told so."""
 
     async def run(self, on_up: Callable[[], None]) -> str:
         """Serve until the connection closes, and return why it did.
@@ -107,10 +107,10 @@ class Link:
             self._send_if_room(frames.MembersChanged())
 
     def send_changes(self, changes: Sequence[Change]) -> None:
-        """Send which rows were changed; after a full queue, that some others were."""
+        """Send which rows were changed, and whether others may have been that did not fit into the queue."""
         if self.is_up:
             try:
-                self._frames.send(frames.RowsChanged([(*each,) for each in changes], self._has_missed))
+                self._frames.send(frames.RowsChanged(changes, self._has_missed))
                 self._has_missed = False
             except frames.QueueFull:
                 self._has_missed = True
@@ -146,6 +146,7 @@ class Link:
                     raise frames.MalformedFrames(f"it differs in {', '.join(other)}")
                 self.is_up = True
                 self._frames.read_bytes_max = frames.READ_BYTES_MAX
+                self.send_changes(())
                 self._on_up()
             case _:
                 raise frames.MalformedFrames(f"{type(frame).__name__} does not belong here")
@@ -162,6 +163,8 @@ class Link:
                 scope.cancel()
             elif silent_s >= PING_S and self.is_up:
                 self._send_if_room(frames.Ping())
+            if self._has_missed:
+                self.send_changes(())
 
     def _send_if_room(self, frame: frames.Frame) -> None:
         """Queue a frame that may be left out: asks report a full queue, and the watch notices silence."""

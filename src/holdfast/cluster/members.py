@@ -218,6 +218,7 @@ class Members:
         if self._nursery is None:
             return
         found = {member.process_id: member for member in members}
+        was_complete = self._is_sent_everything()
         self._others = frozenset(found)
         for process_id in self._peers.keys() - found.keys():
             self._remove(self._peers[process_id])
@@ -230,7 +231,7 @@ class Members:
                 peer = self._peers[process_id] = Peer(member)
                 self._nursery.start_soon(self._keep_link, peer)
         self._assign_places()
-        if not self._is_sent_everything():
+        if not (was_complete and self._is_sent_everything()):
             self._changes.note_missed()
         self._known.set()
         if written is self._presence.membership and not self._announced.is_set():
@@ -353,8 +354,6 @@ class Members:
         return self._others <= {each.member_id for each in self._answering}
 
     def _on_hello(self, member_id: str) -> None:
-        # What it has committed since its last connection closed, it has not sent.
-        self._changes.note_missed()
         if member_id not in self._peers:
             self._presence.beat_soon()
 
