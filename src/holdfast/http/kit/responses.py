@@ -53,7 +53,7 @@ def cacheable(call: Call, tag: str, body: Callable[[], msgspec.Struct]) -> Outco
     """Respond with a body that the caller may keep, and must ask for again by its ``tag``; 304 if it has it."""
     headers = (("ETag", tag), ("Cache-Control", "private, no-cache"))
     if has_entity_tag(call.request.headers.get("If-None-Match"), tag):
-        return Response(b"", status=304, headers=dict(headers))
+        return Response(b"", status=304, headers=dict(headers), content_type="application/json")
     return BodyResponse(body(), headers=headers)
 
 
