@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import timedelta
 
 import msgspec
@@ -9,28 +10,30 @@ import pytest
 import trio
 from sqlalchemy import update
 from tests.clients import ok, refused
-from tests.event_streams import reading
+from tests.event_streams import Event, reading
+from trio.testing import wait_all_tasks_blocked
 
 from holdfast.http.endpoints.tasks import following
 from holdfast.http.kit.fair_shares import WaitingCalls
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import OutputItem, Task
-from holdfast.persistence.journal.changes import Change
+from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest
+from holdfast.persistence.journal.changes import Change, Extent
 from holdfast.persistence.records import tables
 
 from .api import Api
-from .identities import ACCOUNT
+from .identities import ACCOUNT, OTHER_ACCOUNT
+from .order_stand_ins import make_order
 
 ID = "task_" + "1" * 32
 PATH = f"/v2/task/{ID}"
 
 
-async def write(api: Api, task: Task, *, is_end: bool = False) -> None:
+async def write(api: Api, task: Task, extent: Extent = Extent.ANYTHING) -> None:
     """Change the task's row, and note that as the journal would."""
     values = {name: getattr(task, name) for name in ("status", "version", "updated_at", "wake_at")}
     statement = update(tables.tasks).where(tables.tasks.c.request_id == task.request_id)
     await api.write(statement.values(**values, state=msgspec.to_builtins(task.state)))
-    api.deps.changes.note([Change(task.account_id, task.request_id, is_end)])
+    api.deps.changes.note([Change(task.account_id, task.request_id, extent)])
 
 
 def progressed(task: Task, version: int, status: str) -> Task:
@@ -59,10 +62,34 @@ async def test_a_waiting_request_reads_only_as_it_begins_and_ends(api: Api) -> N
         for version in range(2, 6):
             await write(api, progressed(api.task(ID), version, "processing"))
         assert api.rows.reads == before
-        await write(api, progressed(api.task(ID), 6, "failed"), is_end=True)
+        await write(api, progressed(api.task(ID), 6, "failed"), Extent.END)
     assert statuses == ["failed"]
     assert api.rows.reads == before + 1
     assert api.deps.waiting.count == 0
+
+
+async def test_what_waits_for_a_task_keeps_nothing_of_it(api: Api) -> None:
+    await api.add_task(api.task(ID))
+    hold_id = api.task(ID).request.hold_id
+
+    async def wait() -> None:
+        ok(await api.as_key("GET", f"{PATH}?wait=60"))
+
+    async with (
+        api.serving() as base,
+        reading(base, api.key, path=f"{PATH}/stream") as stream,
+        trio.open_nursery() as nursery,
+    ):
+        assert await stream.next() is not None
+        await write(api, progressed(api.task(ID), 2, "processing"), Extent.STATUS)
+        assert await stream.next() is not None
+        nursery.start_soon(wait)
+        await begun(api, 2)
+        await wait_all_tasks_blocked()
+        gc.collect()
+        requests = [each for each in gc.get_objects() if isinstance(each, TaskRequest)]
+        assert hold_id not in {each.hold_id for each in requests}
+        await write(api, progressed(api.task(ID), 3, "failed"), Extent.END)
 
 
 async def test_a_key_that_is_revoked_during_a_wait_gets_no_task(api: Api) -> None:
@@ -75,7 +102,7 @@ async def test_a_key_that_is_revoked_during_a_wait_gets_no_task(api: Api) -> Non
         nursery.start_soon(wait)
         await begun(api)
         await api.write(update(tables.api_keys).values(revoked_at=api.now))
-        await write(api, progressed(api.task(ID), 2, "failed"), is_end=True)
+        await write(api, progressed(api.task(ID), 2, "failed"), Extent.END)
 
 
 async def test_a_task_that_has_ended_is_not_waited_for_and_takes_no_place(api: Api) -> None:
@@ -108,6 +135,7 @@ async def test_a_task_that_has_not_changed_is_not_sent_again(api: Api) -> None:
     for sent in (tag, f'"other", {tag}', tag.removeprefix("W/"), "*"):
         same = await api.as_key("GET", PATH, headers={"If-None-Match": sent})
         assert (same.status_code, same.content, same.headers["ETag"]) == (304, b"", tag)
+        assert same.headers["Content-Type"] == first.headers["Content-Type"]
     await write(api, progressed(api.task(ID), 2, "processing"))
     changed = await api.as_key("GET", PATH, headers={"If-None-Match": tag})
     assert ok(changed)["status"] == "processing"
@@ -143,6 +171,16 @@ async def test_an_account_that_has_not_changed_is_not_sent_again(api: Api) -> No
     assert ok(await api.as_session("GET", path, headers={"If-None-Match": tag}))["held_total"] == "0.000001"
 
 
+async def test_one_account_is_not_taken_for_another_that_has_as_much(api: Api) -> None:
+    sent = await api.add_key(ACCOUNT, "key_mine", scopes=("account:read",))
+    other = await api.add_key(OTHER_ACCOUNT, "key_other", scopes=("account:read",))
+    await api.write(update(tables.accounts).values(balance_micro=1, held_micro=0))
+    path = "/v2/control/account"
+    tag = (await api.call("GET", path, credential=sent.secret)).headers["ETag"]
+    body = ok(await api.call("GET", path, credential=other.secret, headers={"If-None-Match": tag}))
+    assert body["account_id"] == OTHER_ACCOUNT
+
+
 @pytest.mark.parametrize("path", [f"{PATH}/stream", "/v2/control/stream"])
 async def test_heads_of_streams_end_and_take_no_place(api: Api, path: str) -> None:
     await api.add_task(api.task(ID))
@@ -157,18 +195,26 @@ async def test_a_stream_sends_a_status_at_once_and_of_progress_the_newest(
     monkeypatch.setattr(following, "PAUSE_S", 3600.0)
     await api.add_task(api.task(ID))
     async with api.serving() as base, reading(base, api.key, path=f"{PATH}/stream") as stream:
-        seen = []
-        for version, status in [(1, "queued"), (2, "queued"), (3, "queued"), (4, "processing"), (5, "failed")]:
-            if version > 1:
-                await write(api, progressed(api.task(ID), version, status))
-            if (version, status) != (2, "queued") and version != 3:
-                event = await stream.next()
-                assert event is not None
-                seen.append((event.fields["id"], event.data["status"], event.data["error"]))
+        first = await stream.next()
+        assert first is not None
+        seen, before = [shown(first)], api.rows.reads
+        for version in range(2, 4):
+            await write(api, progressed(api.task(ID), version, "queued"))
+            await wait_all_tasks_blocked()
+        for version, status, extent in [(4, "processing", Extent.STATUS), (5, "failed", Extent.END)]:
+            await write(api, progressed(api.task(ID), version, status), extent)
+            event = await stream.next()
+            assert event is not None
+            seen.append(shown(event))
         assert await stream.next() is None
         assert stream.is_complete
+    assert api.rows.reads == before + 2
     assert seen == [("1", "queued", None), ("4", "processing", "version 4"), ("5", "failed", "version 5")]
     assert api.deps.waiting.count == 0
+
+
+def shown(event: Event) -> tuple[str, str, str | None]:
+    return event.fields["id"], event.data["status"], event.data["error"]
 
 
 async def test_a_reader_that_leaves_gives_its_place_back(api: Api) -> None:
@@ -190,3 +236,47 @@ async def test_the_stream_of_an_account_needs_both_scopes(api: Api) -> None:
     path = "/v2/control/stream"
     refused(await api.call("GET", path, credential=reader.secret), 403, "insufficient_scope")
     refused(await api.as_key("GET", path), 401, "wrong_credential_type")
+
+
+@pytest.mark.parametrize("path", [f"{PATH}/stream", "/v2/control/stream"])
+async def test_the_streams_of_a_disabled_account_end(api: Api, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(following, "CHECK_S", 0.0)
+    monkeypatch.setattr(following, "PAUSE_S", 0.0)
+    await api.add_task(api.task(ID))
+    credential = api.key if "task" in path else api.session
+    async with api.serving() as base, reading(base, credential, path=path) as stream:
+        assert await stream.next() is not None
+        await api.write(update(tables.accounts).values(disabled_at=api.now))
+        while await stream.next() is not None:
+            pass
+        assert stream.is_complete
+
+
+async def test_an_id_that_the_task_has_not_reached_hides_nothing(api: Api) -> None:
+    """The reader may have it from before the database was restored."""
+    await api.add_task(progressed(api.task(ID), 2, "canceled"))
+    async with (
+        api.serving() as base,
+        reading(base, api.key, path=f"{PATH}/stream", Last_Event_ID="9" * 18) as stream,
+    ):
+        event = await stream.next()
+        assert event is not None
+        assert event.fields["id"] == "2"
+        assert await stream.next() is None
+
+
+async def test_the_stream_of_an_account_finds_what_no_notice_has_named(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "CHECK_S", 0.0)
+    async with api.serving() as base, reading(base, api.session, path="/v2/control/stream") as stream:
+        assert await stream.next() is not None
+        order = make_order("ord_" + "1" * 32, ACCOUNT, api.now)
+        await api.add_order(order)
+        await api.write(update(tables.accounts).where(tables.accounts.c.id == ACCOUNT).values(operation_count=7))
+        event = await stream.next()
+        assert event is not None
+        assert (event.fields["event"], event.data["order_id"]) == ("order", order.order_id)
+        event = await stream.next()
+        assert event is not None
+        assert event.fields["id"] == "7"

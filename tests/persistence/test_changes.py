@@ -9,7 +9,7 @@ import msgspec
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.persistence.journal.changes import NAMED_MAX, REREAD_S, Change, Changes, Watch
+from holdfast.persistence.journal.changes import NAMED_MAX, REREAD_S, Change, Changes, Extent, Watch
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.records.rows import AccountHead, ApiKeyUsedRow, TaskChangedRow
 
@@ -44,14 +44,33 @@ def test_a_commit_wakes_the_watches_of_its_account_and_its_tasks_only() -> None:
     assert not is_woken(account)
 
 
-def test_a_watch_of_ends_is_not_woken_by_progress() -> None:
+async def test_a_wait_is_ended_by_changes_of_its_extent_only(autojump_clock: MockClock) -> None:
     changes = Changes()
     ended = msgspec.structs.replace(TASK, status="succeeded")
-    with changes.watch(TASK.request_id, ends_only=True) as watch:
-        changes.commit([unit_of(TaskChangedRow(TASK, "proc_1"))])
-        assert not is_woken(watch)
-        changes.commit([unit_of(TaskChangedRow(ended, "proc_1"))])
-        assert is_woken(watch)
+    rows = [
+        TaskChangedRow(TASK, "proc_1"),
+        TaskChangedRow(TASK, "proc_1", has_new_usage=True),
+        TaskChangedRow(ended, "proc_1", has_new_usage=True),
+    ]
+    ended_by = []
+    for extent in Extent:
+        with changes.watch(TASK.request_id) as watch:
+            for number, row in enumerate(rows):
+                until = trio.current_time() + 1
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(watch.wait, until, extent)
+                    await wait_all_tasks_blocked()
+                    changes.commit([unit_of(row)])
+                if trio.current_time() < until:
+                    ended_by.append((extent, number))
+                # What does not end a wait is taken all the same, and ends a later one for less.
+                await watch.wait(math.inf)
+                assert watch.take() == ([TASK.request_id], False)
+    assert ended_by == [
+        (Extent.ANYTHING, 0), (Extent.ANYTHING, 1), (Extent.ANYTHING, 2),
+        (Extent.STATUS, 1), (Extent.STATUS, 2),
+        (Extent.END, 2),
+    ]  # fmt: skip
 
 
 def test_a_slow_watch_keeps_a_bounded_number_of_names() -> None:

@@ -21,7 +21,7 @@ from holdfast.actors.runtime.refs import TellRef
 from holdfast.cluster import frames
 from holdfast.cluster.codec import CannotEncode, Codec, NotAccepted, fault_frame
 from holdfast.cluster.link import ASKS_MAX
-from holdfast.persistence.journal.changes import Change, Changes
+from holdfast.persistence.journal.changes import Changes
 from holdfast.telemetry.traces import within_trace
 
 log = structlog.get_logger(__name__)
@@ -141,7 +141,7 @@ class Answering:
             case frames.MembersChanged():
                 self._on_change()
             case frames.RowsChanged(changes=changes, missed=missed):
-                self._changes.note(Change(*each) for each in changes)
+                self._changes.note(changes)
                 if missed:
                     self._changes.note_missed()
             case _:

@@ -7,11 +7,13 @@ written goes with the next one, so that one writer and one reader serve any numb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
 import trio
+
+from holdfast.persistence.journal.changes import Change
 
 PROTOCOL: Final = 3
 """The version of frames and of the messages in them. Members of different versions open no links."""
@@ -98,12 +100,9 @@ class MembersChanged(_Frame, frozen=True, tag=7):
 
 
 class RowsChanged(_Frame, frozen=True, tag=8):
-    """The sender has committed changes of these rows, as (account id, row id, whether a task has ended).
+    """The sender has committed these changes. ``missed``: it may have others, of any rows, that it did not send."""
 
-    ``missed``: it could not send others before, which may have been of any row.
-    """
-
-    changes: list[tuple[str, str, bool]]
+    changes: Sequence[Change]
     missed: bool = False
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -25,53 +26,71 @@ NAMED_MAX: Final = 500
 """Of how many changed rows of an account a watch keeps the names; beyond that it has only ``missed`` some."""
 
 
+class Extent(IntEnum):
+    """What of a row was changed: anything, a task's status, or that to the last one it has."""
+
+    ANYTHING = 1
+    STATUS = 2
+    END = 3
+
+
 class Change(NamedTuple):
     """A row that was changed or added: a task, an order, or (by the account's own id) the account's totals."""
 
     account_id: str
     row_id: str
-    is_end: bool = False
-    """Whether a task has ended with it."""
+    extent: Extent = Extent.ANYTHING
+
+
+def _change_of_task(row: TaskChangedRow) -> Change:
+    extent = Extent.END if row.task.is_terminal else Extent.STATUS if row.has_new_usage else Extent.ANYTHING
+    return Change(row.task.account_id, row.task.request_id, extent)
 
 
 _CHANGE_OF: Final[dict[type, Callable[[Any], Change]]] = {
     AccountHead: lambda row: Change(row.id, row.id),
     Order: lambda row: Change(row.account_id, row.order_id),
     Task: lambda row: Change(row.account_id, row.request_id),
-    TaskChangedRow: lambda row: Change(row.task.account_id, row.task.request_id, row.task.is_terminal),
+    TaskChangedRow: _change_of_task,
 }
 
 
 class Watch:
     """The notices of one task or one account that have come and were not taken yet."""
 
-    def __init__(self, changes: Changes, *, ends_only: bool) -> None:
-        self.ends_only = ends_only
+    def __init__(self, changes: Changes) -> None:
         self._changes = changes
         self._woken = trio.Event()
         self._row_ids: dict[str, None] = {}
         self._missed = False
+        self._noted = 0
+        """The greatest extent of what was noted, 0 if nothing was."""
+        self._awaited = Extent.ANYTHING
 
-    def note(self, row_id: str | None) -> None:
+    def note(self, row_id: str | None, extent: Extent = Extent.END) -> None:
         """Note that a row was changed; None: any may have been."""
         if row_id is None or len(self._row_ids) >= NAMED_MAX:
             self._missed = True
         else:
             self._row_ids[row_id] = None
-        self._woken.set()
+        self._noted = max(self._noted, extent)
+        if self._noted >= self._awaited:
+            self._woken.set()
 
-    async def wait(self, until: float) -> None:
-        """Return when there is a notice, when the process is about to stop, and at a time (trio's clock).
+    async def wait(self, until: float, extent: Extent = Extent.ANYTHING) -> None:
+        """Return when a change of this extent is noted, when the process is about to stop, and at a time (trio's).
 
         Also once a second while notices may be missed: what is waited for has to be read again each time.
         """
-        if self._changes.is_ending:
+        if self._changes.is_ending or self._noted >= extent:
             return
-        if not self._changes.is_complete():
+        self._awaited, self._woken = extent, trio.Event()
+        reads_again = not self._changes.is_complete()
+        if reads_again:
             until = min(until, trio.current_time() + REREAD_S)
         with trio.move_on_at(until) as waiting:
             await self._woken.wait()
-        if waiting.cancelled_caught and not self._changes.is_complete():
+        if waiting.cancelled_caught and reads_again:
             self._missed = True
 
     def take(self) -> tuple[list[str], bool]:
@@ -79,7 +98,7 @@ class Watch:
         taken = list(self._row_ids), self._missed
         self._row_ids.clear()
         self._missed = False
-        self._woken = trio.Event()
+        self._noted = 0
         return taken
 
 
@@ -97,12 +116,9 @@ class Changes:
         self._watches: dict[str, dict[Watch, None]] = {}
 
     @contextmanager
-    def watch(self, watched_id: str, *, ends_only: bool = False) -> Iterator[Watch]:
-        """Watch a task by its id, or all of an account by the account's. What is read from now on is not missed.
-
-        With ``ends_only`` only for the ends of tasks.
-        """
-        watch = Watch(self, ends_only=ends_only)
+    def watch(self, watched_id: str) -> Iterator[Watch]:
+        """Watch a task by its id, or all of an account by the account's. What is read from now on is not missed."""
+        watch = Watch(self)
         self._watches.setdefault(watched_id, {})[watch] = None
         try:
             yield watch
@@ -131,11 +147,10 @@ class Changes:
         """Wake those who wait for any of these."""
         if not self._watches:
             return
-        for account_id, row_id, is_end in changes:
+        for account_id, row_id, extent in changes:
             for watched_id in {row_id, account_id}:
                 for watch in self._watches.get(watched_id, ()):
-                    if is_end or not watch.ends_only:
-                        watch.note(row_id)
+                    watch.note(row_id, extent)
 
     def note_missed(self) -> None:
         """Wake all who wait: a notice for any of them may have been missed."""

@@ -6,6 +6,7 @@ resumes with ``Last-Event-ID``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial
@@ -38,7 +39,7 @@ from holdfast.http.schemas.tasks import task_body
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, TaskStatus
-from holdfast.persistence.journal.changes import Watch
+from holdfast.persistence.journal.changes import Extent, Watch
 from holdfast.persistence.queries.following import AccountPosition, account_position, find_orders, rows_after
 from holdfast.persistence.queries.tasks import find_tasks
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -92,7 +93,7 @@ async def stream_task(call: Call) -> Outcome:
         if isinstance(found, Refusal):
             return found
         task, _ = found
-        if task.is_terminal and after is not None and task.version <= after:
+        if task.is_terminal and task.version == after:
             return Response(b"", status=204)
         if call.request.method == "HEAD":
             return Response(b"", content_type=EVENT_STREAM)
@@ -174,24 +175,24 @@ class _Clock:
 async def _task_events(call: Call, task: Task, after: int | None, watch: Watch) -> AsyncGenerator[bytes]:
     """Each round reads the task and checks the credential. Nothing of the task is kept that may be large."""
     clock, changes = _Clock(), call.deps.changes
-    sent: _Shown | None = None
-    sent_at = -PAUSE_S
+    sent = _shown(task) if task.version == after else None
+    sent_at = -math.inf
     yield b"retry: %d\n\n" % RETRY_MS
     while True:
-        now, shown = trio.current_time(), _shown(task)
-        is_new = shown != sent if sent is not None else after is None or task.version > after
-        if is_new and (sent is None or sent.status != shown.status or now >= sent_at + PAUSE_S):
+        shown = _shown(task)
+        if shown != sent:
             yield event("task", task_body(call.deps, task), task.version)
-            sent, sent_at, is_new = shown, trio.current_time(), False
+            sent, sent_at = shown, trio.current_time()
         elif clock.is_check_due():
             yield b": idle\n\n"
-        if task.is_terminal or now >= clock.ends_at:
+        if task.is_terminal or trio.current_time() >= clock.ends_at:
             return
         del task
         while True:
             if changes.is_ending:
                 return
-            await watch.wait(min(clock.check_at, clock.ends_at, *([sent_at + PAUSE_S] if is_new else [])))
+            await watch.wait(sent_at + PAUSE_S, Extent.STATUS)
+            await watch.wait(min(clock.check_at, clock.ends_at))
             watch.take()
             try:
                 found = await own_task(call)
@@ -205,6 +206,7 @@ async def _task_events(call: Call, task: Task, after: int | None, watch: Watch) 
         if isinstance(found, Refusal):
             return
         task, _ = found
+        del found
 
 
 class _Shown(NamedTuple):
@@ -266,7 +268,9 @@ async def _changed_rows(
 
     def read(rows: Connection) -> tuple[AccountPosition, list[str], _Rows]:
         found = account_position(rows, account_id)
-        others = rows_after(rows, account_id, after) if missed else []
+        # Without a notice it was changed by a process that is no member, as a command.
+        is_sought = missed or (not row_ids and found.number != after)
+        others = rows_after(rows, account_id, after) if is_sought else []
         wanted = [each for each in dict.fromkeys((*row_ids, *others)) if each != account_id]
         return found, wanted, _find_rows(rows, wanted[:ROWS_AT_ONCE])
 

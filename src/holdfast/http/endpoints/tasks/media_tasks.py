@@ -35,6 +35,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
+from holdfast.persistence.journal.changes import Extent
 from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, task_by_id, tasks_of_account
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -206,7 +207,7 @@ async def read_task(call: Call) -> Outcome:
 async def _ended_task(call: Call, wait_s: float) -> tuple[Task, ApiKeyRecord] | Refusal:
     """Return as :func:`own_task`, but once the task has ended, the wait has, or the process is about to stop."""
     until, changes = trio.current_time() + wait_s, call.deps.changes
-    with changes.watch(call.path["request_id"], ends_only=True) as watch:
+    with changes.watch(call.path["request_id"]) as watch:
         found = await own_task(call)
         if isinstance(found, Refusal) or found[0].is_terminal:
             return found
@@ -214,7 +215,8 @@ async def _ended_task(call: Call, wait_s: float) -> tuple[Task, ApiKeyRecord] | 
             if refusal is not None:
                 return refusal
             while trio.current_time() < until and not changes.is_ending:
-                await watch.wait(until)
+                del found  # it may have megabytes
+                await watch.wait(until, Extent.END)
                 watch.take()
                 found = await own_task(call)
                 if isinstance(found, Refusal) or found[0].is_terminal:
