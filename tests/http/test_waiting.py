@@ -241,7 +241,7 @@ async def test_the_stream_of_an_account_needs_both_scopes(api: Api) -> None:
 @pytest.mark.parametrize("path", [f"{PATH}/stream", "/v2/control/stream"])
 async def test_the_streams_of_a_disabled_account_end(api: Api, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(following, "CHECK_S", 0.0)
-    monkeypatch.setattr(following, "PAUSE_S", 0.0)
+    monkeypatch.setattr(following, "ACCOUNT_PAUSE_S", 0.0)
     await api.add_task(api.task(ID))
     credential = api.key if "task" in path else api.session
     async with api.serving() as base, reading(base, credential, path=path) as stream:
@@ -269,6 +269,7 @@ async def test_the_stream_of_an_account_finds_what_no_notice_has_named(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "CHECK_S", 0.0)
+    monkeypatch.setattr(following, "ACCOUNT_PAUSE_S", 0.0)
     async with api.serving() as base, reading(base, api.session, path="/v2/control/stream") as stream:
         assert await stream.next() is not None
         order = make_order("ord_" + "1" * 32, ACCOUNT, api.now)
