@@ -111,7 +111,7 @@ async def read_task_details(call: Call) -> Outcome:
     """The task may have ended or not; its results can be fetched before it has succeeded."""
     task_id = call.path["request_id"]
     try:
-        found = await call.deps.database.read(lambda rows: task_by_id(rows, task_id))
+        found = await call.find_by_id(task_by_id, task_id)
     except UnreadableRow as fault:
         return Refusal(code=UNREADABLE.code, message=f"The row cannot be read: {scrub(str(fault))}")
     if found is None:
