@@ -72,29 +72,23 @@ def move_behind_its_back(account_id: str) -> Callable[[Connection], Any]:
 # ----------------------------------------------------------------------------------------------- the bond with rows
 
 
-class StallingWriter:
+class StallingWriter(BatchWriter):
     """Holds every batch back until it is let go."""
 
-    def __init__(self, inner: BatchWriter) -> None:
-        self.inner = inner
+    def __init__(self, database: Database) -> None:
+        super().__init__(database.connect_writer, now=utc_now)
         self.may_write = threading.Event()
         self.may_write.set()
 
     def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
         self.may_write.wait(20)
-        return self.inner.write(units, prepared)
-
-    def look_up(self, batch_id: str) -> bool:
-        return self.inner.look_up(batch_id)
-
-    def close(self) -> None:
-        self.inner.close()
+        return super().write(units, prepared)
 
 
 async def test_replies_replays_and_refusals_wait_for_the_commit(
     start_system: StartSystem, database: Database, new_task: NewTask
 ) -> None:
-    writer = StallingWriter(BatchWriter(database.connect_writer, now=utc_now))
+    writer = StallingWriter(database)
     system = await start_system(writer=writer)
     account_id, key_id = await system.open_account()
     replies: dict[str, Any] = {}
@@ -199,11 +193,11 @@ async def test_a_command_the_database_refuses_fails_alone(system: Any, database:
 # ----------------------------------------------------------------------------------------------- random histories
 
 
-class FaultyWriter:
+class FaultyWriter(BatchWriter):
     """A batch writer on a bad day: it loses connections before, during and after commits, by a seeded dice."""
 
-    def __init__(self, inner: BatchWriter, rng: random.Random) -> None:
-        self.inner = inner
+    def __init__(self, database: Database, rng: random.Random) -> None:
+        super().__init__(database.connect_writer, now=utc_now)
         self.rng = rng
         self.durable: dict[str, bool] = {}
 
@@ -218,7 +212,7 @@ class FaultyWriter:
         if luck < 0.24:
             self.durable[batch_id] = False
             raise CommitUnanswered(batch_id, OSError("sent, lost"), if_durable=void, if_void=void)
-        verdicts = self.inner.write(units, prepared)
+        verdicts = super().write(units, prepared)
         if luck < 0.32:
             self.durable[batch_id] = True
             raise CommitUnanswered(batch_id, OSError("committed, unanswered"), if_durable=verdicts, if_void=void)
@@ -228,9 +222,6 @@ class FaultyWriter:
         if self.rng.random() < 0.3:
             raise ConnectionLost(OSError("still away"))
         return self.durable[batch_id]
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 STEPS = (
@@ -376,10 +367,9 @@ async def test_random_histories_with_faults_match_the_auditor(
                     pass
 
     nursery.start_soon(keep_gate_open)
-    inner = BatchWriter(database.connect_writer, now=utc_now)
     healthy = await start_system(limits=HARDY)
     account_id, key_id = await healthy.open_account()
-    systems = [await start_system(limits=HARDY, writer=FaultyWriter(inner, rng))]
+    systems = [await start_system(limits=HARDY, writer=FaultyWriter(database, rng))]
     if has_rival:
         systems.append(healthy)
     async with trio.open_nursery() as clients:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,64 +9,12 @@ import pytest
 from sqlalchemy import text
 
 from holdfast.actors.account.messages import Recharge
-from holdfast.ledger.clock import utc_now
-from holdfast.ledger.orders.order import OrderResult
-from holdfast.persistence.journal.statements import Prepared
-from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
-from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries.orders import order_of_account
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 
-from .account_checks import CREDIT, StartSystem, assert_audit_clean, in_parallel, read_totals
-from .order_checks import HARDY, deliver, new_order, received, stored
-
-
-class FailingWriter:
-    """Rolls a batch back now and then before it reaches the database."""
-
-    def __init__(self, inner: BatchWriter, *, seed: int) -> None:
-        self._inner = inner
-        self._rng = random.Random(seed)
-        self.failed = 0
-
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
-        if self._rng.random() < 0.3:
-            self.failed += 1
-            return [NotWritten("a bad day")] * len(units)
-        return self._inner.write(units, prepared)
-
-    def look_up(self, batch_id: str) -> bool:
-        return self._inner.look_up(batch_id)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-async def test_voided_decisions_are_retried_and_posted_once(
-    start_system: StartSystem, database: Database, payments: Any
-) -> None:
-    writer = FailingWriter(BatchWriter(database.connect_writer, now=utc_now), seed=3)
-    system = await start_system(writer=writer, limits=HARDY)
-    writer._rng = random.Random(10**6)
-    account_id = None
-    while account_id is None:
-        try:
-            account_id, _ = await system.open_account()
-        except AssertionError:
-            continue
-    orders = [await new_order(system, payments, account_id) for _ in range(6)]
-    calls = []
-    for order in orders:
-        for event in (payments.paid(order.order_id), payments.refunded(order.order_id, 4 * CREDIT)):
-            calls += [partial(system.ask, account_id, received(event, order.order_id))] * 5
-    random.Random(5).shuffle(calls)
-    replies = await in_parallel(calls)
-    assert writer.failed
-    assert all(isinstance(reply, OrderResult) for reply in replies)
-    assert (await read_totals(database, account_id))[0] == 6 * 6 * CREDIT
-    assert {(await stored(database, order.order_id)).net_micro for order in orders} == {6 * CREDIT}
-    assert_audit_clean(database)
+from .account_checks import CREDIT, assert_audit_clean, in_parallel, read_totals
+from .order_checks import deliver, new_order, received, stored
 
 
 async def test_a_message_waits_until_its_order_can_be_read(

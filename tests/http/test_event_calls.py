@@ -177,9 +177,6 @@ async def test_the_event_kinds_are_fixed_on_create(
         ({"webhook_events": "task.succeeded"}, "webhook_events"),
         ({"webhook_url": "http://example.com/hook"}, "webhook_url"),
         ({"webhook_url": "https://169.254.169.254/"}, "webhook_url"),
-        ({"webhook_url": "https://[::ffff:10.0.0.1]/"}, "webhook_url"),
-        ({"webhook_url": "https://localhost/"}, "webhook_url"),
-        ({"webhook_url": "https://user:pw@example.com/"}, "webhook_url"),
     ],
 )
 async def test_invalid_webhook_settings_are_refused_on_create(api: Api, extra: dict[str, Any], param: str) -> None:
