@@ -14,7 +14,7 @@ from tests.event_streams import Event, reading
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.http.endpoints.tasks import following
-from holdfast.http.kit.fair_shares import WaitingCalls
+from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX, WaitingCalls
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest
 from holdfast.persistence.journal.changes import Change, Extent
@@ -211,6 +211,23 @@ async def test_a_stream_sends_a_status_at_once_and_of_progress_the_newest(
     assert api.rows.reads == before + 2
     assert seen == [("1", "queued", None), ("4", "processing", "version 4"), ("5", "failed", "version 5")]
     assert api.deps.waiting.count == 0
+
+
+async def test_a_stream_reads_beside_the_requests_of_its_account(api: Api) -> None:
+    await api.add_task(api.task(ID))
+    async with (
+        api.serving() as base,
+        reading(base, api.key, path=f"{PATH}/stream") as stream,
+        trio.open_nursery() as nursery,
+    ):
+        assert await stream.next() is not None
+        for _ in range(READS_PER_CALLER_MAX):
+            nursery.start_soon(api.deps.read_shares.run, ACCOUNT, trio.sleep_forever)
+        await write(api, progressed(api.task(ID), 2, "failed"), Extent.END)
+        event = await stream.next()
+        assert event is not None
+        assert event.data["status"] == "failed"
+        nursery.cancel_scope.cancel()
 
 
 def shown(event: Event) -> tuple[str, str, str | None]:

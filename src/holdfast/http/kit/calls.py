@@ -125,11 +125,13 @@ class Call:
 
     __slots__ = (
         "_body", "_caller_id", "_fingerprint", "_is_heavy",
-        "action", "bearer", "deps", "json", "known_key", "operator", "path", "raw", "request", "route", "session",
+        "action", "bearer", "deps", "json", "known_key", "operator", "path", "raw", "read_shares", "request", "route",
+        "session",
     )  # fmt: skip
 
     def __init__(self, deps: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
         self.deps = deps
+        self.read_shares = deps.read_shares
         self.route = route
         self.request = request
         self.path = path
@@ -384,7 +386,7 @@ class Call:
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Run a query in the share of the caller."""
-        return await self.deps.read_shares.run(self._reader(), partial(self.deps.database.read, query))
+        return await self.read_shares.run(self._reader(), partial(self.deps.database.read, query))
 
     async def find_by_id(self, find: Callable[[Connection, str], T | None], sent_id: str) -> T | None:
         """Return what ``find`` finds by an id that was sent, or None: the database is not asked for other texts."""
@@ -393,7 +395,7 @@ class Call:
         return await self.deps.database.read(lambda rows: find(rows, sent_id))
 
     async def _look_up(self, *lookups: Lookup[Any, Any]) -> None:
-        await self.deps.read_shares.run(self._reader(), partial(self.deps.lookups.run, *lookups))
+        await self.read_shares.run(self._reader(), partial(self.deps.lookups.run, *lookups))
 
     def _reader(self) -> str:
         """Return whose share of the reads this call uses: a credential not verified yet has its origin's."""

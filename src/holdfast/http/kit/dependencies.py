@@ -15,7 +15,7 @@ from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.errors import RefusedRequests
-from holdfast.http.kit.fair_shares import FairShares, FairThreads, TokenTries, WaitingCalls
+from holdfast.http.kit.fair_shares import STREAM_READS_MAX, FairShares, FairThreads, TokenTries, WaitingCalls
 from holdfast.http.kit.operators import SeenSessions
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
@@ -122,7 +122,7 @@ class Dependencies:
     service time, by which all times that the service has written are judged; ``wall`` judges those that others
     have signed. ``write_record`` writes an operator's action or session, without the journal: it must be possible
     while an operator repairs that; it raises :class:`DatabaseAway`. ``read_shares`` are those of accounts, and of
-    origins for credentials that have not been verified.
+    origins for credentials that have not been verified; ``stream_shares`` are those of an account's streams.
     """
 
     settings: Settings
@@ -154,6 +154,7 @@ class Dependencies:
     key_cache: KeyCache = field(default_factory=KeyCache)
     threads: FairThreads = field(default_factory=FairThreads)
     read_shares: FairShares = field(default_factory=FairShares)
+    stream_shares: FairShares = field(default_factory=lambda: FairShares(at_once_max=STREAM_READS_MAX))
     token_tries: TokenTries = field(default_factory=TokenTries)
     seen_sessions: SeenSessions = field(default_factory=SeenSessions)
     changes: Changes = field(default_factory=Changes)

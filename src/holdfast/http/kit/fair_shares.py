@@ -23,6 +23,8 @@ JOBS_PER_CALLER_MAX: Final = 8
 """How many jobs for threads one caller may have, those that wait included."""
 READS_PER_CALLER_MAX: Final = 4
 """Half of the connections for reads, by default."""
+STREAM_READS_MAX: Final = 2
+"""Of a caller's streams together, beside those: its requests do not wait for what hundreds of streams read."""
 READS_WAITING_MAX: Final = 1000
 READ_TURN_TIMEOUT_S: Final = 8.0
 WRONG_TRIES_AT_ONCE: Final = 10

@@ -21,7 +21,7 @@ from holdfast.actors.runtime.faults import AskFault
 from holdfast.http.endpoints.tasks.media_tasks import own_task
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ, TASKS_READ, lacking_scope
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Media, Outcome, RouteTable
 from holdfast.http.kit.waiting import (
     CHECK_S,
     EVENT_STREAM,
@@ -77,6 +77,7 @@ class UnreadableTask(msgspec.Struct, frozen=True):
             "an event `task` with the task as it is, at once and after each change; changes of its progress "
             "alone at most four times a second. The stream ends after the task has."
         ),
+        Media(status=204, content_types=(), description="The task has ended, and the reader has its last event."),
     ),
     parameters=(LAST_EVENT_ID,),
     errors=("task_not_found", "rate_limit_exceeded", "overloaded"),
@@ -175,6 +176,7 @@ class _Clock:
 async def _task_events(call: Call, task: Task, after: int | None, watch: Watch) -> AsyncGenerator[bytes]:
     """Each round reads the task and checks the credential. Nothing of the task is kept that may be large."""
     clock, changes = _Clock(), call.deps.changes
+    call.read_shares = call.deps.stream_shares
     sent = _shown(task) if task.version == after else None
     sent_at = -math.inf
     yield b"retry: %d\n\n" % RETRY_MS
@@ -227,6 +229,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
     ``position`` is the last one sent. Rows are looked for from there if notices may have been missed, and first.
     """
     clock, changes = _Clock(), call.deps.changes
+    call.read_shares = call.deps.stream_shares
     sent: AccountBody | None = None
     position, missed = after, True
     row_ids: list[str] = []
