@@ -373,7 +373,7 @@ async def test_what_one_member_commits_wakes_those_who_wait_at_the_others(autoju
                 assert watch.take() == (["task_1"], False)
 
 
-async def test_what_a_member_without_a_link_commits_before_it_leaves_is_looked_for(
+async def test_commits_of_a_member_without_a_link_are_found_when_it_leaves(
     autojump_clock: MockClock,
 ) -> None:
     rows = Rows()

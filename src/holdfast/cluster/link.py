@@ -47,7 +47,7 @@ class Link:
         self._deadlines = deadlines
         self._on_up: Callable[[], None] = lambda: None
         self._has_missed = True
-        """Whether changes of rows were not sent, as before it was up, and the other member was not told so."""
+        """Whether changes of rows were not sent, as before it was up, and nor was that some are missing."""
 
     async def run(self, on_up: Callable[[], None]) -> str:
         """Serve until the connection closes, and return why it did.

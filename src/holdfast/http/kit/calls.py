@@ -125,8 +125,8 @@ class Call:
 
     __slots__ = (
         "_body", "_caller_id", "_fingerprint", "_is_heavy",
-        "action", "bearer", "deps", "json", "known_key", "operator", "path", "raw", "read_shares", "request", "route",
-        "session",
+        "action", "bearer", "deps", "json", "known_key", "operator", "path", "raw", "read_shares", "request",
+        "route", "session",
     )  # fmt: skip
 
     def __init__(self, deps: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
