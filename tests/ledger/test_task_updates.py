@@ -155,6 +155,7 @@ def test_a_failure_after_a_success_goes_to_review(
         ),
         ({"status": "canceled", "message": "shutdown"}, "canceled_by_provider: shutdown"),
         ({"status": "succeeded"}, "provider_error: the provider finished without any output"),
+        ({"status": "succeeded", "moderation": Moderation(flagged=True)}, "content_policy: the output was flagged"),
     ],
 )
 @pytest.mark.parametrize("started", [False, True])
