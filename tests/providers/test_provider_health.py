@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any, NamedTuple
 
 import pytest
 import trio
@@ -17,6 +13,8 @@ from holdfast.providers.media.cog import CogProvider
 from holdfast.providers.media.health import FAILURES_MAX, SILENT_AFTER_S, ProviderHealth
 from holdfast.providers.media.replicate import ReplicateProvider
 from holdfast.providers.outbound.connection_pool import ConnectError
+
+from .answered_calls import serve
 
 
 async def test_three_unanswered_calls_in_a_row_are_down_and_one_answer_is_up() -> None:
@@ -85,33 +83,6 @@ async def test_a_call_now_and_then_without_an_answer_is_no_silence(mock_clock: M
     assert (health.silences(), health.state) == ((), "up")
 
 
-class Answer(NamedTuple):
-    """A response without headers and body."""
-
-    status: int
-
-    def header(self, name: str) -> None:
-        """Return None, for any header."""
-
-    async def read(self, limit_bytes: int) -> bytes:
-        return b""
-
-
-def serve(provider: CogProvider | ReplicateProvider, answer: Callable[[str], Awaitable[int | None]]) -> None:
-    """Let ``answer`` return the status for a path, in place of a server; None for no connection."""
-
-    @asynccontextmanager
-    async def exchange(_endpoint: object, request: bytes, *, is_repeatable: bool) -> AsyncIterator[Answer]:
-        assert is_repeatable
-        status = await answer(request.split()[1].decode())
-        if status is None:
-            raise ConnectError("refused")
-        yield Answer(status)
-
-    pool: Any = SimpleNamespace(exchange=exchange)
-    provider._client._pool = pool
-
-
 @pytest.mark.parametrize("kind", ["cog", "replicate"])
 async def test_the_watch_probes_providers_that_are_not_called(mock_clock: MockClock, kind: str) -> None:
     asked: list[str] = []
@@ -123,11 +94,12 @@ async def test_the_watch_probes_providers_that_are_not_called(mock_clock: MockCl
         # Its probes cost, so only a provider that is down gets any.
         for _ in range(FAILURES_MAX):
             provider.health.failed("calls", "ConnectError")
-    answers = [None, None, None, 404]
 
-    async def answer(path: str) -> int | None:
+    async def answer(path: str) -> int:
         asked.append(path)
-        return answers.pop(0) if answers else 200
+        if len(asked) <= 3:
+            raise ConnectError("refused")
+        return 404 if len(asked) == 4 else 200
 
     serve(provider, answer)
     watch = ProviderWatch(providers={"box": provider})
@@ -149,9 +121,10 @@ async def test_a_slow_probe_delays_the_next_by_no_more_than_its_own_time(autojum
     provider = CogProvider("box", "http://box.example")
     asked_at: list[float] = []
 
-    async def answer(_path: str) -> None:
+    async def answer(_path: str) -> int:
         asked_at.append(trio.current_time())
         await trio.sleep(0.2)
+        raise ConnectError("refused")
 
     serve(provider, answer)
     watch = ProviderWatch(providers={"box": provider})
@@ -166,18 +139,20 @@ async def test_a_slow_probe_delays_the_next_by_no_more_than_its_own_time(autojum
 
 async def test_a_provider_that_stops_while_idle_is_down_within_seconds(autojump_clock: MockClock) -> None:
     provider = CogProvider("box", "http://box.example")
-    statuses: list[int | None] = [200]
+    is_there = [True]
 
-    async def answer(_path: str) -> int | None:
-        return statuses[-1]
+    async def answer(_path: str) -> int:
+        if not is_there[-1]:
+            raise ConnectError("refused")
+        return 200
 
     serve(provider, answer)
     watch = ProviderWatch(providers={"box": provider})
     states: list[str] = []
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda *, task_status: watch.run(task_status=task_status))
-        for status in (200, None, 200):
-            statuses.append(status)
+        for there in (True, False, True):
+            is_there.append(there)
             await trio.sleep(PROBE_S + FAILURES_MAX * CHECK_S)
             states.append(provider.health.state)
         nursery.cancel_scope.cancel()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from contextlib import suppress
 
 import pytest
 import trio
@@ -19,34 +16,22 @@ from holdfast.providers.media.health import FAILURES_MAX
 from holdfast.providers.outbound.connection_pool import BodyTooLarge, ConnectError, PoolTimeout, ReadTimeout
 from holdfast.telemetry import metrics
 
+from .answered_calls import serve
+
 JOB = Job("task_1", 1, "m", {}, "http://callback.example")
-
-
-class Answer(NamedTuple):
-    """A response without headers, and a body of no meaning."""
-
-    status: int
-
-    def header(self, name: str) -> None:
-        """Return None, for any header."""
-
-    async def read(self, limit_bytes: int) -> bytes:
-        return b"{}"
 
 
 def box(name: str, *, answer: int | Exception, after_s: float = 0.0) -> CogProvider:
     """A provider that gives every call the same answer."""
 
-    @asynccontextmanager
-    async def exchange(_endpoint: object, _request: bytes, *, is_repeatable: bool) -> AsyncIterator[Answer]:
+    async def answer_any(_path: str) -> int:
         await trio.sleep(after_s)
         if isinstance(answer, Exception):
             raise answer
-        yield Answer(answer)
+        return answer
 
     provider = CogProvider(name, "http://box.example")
-    pool: Any = SimpleNamespace(exchange=exchange)
-    provider._client._pool = pool
+    serve(provider, answer_any)
     return provider
 
 

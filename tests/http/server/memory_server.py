@@ -38,6 +38,11 @@ async def answer(send: Send, body: bytes = b"", *, status: int = 200, more: bool
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
+async def never(scope: Scope, receive: Receive, send: Send) -> None:
+    """Leave a request without an answer."""
+    await trio.sleep_forever()
+
+
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with the path and the body."""
     await answer(send, scope["path"].encode() + b"|" + await read_body(receive))

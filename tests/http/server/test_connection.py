@@ -12,20 +12,10 @@ from holdfast.http.server.connection import Receive, Send
 from holdfast.http.server.limits import READ_AHEAD_BYTES
 from holdfast.sockets.connected import RECEIVE_BYTES
 
-from .memory_server import Scope, answer, answers, echo, read_body, rest_of, serving
+from .memory_server import Scope, answer, answers, echo, never, read_body, rest_of, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /p HTTP/1.1\r\nHost: x\r\n"
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    """Time that passes by itself where all wait for it."""
-    return MockClock(autojump_threshold=0)
-
-
-async def never(scope: Scope, receive: Receive, send: Send) -> None:
-    await trio.sleep_forever()
 
 
 def error_of(received: bytes) -> dict[str, str]:
@@ -94,7 +84,7 @@ async def test_100_continue_is_sent_when_the_body_is_read_not_before() -> None:
         assert (await answers(stream, 1)).endswith(b"\r\n\r\n{}")
 
 
-async def test_an_early_response_to_a_client_that_waits_for_100_closes(clock: MockClock) -> None:
+async def test_an_early_response_to_a_client_that_waits_for_100_closes(autojump_clock: MockClock) -> None:
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, b"no", status=401)
 
@@ -151,7 +141,7 @@ async def test_a_half_close_does_not_stop_the_last_write() -> None:
         assert (await rest_of(stream)).endswith(b"/a|")
 
 
-async def test_an_incomplete_head_times_out(clock: MockClock) -> None:
+async def test_an_incomplete_head_times_out(autojump_clock: MockClock) -> None:
     async with serving(head_timeout_s=10.0) as server:
         stream = server.connect()
         started_s = trio.current_time()
@@ -172,7 +162,7 @@ async def test_an_incomplete_head_times_out(clock: MockClock) -> None:
         assert server.calls == []
 
 
-async def test_an_incomplete_body_times_out(clock: MockClock) -> None:
+async def test_an_incomplete_body_times_out(autojump_clock: MockClock) -> None:
     async with serving(body_timeout_s=30.0) as server:
         stream = server.connect()
         await stream.send_all(POST + b"Content-Length: 5\r\n\r\nhel")
@@ -182,7 +172,7 @@ async def test_an_incomplete_body_times_out(clock: MockClock) -> None:
         assert server.cancelled == ["/p"]
 
 
-async def test_only_an_idle_connection_is_closed(clock: MockClock) -> None:
+async def test_only_an_idle_connection_is_closed(autojump_clock: MockClock) -> None:
     async with serving(idle_timeout_s=20.0) as server:
         unused, used = server.connect(), server.connect()
         for _ in range(10):
@@ -195,7 +185,7 @@ async def test_only_an_idle_connection_is_closed(clock: MockClock) -> None:
         assert await used.receive_some() == b""
 
 
-async def test_a_client_that_does_not_read_its_response_is_reset(clock: MockClock) -> None:
+async def test_a_client_that_does_not_read_its_response_is_reset(autojump_clock: MockClock) -> None:
     async with serving(send_timeout_s=20.0) as server:
         stream = server.connect_unbuffered()
         started_s = trio.current_time()
@@ -205,7 +195,7 @@ async def test_a_client_that_does_not_read_its_response_is_reset(clock: MockCloc
         await stream.aclose()
 
 
-async def test_a_slow_reader_gets_its_whole_response(clock: MockClock) -> None:
+async def test_a_slow_reader_gets_its_whole_response(autojump_clock: MockClock) -> None:
     whole = bytes(range(256)) * 4096
 
     async def much(scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,7 +234,7 @@ async def test_an_unread_body_is_not_buffered() -> None:
         await stream.aclose()
 
 
-async def test_an_early_response_waits_briefly_for_the_body(clock: MockClock) -> None:
+async def test_an_early_response_waits_briefly_for_the_body(autojump_clock: MockClock) -> None:
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, b"no", status=404)
 

@@ -15,19 +15,9 @@ from holdfast.http.server.connection import Receive, Send
 from holdfast.http.server.limits import connections_within
 from holdfast.sockets.connected import ConnectedSocket
 
-from .memory_server import HOME, Scope, answer, answers, echo, read_body, rest_of, serving
+from .memory_server import HOME, Scope, answer, answers, echo, never, read_body, rest_of, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-@pytest.fixture
-def clock() -> MockClock:
-    """Time that passes by itself where all wait for it."""
-    return MockClock(autojump_threshold=0)
-
-
-async def never(scope: Scope, receive: Receive, send: Send) -> None:
-    await trio.sleep_forever()
 
 
 def refused(received: bytes) -> bool:
@@ -166,7 +156,7 @@ async def test_each_listener_has_places_of_its_own() -> None:
             await stream.aclose()
 
 
-async def test_at_the_limit_the_longest_stalled_connection_makes_room(clock: MockClock) -> None:
+async def test_at_the_limit_the_longest_stalled_connection_makes_room(autojump_clock: MockClock) -> None:
     async with serving(connections_max=3) as server:
         unread, half, working = server.connect_unbuffered(), server.connect(), server.connect()
         await unread.send_all(GET)  # its response is never received
@@ -285,7 +275,7 @@ def test_connections_leave_reserved_files_free() -> None:
     assert connections_within(1, 2048) == 1
 
 
-async def test_a_stop_serves_one_more_request_of_an_idle_connection(clock: MockClock) -> None:
+async def test_a_stop_serves_one_more_request_of_an_idle_connection(autojump_clock: MockClock) -> None:
     async with serving(linger_s=2.0) as server:
         asking, silent = server.connect(), server.connect()
         await wait_all_tasks_blocked()
@@ -301,7 +291,7 @@ async def test_a_stop_serves_one_more_request_of_an_idle_connection(clock: MockC
         assert trio.current_time() - started_s <= 4.0
 
 
-async def test_a_stop_finishes_current_requests_and_aborts_the_rest(clock: MockClock) -> None:
+async def test_a_stop_finishes_current_requests_and_aborts_the_rest(autojump_clock: MockClock) -> None:
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         await trio.sleep(3 if scope["path"] == "/a" else 3600)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
