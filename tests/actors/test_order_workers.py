@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import structlog
 import trio
 from sqlalchemy import text
-from torture.card_faults import serve_faulty_card_emulator
+from tests.running_bank import RunningBank, running_bank
 
 from holdfast.actors.account.messages import (
     AttachIntent,
@@ -36,46 +34,18 @@ from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.providers.card.base import CardProvider
-from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.supervision.tree import RunningChild
 
 CREDIT = 1_000_000
-KEY = "sk_test_0123456789"
-
-
-@dataclass
-class Emulator:
-    """The stand-in for a card provider, whose webhooks go nowhere."""
-
-    http: httpx2.AsyncClient
-    provider: StripeProvider
-
-    async def act(self, kind: str, thing_id: str, action: str, **body: Any) -> str:
-        answer = await self.http.post(f"/control/{kind}/{thing_id}/{action}", json=body)
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["id"])
-
-    async def outage(self, mode: str, **more: Any) -> None:
-        answer = await self.http.post("/control/outages", json={"mode": mode, **more})
-        assert answer.status_code == 200, answer.text
 
 
 @pytest.fixture
-async def emulator(nursery: trio.Nursery, tmp_path: Path) -> AsyncIterator[Emulator]:
-    serve = partial(
-        serve_faulty_card_emulator,
-        api_key=KEY,
-        webhook_secret="whsec_unused",
-        webhook_url=lambda: "",
-        files_dir=tmp_path / "card",
-        settle_delay_s=0.0,
-    )
-    port = await nursery.start(serve)
-    url = f"http://127.0.0.1:{port}"
-    provider = StripeProvider(KEY, api_base=url, retries_count=0, timeout_s=60.0)
-    async with httpx2.AsyncClient(base_url=url) as http:
-        yield Emulator(http, provider)
-    await provider.close()
+async def bank(tmp_path: Path) -> AsyncIterator[RunningBank]:
+    """A card emulator whose webhooks go nowhere."""
+    adapter = {"retries_count": 0, "timeout_s": 60.0}
+    settings: dict[str, Any] = {"webhook_secret": "whsec_unused", "webhook_url": lambda: ""}
+    async with running_bank(tmp_path / "card", adapter=adapter, **settings) as bank:
+        yield bank
 
 
 @dataclass
@@ -84,7 +54,7 @@ class Setup:
 
     system: Any
     payments: Any
-    emulator: Emulator
+    bank: RunningBank
     account_id: str
 
     @property
@@ -98,7 +68,7 @@ class Setup:
         )
 
     def worker(self, kind: type[OrderWorker], *, card: bool = True) -> OrderWorker:
-        order_checks = self.order_checks(self.emulator.provider if card else None)
+        order_checks = self.order_checks(self.bank.provider if card else None)
         return kind(database=self.database, order_checks=order_checks)
 
     async def order(self, provider: str = "cardprovider", *, intent: bool = True, **fields: Any) -> Order:
@@ -108,7 +78,7 @@ class Setup:
         assert isinstance(created, OrderResult)
         request = created.order.request
         if intent and provider == "cardprovider":
-            asked = await self.emulator.provider.create_intent(
+            asked = await self.bank.provider.create_intent(
                 request.order_id, request.account_id, request.amount_micro // 10_000, "USD", env="development"
             )
             attach = AttachIntent(request.order_id, asked.provider_payment_id)
@@ -135,7 +105,7 @@ class Setup:
 
     async def pay(self, order: Order, **body: Any) -> str:
         assert order.state.payment_id is not None
-        return await self.emulator.act("payment_intents", order.state.payment_id, "pay", **body)
+        return await self.bank.press("payment_intents", order.state.payment_id, "pay", **body)
 
     def assert_audit_clean(self) -> None:
         with connected(self.database.url) as connection:
@@ -143,9 +113,9 @@ class Setup:
 
 
 @pytest.fixture
-async def setup(system: Any, payments: Any, emulator: Emulator) -> Setup:
+async def setup(system: Any, payments: Any, bank: RunningBank) -> Setup:
     account_id, _ = await system.open_account()
-    return Setup(system, payments, emulator, account_id)
+    return Setup(system, payments, bank, account_id)
 
 
 async def test_a_paid_order_is_credited_and_later_reconciled_without_webhooks(setup: Setup) -> None:
@@ -166,7 +136,7 @@ async def test_a_paid_order_is_credited_and_later_reconciled_without_webhooks(se
 
 async def test_an_intent_whose_create_call_was_lost_is_found_and_not_duplicated(setup: Setup) -> None:
     order = await setup.order(intent=False)
-    asked = await setup.emulator.provider.create_intent(
+    asked = await setup.bank.provider.create_intent(
         order.order_id, order.account_id, 1000, "USD", env="development"
     )
     await setup.run(Reconciler)
@@ -187,7 +157,7 @@ async def test_an_intent_that_is_refused_fails_the_order(setup: Setup) -> None:
 async def test_a_provider_that_is_away_is_an_error_that_passes(setup: Setup) -> None:
     order = await setup.order()
     await setup.pay(order)
-    await setup.emulator.outage("error", call="payment_intents.retrieve", times=1)
+    await setup.bank.outage("error", call="payment_intents.retrieve", times=1)
     await setup.run(Reconciler)
     away = await setup.read(order)
     for _ in range(2):
@@ -209,7 +179,7 @@ async def test_an_unpaid_card_order_is_ended_with_its_intent(setup: Setup) -> No
     assert await setup.run(OrderSweeper) == 1
     after = await setup.read(order)
     assert order.state.payment_id is not None
-    seen = await setup.emulator.provider.retrieve(order.state.payment_id, as_of=0)
+    seen = await setup.bank.provider.retrieve(order.state.payment_id, as_of=0)
     assert (after.status, after.statuses.processing_status) == ("expired", "canceled")
     assert seen.state == "canceled"
     setup.assert_audit_clean()
@@ -247,7 +217,7 @@ async def test_an_order_that_turns_out_paid_is_credited_instead_of_ended(setup: 
 async def test_an_order_whose_payment_is_processing_does_not_expire(setup: Setup) -> None:
     order = await setup.order(expires_at=utc_now() - PAST)
     assert order.state.payment_id is not None
-    await setup.emulator.act("payment_intents", order.state.payment_id, "process")
+    await setup.bank.press("payment_intents", order.state.payment_id, "process")
     await setup.run(OrderSweeper)
     waiting = await setup.read(order)
     again_at_once = await setup.worker(OrderSweeper).poll_due()

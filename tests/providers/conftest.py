@@ -17,9 +17,8 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 from quart import request
 from quart_trio import QuartTrio
-from torture.card_faults import serve_faulty_card_emulator
+from tests.running_bank import RunningBank, running_bank
 
-from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.providers.media.callbacks import parse_callback
 from holdfast.providers.signatures import verify_signature
 from holdfast_emulators.studio.app import serve_studio
@@ -27,7 +26,6 @@ from holdfast_emulators.studio.model import OutputFile, RenderContext
 from holdfast_emulators.studio.renderer import Renderer
 
 SECRET = "studio-callback-secret"
-CARD_KEY = "sk_test_emulatorkey0123456789"
 CARD_WEBHOOK_SECRET = "card-webhook-secret"
 
 
@@ -241,46 +239,6 @@ class Letterbox:
         return [each.type for each in self.posted]
 
 
-@dataclass
-class RunningBank:
-    """A card emulator with its address, a client of its controls, and the adapter that speaks to it."""
-
-    url: str
-    http: httpx2.AsyncClient
-    provider: StripeProvider
-
-    async def press(self, kind: str, thing_id: str, action: str, **body: Any) -> str:
-        """Press a button; returns the id of what came of it."""
-        answer = await self.http.post(f"/control/{kind}/{thing_id}/{action}", json=body)
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["id"])
-
-    async def faults(self, **switches: Any) -> None:
-        """Set how webhooks go astray; what is not named is off."""
-        answer = await self.http.put("/control/webhooks", json=switches)
-        assert answer.status_code == 200, answer.text
-
-    async def outage(self, mode: str, **more: Any) -> None:
-        """Add an outage."""
-        answer = await self.http.post("/control/outages", json={"mode": mode, **more})
-        assert answer.status_code == 200, answer.text
-
-    async def recover(self) -> None:
-        """Remove all outages; calls that they delay go on."""
-        answer = await self.http.delete("/control/outages")
-        assert answer.status_code == 200, answer.text
-
-    async def order(self, order_id: str = "ord_1", amount_minor: int = 1000, currency: str = "USD") -> str:
-        """An intent for an order, made through the adapter; its id."""
-        created = await self.provider.create_intent(order_id, "acct_1", amount_minor, currency, env="test")
-        return created.provider_payment_id
-
-    async def paid(self, order_id: str = "ord_1", amount_minor: int = 1000) -> tuple[str, str]:
-        """A paid order: the ids of its intent and its charge."""
-        intent_id = await self.order(order_id, amount_minor)
-        return intent_id, await self.press("payment_intents", intent_id, "pay")
-
-
 StartBank = Callable[..., AbstractAsyncContextManager[RunningBank]]
 
 
@@ -308,27 +266,9 @@ def start_bank(tmp_path: Path, letterbox: Letterbox) -> StartBank:
 
     @asynccontextmanager
     async def start(*, adapter: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[RunningBank]:
-        settings: dict[str, Any] = {
-            "api_key": CARD_KEY,
-            "webhook_secret": CARD_WEBHOOK_SECRET,
-            "webhook_url": lambda: letterbox.url,
-            "files_dir": tmp_path / "card",
-            "settle_delay_s": 0.0,
-            "retry_delays_s": (0, 0, 0, 0),
-            **options,
-        }
-        async with trio.open_nursery() as nursery:
-
-            async def run(*, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-                await serve_faulty_card_emulator(**settings, task_status=task_status)
-
-            port = await nursery.start(run)
-            url = f"http://127.0.0.1:{port}"
-            provider = StripeProvider(CARD_KEY, api_base=url, **(adapter or {}))
-            async with httpx2.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=60) as http:
-                yield RunningBank(url, http, provider)
-            await provider.close()
-            nursery.cancel_scope.cancel()
+        defaults: dict[str, Any] = {"webhook_secret": CARD_WEBHOOK_SECRET, "webhook_url": lambda: letterbox.url}
+        async with running_bank(tmp_path / "card", adapter=adapter, **defaults | options) as bank:
+            yield bank
 
     return start
 

@@ -11,6 +11,7 @@ import pytest
 import trio
 from quart import Response
 from quart_trio import QuartTrio
+from tests.running_bank import CARD_KEY, RunningBank
 
 from holdfast.ledger.orders.facts import Attempt, Claim, OrderFacts, join
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
@@ -26,7 +27,7 @@ from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast_emulators.card import app
 from holdfast_emulators.card.wire import render
 
-from .conftest import CARD_KEY, RunningBank, ServeApp, StartBank
+from .conftest import ServeApp, StartBank
 
 NO_RETRIES = {"retries_count": 0}
 BEARER = {"Authorization": f"Bearer {CARD_KEY}"}

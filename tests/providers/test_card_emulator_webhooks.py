@@ -8,8 +8,9 @@ from typing import Any
 import httpx2
 import stripe
 import trio
+from tests.running_bank import RunningBank
 
-from .conftest import CARD_WEBHOOK_SECRET, Letterbox, RunningBank, StartBank
+from .conftest import CARD_WEBHOOK_SECRET, Letterbox, StartBank
 
 PAID = ["payment_intent.created", "charge.succeeded", "payment_intent.succeeded", "charge.updated"]
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import stripe
+from tests.running_bank import CARD_KEY, RunningBank
 
 from holdfast.providers.card.stripe_adapter import TrioHttp
 from holdfast_emulators.card.state import ApiError
 from holdfast_emulators.card.wire import parse_form
 
-from .conftest import CARD_KEY, RunningBank, StartBank
+from .conftest import StartBank
 
 BEARER = {"Authorization": f"Bearer {CARD_KEY}"}
 ORDER = {"amount": 1000, "currency": "usd", "metadata": {"order_id": "ord_1"}}
