@@ -60,7 +60,7 @@ _Rows: TypeAlias = Mapping[str, tuple[str, Task | Order | UnreadableRow]]
 route = RouteTable("Streams")
 
 
-class UnreadableTask(msgspec.Struct, frozen=True):
+class Unreadable(msgspec.Struct, frozen=True):
     """A task or order that was changed and cannot be read now."""
 
     id: str
@@ -293,4 +293,4 @@ def _row_event(call: Call, row_id: str, row: Task | Order | UnreadableRow | None
         case Order():
             return event("order", payment_order_body(row))
         case _:
-            return event("unreadable", UnreadableTask(row_id))
+            return event("unreadable", Unreadable(row_id))
