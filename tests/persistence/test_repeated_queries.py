@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from sqlalchemy import Connection, Double, bindparam, func, select, text
 
 from holdfast.persistence.queries.accounts import find_totals
 from holdfast.persistence.queries.credentials import find_api_keys, find_sessions
-from holdfast.persistence.queries.tasks import find_tasks
+from holdfast.persistence.queries.tasks import find_tasks, tasks_of_account
 from holdfast.persistence.server.connections import BoundedConnection, connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import QueryTimedOut
@@ -20,18 +21,15 @@ from holdfast.persistence.server.repeated_queries import RepeatedQuery
 from .test_database import backends_ended
 
 RUNS = 50
+LOOKUPS: dict[str, Callable[[Connection, int], object]] = {
+    "tasks": lambda rows, count: find_tasks(rows, ["task_1"] * count),
+    "totals": lambda rows, count: find_totals(rows, ["acct_1"] * count),
+    "keys": lambda rows, count: find_api_keys(rows, [b"1"] * count),
+    "sessions": lambda rows, count: find_sessions(rows, [b"1"] * count),
+}
 
 
-@pytest.mark.parametrize(
-    "look_up",
-    [
-        lambda rows, count: find_tasks(rows, ["task_1"] * count),
-        lambda rows, count: find_totals(rows, ["acct_1"] * count),
-        lambda rows, count: find_api_keys(rows, [b"1"] * count),
-        lambda rows, count: find_sessions(rows, [b"1"] * count),
-    ],
-    ids=["tasks", "totals", "keys", "sessions"],
-)
+@pytest.mark.parametrize("look_up", LOOKUPS.values(), ids=LOOKUPS)
 def test_a_lookup_is_planned_once_however_many_keys_it_has(
     database_url: str, look_up: Callable[[Connection, int], object]
 ) -> None:
@@ -43,6 +41,27 @@ def test_a_lookup_is_planned_once_however_many_keys_it_has(
     # The driver prepares it after some runs, and the server plans each of the first five runs after that.
     assert custom == 5
     assert generic > RUNS // 2
+
+
+async def test_a_plan_made_for_empty_tables_finds_rows_by_their_keys(database: Database) -> None:
+    """It is used as long as the connection, however many rows there are by then."""
+
+    def plans(rows: Connection) -> list[str]:
+        for _ in range(RUNS):
+            for look_up in LOOKUPS.values():
+                look_up(rows, 1)
+            tasks_of_account(rows, "acct_1", limit=20)
+        prepared = rows.execute(text("select name, statement from pg_prepared_statements order by name")).all()
+        assert len(prepared) == len(LOOKUPS) + 1
+        values = [", ".join(["null"] * len(set(re.findall(r"\$\d+", each.statement)))) for each in prepared]
+        return [
+            "\n".join(rows.execute(text(f"explain execute {each.name}({given})")).scalars())
+            for each, given in zip(prepared, values, strict=True)
+        ]
+
+    for plan in await database.read(plans):
+        assert "Index" in plan
+        assert "Seq Scan" not in plan
 
 
 async def test_a_lookup_on_a_lost_connection_finds_none_of_its_age(database: Database, database_url: str) -> None:

@@ -62,7 +62,11 @@ _PLANS_BY_KEY = (
 """The writer finds every row by its key, and its plans are reused by all batches."""
 
 _FEW_ROWS_BY_KEY = "set enable_seqscan = off; set max_parallel_workers_per_gather = 0; set jit = off"
-"""For reads of a few accounts' rows: no plan reads a whole table, or runs on several of the server's cores."""
+"""For reads: no plan reads a whole table, or runs on several of the server's cores.
+
+A plan that is reused may be as old as its connection, and tables grow: one made for a small table would read all
+of it. Only what no index serves is read that way.
+"""
 
 _WAITING_FOR_CLIENTS = (
     "select a.pid, a.backend_start, extract(epoch from clock_timestamp() - a.state_change)::float8, "
@@ -149,20 +153,17 @@ def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
     return connection
 
 
-def make_engine(
-    url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool, by_key: bool = False
-) -> Engine:
+def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool) -> Engine:
     """Create an engine whose connections are ours, so that the URL means what it means to libpq.
 
     A ``read_only`` one has no transactions, which saves the round trips of BEGIN and COMMIT. Under READ COMMITTED
-    each statement has its own snapshot anyway. ``by_key``: no plan reads a whole table.
+    each statement has its own snapshot anyway. Its plans read rows by their keys.
     """
 
     def creator() -> psycopg.Connection[Any]:
         connection = connect(url, statement_timeout_ms=statement_timeout_ms)
         if read_only:
             connection.execute("select set_config('default_transaction_read_only', 'on', false)")
-        if by_key:
             connection.execute(_FEW_ROWS_BY_KEY)
         connection.commit()
         return connection

@@ -78,7 +78,7 @@ class Database:
         self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, read_only=True)
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
         self._work_engine = make_engine(url, pool_size=WORK_SIZE + 1, statement_timeout_ms=WORK_MS, read_only=False)
-        self._scan_engine = make_engine(url, pool_size=1, statement_timeout_ms=SCAN_MS, read_only=True, by_key=True)
+        self._scan_engine = make_engine(url, pool_size=1, statement_timeout_ms=SCAN_MS, read_only=True)
 
     async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``query(connection, …)`` on a thread, on a read-only connection, and return its result.
