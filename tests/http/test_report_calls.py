@@ -219,6 +219,26 @@ async def test_too_many_readers_are_refused_until_one_hangs_up(api: Api) -> None
             assert await reader.keys(1) == ["acct_1"]
 
 
+async def test_a_reader_that_does_not_read_costs_bounded_memory(api: Api) -> None:
+    async with serving(api) as base, reading(base, OPERATOR) as slow:
+        report = emit(api, reason="word " * 400)
+        # More than the sockets' buffers take; the reader reads none of it meanwhile.
+        for number in range(20_000):
+            api.reporter.accept(msgspec.structs.replace(report, report_id=f"rep_{number}"))
+            if number % 1_000 == 0:
+                await trio.lowlevel.checkpoint()
+        emit(api, "acct_last")
+        skipped, last = 0, ""
+        while last != "acct_last":
+            event = await slow.next()
+            assert event is not None
+            if event.fields["event"] == "skipped":
+                skipped += event.data["count"]
+            else:
+                last = event.data["key"]
+        assert skipped > 10_000
+
+
 async def test_streams_end_in_order_when_the_server_stops(api: Api) -> None:
     api.configure(operator_token=OPERATOR)
     readers: list[StreamReader] = []
