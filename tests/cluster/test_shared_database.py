@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import pytest
 import trio
 from msgspec.structs import replace
 from tests.actors.actor_system import ActorSystem, create_task, make_system
@@ -21,16 +22,20 @@ from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.cluster.codec import ACCOUNTS, codecs
 from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls, socket_path
-from holdfast.cluster.members import Members
+from holdfast.cluster.members import SINGLETONS, Members
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.places import place_of
+from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.changes import Changes
+from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.service_clock import ServiceClock
+from holdfast.telemetry import metrics
 
 CREDIT = 100_000_000
+STALE_MAX = 2
 """Units that two members may decide while they find each other."""
 
 
@@ -91,6 +96,11 @@ async def until_members(nodes: list[Node]) -> None:
     await until(lambda: all(len(node.members.owners) == len(nodes) for node in nodes))
 
 
+def stale_units() -> float:
+    [found] = metrics.FENCE_STALE.collect()
+    return sum(sample.value for sample in found.samples if sample.name.endswith("_total"))
+
+
 async def create_mixed(nodes: list[Node], opened: list[tuple[str, str]], batch: str) -> None:
     """Create tasks in all accounts, each ask through the next member, and the same ask again through another."""
     replies: dict[str, set[str]] = {}
@@ -119,6 +129,28 @@ async def open_accounts(node: Node) -> list[tuple[str, str]]:
         recharged = await node.accounts.ref(account_id).ask(Recharge(CREDIT, IdempotencyKey("r", "k", b"f")))
         assert isinstance(recharged, CreditChanged)
     return opened
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_mixed_accounts_are_decided_by_one_member(database_url: str, tmp_path: Path, count: int) -> None:
+    nodes = [Node(database_url, tmp_path, f"machine {number}") for number in range(count)]
+    async with running(nodes):
+        opened = await open_accounts(nodes[0])
+        stale_before = stale_units()
+        await create_mixed(nodes, opened, "all")
+        assert stale_units() - stale_before <= STALE_MAX
+        for node in nodes:
+            owned = [opened_id for opened_id, _ in opened if node.members.link_to(place_of(opened_id)) is None]
+            assert node.system.accounts.active_count == len(owned)
+        await until(
+            lambda: sum(node.presence.has_claimed(name) for node in nodes for name in SINGLETONS) == len(SINGLETONS)
+        )
+        # One ends without a word; the others answer for its accounts at once, from the rows.
+        nodes[-1].scope.cancel()
+        await until_members(nodes[:-1])
+        await create_mixed(nodes[:-1], opened, "without the last")
+    with connected(database_url) as connection:
+        assert run_audit(connection) == {}
 
 
 async def test_members_of_different_machines_are_linked_by_tls(database_url: str, tmp_path: Path) -> None:
