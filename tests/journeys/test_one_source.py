@@ -33,7 +33,7 @@ CONNECTIONS = 2400 // SCALE
 REOPENED_S = 25.0
 REQUESTS = 30
 OTHER_CLIENT, ATTACKER = "127.0.0.2", "127.0.0.3"
-LIMITS = {"sc0_conn_cur gt 500": 500, "sc1_conn_cur gt 250": 250, "maxconn 1700": 1700}
+LIMITS = {"sc0_conn_cur gt 500": 500, "sc1_conn_cur gt 250": 250, "maxconn 3400": 3400}
 """The limits of the shipped configuration that are made smaller."""
 
 UNREAD = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -50,7 +50,7 @@ ATTACKS = {
 @pytest.fixture
 def service(new_service: NewService, shared_url: str) -> Service:
     service = new_service(
-        TRUSTED_PROXIES="127.0.0.1", CONNECTIONS_MAX=str(2048 // SCALE), OPS_PORT="0", DATABASE_URL=shared_url
+        TRUSTED_PROXIES="127.0.0.1", CONNECTIONS_MAX=str(4096 // SCALE), OPS_PORT="0", DATABASE_URL=shared_url
     )
     service.start()
     return service
