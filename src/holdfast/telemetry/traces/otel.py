@@ -122,13 +122,22 @@ def start_exporting(variables: Mapping[str, str]) -> None:
     recorder, provider = recorder_to(BatchSpanProcessor(OTLPSpanExporter(session=session)), variables)
     record_spans(recorder)
 
+    ending = threading.Event()
+
     def close() -> None:
-        # In a thread of its own: a collector that does not answer must not delay the end.
-        closing = threading.Thread(target=provider.shutdown, daemon=True)
-        closing.start()
+        ending.wait()
+        provider.shutdown()
+
+    # A thread of its own: a collector that does not answer must not delay the end. It starts here, because an
+    # interpreter that ends starts no threads.
+    closing = threading.Thread(target=close, name="closes spans", daemon=True)
+    closing.start()
+
+    def end() -> None:
+        ending.set()
         closing.join(CLOSE_S)
 
-    atexit.register(close)
+    atexit.register(end)
 
 
 def _context_of(text: str) -> SpanContext:
