@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,11 +29,11 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.journal.statements import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.persistence.server.loop_calls import await_in_call
 from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.supervision.spec import Backoff
 from holdfast.telemetry import metrics
@@ -77,12 +76,12 @@ class StallingWriter(BatchWriter):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database.connect_writer, now=utc_now)
-        self.may_write = threading.Event()
+        self.may_write = trio.Event()
         self.may_write.set()
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
-        self.may_write.wait(20)
-        return super().write(units, prepared)
+    def write(self, units: Sequence[Unit]) -> list[UnitResult]:
+        await_in_call(self.may_write.wait)
+        return super().write(units)
 
 
 async def test_replies_replays_and_refusals_wait_for_the_commit(
@@ -99,7 +98,7 @@ async def test_replies_replays_and_refusals_wait_for_the_commit(
     await system.ask(account_id, Recharge(CREDIT))
     try:
         async with trio.open_nursery() as nursery:
-            writer.may_write.clear()
+            writer.may_write = trio.Event()
             for name, key in (("first", "k"), ("replay", "k"), ("refusal", None)):
                 nursery.start_soon(ask, name, new_task(key_id, key=key))
                 await wait_all_tasks_blocked()
@@ -201,7 +200,7 @@ class FaultyWriter(BatchWriter):
         self.rng = rng
         self.durable: dict[str, bool] = {}
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
+    def write(self, units: Sequence[Unit]) -> list[UnitResult]:
         luck = self.rng.random()
         if luck < 0.08:
             raise ConnectionLost(OSError("before anything was sent"))
@@ -212,7 +211,7 @@ class FaultyWriter(BatchWriter):
         if luck < 0.24:
             self.durable[batch_id] = False
             raise CommitUnanswered(batch_id, OSError("sent, lost"), if_durable=void, if_void=void)
-        verdicts = super().write(units, prepared)
+        verdicts = super().write(units)
         if luck < 0.32:
             self.durable[batch_id] = True
             raise CommitUnanswered(batch_id, OSError("committed, unanswered"), if_durable=verdicts, if_void=void)

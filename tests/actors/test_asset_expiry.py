@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -13,8 +12,8 @@ from sqlalchemy import Connection, text
 
 from holdfast.actors.task.messages import DecideReview, ExpireAssets, Host, Wake
 from holdfast.actors.workers.asset_sweeper import Swept
-from holdfast.persistence.journal.statements import Prepared
 from holdfast.persistence.journal.units import Unit, UnitResult
+from holdfast.persistence.server.loop_calls import await_in_call
 
 from .asset_setup import RETENTION_S, Setup, picture, update
 
@@ -47,18 +46,18 @@ async def test_an_end_based_on_a_void_step_is_void(setup: Setup, monkeypatch: py
     await setup.rival.ref(request_id).ask(update(request_id, "evt_2", "failed"))
     last = await setup.stored(1, picture(2))
     writer = setup.system.journal._writer
-    write, begun, go_on = writer.write, threading.Event(), threading.Event()
+    write, begun, go_on = writer.write, trio.Event(), trio.Event()
 
-    def waits(units: Sequence[Unit], prepared: Prepared | None) -> list[UnitResult]:
+    def waits(units: Sequence[Unit]) -> list[UnitResult]:
         begun.set()
-        assert go_on.wait(10)
-        return write(units, prepared)
+        await_in_call(go_on.wait)
+        return write(units)
 
     monkeypatch.setattr(writer, "write", waits)
     # Ours moves it as well, to a version of the same number, and ends the task on top of that while this is
     # still on its way to the disk.
     setup.tasks.ref(request_id).tell(update(request_id, "evt_3", "succeeded", outputs=2))
-    assert await trio.to_thread.run_sync(begun.wait, 10)
+    await begun.wait()
     setup.tasks.ref(request_id).tell(last)
     await trio.testing.wait_all_tasks_blocked()
     go_on.set()

@@ -46,7 +46,6 @@ from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.audit.rules import BrokenRule
 from holdfast.persistence.claims.contents import Content
 from holdfast.persistence.claims.outbox import FIRST, Capacity, claim_due
-from holdfast.persistence.journal.statements import Prepared
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
 from holdfast.persistence.queries.loading import load_task, load_task_and_events
@@ -74,16 +73,16 @@ class LosingWriter(BatchWriter):
         self.is_losing = False
         self._written: dict[str, bool] = {}
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
+    def write(self, units: Sequence[Unit]) -> list[UnitResult]:
         void: list[UnitResult] = [NotWritten("lost")] * len(units)
         luck = self.rng.random() if self.is_losing else 1.0
         if luck < 0.1:
             return void
         if luck > 0.22:
-            return super().write(units, prepared)
+            return super().write(units)
         batch_id, durable = new_id("batch"), void
         if luck < 0.17:
-            durable = super().write(units, prepared)
+            durable = super().write(units)
         self._written[batch_id] = durable is not void
         raise CommitUnanswered(batch_id, OSError("lost"), if_durable=durable, if_void=void)
 

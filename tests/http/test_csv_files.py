@@ -239,7 +239,7 @@ class FailingRows:
 
 async def test_an_incomplete_file_breaks_the_connection(api: Api) -> None:
     await add_many(api, 2 * CSV_PAGE_ROWS)
-    rows = FailingRows(api, 1)
+    rows = FailingRows(api, 2)
     api.change(database=rows)
     async with api.serving() as base, httpx2.AsyncClient(base_url=base) as client:
         with pytest.raises(httpx2.RemoteProtocolError):

@@ -15,7 +15,6 @@ from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.server.database import Database
 
 from .journal_bench import JournalBench
-from .written_units import PreparingWriter
 
 
 @pytest.fixture
@@ -25,9 +24,9 @@ def rows(database_url: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-@pytest.fixture(params=[BatchWriter, PreparingWriter], ids=["unprepared", "prepared"])
-def writer(database_url: str, request: pytest.FixtureRequest) -> Iterator[BatchWriter]:
-    with closing(request.param(Database(database_url).connect_writer, now=utc_now)) as writer:
+@pytest.fixture
+def writer(database_url: str) -> Iterator[BatchWriter]:
+    with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as writer:
         yield writer
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+import math
 from collections.abc import Callable, Sequence
 
 import trio
 
 from holdfast.persistence.journal.journal import Journal
-from holdfast.persistence.journal.statements import Prepared
 from holdfast.persistence.journal.units import Committed, Unit, UnitResult
 from holdfast.persistence.server.database_gate import DatabaseGate
+from holdfast.persistence.server.loop_calls import await_in_call
 
 Outcome = Exception | list[UnitResult] | bool | None
 
@@ -21,15 +20,13 @@ class ScriptedWriter:
 
     def __init__(self) -> None:
         self.batches: list[list[Unit]] = []
-        self.prepared: list[Prepared | None] = []
         self.looked_up: list[str] = []
         self.closed = 0
-        self._begun = threading.Semaphore(0)
-        self._script: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._begun = trio.Semaphore(0)
+        self._script, self._outcomes = trio.open_memory_channel[Outcome](math.inf)
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
+    def write(self, units: Sequence[Unit]) -> list[UnitResult]:
         self.batches.append(list(units))
-        self.prepared.append(prepared)
         outcome = self._next()
         return outcome if isinstance(outcome, list) else [Committed()] * len(units)
 
@@ -42,18 +39,18 @@ class ScriptedWriter:
 
     def _next(self) -> Outcome:
         self._begun.release()
-        outcome = self._script.get(timeout=60)
+        outcome = await_in_call(self._outcomes.receive)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     async def has_begun(self) -> None:
         """Return once the writer has started its next call."""
-        await trio.to_thread.run_sync(self._begun.acquire, abandon_on_cancel=True)
+        await self._begun.acquire()
 
     def finish(self, outcome: Outcome = None) -> None:
         """End the call under way (or the next one) with this outcome."""
-        self._script.put(outcome)
+        self._script.send_nowait(outcome)
 
 
 class Author:

@@ -11,7 +11,6 @@ import psycopg
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.audit.audit import run_audit
-from holdfast.persistence.journal.statements import prepare
 from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.records.rows import AccountHead, ApiKeyRecord, ApiKeyRow, IdempotencyRow, Row
@@ -46,15 +45,8 @@ class MarkedUnits(AccountUnits):
 
 def opened(writer: BatchWriter, how_many: int = 1) -> list[MarkedUnits]:
     accounts = [MarkedUnits() for _ in range(how_many)]
-    assert set(written(writer, [account.opening() for account in accounts])) == {Committed()}
+    assert set(writer.write([account.opening() for account in accounts])) == {Committed()}
     return accounts
-
-
-def written(writer: BatchWriter, units: Sequence[Unit]) -> list[UnitResult]:
-    """Write a batch as the journal does."""
-    ready = prepare(units)
-    assert ready is not None
-    return writer.write(units, ready)
 
 
 def marks_of(units: Sequence[Unit]) -> set[str]:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from holdfast.persistence.server.database_faults import (
     trouble_of,
 )
 from holdfast.persistence.server.database_gate import GRACE_S, TIMEOUTS_SPAN_S, DatabaseGate
+from holdfast.persistence.server.loop_calls import await_in_call
 from holdfast.telemetry import metrics
 
 UNREACHABLE = "postgresql://absent@127.0.0.1:1/nothing"
@@ -82,7 +82,8 @@ async def test_times_are_read_in_utc(database: Database) -> None:
 
 async def test_a_read_on_a_lost_connection_is_retried_once(database: Database, database_url: str) -> None:
     await database.read(one)
-    assert await trio.to_thread.run_sync(backends_ended, database_url) == 1
+    # One that is used, and the one of the engine for work, with which it was prepared.
+    assert await trio.to_thread.run_sync(backends_ended, database_url) == 2
     assert await database.read(one) == 1
     assert database.gate.is_open
 
@@ -147,18 +148,17 @@ async def test_reads_beyond_the_pool_wait_for_their_turn(database_url: str) -> N
     await database.open()
     most = 0
     running = 0
-    lock = threading.Lock()
-    pair = threading.Barrier(2)
+    pair = trio.Event()
 
     def query(connection: Connection) -> None:
         nonlocal most, running
-        with lock:
-            running += 1
-            most = max(most, running)
-        pair.wait(timeout=60)
+        running += 1
+        most = max(most, running)
+        if running == 2:
+            pair.set()
+        await_in_call(pair.wait)
         one(connection)
-        with lock:
-            running -= 1
+        running -= 1
 
     async with trio.open_nursery() as nursery:
         for _ in range(6):
@@ -201,18 +201,18 @@ async def test_an_outage_is_counted_only_after_a_first_connection() -> None:
 
 async def test_the_wait_for_a_connection_is_measured(database: Database) -> None:
     waits = metrics.DATABASE_WAIT_S.labels("read")
-    free = threading.Event()
-    running = [threading.Event() for _ in range(int(database._reads.total_tokens))]
+    free = trio.Event()
+    running = [trio.Event() for _ in range(int(database._reads.total_tokens))]
 
-    def occupy(_: Connection, has_begun: threading.Event) -> None:
+    def occupy(_: Connection, has_begun: trio.Event) -> None:
         has_begun.set()
-        assert free.wait(10)
+        await_in_call(free.wait)
 
     async with trio.open_nursery() as nursery:
         for has_begun in running:
             nursery.start_soon(database.read, occupy, has_begun)
         for has_begun in running:
-            await trio.to_thread.run_sync(has_begun.wait, 10)
+            await has_begun.wait()
         before = waits.distribution
         nursery.start_soon(database.read, lambda _: None)
         await trio.testing.wait_all_tasks_blocked()

@@ -1,10 +1,10 @@
-"""Batches prepared as if every unit passed: a void unit writes nothing, and no other unit is lost."""
+"""What a batch sends: a void unit writes nothing, and no other unit is lost."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.ids import new_id
-from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS, preconditions_of, prepare
+from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS, draft_of, preconditions_of
 from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit
 from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
 from holdfast.persistence.records.rows import (
@@ -29,15 +29,9 @@ from holdfast.persistence.records.rows import (
 )
 from holdfast.persistence.server.database import Database
 
-from .marked_units import MarkedUnits, assert_only_these_rows, assert_sound, committed, found, opened, written
+from .marked_units import MarkedUnits, assert_only_these_rows, assert_sound, committed, found, opened
 from .values import make_task
 from .written_units import AT, BEYOND_ASCII, kinds
-
-
-@pytest.fixture
-def writer(database_url: str) -> Iterator[BatchWriter]:
-    with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as writer:
-        yield writer
 
 
 @pytest.fixture(params=[1, 10_000], ids=["copied", "not copied"])
@@ -60,7 +54,7 @@ def test_a_void_unit_writes_nothing_and_leaves_the_committed_head(
     bad = 0 if void == "first" else last
     units = [ours.credit(fences=gone if place == bad else ()) for place in range(how_many)]
     units += [neighbour.credit()]
-    verdicts = written(writer, units)
+    verdicts = writer.write(units)
     expected = [] if void == "first" else units[:last]
     assert committed(units, verdicts) == [*expected, units[-1]]
     assert_only_these_rows(rows, [*expected, units[-1]])
@@ -80,7 +74,7 @@ def test_the_rows_of_a_batch_are_those_of_its_committed_units(
     counts: Counter[str] = Counter()
     for _ in range(6):
         batch = [_some_unit(rng, rng.choice(accounts)) for _ in range(rng.randrange(1, 14))]
-        verdicts = written(writer, batch)
+        verdicts = writer.write(batch)
         counts.update(kinds(verdicts))
         expected += committed(batch, verdicts)
         for place, account in enumerate(accounts):
@@ -135,7 +129,7 @@ def test_a_batch_without_committed_units_leaves_no_marker(
     batches = found(rows, "select count(*) from journal_batches")
     unit = account.credit(fences=(Fence("task", "task_gone", 7),), extra=(SignInRow("email:a", 1, AT, {}),))
     first_sign_in = Unit(fences=(Fence("sign_in", "email:a", 0), Fence("task", "task_gone", 7)))
-    assert kinds(written(writer, [unit, first_sign_in])) == ["Stale", "Stale"]
+    assert kinds(writer.write([unit, first_sign_in])) == ["Stale", "Stale"]
     assert found(rows, "select count(*) from journal_batches") == batches
     assert found(rows, "select key from sign_ins") == []
     assert_only_these_rows(rows, [])
@@ -147,16 +141,14 @@ def test_rows_without_a_fence_are_written_beside_void_units(
     [account] = opened(writer)
     free = Unit(rows=(account.mark(),))
     batch = [account.credit(fences=(Fence("task", "task_gone", 7),)), free, account.check()]
-    assert kinds(written(writer, batch)) == ["Stale", "Committed", "Stale"]
+    assert kinds(writer.write(batch)) == ["Stale", "Committed", "Stale"]
     assert_only_these_rows(rows, [free])
 
 
 def test_an_empty_batch_reads_and_writes_nothing(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:
-    ready = prepare([])
-    assert ready is not None
-    assert ready.preconditions.is_empty
-    assert ready.draft.is_empty
-    assert writer.write([], ready) == []
+    assert preconditions_of([]).is_empty
+    assert draft_of([]).is_empty
+    assert writer.write([]) == []
     assert found(rows, "select count(*) from journal_batches") == [0]
 
 
@@ -164,7 +156,6 @@ def test_an_empty_batch_reads_and_writes_nothing(writer: BatchWriter, rows: psyc
 
 
 WRONG: Any = 5
-NEVER_READY = {"a time that is none", "a row that nothing writes"}
 BROKEN: dict[str, Callable[[MarkedUnits], Unit]] = {
     "a time that is none": lambda account: account.credit(extra=(ApiKeyRevokedRow("a", "k", WRONG),)),
     "a row that nothing writes": lambda account: account.credit(extra=(WRONG,)),
@@ -193,12 +184,10 @@ def test_a_failing_unit_is_voided_with_those_decided_on_it(
 ) -> None:
     neighbour, broken = opened(writer, 2)
     batch = [neighbour.credit(), BROKEN[name](broken), broken.credit(), neighbour.credit(key="k")]
-    ready = prepare(batch)
-    assert (ready is None) == (name in NEVER_READY)
-    assert kinds(writer.write(batch, ready)) == ["Committed", "Broken", "Stale", "Committed"]
+    assert kinds(writer.write(batch)) == ["Committed", "Broken", "Stale", "Committed"]
     assert_only_these_rows(rows, [batch[0], batch[3]])
     after = neighbour.credit()
-    assert written(writer, [after]) == [Committed()]
+    assert writer.write([after]) == [Committed()]
 
 
 # ------------------------------------------------------------------------------------------- connections that break
@@ -255,7 +244,7 @@ def test_a_batch_is_atomic_wherever_the_connection_breaks(
         batch = [stale, other.credit(key=f"k{n}"), other.credit()]
         with closing(BatchWriter(connect, now=utc_now)) as breaking:
             try:
-                verdicts = written(breaking, batch)
+                verdicts = breaking.write(batch)
             except CommitUnanswered as lost:
                 durable = breaking.look_up(lost.batch_id)
                 verdicts = lost.if_durable if durable else lost.if_void
@@ -266,7 +255,7 @@ def test_a_batch_is_atomic_wherever_the_connection_breaks(
             assert kinds(verdicts)[0] == "Stale"
             if kinds(verdicts)[1:] != ["Committed"] * 2:
                 assert_only_these_rows(rows, expected)
-                assert kinds(written(breaking, batch)) == ["Stale", "Committed", "Committed"]
+                assert kinds(breaking.write(batch)) == ["Stale", "Committed", "Committed"]
             expected += batch[1:]
             assert_only_these_rows(rows, expected)
         if len(connections) == 1:
@@ -286,7 +275,7 @@ def test_a_change_finds_its_rows_to_the_microsecond_in_any_time_zone(
     times = [begun + timedelta(microseconds=n) for n in range(3)]
     for n, at in enumerate(times):
         task = make_task("a", f"task_{n}", at)
-        assert written(writer, [Unit(rows=(task,))]) == [Committed()]
+        assert writer.write([Unit(rows=(task,))]) == [Committed()]
     rows.execute("set timezone = 'Asia/Kathmandu'")
     entries = rows.execute("select request_id, ts from usage_entries order by request_id").fetchall()
     changes = []
@@ -296,7 +285,7 @@ def test_a_change_finds_its_rows_to_the_microsecond_in_any_time_zone(
         task = msgspec.structs.replace(task, status="succeeded", wake_at=None, dispatched=True, state=state)
         fence = Fence("task", request_id, 1)
         changes.append(Unit(fences=(fence,), rows=(TaskChangedRow(task, "proc_1", has_new_usage=True),)))
-    assert set(written(writer, changes)) == {Committed()}
+    assert set(writer.write(changes)) == {Committed()}
     assert found(rows, "select cost_micro from usage_entries order by ts") == [7, 8, 9]
     assert set(found(rows, "select version from tasks where status = 'succeeded' and wake_at is null")) == {2}
 
@@ -308,8 +297,8 @@ def test_a_session_with_another_encoding_writes_the_same_text(
     names = [f"{BEYOND_ASCII}{n}" for n in range(BULK_ROWS)]
     keys = [ApiKeyRow(ApiKeyRecord("a", name, "p", name, (name,), AT), name.encode()) for name in names]
     with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as writer:
-        assert written(writer, [Unit(rows=tuple(keys[1:])), Unit(rows=(keys[0],))]) == [Committed()] * 2
-        assert written(writer, [Unit(rows=(_api_key(BEYOND_ASCII),))]) == [Committed()]
+        assert writer.write([Unit(rows=tuple(keys[1:])), Unit(rows=(keys[0],))]) == [Committed()] * 2
+        assert writer.write([Unit(rows=(_api_key(BEYOND_ASCII),))]) == [Committed()]
     monkeypatch.undo()
     assert set(found(rows, "select key_id from api_keys")) == {*names, BEYOND_ASCII}
     assert set(found(rows, "select name from api_keys")) == {*names, "n"}
@@ -361,11 +350,11 @@ def test_plans_for_few_rows_are_replaced_as_the_tables_grow(
     [account] = opened(writer)
     rows.execute("analyze accounts")
     for _ in range(8):
-        assert written(writer, [account.credit()]) == [Committed()]
+        assert writer.write([account.credit()]) == [Committed()]
     assert "Join Filter" in "".join(_plans(writer)), "no plan reads all accounts, so this test shows nothing"
     many = opened(writer, 400)
     for start in range(0, 400, 50):
-        assert set(written(writer, [one.credit() for one in many[start : start + 50]])) == {Committed()}
+        assert set(writer.write([one.credit() for one in many[start : start + 50]])) == {Committed()}
     plans = _plans(writer)
     assert len(plans) == 2
     assert [plan for plan in plans if "Index Cond: (id = " not in plan] == []

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.persistence.journal.journal import BATCH_UNITS_SHARED
-from holdfast.persistence.journal.statements import prepare
-from holdfast.persistence.journal.units import Broken, Committed, NotWritten, Stale, Unit, UnitResult, Unknown
+from holdfast.persistence.journal.units import Committed, NotWritten, Stale, Unit, UnitResult, Unknown
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
 
 from .journal_bench import Author, JournalBench
@@ -98,29 +95,6 @@ async def test_the_other_half_of_a_void_authors_units_is_not_written(bench: Jour
     assert bench.writer.batches[2:] == [remaining]
     assert [unit for unit, _ in void.settled_units] == voided
     assert [type(result) for result in void.results] == [Committed] * 99 + [Stale] + [NotWritten] * 50
-
-
-async def test_a_batch_is_prepared_unless_a_unit_cannot_be_encoded(
-    bench: JournalBench,
-) -> None:
-    class Unready:
-        """A row that cannot be encoded."""
-
-    author = Author()
-    [sound] = bench.submit(author)
-    await bench.writer.has_begun()
-    row: Any = Unready()
-    broken = Unit(rows=(row,))
-    bench.journal.submit(broken, author)
-    neighbour = bench.submit(author)
-    bench.writer.finish()
-    await bench.writer.has_begun()
-    assert bench.writer.batches == [[sound], [broken, *neighbour]]
-    assert bench.writer.prepared == [prepare([sound]), None]
-    cause = TypeError("a row that cannot be encoded")
-    bench.writer.finish([Broken(cause), Committed()])
-    await author.has_settled(3)
-    assert author.results == [Committed(), Broken(cause), Committed()]
 
 
 async def test_no_batch_is_larger_than_its_limit(nursery: trio.Nursery) -> None:

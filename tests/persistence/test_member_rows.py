@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from datetime import timedelta
 
@@ -24,6 +23,7 @@ from holdfast.persistence.claims.processes import (
     this_process,
 )
 from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.loop_calls import await_in_call
 from holdfast.persistence.server.service_clock import ServiceClock
 
 STUDIO = frozenset({"studio"})
@@ -79,14 +79,14 @@ async def test_the_singletons_of_a_killed_process_of_this_machine_move_at_once(d
 
 
 async def test_a_heartbeat_waits_for_no_other_work(database: Database) -> None:
-    """Slow sweeps and dispatches take every thread and connection for work, and more of them wait in line."""
-    free = threading.Event()
-    begun = threading.Semaphore(0)
+    """Slow sweeps and dispatches take every connection for work, and more of them wait in line."""
+    free = trio.Event()
+    begun = trio.Semaphore(0)
     sizes = int(database._works.total_tokens)
 
     def occupy(_: Connection) -> None:
         begun.release()
-        assert free.wait(120)
+        await_in_call(free.wait)
 
     process = elsewhere("proc_a")
     presence = Presence(process, ServiceClock(process.process_id))
@@ -96,7 +96,7 @@ async def test_a_heartbeat_waits_for_no_other_work(database: Database) -> None:
             for _ in range(sizes + 5):
                 nursery.start_soon(database.work, occupy)
             for _ in range(sizes):
-                await trio.to_thread.run_sync(begun.acquire)
+                await begun.acquire()
             async with trio.open_nursery() as beating:
                 await beating.start(heartbeat.run)  # returns after the first renewal
                 await heartbeat.stop()  # the nursery ends once the lease has ended

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +15,7 @@ from holdfast.persistence.queries.tasks import find_tasks, tasks_of_account
 from holdfast.persistence.server.connections import BoundedConnection, connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import QueryTimedOut
+from holdfast.persistence.server.loop_calls import await_in_call
 from holdfast.persistence.server.repeated_queries import RepeatedQuery
 
 from .test_database import backends_ended
@@ -66,16 +66,20 @@ async def test_a_plan_made_for_empty_tables_finds_rows_by_their_keys(database: D
 
 async def test_a_lookup_on_a_lost_connection_finds_none_of_its_age(database: Database, database_url: str) -> None:
     """It is repeated once only, and all connections of the pool are lost."""
-    together = threading.Barrier(3)
+    readers, using, together = 3, trio.Semaphore(0), trio.Event()
 
     def use(rows: Connection) -> None:
         find_totals(rows, ["acct_1"])
-        together.wait(60)
+        using.release()
+        await_in_call(together.wait)
 
     async with trio.open_nursery() as nursery:
-        for _ in range(together.parties):
+        for _ in range(readers):
             nursery.start_soon(database.read, use)
-    assert backends_ended(database_url) >= together.parties
+        for _ in range(readers):
+            await using.acquire()
+        together.set()
+    assert backends_ended(database_url) >= readers
     assert await database.read(lambda rows: find_totals(rows, ["acct_1"])) == {}
     assert database.gate.is_open
 

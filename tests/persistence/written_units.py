@@ -16,7 +16,6 @@ from holdfast.ledger.credit.account import AccountState, decide_credit, decide_h
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.journal.statements import Prepared, prepare
 from holdfast.persistence.journal.units import (
     Committed,
     Fence,
@@ -39,14 +38,6 @@ from holdfast.persistence.records.rows import (
 
 AT = datetime(2026, 11, 20, 12, 0, 0, 123000, tzinfo=UTC)
 BEYOND_ASCII = "\u00e9\u4f60\U0001f980"
-
-
-class PreparingWriter(BatchWriter):
-    """Prepares its batches first, as the journal does."""
-
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
-        assert prepared is None
-        return super().write(units, prepare(units))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from holdfast.actors.account.messages import CreateApiKey, CreditChanged, Recharge, RevokeApiKey
@@ -111,8 +112,11 @@ async def create_api_key(call: Call) -> Outcome:
 )
 async def list_api_keys(call: Call) -> Outcome:
     """Revoked keys are listed with the time of their revocation."""
-    keys = await call.read_as_session(lambda rows, session: api_keys_of_account(rows, session.account_id))
-    return keys if isinstance(keys, Refusal) else ApiKeyList(data=[api_key_body(key) for key in keys])
+    session = await call.verify_session()
+    if isinstance(session, Refusal):
+        return session
+    keys = await call.read(partial(api_keys_of_account, account_id=session.account_id))
+    return ApiKeyList(data=[api_key_body(key) for key in keys])
 
 
 @route(
@@ -126,15 +130,12 @@ async def list_api_keys(call: Call) -> Outcome:
 async def revoke_api_key(call: Call) -> Outcome:
     """A key that is revoked already is returned unchanged."""
     key_id = call.path["api_key_id"]
-    found = await call.read_as_session(
-        lambda rows, session: (
-            session.account_id,
-            [key for key in api_keys_of_account(rows, session.account_id) if key.key_id == key_id],
-        )
-    )
-    if isinstance(found, Refusal):
-        return found
-    account_id, ours = found
+    session = await call.verify_session()
+    if isinstance(session, Refusal):
+        return session
+    account_id = session.account_id
+    keys = await call.read(partial(api_keys_of_account, account_id=account_id))
+    ours = [key for key in keys if key.key_id == key_id]
     if not ours:
         return Refusal(code="api_key_not_found", message=f"The API key {shown(key_id)} does not exist.")
     if ours[0].revoked_at is not None:

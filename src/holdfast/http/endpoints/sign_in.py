@@ -176,10 +176,12 @@ async def sign_out(call: Call) -> Outcome:
 )
 async def read_first_call(call: Call) -> Outcome:
     """The session is looked up, then the account's totals and keys are read."""
-    facts = await call.read_as_session(
-        lambda rows, session: first_call_facts(rows, session.account_id, writing_scope=TASKS_WRITE)
-    )
-    return facts if isinstance(facts, Refusal) else first_call(call.deps, facts)
+    session = await call.verify_session()
+    if isinstance(session, Refusal):
+        return session
+    account_id = session.account_id
+    facts = await call.read(lambda rows: first_call_facts(rows, account_id, writing_scope=TASKS_WRITE))
+    return first_call(call.deps, facts)
 
 
 def read_email(text: str) -> str | Refusal:

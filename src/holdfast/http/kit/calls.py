@@ -353,37 +353,6 @@ class Call:
             await self._look_up(*lookups)
         return lookups[0].found
 
-    async def read_as_session(self, query: Callable[[Connection, SessionRecord], T]) -> T | Refusal:
-        """Authenticate the session and run ``query``, in one read. Refuses as :meth:`verify_session` does."""
-
-        def run(rows: Connection, caller: Caller) -> T:
-            assert isinstance(caller, SessionRecord)
-            return query(rows, caller)
-
-        return await self._read_authenticated(run)
-
-    async def read_as_caller(self, query: Callable[[Connection, str], T]) -> T | Refusal:
-        """Authenticate the caller and run ``query`` on the account's id, in one read.
-
-        Refuses as :meth:`verify_caller` does.
-        """
-        return await self._read_authenticated(lambda rows, caller: query(rows, caller.account_id))
-
-    async def _read_authenticated(self, query: Callable[[Connection, Caller], T]) -> T | Refusal:
-        assert self.bearer is not None
-        find, sha256, now = _FIND[self.bearer.kind], self.bearer.sha256, self.deps.now()
-
-        def run(rows: Connection) -> tuple[Caller, T] | Refusal:
-            caller = self._valid(find(rows, [sha256]).get(sha256), now)
-            return caller if isinstance(caller, Refusal) else (caller, query(rows, caller))
-
-        found = await self.read(run)
-        if isinstance(found, Refusal):
-            return found
-        caller, answer = found
-        self._admit(caller)
-        return answer
-
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Run a query in the share of the caller."""
         return await self.read_shares.run(self._reader(), partial(self.deps.database.read, query))
@@ -464,15 +433,18 @@ class Call:
         An accepted request is replayed even if it would be refused now (its model was removed).
         It authenticates the caller, because a cached key has not been checked yet.
         """
+        account_id = await self.verify_caller()
+        if isinstance(account_id, Refusal):
+            return account_id
+        if idempotency is None:
+            return refusal
         now, ttl_s = self.deps.now(), self.deps.settings.idempotency_ttl_s
-
-        def recall(rows: Connection, account_id: str) -> Refusal | Replayed[T]:
-            if idempotency is None:
-                return refusal
-            found = find_reply(rows, account_id, route=idempotency.route, key=idempotency.key, now=now, ttl_s=ttl_s)
-            return refusal if found is None else replay(found, idempotency, reply_type)
-
-        return await self.read_as_caller(recall)
+        found = await self.read(
+            lambda rows: find_reply(
+                rows, account_id, route=idempotency.route, key=idempotency.key, now=now, ttl_s=ttl_s
+            )
+        )
+        return refusal if found is None else replay(found, idempotency, reply_type)
 
 
 def _too_large(bytes_max: int, when: str = "") -> Refusal:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Reads(Protocol):
-    """The read side of the database: one call is one connection and one trip to a worker thread."""
+    """The read side of the database."""
 
     async def read(self, query: Callable[[Connection], T], /) -> T:
         """Run ``query`` on a connection.

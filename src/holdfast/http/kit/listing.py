@@ -49,7 +49,8 @@ OPERATORS: Final = "operators"
 """The owner of the operators' lists in a cursor; an account's lists are owned by the account's id."""
 
 CSV_CONTENT_TYPE: Final = "text/csv; charset=utf-8"
-CSV_PAGE_ROWS: Final = 1000
+CSV_PAGE_ROWS: Final = 250
+"""So few that reading and writing them keeps no other request waiting."""
 SEND_TIMEOUT_S: Final = 3600.0
 """How long a client may take to fetch one file."""
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -382,26 +383,23 @@ async def list_of_account(
 ) -> Outcome:
     """Return a page of a list of the caller's account, or with ``format=csv`` the ``file``, if the list has one.
 
-    ``entries`` reads, ``body`` renders an entry, ``position`` returns its position. Credential and page are one
-    read. Refuses, before a file starts: 1. ``invalid_parameter``; 2. as the credential is refused; 3.
-    ``invalid_cursor``.
+    ``entries`` reads, ``body`` renders an entry, ``position`` returns its position. Refuses, before a file starts:
+    1. ``invalid_parameter``; 2. as the credential is refused; 3. ``invalid_cursor``.
     """
     window = read_window(call)
     if isinstance(window, Refusal):
         return window
+    account_id = await call.verify_caller()
+    if isinstance(account_id, Refusal):
+        return account_id
+    after = read_cursor(account_id, window)
+    if isinstance(after, Refusal):
+        return after
     limit = _file_page_rows(window, 0) if window.is_file else window.limit
-
-    def read(rows: Connection, account_id: str) -> tuple[str, Page[E]] | Refusal:
-        after = read_cursor(account_id, window)
-        if isinstance(after, Refusal):
-            return after
-        found = entries(rows, account_id, **window.options(after, limit))
-        return found if isinstance(found, Refusal) else (account_id, cut_page(found, limit, position))
-
-    answer = await call.read_as_caller(read)
-    if isinstance(answer, Refusal):
-        return answer
-    account_id, page = answer
+    found = await call.read(lambda rows: entries(rows, account_id, **window.options(after, limit)))
+    if isinstance(found, Refusal):
+        return found
+    page = cut_page(found, limit, position)
     if file is None or not window.is_file:
         return _list_body(call, window, account_id, page, body)
 

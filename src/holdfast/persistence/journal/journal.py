@@ -2,8 +2,8 @@
 
 There is no timer. Under light load a batch is one unit; under heavy load it is half of the units that wait or were
 just answered, up to ``batch_units_max``: callers that got their replies send again at once, and while one half is
-written, the actors decide what the other half's callers send. One commit is under way at a time, in a thread
-that no cancellation abandons. Authors get their results in the order of submission, before the next batch is
+written, the actors decide what the other half's callers send. One commit is under way at a time, and no
+cancellation abandons it. Authors get their results in the order of submission, before the next batch is
 gathered, so that no unit is written whose author has become void meanwhile.
 
 While the database is away or slow, and after the journal has ended, units get ``NotWritten`` at once.
@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar, TypeVarTuple
+from typing import Protocol
 
 import structlog
 import trio
 
 from holdfast.persistence.journal.changes import Changes
-from holdfast.persistence.journal.statements import Prepared, prepare
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
     Author,
@@ -35,6 +34,7 @@ from holdfast.persistence.journal.units import (
 )
 from holdfast.persistence.journal.writer import CommitUnanswered, ConnectionLost
 from holdfast.persistence.server.database_gate import DatabaseGate
+from holdfast.persistence.server.loop_calls import run_to_the_end
 from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)
@@ -51,14 +51,11 @@ MARKER_RETENTION_S = 24 * 3600
 LOOK_UP_MAX_S = MARKER_RETENTION_S / 2
 """A look-up that succeeds later than this proves nothing: the marker may have been deleted since."""
 
-Arguments = TypeVarTuple("Arguments")
-B = TypeVar("B")
-
 
 class Writer(Protocol):
     """A batch writer, as the journal uses it."""
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]: ...
+    def write(self, units: Sequence[Unit]) -> list[UnitResult]: ...
 
     def look_up(self, batch_id: str) -> bool: ...
 
@@ -98,7 +95,6 @@ class Journal:
         self._queue: deque[tuple[Unit, Author]] = deque()
         self._arrived = trio.Event()
         self._answered_units = 0
-        self._thread = _OneAtATime()
         self._stopping = False
         self._accepting = trio.Event()
         self._has_ended = False
@@ -161,7 +157,7 @@ class Journal:
             self._accepting.set()
             task_status.started()
             while True:
-                # Nothing yields from here until the thread starts: a cancellation finds units in the queue or at
+                # Nothing yields from here until the writer waits: a cancellation finds units in the queue or at
                 # the database, never in between.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 if not self._gate.is_open:
@@ -238,7 +234,7 @@ class Journal:
 
     async def _write(self, units: list[Unit]) -> list[UnitResult]:
         try:
-            results = await self._on_thread(self._writer.write, units, prepare(units))
+            results = await run_to_the_end(self._writer.write, units)
             self._note(results)
             return results
         except ConnectionLost as lost:
@@ -249,13 +245,6 @@ class Journal:
         except CommitUnanswered as lost:
             log.warning("database connection lost during a commit", units=len(units), reason=str(lost))
             return await self._look_up(lost)
-
-    async def _on_thread(self, work: Callable[[*Arguments], B], *arguments: *Arguments) -> B:
-        return await trio.to_thread.run_sync(
-            work,
-            *arguments,
-            limiter=self._thread,  # type: ignore[arg-type]  # has what trio asks of a limiter
-        )
 
     def _note(self, results: list[UnitResult]) -> None:
         """Report a batch's success or timeout to the gate; a timeout concerns the whole batch."""
@@ -287,24 +276,10 @@ class Journal:
 
     async def _try_look_up(self, batch_id: str) -> bool | None:
         try:
-            return await self._on_thread(self._writer.look_up, batch_id)
+            return await run_to_the_end(self._writer.look_up, batch_id)
         except ConnectionLost as lost:
             self._gate.close(str(lost))
             return None
-
-
-class _OneAtATime:
-    """A limiter without a limit: the journal's loop runs only one commit at a time.
-
-    Acquiring trio's own limiter lets every other runnable task go first. That would put the actors' decisions
-    between two commits instead of beside the next one.
-    """
-
-    async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """Return at once."""
-
-    def release_on_behalf_of(self, borrower: object) -> None:
-        """Do nothing."""
 
 
 class _Waiter:

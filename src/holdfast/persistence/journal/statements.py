@@ -247,9 +247,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
 WRITTEN_KINDS = frozenset(statement.kind for statement in STATEMENTS)
 """The kinds of value that some statement writes."""
 
-# Prepare a batch's SQL and text before it is sent: the rows to lock, to look up and to write. This runs on the
-# event loop's thread, as if every unit passed its fences. The writer's thread then mostly waits for the database,
-# and the two threads do not compete for the interpreter lock.
+# What a batch sends: the rows to lock, to look up and to write.
 
 
 class Preconditions(NamedTuple):
@@ -279,21 +277,6 @@ class Draft(NamedTuple):
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
         return not self.copies and not self.statements
-
-
-class Prepared(NamedTuple):
-    """A batch's preconditions, and what it writes if every unit passes."""
-
-    preconditions: Preconditions
-    draft: Draft
-
-
-def prepare(units: Sequence[Unit]) -> Prepared | None:
-    """Prepare a batch. None if some unit cannot be prepared; the writer then finds out which."""
-    try:
-        return Prepared(preconditions_of(units), draft_of(units))
-    except Exception:
-        return None
 
 
 def preconditions_of(units: Iterable[Unit]) -> Preconditions:

@@ -1,4 +1,4 @@
-"""Write batches on one connection, one transaction each. Runs in a worker thread.
+"""Write batches on one connection, one transaction each.
 
 A batch takes two round trips. The first locks every fenced row in one global order (accounts, tasks, sign-ins,
 each by key) and then, in a separate statement, whose snapshot is newer than the locks, looks up the
@@ -22,7 +22,7 @@ from psycopg.waiting import Ready, Wait
 
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
-from holdfast.persistence.journal.statements import Preconditions, Prepared, draft_of, preconditions_of
+from holdfast.persistence.journal.statements import Preconditions, draft_of, preconditions_of
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
     Broken,
@@ -164,7 +164,7 @@ class CommitUnanswered(Exception):
 
 
 class BatchWriter:
-    """Writes batches on one connection, which is replaced after it breaks. Not shared between threads."""
+    """Writes batches on one connection, which is replaced after it breaks. One batch is written at a time."""
 
     def __init__(
         self, connect: Callable[[], psycopg.Connection[Any]], *, now: Now, idempotency_ttl_s: int = 86_400
@@ -178,31 +178,29 @@ class BatchWriter:
         self._units = 0
         self._replan_units = REPLAN_UNITS
 
-    def write(self, units: Sequence[Unit], prepared: Prepared | None = None) -> list[UnitResult]:
+    def write(self, units: Sequence[Unit]) -> list[UnitResult]:
         """Write the ``units`` that pass their checks, in order, and return each one's result.
 
-        ``prepared`` is what :func:`prepare` returned for them; without it that is done here.
         Raises :class:`ConnectionLost` or :class:`CommitUnanswered`. Every other database error becomes a result:
         ``NotWritten`` for one that may pass, and for one that a unit causes, ``Broken`` for that unit.
         """
-        return self._write(units, prepared, void=set())
+        return self._write(units, void=set())
 
     def _write(
         self,
         units: Sequence[Unit],
-        prepared: Prepared | None = None,
         *,
         void: set[_RowKey],
         waits_for_locks: bool = True,
     ) -> list[UnitResult]:
         waits_for_locks = waits_for_locks and self._held.isdisjoint(_rows_of(units))
         try:
-            return self._transaction(units, prepared, void, waits_for_locks)
+            return self._transaction(units, void, waits_for_locks)
         except (ConnectionLost, CommitUnanswered):
             raise
         except Exception as exc:
             if waits_for_locks and isinstance(exc, errors.LockNotAvailable):
-                return self._write(units, prepared, void=void, waits_for_locks=False)
+                return self._write(units, void=void, waits_for_locks=False)
             if is_worth_retrying(exc):
                 reason = f"{type(exc).__name__}: {reason_of(exc)}"
                 return [NotWritten(reason, timed_out=trouble_of(exc) == "slow")] * len(units)
@@ -265,21 +263,17 @@ class BatchWriter:
 
     # ------------------------------------------------------------------------------------------ one transaction
 
-    def _transaction(
-        self, units: Sequence[Unit], prepared: Prepared | None, void: set[_RowKey], waits_for_locks: bool
-    ) -> list[UnitResult]:
+    def _transaction(self, units: Sequence[Unit], void: set[_RowKey], waits_for_locks: bool) -> list[UnitResult]:
         connection = self._connected()
         try:
-            preconditions, draft = prepared or (preconditions_of(units), None)
-            versions, replies = self._check_preconditions(connection, preconditions, waits_for_locks)
+            versions, replies = self._check_preconditions(connection, preconditions_of(units), waits_for_locks)
             if not waits_for_locks:
                 held = {row for row, version in versions.items() if version == _HELD}
                 self._held = self._held.difference(_rows_of(units)) | held
             versions.update(dict.fromkeys(void, _VOID))
             results = _results_of(units, versions, replies)
             passed = [unit for unit, result in zip(units, results, strict=True) if type(result) is Committed]
-            if draft is None or len(passed) < len(units):
-                draft = draft_of(passed)
+            draft = draft_of(passed)
             if draft.is_empty:
                 connection.rollback()
                 return results

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import psycopg
 import sqlalchemy
 import structlog
+import trio
 from psycopg import errors
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -29,6 +30,7 @@ from holdfast.persistence.server.database_faults import (
     reason_of,
     trouble_of,
 )
+from holdfast.persistence.server.loop_calls import await_in_call, is_on_loop, wait_on_loop
 
 log = structlog.get_logger(__name__)
 
@@ -98,15 +100,17 @@ class BoundedConnection(psycopg.Connection[Any]):
     def wait(
         self, gen: Generator[Any, Any, T], interval: float = 0.1, timeout: float | None = None
     ) -> T:  # psycopg's own hook around every exchange
-        """Wait as psycopg does, and no longer than ``answer_s``."""
-        if timeout is not None or self.answer_s is None:
-            return super().wait(gen, interval, timeout)
+        """Wait as psycopg does, and no longer than ``answer_s``; let trio's loop run meanwhile if it runs this."""
+        timeout = self.answer_s if timeout is None else timeout
         try:
-            return super().wait(gen, interval, self.answer_s)
-        except errors._WaitTimeout as exc:
+            if is_on_loop():
+                return wait_on_loop(gen, self.pgconn.socket, timeout)
+            return super().wait(gen, interval, timeout)
+        except (errors._WaitTimeout, trio.Cancelled) as exc:
             # In the middle of an exchange: later responses could not be matched to their requests.
             self.pgconn.finish()
-            raise ServerSilent(f"the server sent no response within {self.answer_s:g} s") from exc
+            limit = "in time" if timeout is None else f"within {timeout:g} s"
+            raise ServerSilent(f"the server sent no response {limit}") from exc
 
 
 def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) -> BoundedConnection:
@@ -140,7 +144,8 @@ def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) 
 
 def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
     """Connect for the journal's writer: no autocommit, all waits bounded. Raises :class:`DatabaseAway`."""
-    try:
+
+    def create() -> BoundedConnection:
         connection = connect(url, statement_timeout_ms=statement_timeout_ms)
         try:
             connection.execute(f"{_PLANS_BY_KEY}; set lock_timeout = {WRITER_LOCK_MS}")
@@ -148,9 +153,19 @@ def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
         except BaseException:
             connection.close()
             raise
+        return connection
+
+    try:
+        return _off_the_loop(create)
     except psycopg.Error as exc:
         raise DatabaseAway(reason_of(exc)) from exc
-    return connection
+
+
+def _off_the_loop(create: Callable[[], BoundedConnection]) -> BoundedConnection:
+    """Connect, on a thread if trio's loop runs this: resolving a name blocks, and there are many exchanges."""
+    if not is_on_loop():
+        return create()
+    return await_in_call(lambda: trio.to_thread.run_sync(create, abandon_on_cancel=True))
 
 
 def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool) -> Engine:
@@ -160,7 +175,7 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_onl
     each statement has its own snapshot anyway. Its plans read rows by their keys.
     """
 
-    def creator() -> psycopg.Connection[Any]:
+    def create() -> BoundedConnection:
         connection = connect(url, statement_timeout_ms=statement_timeout_ms)
         if read_only:
             connection.execute("select set_config('default_transaction_read_only', 'on', false)")
@@ -170,7 +185,7 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_onl
 
     return sqlalchemy.create_engine(
         "postgresql+psycopg://",
-        creator=creator,
+        creator=lambda: _off_the_loop(create),
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=CONNECT_S,

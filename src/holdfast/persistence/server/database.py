@@ -1,9 +1,10 @@
-"""Access to the database: reads on threads, the gate that is open while it answers, and the gate's watcher.
+"""Access to the database: reads, the gate that is open while it answers, and the gate's watcher.
 
 Reads go through :meth:`Database.read`. Writes go through the journal, on the connection that
 :meth:`Database.connect_writer` opens; :meth:`Database.work` is for sweeps and operators' records alone,
 :meth:`Database.renew` for this process's lease, :meth:`Database.scan` for reads that may take long and that nothing
-waits for.
+waits for. All but scans run on trio's thread, where they must be short: see
+:mod:`~holdfast.persistence.server.loop_calls`.
 
 A database that is gone or slow closes the :class:`DatabaseGate` for all callers at once, so they fail fast while
 the watcher probes. A single slow query fails its own caller and leaves the gate open, but starts a probe.
@@ -27,6 +28,7 @@ from holdfast.persistence.server.connections import SilentClients, connect_write
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.loop_calls import run_on_loop, run_to_the_end
 from holdfast.persistence.server.postmaster import EmbeddedFault
 from holdfast.telemetry import metrics
 
@@ -76,44 +78,41 @@ class Database:
         self._probes = trio.CapacityLimiter(1)
         self._silent_clients = SilentClients()
         self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, read_only=True)
+        self._is_prepared = False
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
         self._work_engine = make_engine(url, pool_size=WORK_SIZE + 1, statement_timeout_ms=WORK_MS, read_only=False)
         self._scan_engine = make_engine(url, pool_size=1, statement_timeout_ms=SCAN_MS, read_only=True)
 
     async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``query(connection, …)`` on a thread, on a read-only connection, and return its result.
+        """Run ``query(connection, …)`` on a read-only connection, and return its result.
 
         It runs a second time if its connection is lost, so it must only read, and its result must not need the
-        connection. The caller waits for ``read_deadline_s``, or until the gate closes; the thread then ends within
-        the limits of its connection, which it occupies until then. Raises :class:`DatabaseAway`, or its subclass
+        connection. It ends after ``read_deadline_s``, or when the gate closes; its caller cannot cancel it, because
+        its connection would be lost each time. Raises :class:`DatabaseAway`, or its subclass
         :class:`QueryTimedOut`; every other exception of ``query`` passes through.
         """
         self._refuse_if_closed()
         gate, wait = self.gate, _Wait()
-        with wait.measured("read"), trio.move_on_after(self._read_deadline_s) as scope, gate.cutting_short(scope):
+        run = wait.ends_with(lambda connection: query(connection, *args, **kwargs))
+        scope = trio.CancelScope(deadline=trio.current_time() + self._read_deadline_s, shield=True)
+        with wait.measured("read"), scope, gate.cutting_short(scope):
             try:
-                found = await trio.to_thread.run_sync(
-                    _in_transaction,
-                    self._engine,
-                    wait.ends_with(lambda connection: query(connection, *args, **kwargs)),
-                    2,
-                    False,
-                    limiter=self._reads,
-                    abandon_on_cancel=True,
-                )
+                async with self._reads:
+                    found = await run_on_loop(_in_transaction, self._engine, run, 2, False)
             except DatabaseAway as exc:
-                self._note(exc)
-                raise
-            gate.note_success()
-            return found
-        assert scope.cancelled_caught
+                if not scope.cancel_called:
+                    self._note(exc)
+                    raise
+            else:
+                gate.note_success()
+                return found
         self._refuse_if_closed()
         late = QueryTimedOut(f"A read got no response within {self._read_deadline_s:g} s.")
         self._note(late)
         raise late
 
     async def scan(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``query(connection, …)`` like :meth:`read`, on a connection of its own and for as long as a minute.
+        """Run ``query(connection, …)`` on a thread and a connection of its own, for as long as a minute.
 
         One runs at a time, on one of the server's cores, and finds its rows by their keys. That it takes long says
         nothing of the database. Raises like :meth:`read`.
@@ -139,10 +138,10 @@ class Database:
         raise DatabaseAway("The database was away for a moment.")
 
     async def work(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``change(connection, …)`` on a thread inside one read-write transaction, once.
+        """Run ``change(connection, …)`` inside one read-write transaction, once.
 
         Only for sweeps (claiming due work, deleting what has expired) and operators' records: writes of money,
-        orders, tasks, keys or idempotency records go through the journal. Its thread is never abandoned.
+        orders, tasks, keys or idempotency records go through the journal. It is never cancelled.
         Raises like :meth:`read`.
         """
         return await self._write("work", self._works, lambda connection: change(connection, *args, **kwargs))
@@ -159,9 +158,8 @@ class Database:
         wait = _Wait()
         try:
             with wait.measured(pool):
-                return await trio.to_thread.run_sync(
-                    _in_transaction, self._work_engine, wait.ends_with(change), 1, True, limiter=limiter
-                )
+                async with limiter:
+                    return await run_to_the_end(_in_transaction, self._work_engine, wait.ends_with(change), 1, True)
         except DatabaseAway as exc:
             self._note(exc)
             raise
@@ -178,7 +176,15 @@ class Database:
         await trio.to_thread.run_sync(
             probe, self.url, self._silent_clients, limiter=self._probes, abandon_on_cancel=True
         )
+        if not self._is_prepared:
+            await trio.to_thread.run_sync(self._prepare, limiter=self._probes, abandon_on_cancel=True)
+            self._is_prepared = True
         self.gate.open()
+
+    def _prepare(self) -> None:
+        """Connect each engine once: with its first connection SQLAlchemy asks for facts, and holds a lock."""
+        for engine in (self._engine, self._work_engine):
+            _in_transaction(engine, lambda _: None, 1, False)
 
     def close(self) -> None:
         """Close the gate and every idle connection."""
@@ -295,7 +301,7 @@ class _Wait:
 
 
 def _in_transaction(engine: Engine, unit: Callable[[Connection], T], attempts: int, writing: bool) -> T:
-    """Run one unit on this thread; raise psycopg's and SQLAlchemy's connection faults as ours."""
+    """Run one unit; raise psycopg's and SQLAlchemy's connection faults as ours."""
     while True:
         attempts -= 1
         try:

@@ -7,9 +7,8 @@ from the rows.
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Final, get_args
-
-from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import CreateOrder
 from holdfast.actors.runtime.messages import Replayed
@@ -43,7 +42,7 @@ _PROVIDER: Final = filter_by("provider", "Only orders of this payment provider."
     parameters=(_STATUS, _PROVIDER, *PAGE),
 )
 async def list_payment_orders(call: Call) -> Outcome:
-    """The caller and a page are one read."""
+    """Newest first."""
     return await list_of_account(call, orders_of_account, payment_order_body, position_of)
 
 
@@ -65,12 +64,12 @@ async def read_payment_order(call: Call) -> Outcome:
     """Another account's order does not exist."""
     order_id = call.path["order_id"]
 
-    def read(rows: Connection, account_id: str) -> Order | None:
-        return order_of_account(rows, account_id, order_id) if is_id(order_id) else None
-
-    found = await call.read_as_caller(read)
-    if isinstance(found, Refusal):
-        return found
+    account_id = await call.verify_caller()
+    if isinstance(account_id, Refusal):
+        return account_id
+    if not is_id(order_id):
+        return order_not_found(order_id)
+    found = await call.read(partial(order_of_account, account_id=account_id, order_id=order_id))
     return order_not_found(order_id) if found is None else payment_order_body(found)
 
 

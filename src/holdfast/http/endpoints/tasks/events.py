@@ -16,7 +16,6 @@ from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT, Rotation, Signing, signing_at, webhook_secret
 from holdfast.persistence.claims.outbox import rotations_of
-from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.queries.events import EventRecord, events_of_task
 
 
@@ -170,8 +169,9 @@ async def rotate_webhook_secret(call: Call) -> Outcome:
 
 
 async def _rotations(call: Call) -> tuple[str, tuple[Rotation, ...]] | Refusal:
-    def read(rows: Connection, session: SessionRecord) -> tuple[str, tuple[Rotation, ...]]:
-        account_id = session.account_id
-        return account_id, rotations_of(rows, account_id).get(account_id, ())
-
-    return await call.read_as_session(read)
+    session = await call.verify_session()
+    if isinstance(session, Refusal):
+        return session
+    account_id = session.account_id
+    rotations = await call.read(lambda rows: rotations_of(rows, account_id))
+    return account_id, rotations.get(account_id, ())

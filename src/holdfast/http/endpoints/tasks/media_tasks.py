@@ -172,7 +172,7 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
     parameters=(STATUS, MODEL, *PAGE),
 )
 async def list_tasks(call: Call) -> Outcome:
-    """The key and a page are one read."""
+    """Newest first."""
     return await list_of_account(
         call,
         tasks_of_account,

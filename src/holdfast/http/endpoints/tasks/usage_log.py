@@ -59,7 +59,7 @@ COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
     parameters=(*PAGE, STATUS, MODEL, _MODALITY, _API_KEY_ID, FORMAT),
 )
 async def list_usage(call: Call) -> Outcome:
-    """The caller and a page are one read."""
+    """Newest first."""
     return await list_of_account(
         call,
         usage_of_account,

@@ -1,0 +1,121 @@
+"""Calls that wait for the database, run on trio's own thread: while one waits, the loop runs other tasks.
+
+With a thread for each call, the thread is woken, and then the loop, and both contend for the interpreter: for a
+short query that takes longer than the query itself. So a call runs in a greenlet. It stays ordinary blocking code,
+of ours, of psycopg and of SQLAlchemy; only
+:meth:`BoundedConnection.wait <holdfast.persistence.server.connections.BoundedConnection.wait>`, through which every
+exchange with the server goes, leaves the greenlet while it waits.
+
+Such a call must not wait for anything else, and must not hold a lock while it waits that another one may want: both
+run on the same thread.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar, cast
+
+import trio
+from greenlet import getcurrent, greenlet
+from psycopg import errors
+from psycopg.waiting import Ready, Wait
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_EVENTS: Final = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
+
+
+class _Call(greenlet):
+    """A call that :func:`run_on_loop` runs."""
+
+
+async def run_on_loop(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``call`` on this thread, and await for it what it passes to :func:`await_in_call`.
+
+    It begins at once. What is raised while it awaits, a cancellation too, is raised in it where it awaits.
+    """
+    running = _Call(call)
+    running.gr_context = getcurrent().gr_context
+    asked: Any = running.switch(*args, **kwargs)
+    while not running.dead:
+        try:
+            answer = await asked()
+        except BaseException as exc:
+            asked = running.throw(exc)
+        else:
+            asked = running.switch(answer)
+    return cast("T", asked)
+
+
+async def run_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``call`` as :func:`run_on_loop` does, also if the caller is cancelled meanwhile."""
+    with trio.CancelScope(shield=True):
+        result = await run_on_loop(call, *args, **kwargs)
+    return result  # noqa: RET504 - for mypy, the scope may end without a result
+
+
+def is_on_loop() -> bool:
+    """Whether :func:`run_on_loop` runs this code."""
+    return isinstance(getcurrent(), _Call)
+
+
+def await_in_call(wait: Callable[[], Awaitable[T]]) -> T:
+    """Have :func:`run_on_loop`, which runs this code, await ``wait()``; return its result, or raise as it does."""
+    running = getcurrent()
+    assert isinstance(running, _Call)
+    assert running.parent is not None
+    return cast("T", running.parent.switch(wait))
+
+
+def wait_on_loop(exchange: Generator[Wait, Ready, T], socket: int, timeout_s: float | None) -> T:
+    """Do in a call what psycopg's generator of an exchange asks for, and return its result.
+
+    Raises psycopg's ``_WaitTimeout`` if that takes longer than ``timeout_s``, and trio's ``Cancelled``.
+    """
+    deadline = math.inf if timeout_s is None else trio.current_time() + timeout_s
+    try:
+        wanted = next(exchange)
+        while True:
+            # A socket nearly always takes what is sent; while it has nothing to read, the loop runs other tasks.
+            ready = _ready_now(socket, wanted) if wanted & Wait.W else Ready.NONE
+            wanted = exchange.send(ready or await_in_call(partial(_wait_ready, socket, wanted, deadline)))
+    except StopIteration as end:
+        return cast("T", end.value)
+
+
+def _ready_now(socket: int, wanted: Wait) -> Ready:
+    poll = select.poll()
+    poll.register(socket, _EVENTS[wanted])
+    found = poll.poll(0)
+    if not found:
+        return Ready.NONE
+    events = found[0][1]
+    can_read = Ready.R if events & ~select.POLLOUT else Ready.NONE
+    return Ready(can_read | (Ready.W if events & select.POLLOUT else Ready.NONE))
+
+
+async def _wait_ready(socket: int, wanted: Wait, deadline: float) -> Ready:
+    waits = {Ready.R: trio.lowlevel.wait_readable, Ready.W: trio.lowlevel.wait_writable}
+    found = Ready.NONE
+
+    async def wait(state: Ready) -> None:
+        nonlocal found
+        await waits[state](socket)
+        found = Ready(found | state)
+        nursery.cancel_scope.cancel()
+
+    with trio.move_on_at(deadline):
+        if wanted == Wait.R:
+            await trio.lowlevel.wait_readable(socket)
+            return Ready.R
+        async with trio.open_nursery() as nursery:
+            for state in waits:
+                if wanted & state:
+                    nursery.start_soon(wait, state)
+    if not found:
+        raise errors._WaitTimeout("wait timeout expired")
+    return found

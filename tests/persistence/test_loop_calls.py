@@ -1,0 +1,188 @@
+"""Blocking calls of the database on trio's thread: what waits, what does not, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import socket
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import psycopg
+import pytest
+import trio
+from psycopg.waiting import Ready, Wait
+from sqlalchemy import Connection, text
+from trio.testing import wait_all_tasks_blocked
+
+from holdfast.persistence.server.connections import connect
+from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database_faults import ServerSilent
+from holdfast.persistence.server.loop_calls import (
+    await_in_call,
+    is_on_loop,
+    run_on_loop,
+    run_to_the_end,
+    wait_on_loop,
+)
+
+from .test_database import one
+
+TIMEOUT_MS = 60_000
+
+
+def exchange(*wanted: Wait) -> Generator[Wait, Ready | int, list[Ready | int]]:
+    """An exchange as psycopg's, that returns how the socket was each time."""
+    found = []
+    for each in wanted:
+        found.append((yield each))
+    return found
+
+
+async def test_a_call_is_this_thread_and_has_the_tasks_context() -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
+    variable.set("of the task")
+    main = threading.get_ident()
+
+    async def answer() -> int:
+        await trio.lowlevel.checkpoint()
+        return 7
+
+    def call(number: int, *, name: str) -> tuple[object, ...]:
+        return await_in_call(answer) + number, name, variable.get(), threading.get_ident() == main, is_on_loop()
+
+    assert await run_on_loop(call, 1, name="x") == (8, "x", "of the task", True, True)
+    assert not is_on_loop()
+
+
+async def test_what_a_call_raises_reaches_its_caller_and_what_it_awaits_reaches_it() -> None:
+    async def fail() -> None:
+        await trio.lowlevel.checkpoint()
+        raise KeyError("awaited")
+
+    def call() -> None:
+        with pytest.raises(KeyError, match="awaited"):
+            await_in_call(fail)
+        raise ValueError("its own")
+
+    with pytest.raises(ValueError, match="its own"):
+        await run_on_loop(call)
+
+
+async def test_others_run_while_a_query_waits(database: Database) -> None:
+    """Both hold a connection; the second could not take the lock that the first waits with."""
+    order = []
+
+    def slow(rows: Connection) -> None:
+        order.append("slow begun")
+        rows.execute(text("select pg_advisory_lock(1)"))
+        order.append("slow done")
+
+    with psycopg.connect(database.url, autocommit=True) as holder:
+        holder.execute("select pg_advisory_lock(1)")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(database.read, slow)
+            while "slow begun" not in order:
+                await trio.lowlevel.checkpoint()
+            assert await database.read(one) == 1
+            order.append("quick done")
+            holder.execute("select pg_advisory_unlock(1)")
+    assert order == ["slow begun", "quick done", "slow done"]
+
+
+async def test_a_read_outlives_its_callers_cancellation_and_keeps_its_connection(database: Database) -> None:
+    def pid(rows: Connection) -> object:
+        return rows.execute(text("select pg_backend_pid()")).scalar_one()
+
+    before = await database.read(pid)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        assert await database.read(pid) == before
+    assert await database.read(pid) == before
+
+
+async def test_a_cancelled_exchange_loses_its_connection(database_url: str) -> None:
+    connection = await trio.to_thread.run_sync(lambda: connect(database_url, statement_timeout_ms=TIMEOUT_MS))
+
+    def call() -> str:
+        try:
+            connection.execute("select pg_sleep(60)")
+        except ServerSilent:
+            return "silent"
+        return "answered"
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            answers: list[str] = []
+
+            async def run() -> None:
+                answers.append(await run_on_loop(call))
+
+            nursery.start_soon(run)
+            await wait_all_tasks_blocked(0.01)
+            scope.cancel()
+    assert answers == ["silent"]
+    assert connection.closed
+
+
+async def test_a_call_to_the_end_is_not_cancelled() -> None:
+    async def answer() -> str:
+        await trio.lowlevel.checkpoint()
+        return "answered"
+
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        assert await run_to_the_end(lambda: await_in_call(answer)) == "answered"
+
+
+async def test_a_statement_larger_than_the_sockets_buffers_is_sent(database: Database) -> None:
+    """And its response, as large, is received while it is sent."""
+    large = "x" * 20_000_000
+
+    def echo(rows: Connection) -> object:
+        return rows.execute(text("select cast(:large as text)"), {"large": large}).scalar_one()
+
+    assert await database.read(echo) == large
+
+
+@pytest.mark.parametrize("wanted", [Wait.R, Wait.W, Wait.RW])
+async def test_a_silent_peer_is_not_waited_for_without_limit(
+    wanted: Wait, autojump_clock: trio.testing.MockClock
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        fill(ours)
+        with pytest.raises(psycopg.errors._WaitTimeout):
+            await run_on_loop(wait_on_loop, exchange(wanted), ours.fileno(), 5.0)
+        assert trio.current_time() >= 5
+
+
+async def test_a_full_socket_that_can_be_read_is_read() -> None:
+    """The server may be waiting until its own responses are read."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        assert await found(ours, Wait.RW) == [Ready.W]
+        fill(ours)
+
+        async def answer() -> None:
+            await wait_all_tasks_blocked()
+            theirs.send(b"x")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer)
+            assert await found(ours, Wait.RW, Wait.R, Wait.RW) == [Ready.R] * 3
+        theirs.recv(1 << 24)
+        assert await found(ours, Wait.W, Wait.RW) == [Ready.W, Ready.RW]
+
+
+async def found(ours: socket.socket, *wanted: Wait) -> Any:
+    return await run_on_loop(wait_on_loop, exchange(*wanted), ours.fileno(), None)
+
+
+def fill(ours: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(b"x" * 65536)
