@@ -4,8 +4,8 @@ Create (hold), submit, signed callback, download, store with fsync, capture: one
 ``SELECT … FOR UPDATE``. It has no idempotency, fences, retries, deadlines or audit, and a crash loses tasks that
 are between two of its steps.
 
-Run: uvicorn benchmarks.row_lock_peer:app, with PEER_DATABASE_URL, PEER_PROVIDER_URL, PEER_URL, PEER_SECRET and
-PEER_FOLDER in the environment.
+Run: python -m benchmarks.row_lock_peer PORT PROCESSES, with PEER_DATABASE_URL, PEER_PROVIDER_URL, PEER_URL,
+PEER_SECRET and PEER_FOLDER in the environment.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import hashlib
 import hmac
 import json
 import os
+import socket
+import sys
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -24,7 +26,9 @@ from typing import Any
 
 import aiohttp
 import asyncpg
+import uvicorn
 from fastapi import FastAPI, HTTPException, Request
+from uvicorn.supervisors import Multiprocess
 
 TABLES = """
 create table peer_accounts (id bigint primary key, balance bigint not null, held bigint not null);
@@ -240,3 +244,20 @@ app.get("/v2/task/list", response_model=None)(list_tasks)
 app.get("/v2/task/{request_id}", response_model=None)(read_task)
 app.get("/v2/control/account", response_model=None)(read_account)
 app.post("/v2/callback")(receive_callback)
+
+
+def serve(port: int, processes: int) -> None:
+    """Serve until a signal."""
+    # Connections inherit the option. Those of uvicorn's own socket for several workers do not have it, so that each
+    # answer waits 40 ms for the client's delayed acknowledgement.
+    listener = socket.create_server(("127.0.0.1", port), backlog=2048)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    config = uvicorn.Config("benchmarks.row_lock_peer:app", workers=processes, log_level="warning")
+    if processes == 1:
+        uvicorn.Server(config).run(sockets=[listener])
+    else:
+        Multiprocess(config, sockets=[listener]).run()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -74,8 +74,7 @@ def service_settings(
 
 def peer_command(port: int, processes: int = 1) -> list[str]:
     """Return the command that starts the row-lock peer."""
-    program = [sys.executable, "-m", "uvicorn", "benchmarks.row_lock_peer:app"]
-    return [*program, "--port", str(port), "--workers", str(processes), "--log-level", "warning"]
+    return [sys.executable, "-m", "benchmarks.row_lock_peer", str(port), str(processes)]
 
 
 def peer_settings(folder: Path, *, database_url: str, port: int, provider_url: str) -> dict[str, str]:
