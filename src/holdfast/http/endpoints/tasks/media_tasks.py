@@ -35,7 +35,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
-from holdfast.persistence.journal.changes import Extent
+from holdfast.persistence.journal.changes import Extent, Watch
 from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, task_by_id, tasks_of_account
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -77,13 +77,21 @@ _CREATE_ERRORS = (
     errors=(*_CREATE_ERRORS, "quote_expired", "quote_mismatch"),
 )
 async def create_task(call: Call) -> Outcome:
-    """Price the input, then ask the account. A request refused here may still repeat one that was accepted."""
-    assert call.known_key is not None
+    """A request refused here may still repeat one that was accepted."""
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
+    reply = await accepted_task(call, call.body(CreateTaskRequest), idempotency)
+    return reply_outcome(reply, lambda accepted: task_created(call.deps, accepted))
+
+
+async def accepted_task(
+    call: Call, wanted: CreateTaskRequest, idempotency: IdempotencyKey | None
+) -> TaskAccepted | Replayed[TaskAccepted] | Refusal:
+    """Price the input, then ask the account for a task; the call's key is known."""
+    assert call.known_key is not None
     key = call.known_key
-    command = await call.compute(functools.partial(_command, call, key.account_id, key.key_id, idempotency))
+    command = await call.compute(functools.partial(_command, call, wanted, key, idempotency))
     if len(call.raw) > INPUT_SMALL_BYTES_MAX:
         command = await _refuse_stored_inputs(call, key.account_id) or command
     return await _ask_account(call, key, command, idempotency)
@@ -104,7 +112,7 @@ async def _refuse_stored_inputs(call: Call, account_id: str) -> Refusal | None:
 
 async def _ask_account(
     call: Call, key: KnownKey, command: CreateTask | Refusal, idempotency: IdempotencyKey | None
-) -> Outcome:
+) -> TaskAccepted | Replayed[TaskAccepted] | Refusal:
     reply: TaskAccepted | Replayed[TaskAccepted] | Refusal
     account = call.deps.accounts.ref(key.account_id)
     if isinstance(command, Refusal):
@@ -119,7 +127,7 @@ async def _ask_account(
             reply = await call.refuse(reply, idempotency, TaskAccepted)
         if isinstance(reply, TaskAccepted):
             _created_of(command.request.terms.provider).inc()
-    return reply_outcome(reply, lambda accepted: task_created(call.deps, accepted))
+    return reply
 
 
 @functools.cache
@@ -127,8 +135,9 @@ def _created_of(provider: str) -> Counter:
     return metrics.TASKS_CREATED.labels(provider)
 
 
-def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyKey | None) -> CreateTask | Refusal:
-    wanted = call.body(CreateTaskRequest)
+def _command(
+    call: Call, wanted: CreateTaskRequest, key: KnownKey, idempotency: IdempotencyKey | None
+) -> CreateTask | Refusal:
     refusal = _refuse_metadata(wanted.metadata or {}) or _refuse_webhook(
         call.deps, wanted.webhook_url, wanted.webhook_events
     )
@@ -143,7 +152,7 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
         return priced
     terms, quote_id = priced.terms, wanted.quote_id or new_id("quo")
     if quoted is not None:
-        mismatch = quote_matches(quoted, model=terms.model, input_hash=terms.input_hash, account_id=account_id)
+        mismatch = quote_matches(quoted, model=terms.model, input_hash=terms.input_hash, account_id=key.account_id)
         if mismatch is not None:
             return mismatch
         terms = quoted.terms
@@ -151,7 +160,7 @@ def _command(call: Call, account_id: str, key_id: str, idempotency: IdempotencyK
         input=priced.input,
         terms=terms,
         quote_id=quote_id,
-        api_key_id=key_id,
+        api_key_id=key.key_id,
         hold_id=new_id("hold"),
         hold_micro=terms.hold_micro,
         metadata=wanted.metadata or {},
@@ -206,22 +215,32 @@ async def read_task(call: Call) -> Outcome:
 
 async def _ended_task(call: Call, wait_s: float) -> tuple[Task, ApiKeyRecord] | Refusal:
     """Return as :func:`own_task`, but once the task has ended, the wait has, or the process is about to stop."""
-    until, changes = trio.current_time() + wait_s, call.deps.changes
-    with changes.watch(call.path["request_id"]) as watch:
+    request_id, until = call.path["request_id"], trio.current_time() + wait_s
+    with call.deps.changes.watch(request_id) as watch:
         found = await own_task(call)
         if isinstance(found, Refusal) or found[0].is_terminal:
             return found
         with call.deps.waiting.counted(found[0].account_id) as refusal:
             if refusal is not None:
                 return refusal
-            while trio.current_time() < until and not changes.is_ending:
-                del found  # it may have megabytes
-                await watch.wait(until, Extent.END)
-                watch.take()
-                found = await own_task(call)
-                if isinstance(found, Refusal) or found[0].is_terminal:
-                    break
-    return found
+            del found  # it may have megabytes
+            return await end_of_task(call, request_id, watch, until)
+
+
+async def end_of_task(
+    call: Call, request_id: str, watch: Watch, until: float
+) -> tuple[Task, ApiKeyRecord] | Refusal:
+    """Return as :func:`own_task`, once a watched task has ended, the time is over, or the process is to stop."""
+    changes = call.deps.changes
+    while True:
+        await watch.wait(until, Extent.END)
+        watch.take()
+        found = await own_task(call, request_id)
+        if isinstance(found, Refusal) or found[0].is_terminal:
+            return found
+        if trio.current_time() >= until or changes.is_ending:
+            return found
+        del found
 
 
 def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
@@ -259,7 +278,8 @@ async def retry_task(call: Call) -> Outcome:
     command = await call.compute(retry, caller=original.account_id)
     if input_until(original) is not None:
         command = await _refuse_stored_inputs(call, original.account_id) or command
-    return await _ask_account(call, KnownKey(original.account_id, key.key_id), command, idempotency)
+    reply = await _ask_account(call, KnownKey(original.account_id, key.key_id), command, idempotency)
+    return reply_outcome(reply, lambda accepted: task_created(call.deps, accepted))
 
 
 def _retry_command(
@@ -319,13 +339,13 @@ def task_not_found(request_id: str) -> Refusal:
     return Refusal(code="task_not_found", message=f"The task {shown(request_id)} does not exist.")
 
 
-async def own_task(call: Call) -> tuple[Task, ApiKeyRecord] | Refusal:
-    """Authenticate the key and return its account's task of the path, without its input, and the key.
+async def own_task(call: Call, request_id: str | None = None) -> tuple[Task, ApiKeyRecord] | Refusal:
+    """Authenticate the key and return its account's task, by default the path's, without its input, and the key.
 
     Another account's task does not exist. Refuses: 1. as the key is refused; 2. ``task_not_found``. Raises
     :class:`UnreadableRow`.
     """
-    request_id = call.path["request_id"]
+    request_id = request_id or call.path["request_id"]
     lookup = Lookup(find_tasks, request_id)
     key = await call.verify_key(*([lookup] if is_id(request_id) else []))
     if isinstance(key, Refusal):
