@@ -106,7 +106,7 @@ class BoundedConnection(psycopg.Connection[Any]):
             if is_on_loop():
                 return wait_on_loop(gen, self.pgconn.socket, timeout)
             return super().wait(gen, interval, timeout)
-        except (errors._WaitTimeout, trio.Cancelled) as exc:
+        except (errors._WaitTimeout, TimeoutError, trio.Cancelled) as exc:
             # In the middle of an exchange: later responses could not be matched to their requests.
             self.pgconn.finish()
             limit = "in time" if timeout is None else f"within {timeout:g} s"

@@ -20,7 +20,6 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import trio
 from greenlet import getcurrent, greenlet
-from psycopg import errors
 from psycopg.waiting import Ready, Wait
 
 P = ParamSpec("P")
@@ -74,7 +73,7 @@ def await_in_call(wait: Callable[[], Awaitable[T]]) -> T:
 def wait_on_loop(exchange: Generator[Wait, Ready, T], socket: int, timeout_s: float | None) -> T:
     """Do in a call what psycopg's generator of an exchange asks for, and return its result.
 
-    Raises psycopg's ``_WaitTimeout`` if that takes longer than ``timeout_s``, and trio's ``Cancelled``.
+    Raises ``TimeoutError`` if that takes longer than ``timeout_s``, and trio's ``Cancelled``.
     """
     deadline = math.inf if timeout_s is None else trio.current_time() + timeout_s
     try:
@@ -117,5 +116,5 @@ async def _wait_ready(socket: int, wanted: Wait, deadline: float) -> Ready:
                 if wanted & state:
                     nursery.start_soon(wait, state)
     if not found:
-        raise errors._WaitTimeout("wait timeout expired")
+        raise TimeoutError
     return found
