@@ -42,6 +42,7 @@ def render(directory: Path, content: bytes | None = None, **order: Any) -> Outpu
         ({"operation": "convert", "width": 2000, "height": 2000}, (120, 80)),
         ({"operation": "convert"}, (120, 80)),
         ({"operation": "convert", "width": 60, "height": 60}, (60, 40)),
+        ({"width": 60, "height": 60, "prompt": "a harbour"}, (60, 40)),
     ],
 )
 @pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
@@ -53,6 +54,15 @@ def test_result_has_the_size_and_type_asked_for(
         assert image.size == size == (one.width, one.height)
         assert (image.format or "").lower() == form
     assert one.content_type == f"image/{form}"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_the_prompt_is_set_in_type(tmp_path: Path, mode: str) -> None:
+    content = picture(size=(240, 160), mode=mode)
+    plain, first = render(tmp_path, content), render(tmp_path, content, prompt="a harbour")
+    again, other = render(tmp_path, content, prompt="a harbour"), render(tmp_path, content, prompt="a hill")
+    assert first.sha256 == again.sha256
+    assert len({plain.sha256, first.sha256, other.sha256}) == 3
 
 
 @pytest.mark.parametrize(
@@ -94,6 +104,7 @@ def test_picture_with_too_many_pixels_is_refused(tmp_path: Path) -> None:
         {"operation": "resize", "image": "aGk=", "width": 4000, "height": 10},
         {"operation": "watermark", "image": "aGk=", "text": "Ann"},
         {"operation": "convert", "image": "aGk=", "format": "gif"},
+        {"image": "aGk=", "prompt": " "},
     ],
 )
 def test_what_cannot_be_edited_is_refused(order: dict[str, Any]) -> None:

@@ -22,10 +22,16 @@ _SAMPLES: dict[str, list[dict[str, Any]]] = {
     "poster": [{"prompt": "a", "n": 4, "width": 1536, "height": 256, "style": "plasma", "seed": 4294967295}],
     "edit": [
         {"operation": "convert", "image": "aGVsbG8gd29ybGQh"},
-        {"operation": "convert", "image_url": "https://a.example/b", "format": "webp"},
+        {"image_url": "https://a.example/b", "format": "webp"},
+        {"image": "aGVsbG8gd29ybGQh", "prompt": "a harbour", "width": 64, "height": 64},
         {"operation": "crop", "image": "aGVsbG8gd29ybGQh", "width": 16, "height": 2048, "format": "jpeg"},
     ],
-    "tone": [{"prompt": "a"}, {"prompt": "a", "duration": 60, "mood": "dark"}, {"prompt": "a", "duration": 1.5}],
+    "tone": [
+        {"prompt": "a"},
+        {"prompt": "a", "voice": "alloy"},
+        {"prompt": "a", "duration": 60, "mood": "dark"},
+        {"prompt": "a", "duration": 1.5},
+    ],
     "clip": [{"prompt": "a", "duration": "auto"}, {"prompt": "a", "duration": 12, "resolution": "720p"}],
 }
 

@@ -44,6 +44,12 @@ def test_same_tone_again_sounds_the_same(tmp_path: Path) -> None:
     assert make(Tone, tmp_path, duration=1, seed=4)[0].path.read_bytes() != first
 
 
+def test_each_voice_sounds_different(tmp_path: Path) -> None:
+    sounds = {voice: make(Tone, tmp_path, duration=1, voice=voice)[0].sha256 for voice in (None, "alloy", "onyx")}
+    assert len(set(sounds.values())) == 3
+    assert make(Tone, tmp_path, duration=1, voice="alloy")[0].sha256 == sounds["alloy"]
+
+
 @pytest.mark.parametrize("model", [Tone, Clip])
 @pytest.mark.parametrize(
     "order", [{"prompt": ""}, {"duration": 0.5}, {"duration": 61}, {"duration": True}, {"seed": -1}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +14,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from holdfast.providers.outbound.downloads import Downloaded, DownloadRefused, ExpectedOutput, download
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
-from holdfast_emulators.studio.model import BadInput, OutputFile, RenderContext, finished
+from holdfast_emulators.studio.drawing import Ground, draw_title
+from holdfast_emulators.studio.model import BadInput, OutputFile, Prompt, RenderContext, finished
 
 SOURCE_MAX_BYTES = 16 * 1024 * 1024
 SOURCE_MAX_PIXELS = 24_000_000
@@ -29,11 +31,12 @@ Side = Annotated[int, msgspec.Meta(ge=16, le=SIDE_MAX_PX)]
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """The input of an edit: an image, and what becomes of it."""
+    """The input of an edit: an image, and what becomes of it; ``prompt`` is set in type on the result."""
 
-    operation: Literal["resize", "crop", "convert"]
+    operation: Literal["resize", "crop", "convert"] = "convert"
     image: Annotated[bytes, msgspec.Meta(max_length=SOURCE_MAX_BYTES)] | None = None
     image_url: Annotated[str, msgspec.Meta(max_length=2000, pattern=r"^https?://")] | None = None
+    prompt: Prompt | None = None
     format: Literal["png", "jpeg", "webp"] = "png"
     width: Side | None = None
     height: Side | None = None
@@ -55,6 +58,8 @@ class Edit(msgspec.Struct, frozen=True):
         image = _open(content)
         context.step(0.4, "render")
         image = self._apply(image)
+        if self.prompt is not None:
+            draw_title(image, self.prompt, Ground(random.Random(self.prompt), "gradient"))  # noqa: S311
         context.step(0.8, "encode")
         if self.format == "jpeg" and image.mode != "RGB":
             ground = Image.new("RGB", image.size, "white")

@@ -27,23 +27,28 @@ _MOODS: dict[Mood, tuple[tuple[int, ...], float, float]] = {
 
 
 class Tone(msgspec.Struct, frozen=True):
-    """The input of a tone."""
+    """The input of a tone; each ``voice`` has overtones of its own."""
 
     prompt: Prompt
     duration: Annotated[float, msgspec.Meta(ge=1, le=60)] = 6.0
     mood: Mood = "calm"
+    voice: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\S")] | None = None
     seed: Seed = msgspec.field(default_factory=new_seed)
 
     def render(self, context: RenderContext) -> list[OutputFile]:
         """Write the notes, one for each beat, fading out."""
         rng = random.Random(f"{self.prompt}|{self.mood}|{self.seed}")  # noqa: S311 - a sound, not a secret
         scale, tempo, root = _MOODS[self.mood]
+        overtones = 0.0 if self.voice is None else random.Random(self.voice).uniform(0.5, 3)  # noqa: S311
         beat, total = round(RATE_HZ * 60 / tempo), round(self.duration * RATE_HZ)
         samples = array.array("h")
         while len(samples) < total:
             context.step(0.9 * len(samples) / total, "render")
             turn = math.tau * root * 2 ** (rng.choice(scale) / 12) / RATE_HZ
-            samples.extend(int(16_000 * (1 - i / beat) ** 2 * math.sin(turn * i)) for i in range(beat))
+            for i in range(beat):
+                phase = turn * i
+                wave_form = math.sin(phase + overtones * math.sin(phase))
+                samples.append(int(16_000 * (1 - i / beat) ** 2 * wave_form))
         if sys.byteorder == "big":
             samples.byteswap()
         context.step(0.95, "encode")

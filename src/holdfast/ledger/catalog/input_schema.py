@@ -258,7 +258,7 @@ def _violations_of(error: ValidationError, document: Mapping[str, object]) -> It
     elif keyword in {"anyOf", "oneOf"}:
         schema = _part_at(document, error.schema_path[:-1])
         described = schema.get("description") if isinstance(schema, dict) else None
-        hint = f": {described[:200]}" if isinstance(described, str) else ""
+        hint = f": {described[:200].rstrip('.')}" if isinstance(described, str) else ""
         yield Violation(path, f"has none of the allowed forms{hint}")
     else:
         yield Violation(path, _expected(keyword, _part_at(document, error.schema_path)))
