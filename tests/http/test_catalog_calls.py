@@ -86,6 +86,56 @@ async def test_a_listing_shows_every_price_before_the_markup(stage: Stage) -> No
     assert (await stage.call("GET", "/v1/models/reel")).json() == model
 
 
+EXAMPLE = MODEL + 'description = "Makes reels."\nexample_input = { seconds = 7, size = "big" }\n'
+
+
+async def test_a_model_says_what_it_takes_and_what_its_example_costs(stage: Stage) -> None:
+    put(stage, catalog_of(EXAMPLE + 'hosting = { content_types = ["video/mp4", "video/webm"] }\n'))
+    (model,) = (await stage.call("GET", "/v2/models")).json()["data"]
+    assert (model["description"], model["input_schema"]) == ("Makes reels.", SCHEMA)
+    # The example as the operator wrote it, and not with the schema's defaults.
+    assert model["example_input"] == {"seconds": 7, "size": "big"}
+    assert model["estimate"] == (await quoted(stage, model["example_input"]))["estimate"]
+    assert model["estimate"]["credits"] == "0.672"
+    assert (model["output"], model["priced_only"]) == (["video/mp4", "video/webm"], False)
+    assert (await stage.call("GET", "/v1/models/reel")).json() == model
+
+
+async def test_what_the_catalog_does_not_say_is_null(stage: Stage) -> None:
+    put(stage, catalog_of())
+    (model,) = (await stage.call("GET", "/v2/models")).json()["data"]
+    assert (model["description"], model["example_input"], model["estimate"], model["output"]) == (
+        None,
+        None,
+        None,
+        [],
+    )
+
+
+async def test_a_disabled_model_is_still_described(stage: Stage) -> None:
+    put(stage, catalog_of(EXAMPLE + 'status = "disabled"\n'))
+    model = (await stage.call("GET", "/v1/models/reel")).json()
+    assert (model["status"], model["estimate"]["credits"]) == ("disabled", "0.672")
+
+
+async def test_every_default_model_is_described_and_its_example_is_what_it_says(api: Api) -> None:
+    api.know_key()
+    api.accounts.answer = accept
+    listed = (await api.call("GET", "/v2/models")).json()["data"]
+    assert [model["id"] for model in listed if model["priced_only"]] == ["gateway/chat-1"]
+    for model in listed:
+        body = {"model": model["id"], "input": model["example_input"]}
+        quoted = await api.call("POST", "/v2/quote", json=body)
+        assert quoted.json()["estimate"] == model["estimate"]
+        response = await api.as_key("POST", CREATE, json=body)
+        if model["priced_only"]:
+            refused(response, 400, "model_not_async")
+            assert model["output"] == []
+        else:
+            assert response.status_code == 200, response.content
+            assert {kind.partition("/")[0] for kind in model["output"]} == {model["modality"]}
+
+
 async def test_a_deprecated_model_is_listed_and_can_run(stage: Stage) -> None:
     put(stage, catalog_of(MODEL + 'status = "deprecated"\n'))
     stage.know_key()

@@ -145,6 +145,76 @@ def test_the_studio_needs_no_address() -> None:
     assert catalog.providers["gpu"].concurrency == 4
 
 
+EXAMPLE = 'example_input = { prompt = "a hill", n = 2 }'
+
+
+def test_an_example_is_priced_when_the_catalog_is_read() -> None:
+    catalog = parse(CATALOG + EXAMPLE)
+    assert catalog.models["gpu/image-1"].example_input == {"prompt": "a hill", "n": 2}
+    assert catalog.examples["gpu/image-1"].basis == "per_image: 2 x 0.012"
+    assert catalog.examples["gpu/image-1"].catalog_version == catalog.version == parse().version
+    assert parse().examples == {}
+
+
+@pytest.mark.parametrize(
+    ("example", "fault"),
+    [
+        ("{ n = 2 }", "example_input is refused: input.prompt is required."),
+        ('{ prompt = "a", n = 9, size = 1 }', "example_input is refused: input.n must be at most 4; input.size is"),
+        ("{ prompt = 2026-11-01 }", "example_input is refused: input.prompt"),
+        ('{ prompt = "a", n = inf }', "example_input is refused: input.n"),
+        ('"a hill"', "example_input must be a table, not 'a hill'"),
+        ('{ prompt = "a" }\ndescription = ""', "description must be a string that is not empty"),
+    ],
+)
+def test_an_example_that_no_customer_could_send_is_a_fault(example: str, fault: str) -> None:
+    (line,) = faults_of(f"{CATALOG}example_input = {example}")
+    assert line.startswith(f"model gpu/image-1: {fault}")
+
+
+def test_an_example_without_a_price_is_a_fault() -> None:
+    tiers = 'unit_price = "0.01", tiers = [{ when = { quality = "high" }, unit_price = "1" }]'
+    text = CATALOG.replace('unit_price = "0.010"', tiers)
+    (line,) = faults_of(text + EXAMPLE)
+    assert (
+        line
+        == "model gpu/image-1: example_input is refused: The model 'gpu/image-1' has no price for this quality."
+    )
+    assert parse(text + EXAMPLE.replace("n = 2", 'quality = "high"')).examples
+
+
+def test_what_is_not_described_is_listed() -> None:
+    message = {"properties": {"role": {"$ref": "#/$defs/role"}, "content": {"type": "string"}}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "prompt": {"type": "string", "description": "What it shows."},
+            "n": {"$ref": "#/$defs/n"},
+            "messages": {"type": "array", "items": {"type": "object", **message}},
+        },
+        "$defs": {
+            "n": {"type": "integer", "minimum": 1, "maximum": 2, "description": "How many."},
+            "role": {"type": "string"},
+        },
+    }
+    model = parse(schema=schema).models["gpu/image-1"]
+    assert model.undescribed == [
+        "description",
+        "example_input",
+        "input.messages",
+        "input.messages.role",
+        "input.messages.content",
+    ]
+    described = parse(CATALOG + 'description = "Pictures."\nexample_input = {}', schema).models["gpu/image-1"]
+    assert described.undescribed[0] == "input.messages"
+
+
+def test_the_shipped_models_leave_nothing_undescribed() -> None:
+    shipped = load_catalog(None, kind_rules())
+    assert {model.id: model.undescribed for model in shipped.models.values() if model.undescribed} == {}
+    assert shipped.examples.keys() == shipped.models.keys()
+
+
 def test_a_schema_may_be_part_of_the_catalog_file() -> None:
     number = '{ type = "integer", minimum = 1, maximum = 2 }'
     inline = f'input_schema = {{ type = "object", properties = {{ n = {number} }} }}'

@@ -233,6 +233,9 @@ def catalog_check_command(
         check_studio(catalog)
     for line in catalog.warnings:
         typer.echo(f"warning: {line}", err=True)
+    for model in catalog.models.values():
+        if model.undescribed:
+            typer.echo(f"warning: model {model.id}: not described: {', '.join(model.undescribed)}", err=True)
     typer.echo(
         f"catalog {catalog.version} is valid; models: {len(catalog.models)}, providers: {len(catalog.providers)}"
     )

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.schemas.common import QuoteRequest, render
+from holdfast.http.schemas.common import QuoteRequest, S, render
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.quotes import model_not_found, quote_input
@@ -19,7 +19,7 @@ from holdfast.ledger.catalog.seals import SealedQuote, seal_quote
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, format_price
-from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.public_types import Amount, FreeForm, Time
 from holdfast.ledger.refusals import Refusal
 
 route = RouteTable("Catalog")
@@ -62,19 +62,6 @@ class ModelBody(msgspec.Struct, frozen=True):
     status: str
 
 
-class CompatibleModelList(msgspec.Struct, frozen=True):
-    """The listing in the format of OpenAI-compatible clients."""
-
-    object: str
-    data: list[ModelBody]
-
-
-class ModelList(msgspec.Struct, frozen=True):
-    """Every model of the catalog."""
-
-    data: list[ModelBody]
-
-
 class Estimate(msgspec.Struct, frozen=True):
     """The expected cost; ``max_credits`` is what will be held, and the charge never exceeds it.
 
@@ -90,6 +77,43 @@ class Estimate(msgspec.Struct, frozen=True):
     unit: str
     unit_price: Amount
     max_units: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class ModelDetails(ModelBody, frozen=True):
+    """A model, what it takes and what it makes."""
+
+    description: str | None
+    """What the model makes. Null: not described."""
+
+    input_schema: FreeForm
+    """JSON Schema (2020-12) of a task's `input`: the fields with their forms, bounds, defaults and descriptions.
+    A field that it does not name is refused where `additionalProperties` is false.
+    """
+
+    example_input: FreeForm | None
+    """A valid `input`, ready to be sent. Null: the model has none."""
+
+    estimate: Estimate | None
+    """The quote of `example_input`, markup included. Null: there is no example."""
+
+    output: list[str]
+    """The content types that outputs may have. Empty: not known, or the model has no outputs."""
+
+    priced_only: bool
+    """True: the model can be quoted, but no task can be created for it (`model_not_async`)."""
+
+
+class CompatibleModelList(msgspec.Struct, frozen=True):
+    """The listing in the format of OpenAI-compatible clients."""
+
+    object: str
+    data: list[ModelBody]
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """Every model of the catalog, with what it takes."""
+
+    data: list[ModelDetails]
 
 
 class QuoteBody(msgspec.Struct, frozen=True):
@@ -116,27 +140,34 @@ class QuoteBody(msgspec.Struct, frozen=True):
 )
 async def list_compatible_models(call: Call) -> Outcome:
     """Compatible clients always send a credential; it is ignored."""
-    return CompatibleModelList(object="list", data=_models(call.deps.catalog()))
+    models = call.deps.catalog().models.values()
+    return CompatibleModelList(object="list", data=[_model(ModelBody, model) for model in models])
 
 
 @route(
     "GET",
     "/v1/models/{model_id}",
-    summary="Retrieve a model; its id may contain slashes, plain or encoded",
-    reply=ModelBody,
+    summary="Retrieve a model with its input schema, an example and its price; slashes in its id may be encoded",
+    reply=ModelDetails,
     errors=("model_not_found",),
 )
 async def read_model(call: Call) -> Outcome:
     """Return one model of the current catalog."""
-    model_id = call.path["model_id"]
-    model = call.deps.catalog().models.get(model_id)
-    return model_not_found(model_id) if model is None else _model(model)
+    model_id, catalog = call.path["model_id"], call.deps.catalog()
+    model = catalog.models.get(model_id)
+    return model_not_found(model_id) if model is None else _details(catalog, model)
 
 
-@route("GET", "/v2/models", summary="List the models", reply=ModelList)
+@route(
+    "GET",
+    "/v2/models",
+    summary="List the models with their input schemas, an example of each and its price",
+    reply=ModelList,
+)
 async def list_models(call: Call) -> Outcome:
     """Disabled models are listed with their status."""
-    return ModelList(data=_models(call.deps.catalog()))
+    catalog = call.deps.catalog()
+    return ModelList(data=[_details(catalog, model) for model in catalog.models.values()])
 
 
 @route(
@@ -178,12 +209,18 @@ def _unit_price(rate: Rate) -> str:
     return max(given, key=Decimal, default="0")
 
 
-def _models(catalog: Catalog) -> list[ModelBody]:
-    return [_model(model) for model in catalog.models.values()]
+def _model(shape: type[S], model: Model, **fields: object) -> S:
+    return render(shape, model, object="model", provider=model.upstream.provider, **fields)
 
 
-def _model(model: Model) -> ModelBody:
-    return render(ModelBody, model, object="model", provider=model.upstream.provider)
+def _details(catalog: Catalog, model: Model) -> ModelDetails:
+    example = catalog.examples.get(model.id)
+    return _model(
+        ModelDetails,
+        model,
+        estimate=None if example is None else _estimate(example),
+        output=model.hosting.content_types,
+    )
 
 
 def _estimate(terms: Terms) -> Estimate:

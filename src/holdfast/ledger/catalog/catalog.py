@@ -1,18 +1,18 @@
 """The catalog: the models, their prices, and the providers that run them.
 
 It is one TOML file with JSON Schemas beside it. Prices are strings, never floats. A file with faults is refused,
-with one line for each fault. The catalog's version is a hash of what was read, defaults filled in: comments,
-blanks, the order of keys and providers' secrets do not change it.
+with one line for each fault. The catalog's version is a hash of what is sold, defaults filled in: comments,
+blanks, the order of keys, models' descriptions and examples, and providers' secrets do not change it.
 
-``[defaults]`` has any key of a model; tables are merged key by key. ``default_catalog/catalog.toml`` shows the
-format, docs/providers.md describes it. The provider ``studio`` needs no table: the service runs it itself.
+``[defaults]`` has any key of a model; tables are merged key by key. docs/catalog.md shows every key. The provider
+``studio`` needs no table: the service runs it itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -30,9 +30,12 @@ from holdfast.ledger.catalog.entries import (
 )
 from holdfast.ledger.catalog.models import CatalogTable, Model, ProviderConfig, epoch_s
 from holdfast.ledger.catalog.pricing import price_gaps
+from holdfast.ledger.catalog.quotes import price_input
 from holdfast.ledger.catalog.tables import read_fields
+from holdfast.ledger.catalog.terms import Terms
 from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.plain_json import canonical_json
+from holdfast.ledger.refusals import Refusal
 
 _TABLES = ("catalog", "defaults", "providers", "models")
 
@@ -49,13 +52,15 @@ class CatalogFault(Exception):
 class Catalog:
     """A catalog without faults. ``models`` and ``providers`` are in file order; ``created`` is epoch seconds.
 
-    ``warnings`` are lines about settings that are allowed but probably not intended.
+    ``examples`` are the terms of the models' example inputs, of those that have one. ``warnings`` are lines about
+    settings that are allowed but probably not intended.
     """
 
     version: str
     models: Mapping[str, Model]
     providers: Mapping[str, ProviderConfig]
     created: int
+    examples: Mapping[str, Terms]
     warnings: tuple[str, ...] = ()
 
 
@@ -113,15 +118,32 @@ def parse_catalog(text: str, *, read_schema: ReadSchema, kinds: Mapping[str, Kin
             faults.append(f"{where}: id is used by another model")
         elif model is not None:
             models[model.id] = model
+    version = _version(models, providers)
+    examples = _price_examples(models.values(), version, faults)
     if faults:
         raise CatalogFault(tuple(dict.fromkeys(faults)))
     return Catalog(
-        version=_version(models, providers),
+        version=version,
         models=MappingProxyType(models),
         providers=MappingProxyType(providers),
         created=epoch_s(about["created"] or max(model.created_on for model in models.values())),
+        examples=MappingProxyType(examples),
         warnings=tuple(line for model in models.values() for line in _warnings(model)),
     )
+
+
+def _price_examples(models: Iterable[Model], version: str, faults: list[str]) -> dict[str, Terms]:
+    """Price each model's example, which its own rules may refuse."""
+    examples = {}
+    for model in models:
+        if model.example_input is None:
+            continue
+        priced = price_input(model, version, model.example_input)
+        if isinstance(priced, Refusal):
+            faults.append(f"model {model.id}: example_input is refused: {priced.message}")
+        else:
+            examples[model.id] = priced.terms
+    return examples
 
 
 def _warnings(model: Model) -> Iterator[str]:
@@ -158,7 +180,7 @@ def _filled(entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
 
 
 def _version(models: Mapping[str, Model], providers: Mapping[str, ProviderConfig]) -> str:
-    """Hash what was read, defaults filled in. Providers' secrets are excluded, since the version is public."""
+    """Hash what is sold, defaults filled in. Providers' secrets are excluded, since the version is public."""
     read = {
         "currency": CURRENCY,
         "providers": {

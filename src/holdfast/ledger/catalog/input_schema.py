@@ -178,6 +178,10 @@ class InputSchema:
         listed = found.get("enum")
         return tuple(listed) if isinstance(listed, list) else None
 
+    def undescribed(self) -> list[str]:
+        """Return the fields without a description, those in fields and lists included: ``messages.content``."""
+        return list(_undescribed(self.document, self.document, ""))
+
     def _each_violation(self, value: object) -> Iterator[Violation]:
         seen = set()
         for error in self.validator.iter_errors(value):
@@ -226,6 +230,18 @@ def _filler(schema: Mapping[str, object], root: Mapping[str, object]) -> Filler 
                 for_items(item)
 
     return fill
+
+
+def _undescribed(schema: Mapping[str, object], root: Mapping[str, object], place: str) -> Iterator[str]:
+    schema = resolve(schema, root)
+    properties, items = schema.get("properties"), schema.get("items")
+    for name, part in properties.items() if isinstance(properties, dict) else ():
+        if isinstance(part, dict):
+            if "description" not in part and "description" not in resolve(part, root):
+                yield f"{place}{name}"
+            yield from _undescribed(part, root, f"{place}{name}.")
+    if isinstance(items, dict):
+        yield from _undescribed(items, root, place)
 
 
 def _plain_default(key: str, default: object) -> object:

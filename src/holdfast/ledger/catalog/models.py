@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -174,6 +174,7 @@ class ChargeTable(msgspec.Struct, frozen=True, kw_only=True):
 class ModelTable(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """One ``[[models]]`` with the defaults filled in.
 
+    ``description`` and ``example_input``, which must be valid and have a price, are shown to customers.
     ``hold``: whether the maximum or the expected cost of a run is held. The charge never exceeds the hold, so with
     ``estimate`` the operator pays what exceeds it.
     """
@@ -185,6 +186,8 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
     upstream: Upstream
     pricing: Pricing
     input_schema: object
+    description: Text | None = None
+    example_input: Annotated[dict[str, Any], Meta(description="a table")] | None = None
     markup_multiplier: Markup = "1"
     units: UnitFields = UnitFields()
     owned_by: Text = ""
@@ -199,6 +202,11 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
     def created(self) -> int:
         """When the model was created, in seconds since the epoch at 00:00 UTC."""
         return epoch_s(self.created_on)
+
+    @property
+    def priced_only(self) -> bool:
+        """Whether the model can be quoted, but no task can be created for it."""
+        return self.type == "sync"
 
     @cached_property
     def hosting(self) -> Hosting:
@@ -231,6 +239,12 @@ class Model(ModelTable, frozen=True, kw_only=True, eq=False):
     meter: Meter
     base: Tariff
     tiers: tuple[Tariff, ...]
+
+    @property
+    def undescribed(self) -> list[str]:
+        """What customers cannot read of it: the missing keys, and the fields of the input without a description."""
+        missing = [key for key in ("description", "example_input") if getattr(self, key) is None]
+        return [*missing, *(f"input.{name}" for name in self.schema.undescribed())]
 
     @cached_property
     def tier_fields(self) -> list[str]:

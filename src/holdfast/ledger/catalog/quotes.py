@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.input_schema import VIOLATIONS_MAX, Violation
+from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.pricing import basis_of, choose_tariff, price_micro
 from holdfast.ledger.catalog.terms import Terms
 from holdfast.ledger.plain_json import NotPlain, canonical_json, plain_copy
 from holdfast.ledger.refusals import Refusal
+
+if TYPE_CHECKING:
+    from holdfast.ledger.catalog.catalog import Catalog
 
 PARAM_CHARS_MAX = 120
 MESSAGE_CHARS_MAX = 1000
@@ -27,9 +30,7 @@ class PricedInput(NamedTuple):
 def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput | Refusal:  # noqa: A002 - the API's name
     """Price ``input`` for a model, without changing it.
 
-    Refuses: 1. ``model_not_found``; 2. ``model_not_available`` (disabled); 3. ``invalid_input`` (not an object,
-    beyond a limit, or invalid under the model's schema once defaults are filled in; the message lists every
-    violation and repeats no value); 4. ``quote_unavailable`` (no tier has a price for this input).
+    Refuses: 1. ``model_not_found``; 2. ``model_not_available`` (disabled); then as :func:`price_input`.
     """
     model = catalog.models.get(model_id)
     if model is None:
@@ -38,6 +39,16 @@ def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput |
         return Refusal(
             code="model_not_available", message=f"The model '{model.id}' is not available.", param="model"
         )
+    return price_input(model, catalog.version, input)
+
+
+def price_input(model: Model, catalog_version: str, input: object) -> PricedInput | Refusal:  # noqa: A002 - the API's name
+    """Price ``input`` for a model of this catalog, disabled or not, without changing it.
+
+    Refuses: 1. ``invalid_input`` (not an object, beyond a limit, or invalid under the model's schema once defaults
+    are filled in; the message lists every violation and repeats no value); 2. ``quote_unavailable`` (no tier has a
+    price for this input).
+    """
     if not isinstance(input, dict):
         return _invalid([Violation((), "must be an object")])
     try:
@@ -62,7 +73,7 @@ def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput |
     terms = Terms(
         model=model.id,
         modality=model.modality,
-        catalog_version=catalog.version,
+        catalog_version=catalog_version,
         input_hash=hashlib.sha256(canonical_json(given)).hexdigest(),
         rate=tariff.rate,
         estimated=estimated,

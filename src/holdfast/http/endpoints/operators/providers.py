@@ -16,6 +16,7 @@ from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.operators import Reason
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.input_schema import least_input
+from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.quotes import PricedInput, model_not_found, quote_input
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount
@@ -111,7 +112,7 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 class ProviderCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to try: by default the cheapest model that a made-up input fits.
+    """What to try: by default the cheapest model, with its example input, or one made up where it has none.
 
     ``wait_s`` bounds the wait for the job's end. A provider that charges for calls needs ``accept_cost``.
     """
@@ -179,6 +180,10 @@ async def check_provider(call: Call) -> Outcome:
     return ProviderCheckBody(name, priced.terms.model, is_ok, price, charges, steps)
 
 
+def _example(model: Model) -> dict[str, object]:
+    return least_input(model.schema) if model.example_input is None else model.example_input
+
+
 def _priced(catalog: Catalog, provider: str, wanted: ProviderCheckRequest) -> PricedInput | Refusal:
     """Return the input to try, with its terms: as wanted, or the cheapest that fits."""
     models = {
@@ -191,11 +196,11 @@ def _priced(catalog: Catalog, provider: str, wanted: ProviderCheckRequest) -> Pr
             return invalid_parameter("model", f"must be one that {provider} runs", wanted.model)
         if wanted.model not in models:
             return model_not_found(wanted.model)
-        given = wanted.input if wanted.input is not None else least_input(models[wanted.model].schema)
+        given = wanted.input if wanted.input is not None else _example(models[wanted.model])
         return quote_input(catalog, wanted.model, given)
     if wanted.input is not None:
         return invalid_parameter("model", "must be given with an input")
-    tried = (quote_input(catalog, model.id, least_input(model.schema)) for model in models.values())
+    tried = (quote_input(catalog, model.id, _example(model)) for model in models.values())
     fitting = [priced for priced in tried if not isinstance(priced, Refusal)]
     if not fitting:
         return invalid_parameter("model", f"and an input must be given: no model of {provider} takes a made-up one")
