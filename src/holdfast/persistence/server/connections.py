@@ -106,8 +106,9 @@ class BoundedConnection(psycopg.Connection[Any]):
             if is_on_loop():
                 return wait_on_loop(gen, self.pgconn.socket, timeout)
             return super().wait(gen, interval, timeout)
-        except (errors._WaitTimeout, TimeoutError, trio.Cancelled) as exc:
-            # In the middle of an exchange: later responses could not be matched to their requests.
+        except (errors._WaitTimeout, TimeoutError, trio.Cancelled, BaseExceptionGroup) as exc:
+            # In the middle of an exchange: later responses could not be matched to their requests. The group is of
+            # Cancelled alone: a call that sends and receives at once waits in two tasks.
             self.pgconn.finish()
             limit = "in time" if timeout is None else f"within {timeout:g} s"
             raise ServerSilent(f"the server sent no response {limit}") from exc
