@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
+import signal
 import socket
 import threading
 from collections.abc import Generator
@@ -91,37 +93,81 @@ async def test_others_run_while_a_query_waits(database: Database) -> None:
     assert order == ["slow begun", "quick done", "slow done"]
 
 
-async def test_a_read_outlives_its_callers_cancellation_and_keeps_its_connection(database: Database) -> None:
-    def pid(rows: Connection) -> object:
+async def test_a_cancelled_caller_ends_with_its_query_and_keeps_the_connection(database: Database) -> None:
+    """Cut short, the query would lose its connection; and who was cancelled must not act on its result."""
+
+    def locked(rows: Connection) -> object:
+        rows.execute(text("select pg_advisory_lock(1)"))
+        rows.execute(text("select pg_advisory_unlock(1)"))
         return rows.execute(text("select pg_backend_pid()")).scalar_one()
 
-    before = await database.read(pid)
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        assert await database.read(pid) == before
-    assert await database.read(pid) == before
+    before = await database.read(locked)
+    acted_on: list[object] = []
+
+    async def call() -> None:
+        acted_on.append(await database.read(locked))
+
+    with psycopg.connect(database.url, autocommit=True) as holder:
+        holder.execute("select pg_advisory_lock(1)")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked(0.01)
+            nursery.cancel_scope.cancel()
+            holder.execute("select pg_advisory_unlock(1)")
+    assert acted_on == []
+    assert await database.read(locked) == before
 
 
-async def test_a_cancelled_exchange_loses_its_connection(database_url: str) -> None:
+async def test_a_cancelled_caller_waits_for_no_connection(database_url: str) -> None:
+    database = Database(database_url, pool_size=1)
+    await database.open()
+    free, has_connection = trio.Event(), trio.Event()
+    ran: list[Connection] = []
+
+    def occupy(_: Connection) -> None:
+        has_connection.set()
+        await_in_call(free.wait)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(database.read, occupy)
+        await has_connection.wait()
+        async with trio.open_nursery() as callers:
+            callers.start_soon(database.read, ran.append)
+            await wait_all_tasks_blocked()
+            callers.cancel_scope.cancel()
+        assert not free.is_set()
+        free.set()
+    assert ran == []
+    assert await database.read(one) == 1
+    database.close()
+
+
+@pytest.mark.parametrize("characters", [1, 20_000_000], ids=["while it receives", "while it sends, too"])
+async def test_a_cancelled_exchange_loses_its_connection(database_url: str, characters: int) -> None:
     connection = await trio.to_thread.run_sync(lambda: connect(database_url, statement_timeout_ms=TIMEOUT_MS))
+    connection.autocommit = True
+    server_pid = connection.info.backend_pid
 
     def call() -> str:
         try:
-            connection.execute("select pg_sleep(60)")
+            connection.execute("select %s::text", ("x" * characters,))
         except ServerSilent:
             return "silent"
         return "answered"
 
-    with trio.CancelScope() as scope:
+    answers: list[str] = []
+
+    async def run() -> None:
+        answers.append(await run_on_loop(call))
+
+    os.kill(server_pid, signal.SIGSTOP)
+    try:
         async with trio.open_nursery() as nursery:
-            answers: list[str] = []
-
-            async def run() -> None:
-                answers.append(await run_on_loop(call))
-
             nursery.start_soon(run)
             await wait_all_tasks_blocked(0.01)
-            scope.cancel()
+            nursery.cancel_scope.cancel()
+    finally:
+        os.kill(server_pid, signal.SIGCONT)
     assert answers == ["silent"]
     assert connection.closed
 

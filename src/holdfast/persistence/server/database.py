@@ -87,17 +87,17 @@ class Database:
         """Run ``query(connection, …)`` on a read-only connection, and return its result.
 
         It runs a second time if its connection is lost, so it must only read, and its result must not need the
-        connection. It ends after ``read_deadline_s``, or when the gate closes; its caller cannot cancel it, because
-        its connection would be lost each time. Raises :class:`DatabaseAway`, or its subclass
-        :class:`QueryTimedOut`; every other exception of ``query`` passes through.
+        connection. It ends after ``read_deadline_s``, or when the gate closes. A cancellation takes effect while it
+        waits for a connection, or after the query: one that is cut short loses its connection. Raises
+        :class:`DatabaseAway`, or its subclass :class:`QueryTimedOut`; every other exception of ``query`` passes.
         """
         self._refuse_if_closed()
         gate, wait = self.gate, _Wait()
         run = wait.ends_with(lambda connection: query(connection, *args, **kwargs))
-        scope = trio.CancelScope(deadline=trio.current_time() + self._read_deadline_s, shield=True)
-        with wait.measured("read"), scope, gate.cutting_short(scope):
+        with wait.measured("read"), trio.move_on_after(self._read_deadline_s) as scope, gate.cutting_short(scope):
             try:
                 async with self._reads:
+                    scope.shield = True
                     found = await run_on_loop(_in_transaction, self._engine, run, 2, False)
             except DatabaseAway as exc:
                 if not scope.cancel_called:
@@ -105,6 +105,8 @@ class Database:
                     raise
             else:
                 gate.note_success()
+                scope.shield = False
+                await trio.lowlevel.checkpoint_if_cancelled()
                 return found
         self._refuse_if_closed()
         late = QueryTimedOut(f"A read got no response within {self._read_deadline_s:g} s.")
