@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from holdfast.ledger.clock import format_time
 
-Amount: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"examples": ["9.76"]})]
-Time: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+Amount: TypeAlias = Annotated[
+    str,
+    msgspec.Meta(
+        description="Credits, as a decimal string with 2 to 6 decimals.", extra_json_schema={"examples": ["9.76"]}
+    ),
+]
+Time: TypeAlias = Annotated[
+    str,
+    msgspec.Meta(
+        description="RFC 3339 in UTC, with milliseconds.",
+        extra_json_schema={"format": "date-time", "examples": ["2026-01-05T12:00:00.000Z"]},
+    ),
+]
+Currency: TypeAlias = Annotated[str, msgspec.Meta(description="The currency, `USD`.", examples=["USD"])]
+Role: TypeAlias = Literal["User", "Operator"]
+AccountId: TypeAlias = Annotated[str, msgspec.Meta(description="The account's id, `acct_…`.")]
+OrderId: TypeAlias = Annotated[str, msgspec.Meta(description="The payment order's id, `ord_…`.")]
+TaskId: TypeAlias = Annotated[str, msgspec.Meta(description="The task's id, `task_…`.")]
+MemberId: TypeAlias = Annotated[str, msgspec.Meta(description="The id of the process, `proc_…`.")]
 FreeForm: TypeAlias = dict[str, Any]
 
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.ledger.clock import Now, format_time, utc_now
-from holdfast.ledger.public_types import Time
+from holdfast.ledger.public_types import MemberId, Time
 from holdfast.telemetry.scrubbing import scrub
 
 RING_RECORDS = 1_000
@@ -32,12 +32,18 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A message that was not handled, by type: its content is not stored."""
 
     at: Time
-    member_id: str
+    """When it was given up."""
+    member_id: MemberId
     reason: DeadReason
+    """Why it was not handled."""
     path: str
+    """The part of the tree that it was sent to."""
     key: str | None
+    """The actor's key; null if it was no keyed one."""
     message_type: str
+    """The type of the message."""
     trace_id: str | None
+    """The trace it was sent in; null without one."""
 
 
 class DeadLetters:

@@ -31,13 +31,21 @@ class KeyRestart(msgspec.Struct, frozen=True, kw_only=True):
     """One end of an incarnation that was no normal one, and what was decided."""
 
     at: Time
+    """When it ended."""
     incarnation: int
+    """The incarnation that ended."""
     reason_type: str
+    """The type of the exception, or of what ended it."""
     reason: str
+    """Why, in words."""
     location: str | None
+    """`module:line` of the exception; null if it is not known."""
     last_message_type: str | None
-    decision: str
+    """The type of the message that it handled last; null if it handled none."""
+    decision: Decision
+    """What was decided."""
     delay_s: float | None
+    """How long the backoff or quarantine lasts, in seconds; null without one."""
 
 
 class KeyedReports:

@@ -21,33 +21,41 @@ finished, failed: ended by itself and not restarted. stopped: by an operator, or
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """The messages that wait for an actor, and its present turn.
-
-    ``turn`` is the type of the message that it handles, for ``turn_age_s`` already.
-    """
+    """The messages that wait for an actor, and its present turn."""
 
     mailbox_depth: int
+    """How many messages wait."""
     oldest_message_age_s: float | None = None
+    """The age of the oldest of them, in seconds; null if none waits."""
     turn: str | None = None
+    """The type of the message that it handles; null if it handles none."""
     turn_age_s: float | None = None
+    """How long it has handled it, in seconds; null if it handles none."""
 
 
 class ChildStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One child's status.
-
-    ``restarts_in_window`` are its own; ``retry_in_s`` is the rest of its backoff. ``work`` is that of an actor.
-    """
+    """One child's status."""
 
     child_id: str
+    """Its name below its supervisor."""
     state: ChildState
+    """Its state."""
     restart: Restart
+    """When its supervisor restarts it."""
     incarnation: int
+    """Counts its starts."""
     restarts_in_window: int
+    """How often it was restarted within the period of the budget."""
     since: Time
+    """Since when it is in this state."""
     retry_in_s: float | None = None
+    """How long its backoff still lasts, in seconds; null without one."""
     last_fault: str | None = None
+    """Its last fault in words; null if there was none."""
     work: Work | None = None
+    """The messages that wait for it; null if it is no actor."""
     children: tuple[ChildStatus, ...]
+    """Its own children; empty if it is no supervisor."""
 
 
 @runtime_checkable

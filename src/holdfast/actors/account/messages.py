@@ -19,7 +19,7 @@ from holdfast.ledger.orders.order import OrderRequest, OrderResult
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import TaskRequest
+from holdfast.ledger.tasks.task import TaskRequest, TaskStatus
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.records.rows import (
     AccountAccessRow,
@@ -50,7 +50,7 @@ class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
 
     request_id: str
     quote_id: str
-    status: str
+    status: TaskStatus
     retry_of: str | None
     estimated_micro: int
     basis: str

@@ -31,6 +31,7 @@ from holdfast.actors.sign_in.messages import (
 from holdfast.ledger.clock import Now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.places import place_digits, place_of
+from holdfast.ledger.public_types import Role
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.sign_in_codes import (
     HOUR,
@@ -114,7 +115,7 @@ class SignInActor(JournaledActor):
         self._codes = CodesState()
         self._origin = OriginState()
         self._account_id: str | None = None
-        self._role: str | None = None
+        self._role: Role | None = None
 
     def state(self) -> tuple[int | None, object]:
         """The row's version alone."""

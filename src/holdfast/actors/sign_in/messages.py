@@ -7,6 +7,7 @@ from datetime import datetime
 import msgspec
 
 from holdfast.actors.runtime.messages import Command
+from holdfast.ledger.public_types import Role
 
 
 class AdmitOrigin(Command["OriginAdmitted"], frozen=True):
@@ -54,7 +55,7 @@ class SignedIn(msgspec.Struct, frozen=True):
 
     account_id: str
     email: str
-    role: str
+    role: Role
     session_id: str
     session_token: str
     session_expires_at: datetime

@@ -47,7 +47,7 @@ STORED_KEYS_MAX: Final = 500
     parameters=(IF_NONE_MATCH,),
 )
 async def read_account(call: Call) -> Outcome:
-    """The caller's row and the account's are looked up together."""
+    """The account of the credential."""
     totals = await call.look_up_as_caller(find_totals)
     assert totals is not None, "a credential names an account that exists"
     if isinstance(totals, Refusal):
@@ -66,7 +66,7 @@ async def read_account(call: Call) -> Outcome:
     errors=("api_key_limit_reached",),
 )
 async def create_api_key(call: Call) -> Outcome:
-    """The secret is generated here; the account's actor receives only its hash."""
+    """Only a hash of the secret is stored, so it cannot be shown again."""
     assert call.session is not None
     wanted = call.body(ApiKeyRequest)
     scopes = SCOPES if wanted.scopes is None else tuple(dict.fromkeys(wanted.scopes))
@@ -157,7 +157,7 @@ async def revoke_api_key(call: Call) -> Outcome:
     errors=("invalid_amount", "amount_too_large", "sandbox_disabled"),
 )
 async def recharge(call: Call) -> Outcome:
-    """Refuses if the sandbox is disabled, as it is in production."""
+    """For development and tests: refused if the sandbox is disabled, as it is in production."""
     assert call.session is not None
     settings = call.deps.settings
     idempotency = call.idempotency()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,70 +13,97 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import QuoteRequest, S, render
 from holdfast.ledger.catalog.catalog import Catalog
-from holdfast.ledger.catalog.models import Model
+from holdfast.ledger.catalog.models import Modality, Model, ModelStatus, RunType
 from holdfast.ledger.catalog.quotes import model_not_found, quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, seal_quote
-from holdfast.ledger.catalog.terms import Rate, Terms, Units
+from holdfast.ledger.catalog.terms import PricingMode, Rate, Terms, Units
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, format_price
-from holdfast.ledger.public_types import Amount, FreeForm, Time
+from holdfast.ledger.public_types import Amount, Currency, FreeForm, Time
 from holdfast.ledger.refusals import Refusal
 
 route = RouteTable("Catalog")
 
 
 class TierBody(msgspec.Struct, frozen=True):
-    """Base prices that apply if the input has all the values in ``when``."""
+    """Base prices that apply to some inputs only."""
 
     when: dict[str, str | int | bool]
+    """The values that the input must have for these prices to apply, by field."""
     unit_price: str | None
+    """Credits per unit, a decimal string; null if it is priced by tokens."""
     input_price: str | None
+    """Credits per unit of input tokens, a decimal string; null if it is not priced by tokens."""
     output_price: str | None
+    """Credits per unit of output tokens, a decimal string; null if it is not priced by tokens."""
 
 
 class PricingBody(msgspec.Struct, frozen=True):
-    """Base prices in credits per unit, before the markup; ``minimum`` is the least that any task costs."""
+    """Base prices in credits per unit, before the markup."""
 
-    mode: str
+    mode: PricingMode
+    """What is counted."""
     unit: str
+    """The unit of the prices, such as `image`, `second` or `1M tokens`."""
     unit_price: str | None
+    """Credits per unit, a decimal string; null if the model is priced by tokens."""
     input_price: str | None
+    """Credits per unit of input tokens, a decimal string; null if the model is not priced by tokens."""
     output_price: str | None
+    """Credits per unit of output tokens, a decimal string; null if the model is not priced by tokens."""
     minimum: str | None
+    """The least credits that any task costs, a decimal string; null for no minimum."""
     tiers: list[TierBody]
+    """Prices that apply to some inputs instead; the first that fits counts."""
 
 
 class ModelBody(msgspec.Struct, frozen=True):
-    """A model. The price a customer pays is the base price times ``markup_multiplier``."""
+    """A model. The price a customer pays is the base price times `markup_multiplier`."""
 
     id: str
-    object: str
+    """The model's id, such as `studio/image-1`."""
+    object: Literal["model"]
+    """Always `model`."""
     created: int
+    """When the model was added, in unix seconds."""
     owned_by: str
-    modality: str
-    type: str
+    """Who made the model."""
+    modality: Modality
+    """What the model makes."""
+    type: RunType
+    """`async` models run as tasks; `sync` ones are priced only."""
     provider: str
+    """The provider that runs it."""
     capabilities: list[str]
+    """What the model can do, in words of the catalog."""
     pricing: PricingBody
+    """Its base prices."""
     markup_multiplier: str
-    status: str
+    """A decimal string that base prices are multiplied by."""
+    status: ModelStatus
+    """`disabled` models cannot be used, `deprecated` ones can."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """The expected cost; ``max_credits`` is what will be held, and the charge never exceeds it.
-
-    ``unit_price`` is the price of one ``unit``; if input and output have different prices, the higher of the two.
-    """
+    """The expected cost."""
 
     credits: Amount
+    """The expected cost."""
     max_credits: Amount
+    """What will be held; the charge never exceeds it."""
     min: Amount
+    """The least it may cost."""
     max: Amount
-    currency: str
+    """The most it may cost."""
+    currency: Currency
     basis: str
+    """How it was computed, such as `per_image: 1 x 0.012`."""
     unit: str
+    """What is counted, such as `image` or `second`."""
     unit_price: Amount
+    """The price of one unit with the markup; if input and output have different prices, the higher one."""
     max_units: Annotated[int, msgspec.Meta(ge=0)]
+    """The most units that the task may use."""
 
 
 class ModelDetails(ModelBody, frozen=True):
@@ -106,30 +133,43 @@ class ModelDetails(ModelBody, frozen=True):
 class CompatibleModelList(msgspec.Struct, frozen=True):
     """The listing in the format of OpenAI-compatible clients."""
 
-    object: str
+    object: Literal["list"]
+    """Always `list`."""
     data: list[ModelBody]
+    """Every model of the catalog."""
 
 
 class ModelList(msgspec.Struct, frozen=True):
     """Every model of the catalog, with what it takes."""
 
     data: list[ModelDetails]
+    """Every model of the catalog, disabled ones too."""
 
 
 class QuoteBody(msgspec.Struct, frozen=True):
     """A price at which a task may be created until ``expires_at``."""
 
     model: str
+    """The model's id."""
     quote_id: str
+    """The quote, `quo_…`; sent with the task, it is charged by this price."""
     catalog_version: str
+    """Names the catalog that the price is from."""
     account_id: str | None
+    """The account of the credential, the only one that may use the quote; null for a request without one."""
     brand_id: str
+    """The brand that sells the credit, a setting."""
     input_hash: str
-    currency: str
+    """The SHA-256 of the input in canonical JSON."""
+    currency: Currency
     expires_at: Time
+    """Until when the quote may be used."""
     provider_quote_hash: str
+    """A hash of the prices and terms that the quote is made of."""
     exact: bool
+    """Whether the charge will be the estimate; false if it depends on the result."""
     estimate: Estimate
+    """The expected cost."""
 
 
 @route(
@@ -139,7 +179,7 @@ class QuoteBody(msgspec.Struct, frozen=True):
     reply=CompatibleModelList,
 )
 async def list_compatible_models(call: Call) -> Outcome:
-    """Compatible clients always send a credential; it is ignored."""
+    """A credential is not needed; one that is sent is ignored."""
     models = call.deps.catalog().models.values()
     return CompatibleModelList(object="list", data=[_model(ModelBody, model) for model in models])
 
@@ -152,7 +192,7 @@ async def list_compatible_models(call: Call) -> Outcome:
     errors=("model_not_found",),
 )
 async def read_model(call: Call) -> Outcome:
-    """Return one model of the current catalog."""
+    """A disabled model is shown too, with its status."""
     model_id, catalog = call.path["model_id"], call.deps.catalog()
     model = catalog.models.get(model_id)
     return model_not_found(model_id) if model is None else _details(catalog, model)
@@ -181,7 +221,10 @@ async def list_models(call: Call) -> Outcome:
     errors=("model_not_found", "model_not_available", "invalid_input", "quote_unavailable"),
 )
 async def quote(call: Call) -> Outcome:
-    """The whole quote is contained in its signed id, so an anonymous request writes no row."""
+    """A task that names the quote is charged by its price until it expires.
+
+    Nothing is held. With a credential only its account may use the quote.
+    """
     deps, body = call.deps, call.body(QuoteRequest)
     priced = await call.compute(partial(quote_input, deps.catalog(), body.model, body.input))
     if isinstance(priced, Refusal):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from quart import Response
@@ -19,17 +19,23 @@ METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 class Alive(msgspec.Struct, frozen=True):
     """The process responds."""
 
-    status: str
+    status: Literal["alive"]
+    """Always `alive`."""
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Whether each part works. ``providers`` is false for each media provider whose state is ``down``, by name."""
+    """Whether each part works."""
 
     ready: bool
+    """Whether the process takes requests."""
     database: bool
+    """Whether the database answers."""
     tree: bool
+    """Whether the supervisor tree runs."""
     providers: dict[str, bool]
+    """For each media provider by its name, whether its state is anything but `down`."""
     provider_states: dict[str, ProviderState]
+    """The state of each media provider, by its name."""
 
 
 @route("GET", "/healthz", summary="Check whether the process is alive", reply=Alive)

@@ -70,7 +70,7 @@ _CODE = re.compile(r"[0-9]{6}", re.ASCII)
     errors=("invalid_email", "otp_rate_limited", "otp_attempts_exceeded", "otp_delivery_failed"),
 )
 async def request_code(call: Call) -> Outcome:
-    """The caller's origin is limited before the address, so that trying addresses is limited too."""
+    """The code replaces those sent before. Requests are limited by origin and by address."""
     email = read_email(call.body(CodeRequest).email)
     if isinstance(email, Refusal):
         return email
@@ -104,7 +104,7 @@ async def request_code(call: Call) -> Outcome:
     errors=("invalid_email", "invalid_otp", "otp_expired", "otp_attempts_exceeded", "account_disabled"),
 )
 async def verify_code(call: Call) -> Outcome:
-    """An ``otp_id`` that was not issued for this address is refused without asking an actor."""
+    """A code is valid once, for its own address and `otp_id`."""
     deps, tried = call.deps, call.body(VerifyRequest)
     email = read_email(tried.email)
     if isinstance(email, Refusal):
@@ -146,7 +146,7 @@ async def sign_in_by_code(call: Call, email: str, tried: VerifyRequest) -> Signe
     reply=SessionContext,
 )
 async def read_session(call: Call) -> Outcome:
-    """The session is looked up."""
+    """Takes a session token only, no API key."""
     session = await call.verify_session()
     return session if isinstance(session, Refusal) else session_context(session)
 
@@ -159,7 +159,7 @@ async def read_session(call: Call) -> Outcome:
     reply=SignedOutBody,
 )
 async def sign_out(call: Call) -> Outcome:
-    """The account's actor revokes the session."""
+    """Other sessions of the account stay valid."""
     session = await call.verify_session()
     if isinstance(session, Refusal):
         return session
@@ -175,7 +175,7 @@ async def sign_out(call: Call) -> Outcome:
     reply=FirstCall,
 )
 async def read_first_call(call: Call) -> Outcome:
-    """The session is looked up, then the account's totals and keys are read."""
+    """It is ready with an API key that may create tasks, and with credit."""
     session = await call.verify_session()
     if isinstance(session, Refusal):
         return session

@@ -35,27 +35,38 @@ class PostingBody(msgspec.Struct, frozen=True):
     """One line of an operation; the amounts of an operation's postings sum to zero."""
 
     ledger_account: str
+    """The ledger account: `available` and `held` are the customer's, all others the platform's."""
     amount: Amount
+    """What is added to it, below zero if it is taken."""
 
 
 class StatementEntryBody(msgspec.Struct, frozen=True):
-    """One operation on the account and the totals after it.
-
-    ``balance_change`` is what the operation added to the balance: 0 for a hold, which moves credit within it.
-    """
+    """One operation on the account and the totals after it."""
 
     operation_id: str
+    """The operation's id, `op_…`."""
     number: int
+    """Counts the account's operations from 1, without gaps."""
     kind: Literal["credit", "hold", "capture", "release", "reversal", "adjustment"]
+    """What the operation does."""
     amount: Amount
+    """Its amount; below zero only for an adjustment that takes credit."""
     balance_change: Amount
+    """What it added to the balance; zero for a hold or a release, which move credit within the balance."""
     balance: Amount
+    """The balance after it."""
     held_total: Amount
+    """The credit held after it."""
     available_balance: Amount
+    """The available balance after it."""
     reference: str
+    """The task, order or other object that it is about, by its id."""
     reason: str
+    """Its cause in words."""
     at: Time
+    """When it was made."""
     postings: list[PostingBody]
+    """Its lines, which sum to zero."""
 
 
 class Statement(ListBody[StatementEntryBody], frozen=True):
@@ -113,7 +124,7 @@ COLUMNS: Final[Mapping[str, Callable[[Operation], str | int | None]]] = {
     parameters=(_KIND, *PAGE, FORMAT),
 )
 async def read_statement(call: Call) -> Outcome:
-    """Operations are numbered without gaps, and a cursor holds a number."""
+    """Operations are numbered without gaps."""
     return await list_of_account(
         call,
         _entries,

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 import structlog
@@ -234,27 +234,38 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
 }
 
 
-class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """The error.
+ErrorType: TypeAlias = Annotated[
+    str, msgspec.Meta(extra_json_schema={"enum": sorted({row.type for row in ERROR_TABLE.values()})})
+]
+ErrorCode: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"enum": sorted(ERROR_TABLE)})]
 
-    ``required`` and ``available`` are amounts, present for ``insufficient_credit`` only; ``provider_code`` is the
-    payment provider's own code, present for ``provider_rejected`` only.
-    """
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """The error."""
 
     message: str
-    type: str
-    code: str
+    """What is wrong, for people; it may change."""
+    type: ErrorType
+    """The class of the error."""
+    code: ErrorCode
+    """What is wrong, for programs; codes may be added."""
     param: str | None
+    """The field, parameter or header that is wrong; null if it is none of them."""
     request_id: str
+    """The request's id, also in the header `X-Request-Id`."""
     required: str | msgspec.UnsetType = msgspec.UNSET
+    """The credit that must be held; present for `insufficient_credit` only. A decimal string."""
     available: str | msgspec.UnsetType = msgspec.UNSET
+    """The credit that is available; present for `insufficient_credit` only. A decimal string."""
     provider_code: str | msgspec.UnsetType = msgspec.UNSET
+    """The payment provider's own code; present for `provider_rejected` only."""
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
     """The body of every error response."""
 
     error: ErrorBody
+    """The error."""
 
 
 def row_of(code: str) -> ErrorRow:

@@ -111,16 +111,19 @@ _NO_FILTERS: Final = frozenset(each.name for each in (*PAGE, FORMAT))
 
 
 class ListBody(msgspec.Struct, Generic[E], frozen=True):
-    """A page of a list; ``next_cursor`` is null on the last one."""
+    """A page of a list."""
 
     data: list[E]
+    """The entries of this page."""
     next_cursor: str | None
+    """The `cursor` of the next page; null on the last one."""
 
 
 class StoredListBody(ListBody[E], Generic[E], frozen=True):
-    """A page of a list of rows that hold whole values. ``unreadable``: ids of those that cannot be read now."""
+    """A page of a list of rows that hold whole values."""
 
     unreadable: list[str] = msgspec.field(default_factory=list)
+    """The ids of entries that cannot be read now; usually empty."""
 
 
 class CsvFile(NamedTuple, Generic[E]):

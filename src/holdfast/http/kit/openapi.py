@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
+from importlib.resources import files
 from inspect import cleandoc
 from typing import Any, Final
 
@@ -14,7 +15,9 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.code_samples import code_samples
 from holdfast.http.kit.errors import ERROR_TABLE, ErrorResponse
+from holdfast.http.kit.field_docs import field_docs, structs_in
 from holdfast.http.kit.listing import PAGE
 from holdfast.http.kit.operators import CSRF_HEADER
 from holdfast.http.kit.routes import Parameter, Route
@@ -24,112 +27,23 @@ from holdfast.ledger.tasks.task import EventKind
 
 JsonSchema = dict[str, Any]
 
-_CREDENTIALS: Final = {
-    Auth.SESSION: "SESSION_TOKEN",
-    Auth.API_KEY: "API_KEY",
-    Auth.SESSION_OR_KEY: "SESSION_TOKEN",
-    Auth.OPERATOR_READ: "OPERATOR_TOKEN",
-    Auth.OPERATOR_ACT: "OPERATOR_TOKEN",
-    Auth.PROVIDER_WEBHOOK: "PROVIDER_TOKEN",
-}
-_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
-
-
-def code_samples(route: Route, public_url: str, body: object | None) -> list[dict[str, str]]:
-    """Return the ``x-codeSamples`` of a route, with ``body`` as its request body."""
-    query = "&".join(
-        f"{each.name}={{{_variable(each.name)}}}" for each in route.parameters if _is_needed(each, "query")
-    )
-    url = public_url.rstrip("/") + route.path + (f"?{query}" if query else "")
-    headers = {each.name: f"{{{_variable(each.name)}}}" for each in route.parameters if _is_needed(each, "header")}
-    if route.auth in _CREDENTIALS:
-        headers["Authorization"] = f"Bearer {{{_CREDENTIALS[route.auth]}}}"
-    if route.idempotent:
-        headers["Idempotency-Key"] = "{IDEMPOTENCY_KEY}"
-    is_stream = any("text/event-stream" in media.content_types for media in route.media)
-    return [
-        {"lang": "bash", "label": "curl", "source": _curl(route.method, url, headers, body, is_stream)},
-        {"lang": "python", "label": "Python", "source": _python(route.method, url, headers, body, is_stream)},
-    ]
-
-
-def example_body(route: Route, schemas: JsonSchema) -> object | None:
-    """Return an example of the route's request body, None if it has none. ``schemas`` are the document's."""
-    if route.raw_body_example is not None:
-        return route.raw_body_example
-    return None if route.body is None else example(schemas[route.body.__name__], schemas)
-
-
-def example(schema: JsonSchema, schemas: JsonSchema) -> object:
-    """Return an example of a schema: its own if it has one, else one made of its required properties' examples."""
-    if "$ref" in schema:
-        return example(schemas[schema["$ref"].rpartition("/")[2]], schemas)
-    if "examples" in schema:
-        return schema["examples"][0]
-    if "enum" in schema:
-        return schema["enum"][0]
-    if schema.get("type") == "object":
-        properties = schema.get("properties", {})
-        named = [name for name in properties if name in schema["required"] or "examples" in properties[name]]
-        return {name: example(properties[name], schemas) for name in named}
-    return {"boolean": True, "integer": 1, "array": []}.get(schema.get("type", ""), "…")
-
-
-def _is_needed(parameter: Parameter, place: str) -> bool:
-    return parameter.required and parameter.place == place
-
-
-def _curl(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:
-    parts = [f"curl -sS{'N' if is_stream else ''} -X {method} {_shell(url)}"]
-    if body is not None:
-        headers = {**headers, "Content-Type": "application/json"}
-    parts += [f"-H {_shell(f'{name}: {value}')}" for name, value in headers.items()]
-    if body is not None:
-        parts.append("-d '" + json.dumps(body, ensure_ascii=False).replace("'", "'\\''") + "'")
-    return " \\\n  ".join(parts)
-
-
-def _shell(text: str) -> str:
-    return '"' + _PLACEHOLDER.sub(lambda found: f"${_variable(found[1])}", text) + '"'
-
-
-def _python(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:
-    arguments = [_literal(url, 4)]
-    if headers:
-        arguments.append(f"headers={_literal(headers, 4)}")
-    if body is not None:
-        arguments.append(f"json={_literal(body, 4)}")
-    if is_stream:
-        arguments.append("stream=True")
-    shown = "print(response.status_code, response.text)"
-    if is_stream:
-        shown = "for line in response.iter_lines():\n    print(line)"
-    call = "".join(f"    {each},\n" for each in arguments)
-    imports = "import os\n\nimport requests" if "os.environ" in call else "import requests"
-    return f"{imports}\n\nresponse = requests.{method.lower()}(\n{call})\n{shown}"
-
-
-def _literal(value: object, indent: int) -> str:
-    """Write a value of JSON in Python, one member of an object per line."""
-    if isinstance(value, Mapping):
-        pad = " " * indent
-        members = [f"{pad}    {json.dumps(name)}: {_literal(each, indent + 4)},\n" for name, each in value.items()]
-        return f"{{\n{''.join(members)}{pad}}}" if members else "{}"
-    if not isinstance(value, str):
-        return repr(value)
-    if found := _PLACEHOLDER.fullmatch(value):
-        return f'os.environ["{found[1]}"]'
-    text = json.dumps(value, ensure_ascii=False)
-    filled = _PLACEHOLDER.sub(lambda found: f"{{os.environ['{_variable(found[1])}']}}", text)
-    return text if filled == text else f"f{filled}"
-
-
-def _variable(name: str) -> str:
-    return re.sub(r"\W", "_", name).upper()
-
-
-_TAGS: Final = ("Sign-in and session", "Account", "Catalog", "Media tasks", "Events", "Assets", "Usage", "Payments")
+_TAGS: Final = (
+    "Sign-in and session",
+    "Account",
+    "Catalog",
+    "Media tasks",
+    "Events",
+    "Assets",
+    "Webhooks",
+    "Usage",
+    "Payments",
+)
 """The sections that come first in the document; others follow in the order of their modules."""
+
+RECORDED_AT: Final = "https://holdfast.example"
+"""Stands for the service's address in the recorded responses."""
+_RECORDED: Final = files("holdfast.http.kit") / "responses.json"
+"""Responses of a real service by the type of their body, and events by their kind, which the tests record."""
 
 _REF: Final = "#/components/schemas/{name}"
 
@@ -175,6 +89,24 @@ _SECURITY: Final[dict[Auth, list[dict[str, list[str]]]]] = {
     Auth.OPERATOR_ACT: [{"operator": []}, {"session": []}, {"operator_cookie": [], "csrf_token": []}],
 }
 
+_IN_PATHS: Final = {
+    "account_id": "The account's id, `acct_…`.",
+    "api_key_id": "The API key's id, `key_…`.",
+    "asset_id": "The result's id, `asset_…`.",
+    "event_id": "The event's id, `evt_…`.",
+    "group": "The actors' group: `accounts`, `tasks` or `sign-in`.",
+    "host": "The host of webhooks, with its port if the URL has one.",
+    "key": "The actor's key in its group: the id of its account or task, or an e-mail address.",
+    "member_id": "The process's id, `proc_…`.",
+    "model_id": "The model's id, such as `studio/image-1`.",
+    "order_id": "The payment order's id, `ord_…`.",
+    "poison_id": "The message's id, `poi_…`.",
+    "provider": "The media provider's name in the catalog.",
+    "request_id": "The task's id, `task_…`.",
+    "review_case_id": "The review's id, `rev_…`.",
+}
+"""Descriptions of parameters in paths, by name."""
+
 _WEBHOOK_HEADERS: Final = tuple(
     Parameter(name=name, place="header", description=description, required=True)
     for name, description in (
@@ -217,22 +149,23 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     """Return the OpenAPI 3.1 document of these routes, served at ``public_url``."""
     bodies = {route.body for route in routes if route.body is not None}
     replies = {shape for route in routes for shape in (route.reply, route.other_reply) if shape is not None}
-    schemas = _components(bodies | replies | {ErrorResponse, TaskEvent})
-    for name in schemas.keys() - _components(bodies).keys():
-        _require_defaults(schemas[name])
-    for schema in schemas.values():
-        # Docstrings are Markdown once their indentation and double backquotes are gone.
-        schema["description"] = cleandoc(schema.get("description", "")).replace("``", "`")
+    shapes: set[type[msgspec.Struct]] = {*bodies, *replies, ErrorResponse, TaskEvent}
+    schemas = _components(shapes)
+    received = structs_in(bodies)
+    for shape in structs_in(shapes):
+        _finish(schemas[shape.__name__], field_docs(shape), is_received=shape in received)
+    recorded = json.loads(_RECORDED.read_text(encoding="utf-8").replace(RECORDED_AT, public_url.rstrip("/")))
+    schemas["ErrorResponse"]["examples"] = [recorded["ErrorResponse"]]
     paths: dict[str, JsonSchema] = defaultdict(dict)
     for route in routes:
-        paths[route.path][route.method.lower()] = _operation(route, public_url, schemas)
+        paths[route.path][route.method.lower()] = _operation(route, public_url, schemas, recorded)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Holdfast", "version": __version__, "description": _DESCRIPTION + _error_rows()},
         "servers": [{"url": public_url}],
         "tags": [{"name": tag} for tag in dict.fromkeys((*_TAGS, *(route.tag for route in routes)))],
         "paths": dict(paths),
-        "webhooks": {kind: {"post": _webhook(kind)} for kind in EVENT_KINDS},
+        "webhooks": {kind: {"post": _webhook(kind, recorded)} for kind in EVENT_KINDS},
         "components": {
             "schemas": schemas,
             "headers": {
@@ -243,24 +176,32 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
                 }
             },
             "securitySchemes": {
-                "session": {"type": "http", "scheme": "bearer", "description": "A session token, `hst_…`."},
-                "api_key": {"type": "http", "scheme": "bearer", "description": "An API key, `hk_…`."},
-                "operator": {"type": "http", "scheme": "bearer", "description": "The operators' token."},
+                "session": _bearer("A session token, `hst_…`."),
+                "api_key": _bearer("An API key, `hk_…`."),
+                "operator": _bearer("The operators' token."),
                 "operator_cookie": {
                     "type": "apiKey",
                     "in": "cookie",
                     "name": "__Host-holdfast_operator" if public_url.startswith("https:") else "holdfast_operator",
                     "description": "The session of an operator's browser.",
                 },
-                "csrf_token": {"type": "apiKey", "in": "header", "name": CSRF_HEADER},
-                "callback_signature": {"type": "apiKey", "in": "header", "name": "X-Callback-Signature"},
-                "webhook_signature": {"type": "apiKey", "in": "header", "name": "webhook-signature"},
-                "webhook_token": {"type": "http", "scheme": "bearer", "description": "A container's own secret."},
-                "sandbox_signature": {"type": "apiKey", "in": "header", "name": "X-Sandbox-Payment-Signature"},
-                "card_signature": {"type": "apiKey", "in": "header", "name": "Cardprovider-Signature"},
+                "csrf_token": _header(CSRF_HEADER, "The `csrf_token` of the operator's session."),
+                "callback_signature": _header("X-Callback-Signature", "Made with the provider's callback secret."),
+                "webhook_signature": _header("webhook-signature", "Made with the provider's own secret."),
+                "webhook_token": _bearer("A container's own secret."),
+                "sandbox_signature": _header("X-Sandbox-Payment-Signature", "Came with the sandbox order."),
+                "card_signature": _header("Cardprovider-Signature", "Made with the card provider's secret."),
             },
         },
     }
+
+
+def _bearer(description: str) -> JsonSchema:
+    return {"type": "http", "scheme": "bearer", "description": description}
+
+
+def _header(name: str, description: str) -> JsonSchema:
+    return {"type": "apiKey", "in": "header", "name": name, "description": description}
 
 
 def _error_rows() -> str:
@@ -273,24 +214,77 @@ def _components(shapes: set[type[msgspec.Struct]]) -> JsonSchema:
     return msgspec.json.schema_components(sorted(shapes, key=lambda each: each.__name__), ref_template=_REF)[1]
 
 
-def _require_defaults(schema: JsonSchema) -> None:
-    """Declare the fields of a reply that have a default as required: they are always sent."""
+def _finish(schema: JsonSchema, docs: Mapping[str, str], *, is_received: bool) -> None:
+    """Describe a struct and its fields, and state what generators of clients need.
+
+    Some take a field with a ``default`` for required. In a request such a field may be omitted, so its description
+    has the default; in a response it is always sent.
+    """
+    schema["description"] = _markdown(schema.get("description", ""))
     for name, field in schema["properties"].items():
-        if "default" in field:
-            del field["default"]
+        has_default, default = "default" in field, field.pop("default", None)
+        if has_default and not is_received:
             schema["required"].append(name)
+        description = docs.get(name, field.get("description", ""))
+        if default is not None:
+            description += f" By default {json.dumps(default)}."
+        field["description"] = _markdown(description)
+        _complete(field)
 
 
-def _webhook(kind: EventKind) -> JsonSchema:
+def _complete(schema: Any) -> None:
+    """Say that enumerations are of strings, and that objects may have any fields: JSON Schema leaves it open."""
+    if isinstance(schema, dict):
+        if "enum" in schema:
+            schema.setdefault("type", "string")
+        if schema.get("type") == "object":
+            schema.setdefault("additionalProperties", True)
+        for each in schema.values():
+            _complete(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            _complete(each)
+
+
+def _markdown(docstring: str) -> str:
+    """Return a docstring as Markdown: without its indentation and double backquotes."""
+    return cleandoc(docstring).replace("``", "`")
+
+
+def _webhook(kind: EventKind, recorded: JsonSchema) -> JsonSchema:
     """Describe the request sent to a customer's endpoint."""
     return {
+        "operationId": f"receive_{kind.replace('.', '_')}",
         "summary": f"The event {kind} of a task, sent to its webhook_url",
-        "tags": ["Events"],
+        "description": "A request of this service to yours, signed as Standard Webhooks says.",
+        "tags": ["Webhooks"],
         "security": [],
         "parameters": [_parameter(header) for header in _WEBHOOK_HEADERS],
-        "requestBody": {"required": True, "content": _json(_reference(TaskEvent))},
+        "requestBody": {"required": True, "content": _json(_reference(TaskEvent), recorded.get(kind))},
         "responses": {"2XX": {"description": "Delivered. Any other status is retried; 410 ends the delivery."}},
     }
+
+
+def example_body(route: Route, schemas: JsonSchema) -> object | None:
+    """Return an example of the route's request body, None if it has none. ``schemas`` are the document's."""
+    if route.raw_body_example is not None:
+        return route.raw_body_example
+    return None if route.body is None else example(schemas[route.body.__name__], schemas)
+
+
+def example(schema: JsonSchema, schemas: JsonSchema) -> object:
+    """Return an example of a schema: its own if it has one, else one made of its required properties' examples."""
+    if "$ref" in schema:
+        return example(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema.get("type") == "object":
+        properties = schema.get("properties", {})
+        named = [name for name in properties if name in schema["required"] or "examples" in properties[name]]
+        return {name: example(properties[name], schemas) for name in named}
+    return {"boolean": True, "integer": 1, "array": []}.get(schema.get("type", ""), "…")
 
 
 def error_codes(route: Route) -> list[str]:
@@ -312,27 +306,28 @@ def error_codes(route: Route) -> list[str]:
     return list(dict.fromkeys(codes))
 
 
-def _operation(route: Route, public_url: str, schemas: JsonSchema) -> JsonSchema:
+def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: JsonSchema) -> JsonSchema:
     body = example_body(route, schemas)
     operation: JsonSchema = {
         "operationId": route.handler.__name__,
         "summary": route.summary,
+        "description": _markdown(route.handler.__doc__ or ""),
         "tags": [route.tag],
         "security": _SECURITY[route.auth],
         "parameters": [_parameter(each) for each in (*_path_parameters(route.path), *route.parameters)],
-        "responses": _responses(route),
+        "responses": _responses(route, recorded),
         "x-codeSamples": code_samples(route, public_url, body),
     }
     if route.body is not None or route.raw_body_bytes_max is not None:
         schema = {"type": "object"} if route.body is None else _reference(route.body)
         operation["requestBody"] = {
             "required": not route.body_optional,
-            "content": {"application/json": {"schema": schema, "examples": {"Example": {"value": body}}}},
+            "content": _json(schema, body),
         }
     return operation
 
 
-def _responses(route: Route) -> JsonSchema:
+def _responses(route: Route, recorded: JsonSchema) -> JsonSchema:
     responses: JsonSchema = {}
     by_status: dict[int, list[str]] = defaultdict(list)
     for code in error_codes(route):
@@ -346,7 +341,10 @@ def _responses(route: Route) -> JsonSchema:
         for status in route.statuses:
             responses[str(status)] = _response(
                 HTTPStatus(status).phrase,
-                _json(_either(route.reply, ErrorResponse if status >= 400 else route.other_reply)),
+                _json(
+                    _either(route.reply, ErrorResponse if status >= 400 else route.other_reply),
+                    recorded.get(route.reply.__name__) if status == 200 else None,
+                ),
             )
     for media in route.media:
         content = {kind: {"schema": {"type": media.schema_type}} for kind in media.content_types}
@@ -375,14 +373,15 @@ def _path_parameters(path: str) -> Iterable[Parameter]:
         yield Parameter(
             name=name,
             place="path",
-            description=f"The {name.replace('_', ' ')}.",
+            description=_IN_PATHS.get(name, f"The {name.replace('_', ' ')}."),
             schema={"type": "string", "minLength": 1},
             required=True,
         )
 
 
-def _json(schema: JsonSchema) -> JsonSchema:
-    return {"application/json": {"schema": schema}}
+def _json(schema: JsonSchema, example: object | None = None) -> JsonSchema:
+    examples = {} if example is None else {"examples": {"Example": {"value": example}}}
+    return {"application/json": {"schema": schema, **examples}}
 
 
 def _either(shape: type[msgspec.Struct], other: type[msgspec.Struct] | None) -> JsonSchema:

@@ -7,15 +7,16 @@ the OpenAPI document.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from holdfast.http.kit.credentials import ALL_SCOPES
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, FreeForm, Time
+from holdfast.ledger.public_types import AccountId, Amount, Currency, FreeForm, Role, Time
 from holdfast.persistence.queries.accounts import FirstCallFacts
 from holdfast.persistence.queries.credentials import SessionRecord
 from holdfast.persistence.records.rows import ApiKeyRecord
@@ -65,42 +66,58 @@ ModelId: TypeAlias = Annotated[str, msgspec.Meta(examples=["studio/image-1"])]
 Input: TypeAlias = Annotated[FreeForm, msgspec.Meta(examples=[{"prompt": "a lighthouse at dusk"}])]
 AmountGiven: TypeAlias = Annotated[
     str,
-    msgspec.Meta(extra_json_schema={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["10.00"]}),
+    msgspec.Meta(
+        description="Credits, as a plain decimal string above zero with at most 6 decimals.",
+        extra_json_schema={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["10.00"]},
+    ),
 ]
+
+
+NextAction: TypeAlias = Literal["create_api_key", "add_credit", "create_task"]
+Scope: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ALL_SCOPES)})]
 
 
 class CodeRequest(msgspec.Struct, frozen=True):
     """The e-mail address to send a sign-in code to."""
 
     email: Email
+    """Where to send the code."""
 
 
 class VerifyRequest(msgspec.Struct, frozen=True):
     """A code, with the id that its request returned."""
 
     email: Email
+    """The address that the code was sent to."""
     otp_id: Annotated[str, msgspec.Meta(examples=["otp_01935f6c2b7d7c3e8a4d5e6f70819203"])]
+    """The `otp_id` of the response to the request for the code."""
     otp: Code
+    """The code, six digits."""
 
 
 class ApiKeyRequest(msgspec.Struct, frozen=True):
-    """The API key to create. Without ``scopes`` it may read and write tasks."""
+    """The API key to create."""
 
     name: Annotated[Annotated[str, msgspec.Meta(max_length=100)] | None, msgspec.Meta(examples=["server"])] = None
-    scopes: list[str] | None = None
+    """A name of your choice; null or omitted: empty."""
+    scopes: list[Scope] | None = None
+    """What the key may do; null or omitted: `tasks:read` and `tasks:write`."""
 
 
 class RechargeRequest(msgspec.Struct, frozen=True):
-    """The sandbox credit to add: a plain decimal string with at most 6 decimals."""
+    """The sandbox credit to add."""
 
     amount: AmountGiven
+    """The credit to add."""
 
 
 class QuoteRequest(msgspec.Struct, frozen=True):
     """The input to price, and its model."""
 
     model: ModelId
+    """The model to price."""
     input: Input
+    """The input to price, an object that fits the model's `input_schema`."""
 
 
 # ------------------------------------------------------------------------------------------- responses
@@ -109,140 +126,195 @@ class QuoteRequest(msgspec.Struct, frozen=True):
 class Delivery(msgspec.Struct, frozen=True):
     """How the code is delivered."""
 
-    channel: str
+    channel: Literal["email"]
+    """How it is sent."""
     destination: str
-    status: str
+    """The address that it is sent to."""
+    status: Literal["sent"]
+    """Whether it is on its way."""
 
 
 class CodeSent(msgspec.Struct, frozen=True):
-    """The code was sent. ``debug_otp`` is the code itself in development, else null."""
+    """The code was sent."""
 
     otp_id: str
+    """Names the code when it is verified: `otp_…`."""
     expires_in_seconds: int
+    """How long the code is valid, in seconds."""
     delivery: Delivery
+    """How the code is delivered."""
     debug_otp: str | None
+    """The code itself, in development only; else null."""
 
 
 class AccountBody(msgspec.Struct, frozen=True):
-    """An account's totals. ``available_balance`` is the balance less the credit held for running tasks."""
+    """An account's totals."""
 
-    account_id: str
+    account_id: AccountId
     balance: Amount
+    """Credit bought less credit charged or reversed; held credit is part of it."""
     held_total: Amount
+    """Credit held for tasks that have not ended."""
     available_balance: Amount
+    """What new tasks may hold: the balance less the held total."""
     tier: FreeForm
+    """Reserved; empty."""
 
 
 class Checks(msgspec.Struct, frozen=True):
-    """The requirements of a first call. ``has_positive_balance`` is about the available balance."""
+    """The requirements of a first call."""
 
     has_api_key: bool
+    """Whether the account has an API key that is not revoked."""
     has_writable_key: bool
+    """Whether one of them has the scope `tasks:write`."""
     has_positive_balance: bool
+    """Whether the available balance is above zero."""
 
 
 class FirstCall(msgspec.Struct, frozen=True):
-    """Whether the account is ready for its first call, and the steps that are missing.
+    """Whether the account is ready for its first call, and the steps that are missing."""
 
-    ``routes`` has ``add_credit`` only if accounts can get credit by themselves.
-    """
-
-    account_id: str
+    account_id: AccountId
     ready: bool
+    """Whether all checks are met."""
     checks: Checks
-    suggested_next_actions: list[str]
+    """Each requirement, and whether it is met."""
+    suggested_next_actions: list[NextAction]
+    """What to do next, in this order."""
     routes: dict[str, str]
+    """Absolute URLs by action: `create_api_key`, `quote`, `models`, `create_task`, and `add_credit` if accounts can
+    get credit by themselves.
+    """
 
 
 class SessionToken(msgspec.Struct, frozen=True):
     """The bearer token of a new session."""
 
-    type: str
+    type: Literal["bearer"]
+    """How to send the token: `Authorization: Bearer <token>`."""
     token: str
+    """The session token, `hst_…`; returned only here."""
     expires_at: Time
+    """When the session ends by itself."""
 
 
 class Verified(msgspec.Struct, frozen=True):
     """The new session and its account."""
 
-    account_id: str
+    account_id: AccountId
     email: str
-    role: str
+    """The address that signed in, in lower case."""
+    role: Role
+    """`Operator` if the settings name the address as an operator's."""
     session: SessionToken
+    """The bearer token of the new session."""
     account: AccountBody
+    """The account's totals."""
     first_call: FirstCall
+    """Whether the account is ready for its first call."""
 
 
 class AuthContext(msgspec.Struct, frozen=True):
     """The credential of the request."""
 
-    type: str
+    type: Literal["session"]
+    """The kind of the credential."""
     api_key_id: str | None
+    """Always null: an API key is no session."""
     api_key_prefix: str | None
+    """Always null: an API key is no session."""
     session_id: str | None
+    """The session's id, `ses_…`."""
     expires_at: Time | None
+    """When the session ends by itself."""
     scopes: list[str]
+    """Always empty: a session may do everything."""
 
 
 class SessionContext(msgspec.Struct, frozen=True):
     """The account and user of the session."""
 
-    account_id: str
+    account_id: AccountId
     email: str
-    role: str
+    """The user's e-mail address."""
+    role: Role
+    """`Operator` if the settings named the address as an operator's at the sign-in."""
     auth: AuthContext
+    """The credential of the request."""
 
 
 class SignedOutBody(msgspec.Struct, frozen=True):
     """The session has ended; its token is no longer valid."""
 
     session_id: str
+    """The id of the session that ended, `ses_…`."""
     signed_out: bool
+    """Always true."""
 
 
 class ApiKeySecret(msgspec.Struct, frozen=True):
-    """A new API key. ``api_key`` is the secret; it is returned only here."""
+    """A new API key."""
 
     api_key_id: str
+    """The key's id, `key_…`."""
     api_key: str
+    """The secret, `hk_…`; it is returned only here."""
     api_key_prefix: str
+    """The first 12 characters of the secret, to tell keys apart."""
     name: str
-    scopes: list[str]
+    """The name given to the key; may be empty."""
+    scopes: list[Scope]
+    """What the key may do."""
     created_at: Time
+    """When the key was created."""
 
 
 class ApiKeyBody(msgspec.Struct, frozen=True):
     """An API key without its secret."""
 
     api_key_id: str
+    """The key's id, `key_…`."""
     api_key_prefix: str
+    """The first 12 characters of the secret, to tell keys apart."""
     name: str
-    scopes: list[str]
+    """The name given to the key; may be empty."""
+    scopes: list[Scope]
+    """What the key may do."""
     created_at: Time
+    """When the key was created."""
     last_used_at: Time | None
+    """When the key was used last, to about a minute; null before its first use."""
     revoked_at: Time | None
+    """When the key was revoked; null while it is valid."""
 
 
 class ApiKeyList(msgspec.Struct, frozen=True):
     """Every API key of the account, newest first."""
 
     data: list[ApiKeyBody]
+    """The keys, newest first."""
 
 
 class ApiKeyRevokedBody(msgspec.Struct, frozen=True):
     """The API key is revoked."""
 
     api_key_id: str
+    """The key's id, `key_…`."""
     revoked_at: Time
+    """Since when the key is refused."""
 
 
 class RechargedBody(msgspec.Struct, frozen=True):
     """The sandbox credit that was added, and the account's totals after it."""
 
     operation_id: str
+    """The id of the ledger operation, `op_…`."""
     amount: Amount
-    currency: str
+    """The credit added."""
+    currency: Currency
     account: AccountBody
+    """The account's totals afterwards."""
 
 
 # -------------------------------------------------------------------------------------------- rendering
@@ -267,7 +339,7 @@ def first_call(deps: Dependencies, facts: FirstCallFacts) -> FirstCall:
         has_positive_balance=facts.totals.balance_micro > facts.totals.held_micro,
     )
     ready = checks.has_api_key and checks.has_writable_key and checks.has_positive_balance
-    actions = []
+    actions: list[NextAction] = []
     if not checks.has_writable_key:
         actions.append("create_api_key")
     if not checks.has_positive_balance:

@@ -38,6 +38,7 @@ class ActionRequest(msgspec.Struct, frozen=True):
     """An action that needs nothing but, if you like, a reason."""
 
     reason: Reason | None = None
+    """Null or omitted: no reason is recorded."""
 
 
 def text_of(text: str | None) -> str | None:

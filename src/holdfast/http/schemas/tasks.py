@@ -10,90 +10,124 @@ from holdfast.actors.account.messages import TaskAccepted
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import StoredListBody
 from holdfast.http.schemas.common import Input, ModelId, render
+from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.public_types import Amount, TaskId, Time
 from holdfast.ledger.tasks.public import EstimatedCost, PublicTask, public_task, task_urls
-from holdfast.ledger.tasks.task import EventKind, Task
+from holdfast.ledger.tasks.task import EventKind, ProgressStatus, Stage, Task, TaskStatus
 from holdfast.persistence.records.rows import UsageEntry
 
 
 class CreateTaskRequest(msgspec.Struct, frozen=True):
-    """The task to run. With ``quote_id`` it is charged at that quote's price.
-
-    ``webhook_events`` chooses the events sent to ``webhook_url``; the default is all but ``task.processing``.
-    """
+    """The task to run."""
 
     model: ModelId
+    """The model to run."""
     input: Input
+    """What to make, an object that fits the model's `input_schema`."""
     quote_id: str | None = None
+    """The quote to be charged by, `quo_…`; null or omitted: by the current price."""
     metadata: dict[str, str] | None = None
+    """Up to 16 texts of your own, returned with the task; null or omitted: none."""
     webhook_url: str | None = None
+    """Where to send the task's events; null or omitted: nowhere."""
     webhook_events: list[EventKind] | None = None
+    """The events to send; null or omitted: all but `task.processing`."""
 
 
 class TaskCreated(msgspec.Struct, frozen=True):
     """A new task, whose credit is held."""
 
-    request_id: str
+    request_id: TaskId
     quote_id: str
-    status: str
+    """The quote that the task is charged by, `quo_…`."""
+    status: TaskStatus
+    """The task's status."""
     retry_of: str | None
+    """The task that this one retries, `task_…`; null if it is no retry."""
     estimated_cost: EstimatedCost
+    """What the task is expected to cost."""
     urls: dict[str, str]
+    """Absolute URLs of the task's calls: `get`, `cancel`, `retry`."""
 
 
 class ProgressBody(msgspec.Struct, frozen=True):
     """One report of the task's progress."""
 
     ts: Time
-    status: str
+    """When it was recorded."""
+    status: ProgressStatus
+    """The task's status by this report; `late` and `stale` reports changed nothing."""
     source_ref: str
+    """Where it is from: `callback:<event>`, `poll:<number>` or `system:<what>`."""
     percent: int | None
-    stage: str | None
+    """The highest percentage reported so far, 0 to 100; null if none was."""
+    stage: Stage | None
+    """The part of the work; null if it is not known."""
     message: str | None
+    """The report in words; null without any."""
     raw_status: str | None
+    """The provider's own status; null if the report is not from a provider."""
 
 
 class TaskBody(PublicTask, frozen=True):
-    """A media task. ``usage`` is empty until the task has ended."""
+    """A media task."""
 
     provider_progress: list[ProgressBody]
+    """The reports of the task's progress, oldest first."""
 
 
 class TaskList(StoredListBody[TaskBody], frozen=True):
-    """A page of tasks, newest first. ``unreadable``: ids of those that cannot be read now."""
+    """A page of tasks, newest first."""
 
 
 class UsageStatus(msgspec.Struct, frozen=True):
     """One change of a task's status, with the charge so far."""
 
-    status: str
+    status: TaskStatus
+    """The task's status after the change."""
     ts: Time
+    """When the status changed."""
     cost_credits: Amount
+    """The charge so far."""
     error: str | None
+    """Why the task failed, `code: text`; null if it did not."""
 
 
 class UsageBody(msgspec.Struct, frozen=True):
-    """The usage of one request. ``cost_credits`` is the charge so far."""
+    """The usage of one task."""
 
-    request_id: str
+    request_id: TaskId
     model: str
+    """The id of the model."""
     api_key_id: str | None
-    status: str
-    modality: str
+    """The API key that created the task, `key_…`; null if none is recorded."""
+    status: TaskStatus
+    """The task's status."""
+    modality: Modality
+    """What the model makes."""
     ts: Time
+    """When the task was created."""
     billable_units: int
+    """Units charged, such as images or seconds; 0 before the task has ended."""
     tokens_in: int
+    """Input tokens charged; 0 for a model that is not priced by tokens."""
     tokens_out: int
+    """Output tokens charged; 0 for a model that is not priced by tokens."""
     latency_ms: int | None
+    """From the task's creation to its end, in milliseconds; null before that."""
     cost_credits: Amount
+    """The charge so far."""
     error: str | None
+    """Why the task failed, `code: text`; null if it did not."""
     operation_id: str | None
+    """The ledger operation that ended the hold, `op_…`; null before that."""
     status_history: list[UsageStatus]
+    """Every change of the status, oldest first."""
 
 
 class UsageList(StoredListBody[UsageBody], frozen=True):
-    """A page of the usage log, newest first. ``unreadable``: ids of those that cannot be read now."""
+    """A page of the usage log, newest first."""
 
 
 def task_created(deps: Dependencies, accepted: TaskAccepted) -> TaskCreated:

@@ -20,6 +20,7 @@ from holdfast.ledger.money import CURRENCY
 
 Modality = Literal["llm", "image", "video", "audio"]
 RunType = Literal["sync", "async"]
+ModelStatus = Literal["active", "deprecated", "disabled"]
 
 CALLBACK_BYTES_MOST = 32 * 1024 * 1024
 
@@ -192,7 +193,7 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
     units: UnitFields = UnitFields()
     owned_by: Text = ""
     capabilities: tuple[Text, ...] = ()
-    status: Literal["active", "deprecated", "disabled"] = "active"
+    status: ModelStatus = "active"
     hosting_table: HostingTable = msgspec.field(default=HostingTable(), name="hosting")
     deadlines: Deadlines = Deadlines()
     hold: Literal["maximum", "estimate"] = "maximum"

@@ -9,76 +9,151 @@ import msgspec
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, FreeForm, Time, time_or_none
-from holdfast.ledger.tasks.task import EventKind, OutputItem, Task, between_ms
+from holdfast.ledger.public_types import Amount, TaskId, Time, time_or_none
+from holdfast.ledger.tasks.task import (
+    AssetsReadyState,
+    EventKind,
+    HostingMode,
+    HostingSource,
+    HostingStatus,
+    OutputItem,
+    ReviewDecision,
+    ReviewReason,
+    Task,
+    TaskStatus,
+    between_ms,
+)
 
 
 class EstimatedCost(msgspec.Struct, frozen=True):
     """What the task is expected to cost, and how that was computed."""
 
     credits: Amount
+    """The expected cost."""
     basis: str
+    """How it was computed, such as `per_image: 1 x 0.012`."""
 
 
 class OutputBody(msgspec.Struct, frozen=True):
-    """One output. ``url`` is signed at each read and works until ``expires_at``.
-
-    It is null before the task has succeeded and after the output has expired.
-    """
+    """One output."""
 
     index: int
+    """Its place among the outputs, from 0."""
     url: str | None
+    """A signed link, new at each read, that works until `expires_at`; null before the task has succeeded and after
+    the output has expired.
+    """
     content_type: str | None
+    """The media type, found from the bytes; null if it is not known."""
     bytes: int | None
+    """The size in bytes; null if it is not known."""
     sha256: str | None
+    """The SHA-256 of the bytes, in hex; null if the output is not stored here."""
     width: int | None
+    """The width of a picture or clip in pixels; null if there is none or it is not known."""
     height: int | None
+    """The height of a picture or clip in pixels; null if there is none or it is not known."""
     duration_s: float | None
+    """The duration of a sound or clip in seconds; null if there is none or it is not known."""
     expires_at: Time | None
+    """Until when `url` works; null if it is not known."""
 
 
 class HostingBody(msgspec.Struct, frozen=True):
     """The state of copying the outputs to the service's own storage."""
 
-    status: str
-    mode: str
-    source: str
+    status: HostingStatus
+    """How far the copying is; `skipped` if nothing is copied."""
+    mode: HostingMode
+    """`rehost` copies outputs from the provider, `inline` stores those sent by it, `passthrough` returns the
+    provider's URLs.
+    """
+    source: HostingSource
+    """Where the outputs are from."""
     final_url_ready: bool
-    assets_ready_event: str
+    """Whether every output can be fetched by its `url`."""
+    assets_ready_event: AssetsReadyState
+    """Whether the event `task.assets_ready` was sent."""
     error: str | None
+    """Why outputs could not be stored, `code: text`; null if nothing failed."""
+
+
+class TaskUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What was charged for an ended task and how long it took; without any field before that."""
+
+    billable_units: int | msgspec.UnsetType = msgspec.UNSET
+    """Units charged, such as images or seconds."""
+    unit: str | msgspec.UnsetType = msgspec.UNSET
+    """What is counted, such as `image` or `second`."""
+    tokens_in: int | msgspec.UnsetType = msgspec.UNSET
+    """Input tokens charged; 0 for a model that is not priced by tokens."""
+    tokens_out: int | msgspec.UnsetType = msgspec.UNSET
+    """Output tokens charged; 0 for a model that is not priced by tokens."""
+    cost_credits: Amount | msgspec.UnsetType = msgspec.UNSET
+    """The charge."""
+    queue_ms: int | msgspec.UnsetType | None = msgspec.UNSET
+    """From the task's creation to the beginning of the work, in milliseconds; null if it never began."""
+    run_ms: int | msgspec.UnsetType | None = msgspec.UNSET
+    """How long the provider worked, in milliseconds; null if it did not finish."""
+    hosting_ms: int | msgspec.UnsetType | None = msgspec.UNSET
+    """From the provider's result to the task's end, in milliseconds; null without a result."""
+    total_ms: int | msgspec.UnsetType | None = msgspec.UNSET
+    """From the task's creation to its end, in milliseconds."""
 
 
 class PublicTask(msgspec.Struct, frozen=True):
-    """A media task without its progress. ``usage`` is empty until the task has ended."""
+    """A media task without its progress."""
 
-    request_id: str
+    request_id: TaskId
     quote_id: str
-    status: str
+    """The quote that the task is charged by, `quo_…`."""
+    status: TaskStatus
+    """`succeeded`, `failed` and `canceled` are final; `review` waits for an operator."""
     model: str
+    """The id of the model."""
     created_at: Time
+    """When the task was created."""
     updated_at: Time
+    """When the task changed last."""
     completed_at: Time | None
+    """When the task succeeded or failed; null before that, and if it was canceled."""
     canceled_at: Time | None
+    """When the task was canceled; null if it was not."""
     retry_of: str | None
+    """The task that this one retries, `task_…`; null if it is no retry."""
     estimated_cost: EstimatedCost
-    usage: FreeForm
+    """What the task was expected to cost when it was created."""
+    usage: TaskUsage
+    """What was charged and how long it took; empty until the task has ended."""
     output: list[OutputBody]
+    """The outputs; empty until there are any."""
     hosting: HostingBody
+    """The state of copying the outputs to the service's own storage."""
     review_case_id: str | None
-    review_reason: str | None
-    review_hold_decision: str | None
+    """The review's id, `rev_…`; null if there was none."""
+    review_reason: ReviewReason | None
+    """Why an operator has to decide; null without a review."""
+    review_hold_decision: ReviewDecision | None
+    """What was decided about the hold, `capture_blocked` before that; null without a review."""
     error: str | None
+    """Why the task failed, or which outputs are missing, `code: text`; null without an error."""
     metadata: dict[str, str]
+    """The texts given at creation."""
     urls: dict[str, str]
+    """Absolute URLs of the task's calls: `get`, `cancel`, `retry`."""
 
 
 class TaskEvent(msgspec.Struct, frozen=True):
-    """The payload of a webhook: ``data`` is the task as it was at ``timestamp``."""
+    """The payload of a webhook."""
 
     id: str
+    """The event's id, the same as in the header `webhook-id`."""
     type: EventKind
+    """What happened."""
     timestamp: Time
+    """When it happened."""
     data: PublicTask
+    """The task as it was then."""
 
 
 def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: bool = False) -> PublicTask:
@@ -133,21 +208,21 @@ def task_urls(urls: PublicUrls, request_id: str) -> dict[str, str]:
     return {"get": base, "cancel": f"{base}/cancel", "retry": f"{base}/retry"}
 
 
-def _usage(task: Task) -> FreeForm:
+def _usage(task: Task) -> TaskUsage:
     if not task.is_terminal:
-        return {}
+        return TaskUsage()
     state = task.state
-    return {
-        "billable_units": state.billable_units,
-        "unit": task.request.terms.rate.unit,
-        "tokens_in": state.tokens_in,
-        "tokens_out": state.tokens_out,
-        "cost_credits": format_amount(state.cost_micro),
-        "queue_ms": between_ms(task.created_at, state.run_started_at),
-        "run_ms": between_ms(state.run_started_at, state.provider_done_at),
-        "hosting_ms": between_ms(state.provider_done_at, task.ended_at),
-        "total_ms": task.latency_ms,
-    }
+    return TaskUsage(
+        billable_units=state.billable_units,
+        unit=task.request.terms.rate.unit,
+        tokens_in=state.tokens_in,
+        tokens_out=state.tokens_out,
+        cost_credits=format_amount(state.cost_micro),
+        queue_ms=between_ms(task.created_at, state.run_started_at),
+        run_ms=between_ms(state.run_started_at, state.provider_done_at),
+        hosting_ms=between_ms(state.provider_done_at, task.ended_at),
+        total_ms=task.latency_ms,
+    )
 
 
 def _output(urls: PublicUrls, item: OutputItem, now: datetime, *, is_open: bool) -> OutputBody:

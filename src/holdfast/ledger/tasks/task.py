@@ -29,6 +29,10 @@ ErrorCode = Literal[
 ]  # fmt: skip
 ReviewReason = Literal["hosting_failed", "content_flagged", "provider_conflict", "usage_mismatch", "manual"]
 ReviewDecision = Literal["capture_blocked", "capture_approved", "release_approved", "released_by_timeout"]
+HostingMode = Literal["rehost", "passthrough", "inline"]
+HostingStatus = Literal["pending", "transferring", "ready", "failed", "expired", "skipped"]
+HostingSource = Literal["provider", "local"]
+AssetsReadyState = Literal["pending", "sent", "failed", "skipped"]
 EventKind = Literal[
     "task.processing", "task.review", "task.succeeded", "task.failed", "task.canceled", "task.assets_ready"
 ]  # fmt: skip
@@ -113,11 +117,11 @@ class HostingState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     between rounds.
     """
 
-    mode: Literal["rehost", "passthrough", "inline"] = "rehost"
-    status: Literal["pending", "transferring", "ready", "failed", "expired", "skipped"] = "pending"
-    source: Literal["provider", "local"] = "provider"
+    mode: HostingMode = "rehost"
+    status: HostingStatus = "pending"
+    source: HostingSource = "provider"
     final_url_ready: bool = False
-    assets_ready_event: Literal["pending", "sent", "failed", "skipped"] = "pending"
+    assets_ready_event: AssetsReadyState = "pending"
     error: str | None = None
     round: int = 0
     tries: int = 0

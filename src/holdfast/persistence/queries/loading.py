@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import Connection, select
 
 from holdfast.ledger.credit.account import AccountState
+from holdfast.ledger.public_types import Role
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.persistence.records import tables
@@ -28,7 +29,7 @@ class LoadedSignIn(msgspec.Struct, frozen=True):
     version: int
     state: dict[str, Any]
     account_id: str | None
-    role: str | None
+    role: Role | None
     is_disabled: bool
 
 

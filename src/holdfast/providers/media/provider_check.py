@@ -39,12 +39,16 @@ _REFUSED: Final = {
 
 
 class CheckStep(msgspec.Struct, frozen=True):
-    """One step: its result in words, and how long after the step's start it was known."""
+    """One step of a check."""
 
     name: StepName
+    """What was tried."""
     result: StepResult
+    """How it ended."""
     detail: str
+    """The result in words."""
     duration_s: float
+    """How long after its start the result was known, in seconds."""
 
 
 class CheckCallback(msgspec.Struct, frozen=True):

@@ -22,6 +22,8 @@ from holdfast.actors.runtime.refs import ASK_DEADLINE_S, WhileDown
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.claims.processes import MemberState
+from holdfast.providers.media.health import ProviderState
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import (
     ChildAction,
@@ -68,10 +70,10 @@ class ControlledProcess:
     tree: Supervisor
     groups: Mapping[str, ControlledGroup]
     dead_letters: DeadLetters
-    member_state: Callable[[], str]
+    member_state: Callable[[], MemberState]
     is_database_open: Callable[[], bool]
     conditions: Conditions
-    provider_states: Callable[[], Mapping[str, str]]
+    provider_states: Callable[[], Mapping[str, ProviderState]]
     samples: SampleRing
     drain: Callable[[], None]
 
@@ -168,7 +170,7 @@ class ControlActor(Worker):
         return DeadLetterList(data=found[: query.limit], counts=self._process.dead_letters.counts())
 
 
-def _providers(states: Mapping[str, str]) -> dict[str, ProviderView]:
+def _providers(states: Mapping[str, ProviderState]) -> dict[str, ProviderView]:
     """Return what this process knows of each provider; as ``unknown``, of callbacks that name none of them."""
     nameless = figures_of(UNKNOWN)
     known = {**states, UNKNOWN: UNKNOWN} if nameless.callbacks_refused else states

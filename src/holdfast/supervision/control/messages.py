@@ -11,7 +11,9 @@ from typing import ClassVar, Literal, TypeAlias
 import msgspec
 
 from holdfast.actors.runtime.messages import Command
-from holdfast.ledger.public_types import Time
+from holdfast.ledger.public_types import MemberId, Time
+from holdfast.persistence.claims.processes import MemberState
+from holdfast.providers.media.health import ProviderState
 from holdfast.supervision.dead_letters import DeadLetter, DeadReason
 from holdfast.supervision.keyed_reports import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
@@ -29,100 +31,117 @@ KeyOrder = Literal["key", "queue", "wait", "rate"]
 
 
 class MemberView(msgspec.Struct, frozen=True, kw_only=True):
-    """A member as another sees it.
+    """A member as another sees it."""
 
-    ``unreachable_for_s`` is how long it has not been reached; null if it answers.
-    """
-
-    member_id: str
+    member_id: MemberId
     is_this: bool
-    state: str
+    """Whether it is the process that answers."""
+    state: MemberState
+    """`joining`, `ready` for requests, or `draining` before its end."""
     unreachable_for_s: float | None
+    """How long it has not been reached, in seconds; null if it answers."""
 
 
 class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A keyed group of one process.
-
-    ``paused_by`` is ``crashes`` if too many of its actors crashed, and ``operator`` if one paused it. ``messages``
-    is the sum of all mailboxes.
-    """
+    """A keyed group of one process."""
 
     name: str
+    """The group's name."""
     paused_by: Literal["crashes", "operator"] | None
+    """`crashes` if too many of its actors crashed, `operator` if one paused it; null if it runs."""
     pause_reason: str | None
+    """Why it is paused; null if it runs."""
     states: dict[str, int]
+    """How many actors are in each state."""
     messages: int
+    """The messages in all mailboxes."""
     oldest_message_age_s: float | None
+    """The age of the oldest of them, in seconds; null if there is none."""
 
 
 class ProviderView(ProviderFigures, frozen=True, kw_only=True):
-    """A media provider as one process sees it; the counts are since the start."""
+    """A media provider as one process sees it."""
 
-    state: str
+    state: ProviderState
+    """Its state as this process sees it."""
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Which process this is. ``worker`` is its slot below a parent."""
+    """Which process this is."""
 
-    member_id: str
+    member_id: MemberId
     host: str
+    """The machine's name."""
     pid: int
+    """Its process id on that machine."""
     worker: int | None
+    """Its slot below a parent, from 0; null without a parent."""
     version: str
+    """The version of the program."""
     started_at: Time
+    """When it started."""
 
 
 class ProcessDescription(ProcessIdentity, frozen=True, kw_only=True):
-    """A process: who it is, its tree with the state of each child, and its keyed groups.
+    """A process: who it is, its tree with the state of each child, and its keyed groups."""
 
-    ``worker`` is its slot below a parent. ``state`` is that of the member. ``dead_letters`` are counted by reason
-    since the start, and ``providers`` by name as this process sees them. ``conditions`` are those that last.
-    ``slowest_routes`` and ``refusals``, the most frequent first, are since the start.
-    """
-
-    state: str
+    state: MemberState
+    """Its state as a member."""
     database_open: bool
+    """Whether its database can be used."""
     conditions: list[LastingCondition]
+    """What lasts, such as an outage."""
     tree: ChildStatus
+    """Its supervisor tree, from the top."""
     groups: list[GroupDescription]
+    """Its keyed groups."""
     dead_letters: dict[DeadReason, int]
+    """Messages that no actor handled since the start, by reason."""
     providers: dict[str, ProviderView]
+    """The media providers as it sees them, by name."""
     slowest_routes: list[RouteFigures]
+    """The routes that took longest since the start."""
     refusals: list[RefusalFigures]
+    """Refused requests since the start, the most frequent first."""
 
 
 class KeySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """An actor, or a key that is remembered without one.
-
-    ``restarts`` are those within the period of its budget. ``messages_per_s`` is an average over about a minute, in
-    which a message counts less with its age. ``quarantined_for_s`` is the time left, and ``retry_in_s`` that of its
-    backoff.
-    """
+    """An actor, or a key that is remembered without one."""
 
     group: str
+    """The group of the actor."""
     key: str
-    member_id: str
+    """Its key in the group."""
+    member_id: MemberId
     state: ActorState
+    """Its state."""
     incarnation: int
+    """Counts its incarnations."""
     restarts: int
+    """How often it was restarted within the period of its budget."""
     work: Work
+    """The messages that wait for it, and its present turn."""
     messages_per_s: float
+    """Messages handled a second, on average over about a minute."""
     quarantined_for_s: float | None
+    """How long its quarantine still lasts, in seconds; null without one."""
     retry_in_s: float | None
+    """How long its backoff still lasts, in seconds; null without one."""
 
 
 class KeyDescription(KeySummary, frozen=True, kw_only=True):
-    """An actor in detail.
-
-    ``await_stack`` is where it waits now, the outermost call first. ``history`` has the newest restarts first; it
-    outlives the actor for a while.
-    """
+    """An actor in detail."""
 
     budget: int
+    """How many restarts within the period lead to a quarantine."""
     trace_id: str | None
+    """The trace of its present turn; null without one."""
     await_stack: list[str]
+    """Where it waits now, the outermost call first."""
     quarantine_reason: str | None
+    """Why it is quarantined; null if it is not."""
     history: list[KeyRestart]
+    """Its newest restarts, newest first."""
 
 
 class KeyList(msgspec.Struct, frozen=True):
@@ -132,23 +151,26 @@ class KeyList(msgspec.Struct, frozen=True):
 
 
 class DeadLetterList(msgspec.Struct, frozen=True):
-    """Dead letters, the newest first, and all counts by reason since the start."""
+    """Messages that no actor handled."""
 
     data: list[DeadLetter]
+    """The newest of them, newest first."""
     counts: dict[DeadReason, int]
+    """All since the start, by reason."""
 
 
 class SampleList(msgspec.Struct, frozen=True):
-    """Samples of one process, the oldest first."""
+    """Samples of one process."""
 
-    member_id: str
+    member_id: MemberId
     samples: list[Sample]
+    """The samples, oldest first."""
 
 
 class Draining(msgspec.Struct, frozen=True):
     """The process stops in order: it finishes what it has accepted, and then ends."""
 
-    member_id: str
+    member_id: MemberId
 
 
 # ----------------------------------------------------------------------------------------------------- questions

@@ -21,32 +21,40 @@ SHOWN_MAX: Final = 10
 
 
 class RouteFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests to a route, those refused included, and the times that half and 99 % of them took at most."""
+    """Requests to a route, those refused included."""
 
     route: str
+    """The method and path."""
     requests: int
+    """How many there were."""
     p50_s: float
+    """The time that half of them took at most, in seconds."""
     p99_s: float
+    """The time that 99 % of them took at most, in seconds."""
 
 
 class RefusalFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests were refused with this status and code."""
+    """Refused requests of one kind."""
 
     status: int
+    """The HTTP status."""
     code: str
+    """The code of the error."""
     requests: int
+    """How many there were."""
 
 
 class ProviderFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls to a provider, and callbacks of it that were refused. ``call_p99_s`` is None without calls.
-
-    ``errors`` counts failed calls by reason, ``callbacks_refused`` refused callbacks by the code of the refusal.
-    """
+    """Calls to a provider, and callbacks of it that were refused."""
 
     calls: int
+    """How many calls were made."""
     call_p99_s: float | None
+    """The time that 99 % of them took at most, in seconds; null without calls."""
     errors: dict[str, int]
+    """Failed calls by reason."""
     callbacks_refused: dict[str, int]
+    """Refused callbacks by the code of the refusal."""
 
 
 def figures_of(provider: str) -> ProviderFigures:

@@ -29,36 +29,52 @@ SAMPLES_MAX = 360
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process did in the ``interval_s`` that ended ``at``, and its queues at the end.
-
-    Responses are those of this process, whichever process owns the account; creates are counted likewise, ended
-    tasks where the task's actor is. A latency is None if nothing was measured. ``wal_sync_mean_s`` is that of the
-    database's flushes of its log, for any process. ``oldest_message_s`` is the age of the oldest message in a
-    mailbox. ``cpu_s`` was used in the interval; it and ``memory_bytes`` are None where the system does not tell.
-    """
+    """What a process did in an interval, and its queues at the end of it."""
 
     at: datetime
+    """When the interval ended."""
     interval_s: float
+    """The length of the interval, in seconds."""
     responses_2xx_per_s: float
+    """Responses of this process with status 2xx, a second."""
     responses_3xx_per_s: float
+    """Responses of this process with status 3xx, a second."""
     responses_4xx_per_s: float
+    """Responses of this process with status 4xx, a second."""
     responses_5xx_per_s: float
+    """Responses of this process with status 5xx, a second."""
     creates_per_s: float
+    """Tasks created by requests to this process, a second."""
     settled_per_s: float
+    """Tasks ended by actors of this process, a second."""
     commits_per_s: float
+    """Commits of the journal, a second."""
     commit_p50_s: float | None
+    """The time that half of the commits took at most, in seconds; null without any."""
     commit_p99_s: float | None
+    """The time that 99 % of the commits took at most, in seconds; null without any."""
     wal_sync_mean_s: float | None = None
+    """The mean time of the database's flushes of its log for any process, in seconds; null if it is not known."""
     mailbox_wait_p50_s: float | None
+    """The time that half of the messages waited at most, in seconds; null without any."""
     mailbox_wait_p99_s: float | None
+    """The time that 99 % of the messages waited at most, in seconds; null without any."""
     loop_lag_max_s: float
+    """The longest delay of the event loop, in seconds."""
     journal_queue_units: int
+    """Units of work that wait for the journal."""
     mailbox_messages: int
+    """Messages in all mailboxes."""
     oldest_message_s: float
+    """The age of the oldest message in a mailbox, in seconds."""
     connections_open: int
+    """Open connections of clients."""
     actors_active: int
+    """Active actors."""
     cpu_s: float | None
+    """CPU time used in the interval, in seconds; null where the system does not tell."""
     memory_bytes: int | None
+    """Resident memory in bytes; null where the system does not tell."""
 
 
 class Queues(NamedTuple):

@@ -94,16 +94,18 @@ CRASH_LOOP: Final = Condition(
 
 
 class LastingCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """A condition that has begun and not ended: its label, its subject ("" without one), and what it is in words.
-
-    ``count`` failures make it up, of which the first was ``lasts_s`` ago.
-    """
+    """A condition that has begun and not ended."""
 
     name: str
+    """Its label."""
     subject: str
+    """What it concerns; empty if there is only one."""
     text: str
+    """What it is, in words."""
     lasts_s: float
+    """How long ago its first failure was, in seconds."""
     count: int
+    """How many failures make it up."""
 
 
 @dataclass(slots=True)

@@ -63,48 +63,70 @@ UNDATED: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class ReportFields(msgspec.Struct, Generic[AtT], frozen=True, kw_only=True):
-    """What a report says, with its time as a value or as text.
-
-    ``path`` names the child in the tree that it concerns (``holdfast/workers/hosting``), ``key`` the virtual actor.
-    ``reason`` says why, in words; ``location`` is ``module:line`` of the leaf exception. ``restarts`` of ``budget``
-    were used in the window that led to ``decision``; ``delay_s`` is the backoff, or how long a quarantine lasts.
-    ``count`` events in ``duration_s`` are summed up in one report. ``operator`` is who acted.
-
-    The reporter fills in who emitted it: ``number`` counts the reports of a process from 1, ``member_id`` is its id
-    in the cluster, ``host`` its machine's name, ``worker`` its slot at the parent. It also sets ``report_id``, the
-    reason of a fault, and where the emitter left them out ``at`` and, by the kind, ``level``.
+    """What a report says, with its time as a value or as text. The reporter fills in who emitted it; it also sets
+    ``report_id``, the reason of a fault, and where the emitter left them out ``at`` and, by the kind, ``level``.
     """
 
     kind: ReportKind
+    """What happened."""
     at: AtT
+    """When it happened."""
     path: str
+    """The child in the supervisor tree that it concerns, such as `holdfast/workers/hosting`."""
     level: Level | None = None
+    """How loud it is; by the kind if not given."""
     report_id: str | None = None
+    """The report's id, `rep_…`."""
     number: int = 0
+    """Counts the reports of a process from 1."""
     member_id: str | None = None
+    """The process that emitted it; null if it is no member."""
     host: str | None = None
+    """The name of that process's machine; null if it is not known."""
     worker: int | None = None
+    """The slot of that process below its parent; null without a parent."""
     child_id: str | None = None
+    """The child's name below its supervisor; null if it is about no child."""
     key: str | None = None
+    """The actor's key; null if it is about no actor."""
     account_id: str | None = None
+    """The account that it concerns; null if it concerns none."""
     task_id: str | None = None
+    """The task that it concerns; null if it concerns none."""
     provider: str | None = None
+    """The provider that it concerns; null if it concerns none."""
     operator: str | None = None
+    """The operator who acted; null if none did."""
     incarnation: int | None = None
+    """The incarnation that it is about; null if it is about none."""
     context: Context | None = None
+    """When in a child's life it happened; null if it is about no child."""
     reason_type: str | None = None
+    """The type of the exception; null without one."""
     reason: str | None = None
+    """Why, in words; null if there is nothing to say."""
     location: str | None = None
+    """`module:line` of the leaf exception; null without one."""
     last_message_type: str | None = None
+    """The type of the message that was handled last; null if there was none."""
     mailbox_depth: int | None = None
+    """How many messages waited; null if it is about no actor."""
     oldest_age_s: float | None = None
+    """The age of the oldest of them, in seconds; null if none waited."""
     restarts: int | None = None
+    """How many restarts of the budget were used; null if it is about none."""
     budget: int | None = None
+    """How many restarts the period allows; null if it is about none."""
     decision: Decision = "none"
+    """What was decided."""
     delay_s: float | None = None
+    """The time to the restart, or that of a quarantine, in seconds; null without one."""
     count: int | None = None
+    """How many events this report sums up; null if it is one."""
     duration_s: float | None = None
+    """The time in which they happened, in seconds; null if it is one."""
     trace_id: str | None = None
+    """The trace that it belongs to; null without one."""
 
 
 class Report(ReportFields[datetime], frozen=True, kw_only=True, omit_defaults=True):

@@ -22,7 +22,7 @@ from holdfast.http.kit.values import missing_parameter, shown
 from holdfast.http.schemas.common import AccountBody, ApiKeyBody, account_body, api_key_body, render
 from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
 from holdfast.ledger.money import format_amount, parse_amount
-from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.public_types import AccountId, Amount, Role, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import (
     account_of_email,
@@ -46,52 +46,70 @@ NOTE: Final = "adjusted by the operator"
 
 SignedAmount = Annotated[
     str,
-    msgspec.Meta(extra_json_schema={"pattern": r"^-?(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["-2.50"]}),
+    msgspec.Meta(
+        description="Credits, as a plain decimal string other than zero with at most 6 decimals.",
+        extra_json_schema={"pattern": r"^-?(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["-2.50"]},
+    ),
 ]
 
 
 class AccountDetails(msgspec.Struct, frozen=True):
-    """An account as operators see it. ``disabled_at`` is null unless it is disabled."""
+    """An account as operators see it."""
 
-    account_id: str
+    account_id: AccountId
     email: str
-    role: str
+    """The e-mail address that signs in."""
+    role: Role
+    """The role given at the last sign-in."""
     brand_id: str
+    """The brand the account belongs to."""
     created_at: Time
+    """When the account was created."""
     disabled_at: Time | None
+    """Since when the account is disabled; null if it is not."""
     balance: Amount
+    """Credit bought less credit charged or reversed; held credit is part of it."""
     held_total: Amount
+    """Credit held for tasks that have not ended."""
     available_balance: Amount
+    """The balance less the held total."""
     operation_count: int
+    """How many ledger operations the account has."""
     tasks_in_flight: int
+    """How many of its tasks have not ended."""
     sessions_live: int
+    """How many of its sessions are valid."""
     api_keys: list[ApiKeyBody]
+    """Its API keys, newest first, revoked ones too."""
 
 
 class Adjustment(msgspec.Struct, frozen=True):
-    """Credit to give, or to take if the amount is below zero.
-
-    The account's owner reads ``note`` in the statement.
-    """
+    """Credit to give or to take."""
 
     amount: SignedAmount
+    """The credit to give, or to take if it is below zero."""
     reason: Reason
     note: Note | None = None
+    """What the account's owner reads in the statement; null or omitted: `adjusted by the operator`."""
 
 
 class AdjustedBody(msgspec.Struct, frozen=True):
     """The adjustment, and the account's totals after it."""
 
     operation_id: str
+    """The id of the ledger operation, `op_…`."""
     amount: Amount
+    """The adjustment, below zero if credit was taken."""
     account: AccountBody
+    """The account's totals afterwards."""
 
 
 class AccessBody(msgspec.Struct, frozen=True):
-    """Since when the account is disabled; null if it is not."""
+    """Whether the account is disabled."""
 
-    account_id: str
+    account_id: AccountId
     disabled_at: Time | None
+    """Since when it is disabled; null if it is not."""
 
 
 @route(
@@ -146,7 +164,7 @@ async def read_account_details(call: Call) -> Outcome:
     errors=("account_not_found", "invalid_amount", "amount_too_large", "insufficient_credit"),
 )
 async def adjust_credit(call: Call) -> Outcome:
-    """The operation names the operator's action, so a repeat of the request is an action without an operation."""
+    """A repeat with the same Idempotency-Key returns the adjustment that was made."""
     body = call.body(Adjustment)
     idempotency = call.required_idempotency()
     if isinstance(idempotency, Refusal):
@@ -249,17 +267,20 @@ _SOUGHT: Final = replace(
 
 
 class Found(msgspec.Struct, frozen=True):
-    """An account that was found. ``reference`` is the task or order of an operation that was sought."""
+    """An account that was found."""
 
-    account_id: str
+    account_id: AccountId
     email: str | None = None
+    """Its e-mail address; null while it cannot be read."""
     reference: str | None = None
+    """The task or order of the operation that was sought; null if none was."""
 
 
 class FoundList(msgspec.Struct, frozen=True):
     """What was found, at most as many as asked for."""
 
     data: list[Found]
+    """The accounts found."""
 
 
 @route(
@@ -272,7 +293,7 @@ class FoundList(msgspec.Struct, frozen=True):
     errors=("missing_parameter",),
 )
 async def find(call: Call) -> Outcome:
-    """Reads an index. Addresses are compared in lower case, as they are stored; a key by its prefix."""
+    """An address is compared in lower case, as it is stored, and a key by its prefix."""
     window = read_window(call)
     if isinstance(window, Refusal):
         return window

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
+from holdfast.http.kit.operators import OperatorCredential
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import render
 from holdfast.ledger.public_types import Time
@@ -28,29 +29,40 @@ _FILTERS: Final = (
 
 
 class ActionBody(msgspec.Struct, frozen=True):
-    """What an operator did. ``result`` is null while it runs, or if the process ended before it.
-
-    ``credential`` is what the operator showed: ``token``, ``session`` or ``cookie``. ``code`` is that of a refusal
-    or fault. ``parameters`` are what was sent, ``effect`` is what was done, such as the amount refunded.
-    ``trace_id`` is the id of the request, which log lines and reports name too.
-    """
+    """What an operator did."""
 
     action_id: str
+    """The action's id, `act_…`."""
     at: Time
+    """When it began."""
     operator: str
-    credential: str
+    """The operator's e-mail address, or `operator-token`."""
+    credential: OperatorCredential
+    """What the operator showed."""
     origin: str
+    """The address that the request came from."""
     action: str
+    """The action's name."""
     target: str
+    """What it was done to."""
     account_id: str | None
+    """The account that it concerns; null if it concerns none."""
     task_id: str | None
+    """The task that it concerns; null if it concerns none."""
     reason: str | None
+    """Why, by the operator; null if none was given."""
     trace_id: str
+    """The id of the request, which log lines and reports name too."""
     ended_at: Time | None
+    """When it ended; null while it runs, or if the process ended before it."""
     result: ActionResult | None
+    """How it ended; null while it runs, or if the process ended before it."""
     code: str | None
+    """The code of the refusal or fault; null if it was done."""
     parameters: dict[str, str] | None
+    """What was sent, by name; null if nothing was."""
     effect: dict[str, str] | None
+    """What was done, by name, such as the amount refunded; null if nothing is recorded."""
 
 
 class ActionList(ListBody[ActionBody], frozen=True):

@@ -68,24 +68,29 @@ _action: Final = partial(route, "POST", auth=Auth.OPERATOR_ACT, is_urgent=True, 
 
 
 class QuarantineRequest(msgspec.Struct, frozen=True):
-    """Why the operator acts, and for how many seconds at most 30 days; an hour if not given."""
+    """Why the operator acts, and for how long."""
 
     reason: Reason
     for_s: Annotated[float, msgspec.Meta(ge=1, le=QUARANTINE_MAX_S)] = QUARANTINE_DEFAULT_S
+    """How long, in seconds; at most 30 days."""
 
 
 class ListedActor(KeySummary, frozen=True, kw_only=True):
-    """An actor in a list. `email` is that of an account; null while the database is away."""
+    """An actor in a list."""
 
     email: str | None
+    """The account's e-mail address; null for other actors, and while the database is away."""
 
 
 class ActorList(msgspec.Struct, frozen=True):
-    """Actors of all processes. `unreachable` are the members that did not answer."""
+    """Actors of all processes."""
 
     data: list[ListedActor]
+    """The actors of this page."""
     next_cursor: str | None
+    """The `cursor` of the next page; null on the last one, and in any order but by key."""
     unreachable: list[str]
+    """The members that did not answer."""
 
 
 @route(

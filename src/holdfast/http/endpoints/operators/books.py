@@ -20,7 +20,7 @@ from holdfast.http.schemas.common import render
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit.operations import AVAILABLE, HELD
 from holdfast.ledger.money import CURRENCY, format_amount
-from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.public_types import AccountId, Amount, Currency, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.audit.progress import count_differences, known_differences, load_progress
 from holdfast.persistence.queries.books import RevenueBy, liabilities, revenue, trial_balance
@@ -41,65 +41,87 @@ _BY: Final = Parameter(
 
 
 class LedgerAccountBody(msgspec.Struct, frozen=True):
-    """The balance of one ledger account over all accounts, and how many postings it sums."""
+    """The balance of one ledger account over all accounts."""
 
     ledger_account: str
+    """Its name, such as `available`, `held`, `revenue` or `cash:sandbox`."""
     balance: Amount
+    """The sum of its postings."""
     postings: int
+    """How many postings it sums."""
 
 
 class TrialBalanceBody(msgspec.Struct, frozen=True):
-    """Every ledger account's balance. They sum to zero, and customers' to what their accounts store.
-
-    ``is_balanced`` says whether both are so.
-    """
+    """Every ledger account's balance."""
 
     at: Time
-    currency: str
+    """When the postings were summed."""
+    currency: Currency
     ledger_accounts: list[LedgerAccountBody]
+    """Every ledger account."""
     total: Amount
+    """The sum of their balances, which must be zero."""
     stored_balance: Amount
+    """The sum of the balances stored with the accounts."""
     stored_held: Amount
+    """The sum of the held totals stored with the accounts."""
     is_balanced: bool
+    """Whether the total is zero and the postings agree with what is stored."""
 
 
 class RevenueLine(msgspec.Struct, frozen=True):
-    """What was captured on one day in UTC; ``name`` is the model or provider, empty for all."""
+    """What was captured on one day."""
 
     day: str
+    """The day in UTC, `YYYY-MM-DD`."""
     name: str
+    """The model or provider; empty for all."""
     captures: int
+    """How many charges were captured."""
     amount: Amount
+    """Their sum."""
 
 
 class RevenueBody(msgspec.Struct, frozen=True):
     """Revenue from ``since`` on and before ``until``, the earliest day first, and its sum."""
 
     since: Time
+    """The first moment that is summed."""
     until: Time
+    """The first moment that is not summed any more."""
     by: RevenueBy
-    currency: str
+    """What each line is for."""
+    currency: Currency
     data: list[RevenueLine]
+    """The lines, the earliest day first."""
     captures: int
+    """How many charges were captured in all."""
     total: Amount
+    """Their sum."""
 
 
 class LiabilitiesBody(msgspec.Struct, frozen=True):
-    """The credit of all accounts: ``credit`` above zero, ``overdrawn`` below. ``held`` is part of it.
-
-    ``holds_open_total`` is the sum of the open holds, which is what is held.
-    """
+    """The credit of all accounts."""
 
     at: Time
-    currency: str
+    """When it was summed."""
+    currency: Currency
     accounts: int
+    """How many accounts there are."""
     accounts_with_credit: int
+    """How many have a balance above zero."""
     accounts_overdrawn: int
+    """How many have a balance below zero."""
     credit: Amount
+    """The sum of the balances above zero."""
     overdrawn: Amount
+    """The sum of the balances below zero."""
     held: Amount
+    """The held credit, which is part of the balances."""
     holds_open: int
+    """How many holds are open."""
     holds_open_total: Amount
+    """Their sum, which is what is held."""
 
 
 @route(
@@ -174,46 +196,57 @@ DIFFERENCES_SHOWN: Final = 20
 
 
 class DifferenceBody(msgspec.Struct, frozen=True):
-    """A rule of the audit that an account breaks: what disagrees, since when it is known, when it was seen last."""
+    """A rule of the audit that an account breaks."""
 
-    account_id: str
+    account_id: AccountId
     rule: str
+    """The rule's name."""
     what: str
+    """What disagrees, in words."""
     found_at: Time
+    """When it was found first."""
     seen_at: Time
+    """When it was seen last."""
 
 
 class AuditPass(msgspec.Struct, frozen=True):
-    """The checker's current pass over all accounts. ``accounts_behind`` were not checked in it yet.
-
-    ``skipped`` checks took too long; a pass with any verifies nothing.
-    """
+    """The checker's current pass over all accounts."""
 
     begun_at: Time
+    """When it began."""
     accounts_done: int
+    """How many accounts it has checked."""
     accounts_behind: int
+    """How many it has not checked yet."""
     operations_done: int
+    """How many operations it has checked."""
     operations_per_s: float
+    """How many operations it checks a second."""
     skipped: int
+    """How many checks took too long; a pass with any verifies nothing."""
 
 
 class LedgerHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """Every operation committed before ``verified_up_to`` has been checked, ``age_s`` seconds ago or later.
-
-    Both are null before the first of ``passes`` has ended; ``current_pass`` is null before the first check.
-    ``newest_operation_id`` is the newest operation checked so far. ``differences`` exist now;
-    ``newest_differences`` are at most 20 of them.
-    """
+    """How far the ledger has been checked, and what was found."""
 
     verified_up_to: Time | None
+    """Every operation committed before this was checked; null before the first pass has ended."""
     age_s: float | None
+    """How long ago that was, in seconds; null before the first pass has ended."""
     passes: int
+    """How many passes have ended."""
     newest_operation_id: str | None
+    """The newest operation checked so far, `op_…`; null before the first."""
     newest_operation_at: Time | None
+    """When it was made; null before the first."""
     written_at: Time | None
+    """When the checker stored this; null before its first check."""
     current_pass: AuditPass | None
+    """The current pass; null before the first check."""
     differences: int
+    """How many differences exist now."""
     newest_differences: list[DifferenceBody]
+    """The newest of them, at most 20."""
 
 
 @route(

@@ -22,7 +22,7 @@ from holdfast.http.schemas.payments import PaymentOrderBody, in_units, payment_o
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.targets import received_micro
-from holdfast.ledger.public_types import Amount
+from holdfast.ledger.public_types import AccountId, Amount
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
 from holdfast.persistence.queries.accounts import email_of_account
 from holdfast.persistence.queries.orders import OrderTrouble, TroubledOrder, order_by_id, troubled_orders
@@ -40,35 +40,42 @@ _TROUBLE: Final = filter_by(
 
 
 class ReceivedPayment(msgspec.Struct, frozen=True):
-    """What an event says was captured for a payment, in units of its currency."""
+    """What an event says was captured for a payment."""
 
     payment_id: str
+    """The provider's id of the payment."""
     amount: str
+    """A decimal string in units of its currency."""
     currency: str
+    """The currency of the payment, ISO 4217."""
 
 
 class OrderDetails(msgspec.Struct, frozen=True):
-    """A payment order and its account. ``received`` has what was paid for it, which may differ from its amount."""
+    """A payment order and its account."""
 
-    account_id: str
+    account_id: AccountId
     email: str | None
+    """The account's e-mail address; null while it cannot be read."""
     order: PaymentOrderBody
+    """The order."""
     received: list[ReceivedPayment]
+    """What was paid for it, which may differ from its amount."""
 
 
 class HeldOrder(PaymentOrderBody, frozen=True, kw_only=True):
     """A held payment order, with the account it belongs to."""
 
-    account_id: str
+    account_id: AccountId
     email: str | None
+    """The account's e-mail address; null while it cannot be read."""
 
 
 class HeldOrderList(StoredListBody[HeldOrder], frozen=True):
-    """A page of held payment orders, oldest first. ``unreadable``: ids of those that cannot be read now."""
+    """A page of held payment orders, oldest first."""
 
 
 class OrderDetailsList(StoredListBody[OrderDetails], frozen=True):
-    """A page of payment orders, oldest first. ``unreadable``: ids of those that cannot be read now."""
+    """A page of payment orders, oldest first."""
 
 
 @route(
@@ -80,7 +87,7 @@ class OrderDetailsList(StoredListBody[OrderDetails], frozen=True):
     parameters=(_TROUBLE, *PAGE),
 )
 async def list_troubled_orders(call: Call) -> Outcome:
-    """Orders are found by indexes of what is due or differs, so settled ones cost nothing."""
+    """Settled orders are not listed."""
     return await list_for_operators(call, troubled_orders, _details, _position)
 
 
@@ -150,33 +157,40 @@ def _details(found: TroubledOrder) -> OrderDetails:
 
 
 class Resolution(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether to give credit, and a note that is recorded in the order's history.
-
-    Without ``amount`` the amount received is credited, at most the amount ordered; a payment in another currency
-    needs one.
-    """
+    """How to resolve a held payment order."""
 
     credit: bool
+    """Whether to give credit; false ends the order without any."""
     reason: Reason
     amount: AmountGiven | None = None
+    """The credit to give. Null or omitted: what was received, at most what was ordered; a payment in another
+    currency needs one.
+    """
     note: Note | None = None
+    """Recorded in the order's history; null or omitted: none."""
 
 
 class RefundRequest(msgspec.Struct, frozen=True):
-    """The amount to refund, by default all that is left of the payment."""
+    """What to refund."""
 
     reason: Reason
     amount: AmountGiven | None = None
+    """The amount to refund; null or omitted: all that is left of the payment."""
 
 
 class RefundBody(msgspec.Struct, frozen=True):
-    """A refund, and its order after it. ``status`` is the provider's, and may still change."""
+    """A refund, and its order after it."""
 
     provider_refund_id: str
+    """The provider's id of the refund."""
     amount: Amount
+    """What is refunded."""
     currency: str
+    """The currency of the payment, ISO 4217."""
     status: str
+    """The provider's status of the refund, which may still change, such as `pending` or `succeeded`."""
     order: PaymentOrderBody
+    """The order afterwards."""
 
 
 @route(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, get_args
+from typing import Annotated, Final, get_args
 
 import msgspec
 
@@ -27,31 +27,46 @@ _FILTERS: Final = (
 
 
 class PoisonBody(msgspec.Struct, frozen=True):
-    """A message whose handling crashed its actor, ``crashes`` times. ``trace_id``, ``reason`` and the rest are of
-    the last crash, ``location`` of its exception, ``version`` and ``state_digest`` of the actor's state.
-
-    ``is_replayable`` is false if its content is not stored.
-    """
+    """A message whose handling crashed its actor."""
 
     poison_id: str
-    group: str
+    """The message's id, `poi_…`."""
+    group: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(GROUPS)})]
+    """The group of the actor."""
     key: str
+    """The actor's key in its group."""
     message_type: str
+    """The type of the message."""
     state: PoisonState
+    """What became of it."""
     is_replayable: bool
+    """Whether its content is stored, so that it can be replayed."""
     first_at: Time
+    """When it crashed its actor first."""
     last_at: Time
+    """When it crashed its actor last."""
     crashes: int
+    """How often it crashed its actor."""
     trace_id: str | None
+    """The trace of the last crash; null without one."""
     reason_type: str
+    """The type of the last crash's exception."""
     reason: str
+    """That exception in words."""
     location: str | None
+    """`module:line` of that exception; null if it is not known."""
     incarnation: int
+    """The actor's incarnation that crashed last."""
     version: int | None
+    """The version of the actor's state at the last crash; null if it had none."""
     state_digest: str | None
+    """A hash of the actor's state at the last crash; null if it had none."""
     replays: int
+    """How often it was replayed."""
     replayed_at: Time | None
+    """When it was replayed last; null if it was not."""
     replay_result: str | None
+    """The result of the last replay; null if there was none."""
 
 
 class PoisonList(ListBody[PoisonBody], frozen=True):

@@ -78,9 +78,10 @@ route = RouteTable("Operators")
 
 
 class ChildRequest(msgspec.Struct, frozen=True):
-    """A child of a process's tree by its path, such as `holdfast/workers/outbox`, and why the operator acts."""
+    """A child of a process's tree, and why the operator acts."""
 
     path: Annotated[str, msgspec.Meta(max_length=200, examples=["holdfast/workers/outbox"])]
+    """The child's path in the tree."""
     reason: Reason
 
 
@@ -97,15 +98,17 @@ _group_action: Final = partial(
 
 
 class ProcessBody(MemberView, frozen=True, kw_only=True):
-    """A member. One that cannot be reached, for `unreachable_for_s` already, has no `process`."""
+    """A member."""
 
     process: ProcessDescription | None
+    """What it says of itself; null if it cannot be reached."""
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """All processes that serve the database, the one that answers first."""
+    """All processes that serve the database."""
 
     members: list[ProcessBody]
+    """The processes, the one that answers first."""
 
 
 @route(
@@ -201,10 +204,12 @@ async def _act_on_group(call: Call, action: type[GroupAction]) -> Outcome:
 
 
 class ProcessSamples(msgspec.Struct, frozen=True):
-    """The samples of each process. ``unreachable`` are members that did not answer."""
+    """The samples of each process."""
 
     processes: list[SampleList]
+    """The samples by process."""
     unreachable: list[str]
+    """The members that did not answer."""
 
 
 @route(

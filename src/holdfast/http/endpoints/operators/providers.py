@@ -23,6 +23,7 @@ from holdfast.ledger.public_types import Amount
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.backlog import Backlog, measure_backlog
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.providers.media.health import ProviderState
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import DescribeProcess, ProviderView
 
@@ -30,32 +31,39 @@ route = RouteTable("Operators")
 
 
 class ProviderDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """A media provider.
-
-    ``states`` counts processes by the state they see. ``calls``, ``errors`` by reason and ``callbacks_refused`` by
-    code are since the processes' starts; ``call_p99_s`` is the slowest process's. ``tasks`` counts unfinished ones
-    by status; of the ``slots`` of the catalog, ``slots_used`` are taken by jobs that may still be running. These
-    counts and the age of the oldest that waits are null while the database is away.
-    """
+    """A media provider."""
 
     name: str
+    """Its name in the catalog."""
     kind: str | None
+    """Its kind; null if the catalog does not have it any more."""
     models: int
-    states: dict[str, int]
+    """How many models name it."""
+    states: dict[ProviderState, int]
+    """How many processes see it in each state."""
     calls: int
+    """How many calls were made since the processes' starts."""
     call_p99_s: float | None
+    """The time that 99 % of the calls took at most, in seconds, in the slowest process; null without calls."""
     errors: dict[str, int]
+    """Failed calls since the processes' starts, by reason."""
     callbacks_refused: dict[str, int]
+    """Refused callbacks since the processes' starts, by the code of the refusal."""
     tasks: dict[str, int] | None
+    """How many of its tasks have not ended, by status; null while the database is away."""
     slots: int | None
+    """How many jobs it runs at once by the catalog; null for no limit, and while the database is away."""
     slots_used: int | None
+    """How many of them are taken by jobs that may still be running; null while the database is away."""
     oldest_queued_s: float | None
+    """The age of the oldest task that waits, in seconds; null if none does, and while the database is away."""
 
 
 class ProviderList(msgspec.Struct, frozen=True):
     """The providers of the catalog, and those removed whose tasks have not ended."""
 
     data: list[ProviderDetails]
+    """The providers by name."""
 
 
 @route(
@@ -112,31 +120,35 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 class ProviderCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to try: by default the cheapest model, with its example input, or one made up where it has none.
-
-    ``wait_s`` bounds the wait for the job's end. A provider that charges for calls needs ``accept_cost``.
-    """
+    """What to try."""
 
     reason: Reason | None = None
+    """Null or omitted: no reason is recorded."""
     model: str | None = None
+    """The model to run; null or omitted: the cheapest one."""
     input: dict[str, Any] | None = None
+    """The input to run; null or omitted: the model's example, or a made-up one where it has none."""
     wait_s: Annotated[float, msgspec.Meta(ge=1, le=120)] = 30.0
+    """How long to wait for the job's end, in seconds."""
     accept_cost: bool = False
+    """Whether the provider may charge for the job; needed if it does."""
 
 
 class ProviderCheckBody(msgspec.Struct, frozen=True):
-    """The steps that were taken, in order. ``ok`` if none failed.
-
-    ``price`` is what a customer would pay for the job; no account is charged here. ``charges``: whether the
-    provider charges for it.
-    """
+    """What a check of a provider found."""
 
     provider: str
+    """The provider's name."""
     model: str
+    """The model that was run."""
     ok: bool
+    """Whether no step failed."""
     price: Amount
+    """What a customer would pay for the job; no account is charged here."""
     charges: bool
+    """Whether the provider charges for the job."""
     steps: list[CheckStep]
+    """The steps that were taken, in order."""
 
 
 @route(

@@ -50,27 +50,25 @@ from holdfast.telemetry.reports.report import (
 
 
 class ReportBody(ReportFields[Time], frozen=True, kw_only=True):
-    """One event that an operator should know of.
-
-    ``text`` says it in words. ``path`` names the child in the supervisor tree of ``member_id``, on ``host`` and
-    there in the worker process ``worker``; ``key`` the actor. ``number`` counts the reports of a process.
-    ``restarts`` of ``budget`` led to ``decision``; ``delay_s`` is the time to the restart, or that of a quarantine.
-    ``count`` events in ``duration_s`` are summed up in one report.
-    """
+    """One event that an operator should know of."""
 
     text: str
+    """The report in words."""
     report_id: str
+    """The report's id, `rep_…`."""
     level: Level
+    """How loud it is."""
 
 
 class ReportList(ListBody[ReportBody], frozen=True):
-    """A page of reports, newest first. From ``position`` on the stream misses nothing that is not on this page.
-
-    While the database is away, they are the newest of this process, ``from_memory``, and ``position`` is null.
-    """
+    """A page of reports, newest first."""
 
     position: int | None
+    """Where to follow the stream from so as to miss nothing that is not on this page; null while the database is
+    away.
+    """
     from_memory: bool
+    """Whether the database is away and these are the newest reports of this process."""
 
 
 def report_body(report: Report) -> ReportBody:

@@ -23,9 +23,9 @@ from holdfast.http.schemas.operators import ActionRequest, Note, text_of
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, FreeForm, Time
+from holdfast.ledger.public_types import AccountId, Amount, FreeForm, Time
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import ReviewReason, Task
+from holdfast.ledger.tasks.task import ReviewDecision, ReviewReason, Task
 from holdfast.persistence.queries.tasks import open_reviews, task_under_review
 
 route = RouteTable("Operators")
@@ -34,43 +34,58 @@ _REASON: Final = filter_by("reason", "Only reviews for this reason.", get_args(R
 
 
 class Decision(ActionRequest, frozen=True):
-    """A note, recorded in the task's progress, which its owner can read."""
+    """A decision of an operator."""
 
     note: Note | None = None
+    """Recorded in the task's progress, which its owner can read; null or omitted: none."""
 
 
 class ProviderOutput(msgspec.Struct, frozen=True):
-    """A result at its provider, not stored by this service. ``url`` is null if it came embedded."""
+    """A result at its provider, not stored by this service."""
 
     index: int
+    """Its place among the outputs, from 0."""
     url: str | None
+    """Its address at the provider; null if it came embedded."""
     content_type: str | None
+    """The media type by the provider; null if it named none."""
     bytes: int | None
+    """The size in bytes; null if it is not known."""
 
 
 class ReviewBody(msgspec.Struct, frozen=True):
-    """A task whose charge an operator decides. Without a decision the hold is released at ``deadline_at``."""
+    """A task whose charge an operator decides."""
 
     review_case_id: str
-    reason: str
-    decision: str
+    """The review's id, `rev_…`."""
+    reason: ReviewReason
+    """Why an operator has to decide."""
+    decision: ReviewDecision
+    """What was decided; `capture_blocked` before that."""
     opened_at: Time
+    """When the review began."""
     deadline_at: Time
-    account_id: str
+    """When the hold is released if it is not decided."""
+    account_id: AccountId
     hold_credits: Amount
+    """The credit held for the task."""
     provider_outputs: list[ProviderOutput]
+    """Results at the provider that are not stored here."""
     task: TaskBody
+    """The task."""
 
 
 class ReviewRecord(ReviewBody, frozen=True):
-    """A review with the input of its task, null once that was deleted, and the provider's name of the job."""
+    """A review with the input of its task."""
 
     input: FreeForm | None
+    """The input; null once it was deleted."""
     provider_job_id: str | None
+    """The provider's name of the job; null until it has accepted it."""
 
 
 class ReviewList(StoredListBody[ReviewBody], frozen=True):
-    """A page of open reviews, oldest task first. ``unreadable``: ids of those that cannot be read now."""
+    """A page of open reviews, oldest task first."""
 
 
 @route(

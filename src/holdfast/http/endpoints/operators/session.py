@@ -11,6 +11,8 @@ from holdfast.http.kit.operator_access import begin_session, end_session, sign_i
 from holdfast.http.kit.operators import (
     NOT_AN_OPERATOR,
     Operator,
+    OperatorCredential,
+    OperatorRole,
     csrf_token,
     operator_of,
     read_cookie,
@@ -26,24 +28,30 @@ route = RouteTable("Operators")
 
 
 class TokenSignIn(msgspec.Struct, frozen=True):
-    """The operators' token."""
+    """What to sign in with."""
 
     token: str
+    """The operators' token."""
 
 
 class OperatorSessionBody(msgspec.Struct, frozen=True):
-    """Who the operator is. ``csrf_token`` is sent with each change; null for a credential that is no cookie."""
+    """Who the operator is."""
 
     operator: str
-    role: str
-    credential: str
+    """The operator's e-mail address, or `operator-token`."""
+    role: OperatorRole
+    """`act` may change, `read` may not."""
+    credential: OperatorCredential
+    """What the operator showed."""
     csrf_token: str | None
+    """To be sent as `X-CSRF-Token` with each change; null for a credential that is no cookie."""
 
 
 class OperatorSessionEnded(msgspec.Struct, frozen=True):
     """The session has ended, and its cookie is taken back."""
 
     signed_out: bool
+    """Whether there was a session to end."""
 
 
 @route(

@@ -17,7 +17,7 @@ from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import Amount, FreeForm, Time
+from holdfast.ledger.public_types import AccountId, Amount, FreeForm, TaskId, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import StoredTask, failed_tasks, stored_task, task_by_id, unfinished_tasks
@@ -33,35 +33,36 @@ _STATUS: Final = filter_by("status", "Only tasks with this status.", ("queued", 
 
 
 class TaskDetails(msgspec.Struct, frozen=True):
-    """A task as operators see it.
+    """A task as operators see it."""
 
-    ``provider`` got ``attempts`` submissions of it. ``wake_at`` is when the task is looked at next, null once it
-    has ended.
-    """
-
-    account_id: str
+    account_id: AccountId
     api_key_id: str | None
+    """The API key that created the task, `key_…`; null if none is recorded."""
     provider: str
+    """The provider that runs it."""
     attempts: int
+    """How often it was submitted to its provider."""
     hold_credits: Amount
+    """The credit held for it."""
     wake_at: Time | None
+    """When the task is looked at next; null once it has ended."""
     task: TaskBody
+    """The task as its owner sees it."""
 
 
 class TaskRecord(TaskDetails, frozen=True):
-    """A task with what was asked of whom.
-
-    ``input`` is null once it was deleted. ``provider_job_id`` is the provider's name of the job, null until it has
-    accepted it. ``webhook_url`` gets the task's events.
-    """
+    """A task with what was asked of whom."""
 
     input: FreeForm | None
+    """The input; null once it was deleted."""
     provider_job_id: str | None
+    """The provider's name of the job; null until it has accepted it."""
     webhook_url: str | None
+    """Where the task's events are sent; null if nowhere."""
 
 
 class TaskDetailsList(StoredListBody[TaskDetails], frozen=True):
-    """A page of tasks. ``unreadable``: ids of those that cannot be read now."""
+    """A page of tasks."""
 
 
 @route(
@@ -129,18 +130,24 @@ class HoldState(msgspec.Struct, frozen=True):
     """The credit that a task held at first, and whether it is held still."""
 
     hold_id: str
+    """The hold's id, `hold_…`."""
     credits: Amount
+    """The credit held at first."""
     is_open: bool
+    """Whether it is held still."""
 
 
 class TaskRow(msgspec.Struct, frozen=True):
-    """What is stored of a task: its columns as text, and its hold. ``fault`` says why it cannot be read, if so."""
+    """What is stored of a task."""
 
-    request_id: str
-    account_id: str
+    request_id: TaskId
+    account_id: AccountId
     fault: str | None
+    """Why the row cannot be read as a task; null if it can."""
     columns: dict[str, str | None]
+    """The columns as text, by name."""
     hold: HoldState | None
+    """Its hold; null if there is none."""
 
 
 @route(

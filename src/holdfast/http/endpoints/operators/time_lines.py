@@ -39,16 +39,24 @@ _SOURCE: Final = filter_by("source", "Only entries of this kind.", get_args(Sour
 
 
 class TimeLineEntryBody(msgspec.Struct, frozen=True):
-    """One entry: what happened to ``subject``, in words. Operations have an amount and the balance after it."""
+    """One entry of a time line."""
 
     at: Time
+    """When it happened."""
     id: str
+    """Tells entries of the same time apart."""
     source: Source
+    """What kind of entry it is."""
     what: str
+    """What happened, in a word or two."""
     subject: str
+    """What it happened to, such as a task's or an order's id."""
     text: str | None
+    """More about it; null without any."""
     amount: Amount | None
+    """The operation's amount; null if it is no operation."""
     balance: Amount | None
+    """The balance after the operation; null if it is no operation."""
 
 
 class TimeLine(ListBody[TimeLineEntryBody], frozen=True):

@@ -16,6 +16,7 @@ from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.operators import ActionRequest
 from holdfast.ledger.ids import is_id
+from holdfast.ledger.public_types import AccountId, TaskId
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.events import (
     FailedEvent,
@@ -43,9 +44,10 @@ RETRIED_MAX: Final = 500
 class FailedEventBody(msgspec.Struct, frozen=True):
     """An event that its account's server has not accepted, with the newest attempts."""
 
-    account_id: str
-    request_id: str
+    account_id: AccountId
+    request_id: TaskId
     event: EventBody
+    """The event and its newest attempts."""
 
 
 class FailedEventList(ListBody[FailedEventBody], frozen=True):
@@ -68,26 +70,34 @@ async def list_failed_events(call: Call) -> Outcome:
 
 
 class FailingHost(msgspec.Struct, frozen=True):
-    """A host that does not accept events: how many, and of how many accounts."""
+    """A host that does not accept events."""
 
     host: str
+    """Its name, with its port unless that is the usual one."""
     accounts: int
+    """How many accounts send to it."""
     events: int
+    """How many events it has not accepted."""
 
 
 class WebhookSummary(msgspec.Struct, frozen=True):
-    """How many events are tried again (``failing``) and how many were given up, ten thousand in all at most."""
+    """How many events are not delivered, ten thousand in all at most."""
 
     failing: int
+    """How many are tried again."""
     given_up: int
+    """How many were given up."""
     hosts: list[FailingHost]
+    """The hosts with most of them, at most twenty."""
 
 
 class EventsRetried(msgspec.Struct, frozen=True):
-    """How many events became due; ``has_more``: as many as one call may retry, so call again."""
+    """How many events became due."""
 
     retried: int
+    """How many events became due."""
     has_more: bool
+    """Whether there are more than one call retries, so call again."""
 
 
 @route(
@@ -160,7 +170,7 @@ async def _retry_all(call: Call, *, account_id: str | None = None, host: str | N
     errors=("event_not_found",),
 )
 async def retry_event(call: Call) -> Outcome:
-    """The event becomes due, and a worker delivers it; the response still has its earlier attempts."""
+    """It becomes due at once; the response still has its earlier attempts."""
     account_id, event_id = call.path["account_id"], call.path["event_id"]
     not_found = Refusal(code="event_not_found", message=f"There is no event {shown(event_id)} of this account.")
     if not is_id(account_id) or not is_id(event_id):

@@ -42,7 +42,7 @@ _PROVIDER: Final = filter_by("provider", "Only orders of this payment provider."
     parameters=(_STATUS, _PROVIDER, *PAGE),
 )
 async def list_payment_orders(call: Call) -> Outcome:
-    """Newest first."""
+    """Orders of every provider, whatever their status."""
     return await list_of_account(call, orders_of_account, payment_order_body, position_of)
 
 
@@ -61,7 +61,7 @@ def position_of(order: Order) -> Position:
     errors=("payment_order_not_found",),
 )
 async def read_payment_order(call: Call) -> Outcome:
-    """Another account's order does not exist."""
+    """The order as it is stored: the payment provider is not asked."""
     order_id = call.path["order_id"]
 
     account_id = await call.verify_caller()

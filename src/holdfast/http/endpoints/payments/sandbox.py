@@ -47,7 +47,7 @@ _DISABLED: Final = Refusal(code="sandbox_disabled", message="Sandbox payments ar
     errors=(*CREATE_ERRORS, "sandbox_disabled"),
 )
 async def create_sandbox_order(call: Call) -> Outcome:
-    """The signature is computed for each response from the order's row: it is always the same."""
+    """The order is paid by sending the callback's payload with its signature."""
     settings = call.deps.settings
     body = call.body(SandboxOrderRequest)
     is_enabled = settings.sandbox_enabled

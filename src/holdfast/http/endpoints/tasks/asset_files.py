@@ -63,7 +63,7 @@ _INVALID_LINK: Final = Refusal(code="invalid_link", message="The link's signatur
     errors=("invalid_link", "asset_expired", "range_not_satisfiable", "temporarily_unavailable"),
 )
 async def fetch_asset(call: Call) -> Outcome:
-    """The link is verified before any row is read."""
+    """The link's own parameters are the credential; it is an output's `url` of a task."""
     deps, request, asset_id = call.deps, call.request, call.path["asset_id"]
     query = call.query()
     exp, sig = query.get("exp", []), query.get("sig", [])

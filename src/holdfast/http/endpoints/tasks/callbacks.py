@@ -48,6 +48,7 @@ class CheckCallbackReceived(msgspec.Struct, frozen=True):
     """The callback is about the job of a provider check, not about a task."""
 
     check_id: str
+    """The check's id, `check_…`."""
 
 
 def is_of_check(request_id: str) -> bool:
@@ -118,7 +119,7 @@ class _Sender(msgspec.Struct):
     errors=(*SENDER_ERRORS, "task_not_found"),
 )
 async def receive_callback(call: Call) -> Outcome:
-    """Respond with the task to applied, duplicate, stale and late updates, so that retries stop."""
+    """Applied, duplicate, stale and late updates get the task in response, so that retries stop."""
     outcome = await receive_signed(call)
     if isinstance(outcome, Refusal):
         key = key_name(",".join(call.request.headers.getlist(SIGNATURE_HEADER)))
@@ -224,7 +225,7 @@ def _bytes_max(call: Call) -> int:
     errors=(*SENDER_ERRORS, "task_not_found"),
 )
 async def receive_provider_webhook(call: Call) -> Outcome:
-    """As for our own callbacks, applied, duplicate, stale and late updates get the task in response."""
+    """Applied, duplicate, stale and late updates get the task in response, so that retries stop."""
     provider = known_media_provider(call, call.path["provider"])
     outcome = await _receive_own_format(call)
     if isinstance(outcome, Refusal):

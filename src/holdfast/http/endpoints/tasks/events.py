@@ -14,50 +14,67 @@ from holdfast.http.schemas.common import render
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.events import DeliveryStatus
+from holdfast.ledger.tasks.task import EventKind
 from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT, Rotation, Signing, signing_at, webhook_secret
 from holdfast.persistence.claims.outbox import rotations_of
 from holdfast.persistence.queries.events import EventRecord, events_of_task
 
 
 class AttemptBody(msgspec.Struct, frozen=True):
-    """One delivery attempt: the receiver's status, or in ``error`` why there is none."""
+    """One delivery attempt."""
 
     number: int
+    """Counts the attempts from 1."""
     at: Time
+    """When it began."""
     status_code: int | None
+    """The receiver's HTTP status; null if there was none."""
     error: str | None
+    """Why there was no status; null if there was one."""
     duration_ms: int
+    """How long it took, in milliseconds."""
 
 
 class EventBody(msgspec.Struct, frozen=True):
-    """An event and its newest attempts, newest first. ``event_id`` is the ``webhook-id`` of every attempt.
-
-    ``status`` is ``pending`` until ``delivered`` or ``given_up``; ``reason`` says why it was given up.
-    """
+    """An event and its newest attempts."""
 
     event_id: str
-    type: str
-    status: str
+    """The event's id, `evt_…`, the `webhook-id` of every attempt."""
+    type: EventKind
+    """What happened."""
+    status: DeliveryStatus
+    """`pending` while an attempt is due."""
     url: str
+    """Where it is sent."""
     created_at: Time
+    """When it happened."""
     next_attempt_at: Time | None
+    """When the next attempt is due; null if none is."""
     done_at: Time | None
+    """When it was delivered or given up; null before that."""
     reason: str | None
+    """Why it was given up; null if it was not."""
     attempts: list[AttemptBody]
+    """The newest attempts, newest first."""
 
 
 class EventList(msgspec.Struct, frozen=True):
     """A task's events, newest first."""
 
     data: list[EventBody]
+    """The events, newest first."""
 
 
 class WebhookSecretBody(msgspec.Struct, frozen=True):
-    """The secret that signs the account's events. Until ``previous_valid_until`` the previous one signs as well."""
+    """The secret that signs the account's events."""
 
     secret: str
+    """The secret, `whsec_…`, by Standard Webhooks."""
     rotated_at: Time | None
+    """When it replaced the previous one; null if there was none."""
     previous_valid_until: Time | None
+    """Until when the previous secret signs as well; null if there was none."""
 
 
 def event_body(event: EventRecord) -> EventBody:
@@ -85,7 +102,7 @@ route = RouteTable("Events")
     errors=("task_not_found",),
 )
 async def list_events(call: Call) -> Outcome:
-    """The key and the task are looked up, then the events are read."""
+    """A task without a `webhook_url` has none."""
     found = await own_task(call)
     if isinstance(found, Refusal):
         return found
@@ -104,7 +121,7 @@ async def list_events(call: Call) -> Outcome:
     errors=("task_not_found", "event_not_found"),
 )
 async def resend_event(call: Call) -> Outcome:
-    """The event becomes due now, whatever its delivery status; a worker delivers it."""
+    """It becomes due now, whatever its status; the response still has its earlier attempts."""
     request_id, event_id = call.path["request_id"], call.path["event_id"]
     not_found = Refusal(
         code="event_not_found", message=f"The task {shown(request_id)} has no event {shown(event_id)}."
@@ -133,7 +150,7 @@ async def resend_event(call: Call) -> Outcome:
     reply=WebhookSecretBody,
 )
 async def read_webhook_secret(call: Call) -> Outcome:
-    """The secret is derived; its rotations are read."""
+    """The same for all events of the account."""
     found = await _rotations(call)
     if isinstance(found, Refusal):
         return found

@@ -77,7 +77,10 @@ _CREATE_ERRORS = (
     errors=(*_CREATE_ERRORS, "quote_expired", "quote_mismatch"),
 )
 async def create_task(call: Call) -> Outcome:
-    """A request refused here may still repeat one that was accepted."""
+    """The response comes once the task and its hold are stored, before it runs.
+
+    Follow it by its stream or webhooks, or read it every few seconds.
+    """
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
@@ -181,7 +184,7 @@ def _command(
     parameters=(STATUS, MODEL, *PAGE),
 )
 async def list_tasks(call: Call) -> Outcome:
-    """Newest first."""
+    """Tasks of the account, whichever of its keys created them."""
     return await list_of_account(
         call,
         tasks_of_account,
@@ -202,7 +205,7 @@ async def list_tasks(call: Call) -> Outcome:
     errors=("task_not_found", "rate_limit_exceeded", "overloaded"),
 )
 async def read_task(call: Call) -> Outcome:
-    """The key and the task are looked up together."""
+    """It has ended if its status is `succeeded`, `failed` or `canceled`."""
     wait_s = read_wait(call.query().get("wait", []))
     if isinstance(wait_s, Refusal):
         return wait_s
@@ -263,7 +266,7 @@ def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
     errors=("task_not_found", "task_not_terminal", "task_input_expired", *_CREATE_ERRORS),
 )
 async def retry_task(call: Call) -> Outcome:
-    """The original does not change, and is read again with its input; the new task names it in ``retry_of``."""
+    """The original does not change; the new task names it in `retry_of`."""
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)

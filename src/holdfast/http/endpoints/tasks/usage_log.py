@@ -59,7 +59,7 @@ COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
     parameters=(*PAGE, STATUS, MODEL, _MODALITY, _API_KEY_ID, FORMAT),
 )
 async def list_usage(call: Call) -> Outcome:
-    """Newest first."""
+    """An entry for each task, with its charge."""
     return await list_of_account(
         call,
         usage_of_account,

@@ -1,0 +1,92 @@
+"""Examples of calls in the OpenAPI document, for a shell and in Python."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.routes import Parameter, Route
+
+_CREDENTIALS: Final = {
+    Auth.SESSION: "SESSION_TOKEN",
+    Auth.API_KEY: "API_KEY",
+    Auth.SESSION_OR_KEY: "SESSION_TOKEN",
+    Auth.OPERATOR_READ: "OPERATOR_TOKEN",
+    Auth.OPERATOR_ACT: "OPERATOR_TOKEN",
+    Auth.PROVIDER_WEBHOOK: "PROVIDER_TOKEN",
+}
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
+
+
+def code_samples(route: Route, public_url: str, body: object | None) -> list[dict[str, str]]:
+    """Return the ``x-codeSamples`` of a route, with ``body`` as its request body."""
+    query = "&".join(
+        f"{each.name}={{{_variable(each.name)}}}" for each in route.parameters if _is_needed(each, "query")
+    )
+    url = public_url.rstrip("/") + route.path + (f"?{query}" if query else "")
+    headers = {each.name: f"{{{_variable(each.name)}}}" for each in route.parameters if _is_needed(each, "header")}
+    if route.auth in _CREDENTIALS:
+        headers["Authorization"] = f"Bearer {{{_CREDENTIALS[route.auth]}}}"
+    if route.idempotent:
+        headers["Idempotency-Key"] = "{IDEMPOTENCY_KEY}"
+    is_stream = any("text/event-stream" in media.content_types for media in route.media)
+    return [
+        {"lang": "bash", "label": "curl", "source": _curl(route.method, url, headers, body, is_stream)},
+        {"lang": "python", "label": "Python", "source": _python(route.method, url, headers, body, is_stream)},
+    ]
+
+
+def _is_needed(parameter: Parameter, place: str) -> bool:
+    return parameter.required and parameter.place == place
+
+
+def _curl(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:
+    parts = [f"curl -sS{'N' if is_stream else ''} -X {method} {_shell(url)}"]
+    if body is not None:
+        headers = {**headers, "Content-Type": "application/json"}
+    parts += [f"-H {_shell(f'{name}: {value}')}" for name, value in headers.items()]
+    if body is not None:
+        parts.append("-d '" + json.dumps(body, ensure_ascii=False).replace("'", "'\\''") + "'")
+    return " \\\n  ".join(parts)
+
+
+def _shell(text: str) -> str:
+    return '"' + _PLACEHOLDER.sub(lambda found: f"${_variable(found[1])}", text) + '"'
+
+
+def _python(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:
+    arguments = [_literal(url, 4)]
+    if headers:
+        arguments.append(f"headers={_literal(headers, 4)}")
+    if body is not None:
+        arguments.append(f"json={_literal(body, 4)}")
+    if is_stream:
+        arguments.append("stream=True")
+    shown = "print(response.status_code, response.text)"
+    if is_stream:
+        shown = "for line in response.iter_lines():\n    print(line)"
+    call = "".join(f"    {each},\n" for each in arguments)
+    imports = "import os\n\nimport requests" if "os.environ" in call else "import requests"
+    return f"{imports}\n\nresponse = requests.{method.lower()}(\n{call})\n{shown}"
+
+
+def _literal(value: object, indent: int) -> str:
+    """Write a value of JSON in Python, one member of an object per line."""
+    if isinstance(value, Mapping):
+        pad = " " * indent
+        members = [f"{pad}    {json.dumps(name)}: {_literal(each, indent + 4)},\n" for name, each in value.items()]
+        return f"{{\n{''.join(members)}{pad}}}" if members else "{}"
+    if not isinstance(value, str):
+        return repr(value)
+    if found := _PLACEHOLDER.fullmatch(value):
+        return f'os.environ["{found[1]}"]'
+    text = json.dumps(value, ensure_ascii=False)
+    filled = _PLACEHOLDER.sub(lambda found: f"{{os.environ['{_variable(found[1])}']}}", text)
+    return text if filled == text else f"f{filled}"
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"\W", "_", name).upper()

@@ -1,0 +1,205 @@
+"""The OpenAPI document says all that its readers and generators of clients need, and says it once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from holdfast.http.app import ROUTES
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.errors import ErrorResponse
+from holdfast.http.kit.field_docs import field_docs, structs_in
+from holdfast.http.kit.openapi import describe
+from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.ledger.public_types import FreeForm, Time
+from holdfast.ledger.tasks.events import EVENT_KINDS
+from holdfast.ledger.tasks.public import TaskEvent
+
+ROOT = Path(__file__).parents[2]
+URL = "https://holdfast.example"
+JSON = "application/json"
+REPLIES = {route.reply for route in ROUTES if route.reply is not None}
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return describe(ROUTES, URL)
+
+
+def undescribed(document: dict[str, Any]) -> Iterator[str]:
+    """Yield what a document leaves without a description, by its place."""
+    for section in ("paths", "webhooks"):
+        for path, methods in document[section].items():
+            for method, operation in methods.items():
+                parts = {"summary": operation} | {part["name"]: part for part in operation["parameters"]}
+                parts |= operation["responses"]
+                for name, part in {"": operation, **parts}.items():
+                    if not part.get("description" if name != "summary" else name):
+                        yield f"{method} {path} {name}"
+    for name, schema in document["components"]["schemas"].items():
+        for field, described in {"": schema, **schema["properties"]}.items():
+            if not described.get("description"):
+                yield f"{name}.{field}"
+    for name, scheme in document["components"]["securitySchemes"].items():
+        if not scheme.get("description"):
+            yield name
+
+
+def schemas_in(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object of a document, schemas among them."""
+    if isinstance(node, dict):
+        yield node
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from schemas_in(child)
+
+
+def test_every_operation_parameter_and_field_is_described(document: dict[str, Any]) -> None:
+    assert list(undescribed(document)) == []
+    fields = [name for schema in document["components"]["schemas"].values() for name in schema["properties"]]
+    assert len(fields) > 800
+
+
+class Plain(msgspec.Struct, frozen=True, rename="camel"):
+    """A base."""
+
+    id: str
+    """Its id."""
+    made_at: Time
+    no_text: int
+
+
+class Extended(Plain, frozen=True):
+    """A struct of the tests."""
+
+    id: str
+    """Another id, ``x_…``,
+    in two lines.
+    """
+    kind: Literal["b", "a"]
+    """What it is."""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """A request of the tests."""
+
+    input: FreeForm
+    """Anything."""
+    size_px: Annotated[int, msgspec.Meta(ge=1)] = 64
+    """The size in pixels."""
+    name: str | None = None
+    """Null: none."""
+
+
+def test_what_has_no_description_is_found() -> None:
+    route = RouteTable("Tests")
+
+    @route(
+        "POST",
+        "/x",
+        summary="",
+        body=Wish,
+        reply=Extended,
+        parameters=(Parameter(name="q", place="query", description=""),),
+    )
+    async def change_x(call: Call) -> Outcome:
+        raise NotImplementedError
+
+    made = describe(route.routes, URL)
+    assert list(undescribed(made)) == ["post /x ", "post /x summary", "post /x q", "Extended.noText"]
+
+
+def test_a_field_is_described_where_it_is_declared() -> None:
+    assert field_docs(Extended) == {"id": "Another id, ``x_…``,\n    in two lines.\n    ", "kind": "What it is."}
+    route = RouteTable("Tests")
+
+    @route("POST", "/x", summary="Change X", body=Wish, reply=Extended)
+    async def change_x(call: Call) -> Outcome:
+        raise NotImplementedError
+
+    schemas = describe(route.routes, URL)["components"]["schemas"]
+    sent = schemas["Extended"]["properties"]
+    assert sent["id"] == {"type": "string", "description": "Another id, `x_…`,\nin two lines."}
+    assert sent["kind"] == {"type": "string", "enum": ["a", "b"], "description": "What it is."}
+    # The description of its type.
+    assert sent["madeAt"]["description"] == "RFC 3339 in UTC, with milliseconds."
+    wish = schemas["Wish"]
+    assert wish["required"] == ["input"]
+    assert wish["properties"] == {
+        "input": {"type": "object", "additionalProperties": True, "description": "Anything."},
+        "size_px": {"type": "integer", "minimum": 1, "description": "The size in pixels. By default 64."},
+        "name": {"anyOf": [{"type": "string"}, {"type": "null"}], "description": "Null: none."},
+    }  # fmt: skip
+
+
+def test_generators_find_nothing_open(document: dict[str, Any]) -> None:
+    for schema in document["components"]["schemas"].values():
+        for field in schema["properties"].values():
+            assert "default" not in field
+    for schema in schemas_in(document["components"]["schemas"]):
+        if "enum" in schema:
+            assert schema["type"] == "string"
+        if schema.get("type") == "object" and "properties" not in schema:
+            assert "additionalProperties" in schema
+
+
+def test_each_webhook_is_an_operation_of_its_own(document: dict[str, Any]) -> None:
+    found = {kind: each["post"] for kind, each in document["webhooks"].items()}
+    assert set(found) == set(EVENT_KINDS)
+    assert {each["operationId"] for each in found.values()} == {
+        f"receive_{kind.replace('.', '_')}" for kind in found
+    }
+    operations = [each for methods in document["paths"].values() for each in methods.values()]
+    names = [each["operationId"] for each in (*operations, *found.values())]
+    assert len(set(names)) == len(names)
+    for webhook in found.values():
+        (tag,) = webhook["tags"]
+        assert all(tag not in each["tags"] for each in operations)
+        assert tag in [each["name"] for each in document["tags"]]
+
+
+def test_an_installed_wheel_describes_its_fields_too(tmp_path: Path) -> None:
+    hatchling = pytest.importorskip("hatchling.builders.wheel", reason="make installs it")
+    [wheel] = hatchling.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    code = (
+        "import json, holdfast; from holdfast.http.app import ROUTES; "
+        "from holdfast.http.kit.openapi import describe; "
+        f"print(json.dumps([holdfast.__file__, describe(ROUTES, {URL!r})]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=True, text=True
+    )
+    place, made = json.loads(done.stdout)
+    assert place.startswith(str(tmp_path))
+    assert list(undescribed(made)) == []
+
+
+def test_the_examples_of_responses_are_as_their_types_say(document: dict[str, Any]) -> None:
+    # They were recorded by tests/journeys/record_responses.py, which must be run again after a change of a type.
+    recorded = json.loads((files("holdfast.http.kit") / "responses.json").read_text(encoding="utf-8"))
+    types = {shape.__name__: shape for shape in structs_in({*REPLIES, ErrorResponse, TaskEvent})}
+    for name, example in recorded.items():
+        shape = types.get(name, TaskEvent)
+        assert msgspec.json.decode(msgspec.json.encode(msgspec.convert(example, shape))) == example, name
+    assert {name for name in recorded if name not in types} <= set(EVENT_KINDS)
+    shown = {
+        route.reply.__name__
+        for route in ROUTES
+        if route.reply is not None
+        and "examples" in document["paths"][route.path][route.method.lower()]["responses"]["200"]["content"][JSON]
+    }
+    # Types of what hardly ever happens: a poison message, a review, and events that were given up.
+    assert {shape.__name__ for shape in REPLIES} - shown <= {
+        "PoisonBody", "ReviewBody", "ReviewRecord", "EventsRetried", "FailedEventBody"
+    }  # fmt: skip

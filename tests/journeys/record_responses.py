@@ -1,0 +1,104 @@
+"""Record the examples of responses in the OpenAPI document: ``python -m tests.journeys.record_responses``.
+
+One valid request to every operation of a running service, as in :mod:`tests.journeys.test_openapi_document`. The
+responses are stored by the type of their body, with secrets made unusable and lists cut to one element.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+from tests.clients import IMAGE, Customer, loopback_client, ok
+
+from holdfast.http.app import ROUTES
+from holdfast.http.kit import openapi
+from holdfast.ledger.tasks.events import EVENT_KINDS
+
+from .card_provider import CardProviderProcess, run_card_provider
+from .receiver import Receiver, receiver
+from .service_process import OPERATOR_TOKEN, Service, new_folder, running_service
+from .test_openapi_document import OPERATOR, WHY, Good, arrive
+
+PLACE = Path(openapi.__file__).with_name("responses.json")
+SECRET = re.compile(r"\b(hst|hk|whsec)_[\w+/=-]{12,}")
+
+
+def shortened(value: Any) -> Any:
+    """Return a value of JSON with one element of each list, and no secret."""
+    if isinstance(value, dict):
+        return {name: shortened(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shortened(each) for each in value[:1]]
+    return SECRET.sub(lambda found: f"{found[1]}_example", value) if isinstance(value, str) else value
+
+
+async def events_and_refusal(customer: Customer, hook: Receiver) -> dict[str, Any]:
+    """Run a task with a webhook, and return its events by kind, and a refusal."""
+    await customer.sign_in()
+    await customer.recharge("5.00")
+    body = {"model": "studio/image-1", "input": IMAGE}
+    wanted = {"webhook_url": f"{hook.url}/hook", "webhook_events": list(EVENT_KINDS)}
+    ok(await customer.as_key("POST", "/v2/task/create", {**body, **wanted}))
+    kinds = ("task.processing", "task.succeeded", "task.assets_ready")
+    found: dict[str, Any] = {kind: (await hook.wait("/hook", 1, kind))[0].event for kind in kinds}
+    refusal = await customer.as_key("POST", "/v2/task/create", {**body, "model": "studio/none"})
+    return {**found, "ErrorResponse": refusal.json()}
+
+
+async def recorded(service: Service, card_provider: CardProviderProcess, hook: Receiver) -> dict[str, Any]:
+    """Return the responses of all operations by type, and the events by kind."""
+    visitor = await arrive(service, card_provider)
+    async with loopback_client(base_url=service.url, timeout=60) as http:
+        customer = Customer(http)
+        found = await events_and_refusal(customer, hook)
+        operator = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
+        [process] = ok(await http.get("/ops/api/tree", headers=operator))["members"]
+        visitor.things |= {"member_id": process["member_id"], "group": "accounts"}
+        visitor.things["key"] = customer.account_id
+        # The one that ends the process comes last.
+        for route in sorted(ROUTES, key=lambda each: each.handler.__name__ == "drain_process"):
+            if route.reply is None:
+                continue
+            good = visitor.good.get(route.handler.__name__, Good(WHY if route.action else None))
+            sent = SimpleNamespace(headers=dict(good.headers), body=json.dumps(good.body or {}).encode())
+            known = defaultdict(lambda: "nothing", visitor.things)
+            answer = await http.request(
+                route.method,
+                re.sub(r"\{(\w+)\}", lambda part: known[part[1]], route.path),  # noqa: B023 - called at once
+                params=good.query,
+                content=sent.body if route.method != "GET" else None,
+                headers={"Content-Type": "application/json", **visitor.prove(route, sent).headers},
+            )
+            if answer.status_code == 200:
+                found.setdefault(route.reply.__name__, answer.json())
+            else:
+                sys.stdout.write(
+                    f"not recorded: {route.handler.__name__} {answer.status_code} {answer.text[:200]}\n"
+                )
+    return found
+
+
+def main() -> None:
+    """Record, and write the file."""
+    with (
+        run_card_provider() as card_provider,
+        receiver() as hook,
+        running_service(
+            new_folder(), OPERATOR_TOKEN=OPERATOR_TOKEN, OPERATORS=OPERATOR, **card_provider.settings()
+        ) as service,
+    ):
+        card_provider.serve(service)
+        found = trio.run(recorded, service, card_provider, hook)
+        text = json.dumps(shortened(found), indent=1, sort_keys=True, ensure_ascii=False)
+    PLACE.write_text(text.replace(service.url, openapi.RECORDED_AT) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
