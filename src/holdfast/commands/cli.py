@@ -44,7 +44,7 @@ CHECK_LATE_S = 60.0
 """How much longer than its job a provider's check may take."""
 
 RUN, CHECK, WATCH = "Run the service", "Check what is stored and configured", "Watch a running service"
-catalog_app = typer.Typer(no_args_is_help=True, help="Check the catalog of models and prices.")
+catalog_app = typer.Typer(no_args_is_help=True, help="Check and extend the catalog of models and prices.")
 app.add_typer(catalog_app, name="catalog", rich_help_panel=CHECK)
 provider_app = typer.Typer(no_args_is_help=True, help="Check media providers.")
 app.add_typer(provider_app, name="provider", rich_help_panel=CHECK)
@@ -239,6 +239,97 @@ def catalog_check_command(
     typer.echo(
         f"catalog {catalog.version} is valid; models: {len(catalog.models)}, providers: {len(catalog.providers)}"
     )
+
+
+@catalog_app.command("probe")
+def catalog_probe_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Models; without any, all of the configured catalog."),
+    ] = None,
+    *,
+    wait_s: Annotated[float, typer.Option("--wait", min=1, max=120, help="Seconds for each job to end.")] = 120.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Run jobs even if their provider charges for them.")] = False,
+    url: Annotated[
+        str | None,
+        typer.Option(help="The service's address; by default the configured one.", show_default=False),
+    ] = None,
+) -> None:
+    """Run the example of each model once at its provider, for no account; one line per model.
+
+    The running service takes them, as with `holdfast provider check`, which shows the steps of one job.
+
+    Exits with 1 if one fails.
+    """
+    from holdfast.commands.provider_check import ServiceFault, probe
+    from holdfast.ledger.catalog.catalog import load_catalog
+    from holdfast.providers.media.kinds import kind_rules
+
+    has_failed = False
+    with report_faults():
+        location = load_service_location(environment())
+        known = load_catalog(location.catalog, kind_rules()).models
+        unknown = [name for name in names or () if name not in known]
+        if unknown:
+            fail(f"Not in the catalog: {', '.join(unknown)}", BAD_CONFIGURATION)
+        wanted = [known[name] for name in names or known]
+        try:
+            for failed, line in probe(
+                location, wanted, accept_cost=yes, wait_s=wait_s, url=url, timeout_s=wait_s + CHECK_LATE_S
+            ):
+                typer.echo(line)
+                has_failed |= failed
+        except ServiceFault as fault:
+            fail(str(fault), GAVE_UP)
+    if has_failed:
+        raise typer.Exit(GAVE_UP)
+
+
+@catalog_app.command("import-cog")
+def catalog_import_cog_command(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The address of a running Cog container.")],
+    *,
+    provider: Annotated[
+        str | None,
+        typer.Option(help="The provider's name; by default of the address.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model's id; by default PROVIDER/model-1.", show_default=False)
+    ] = None,
+    modality: Annotated[Literal["image", "video", "audio"], typer.Option(help="What the model makes.")] = "image",
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            help="Add the entry to this catalog file, its schema to schemas/ beside it; by default, print both.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write the catalog entry of a Cog container's model, from the schema that the container publishes.
+
+    The schema has no price: the entry is disabled until you have set one and removed its status.
+    """
+    from holdfast.commands.import_cog import (
+        ImportFault,
+        add_to_catalog,
+        check_entry,
+        entry_text,
+        import_model,
+        read_schemas,
+    )
+
+    with report_faults():
+        try:
+            imported = import_model(url, read_schemas(url), provider=provider, model=model, modality=modality)
+            if to is None:
+                text = entry_text(imported)
+                check_entry(text)
+                typer.echo(text, nl=False)
+            else:
+                schema = add_to_catalog(to, imported)
+                typer.echo(f"{imported.model_table['id']} is in {to}, its input schema in {schema}")
+        except ImportFault as fault:
+            fail(str(fault), GAVE_UP)
 
 
 @provider_app.command("check")

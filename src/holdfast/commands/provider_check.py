@@ -1,8 +1,9 @@
-"""``holdfast provider check``: asks the running service for a check, and shows its steps, one line each."""
+"""``holdfast provider check`` and ``holdfast catalog probe``: the running service runs jobs, and lines show how."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote
 
 import httpx2
@@ -10,6 +11,7 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.http.endpoints.operators.providers import ProviderCheckBody
+from holdfast.ledger.catalog.models import Model
 from holdfast.settings.settings import ServiceLocation
 
 _RESULTS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "-      "}
@@ -17,6 +19,10 @@ _RESULTS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "-      "}
 
 class ServiceFault(Exception):
     """The service did not do what was asked; the text says why, for the terminal."""
+
+
+class CheckRefused(ServiceFault):
+    """The service refused this check; it may take another one."""
 
 
 def check_provider(
@@ -47,7 +53,7 @@ def check_provider(
             f"{url} did not answer as Holdfast {__version__} does: {response.status_code}, {fault}"
         ) from fault
     hint = " Repeat with --yes to accept that." if error.code == "cost_not_accepted" else ""
-    raise ServiceFault(error.message + hint)
+    raise CheckRefused(error.message + hint)
 
 
 def check_lines(found: ProviderCheckBody) -> Iterator[str]:
@@ -55,6 +61,51 @@ def check_lines(found: ProviderCheckBody) -> Iterator[str]:
     yield f"provider {found.provider}, one job of {found.model} (customers pay {found.price})"
     for step in found.steps:
         yield f"{_RESULTS[step.result]}{step.name:<11} {step.duration_s:>7.3f} s  {step.detail}"
+
+
+def probe(
+    location: ServiceLocation,
+    models: Iterable[Model],
+    *,
+    accept_cost: bool,
+    wait_s: float,
+    url: str | None,
+    timeout_s: float,
+) -> Iterator[tuple[bool, str]]:
+    """Run each model's example once at its provider; yield whether that failed, and a line about it.
+
+    Raises :class:`ServiceFault` if the service cannot be asked.
+    """
+    for model in models:
+        skipped = _why_skipped(model)
+        if skipped is not None:
+            yield False, f"{_RESULTS['skipped']}{model.id}  {skipped}"
+            continue
+        wanted = {"model": model.id, "input": model.example_input, "wait_s": wait_s, "accept_cost": accept_cost}
+        begun = time.monotonic()
+        try:
+            found = check_provider(location, model.upstream.provider, wanted, url=url, timeout_s=timeout_s)
+        except CheckRefused as fault:
+            yield True, f"{_RESULTS['failed']}{model.id}  {fault}"
+            continue
+        took_s = time.monotonic() - begun
+        # A job that has not ended is no failure of its provider, and shows no output either.
+        bad = [
+            step
+            for step in found.steps
+            if step.result == "failed" or (step.name, step.result) == ("outputs", "skipped")
+        ]
+        detail = [f"{step.name}: {step.detail}" for step in bad] or [found.steps[-1].detail]
+        result = _RESULTS["failed" if bad else "ok"]
+        yield bool(bad), f"{result}{model.id}  {took_s:.1f} s, customers pay {found.price}  {'; '.join(detail)}"
+
+
+def _why_skipped(model: Model) -> str | None:
+    if model.priced_only:
+        return "is priced only"
+    if model.status == "disabled":
+        return "is disabled"
+    return "has no example_input" if model.example_input is None else None
 
 
 class _Error(msgspec.Struct, frozen=True):
