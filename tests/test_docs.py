@@ -7,15 +7,29 @@ import re
 import shutil
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import httpx2
+import msgspec
 import pytest
 from PIL import Image
 
 from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.catalog.metering import UnitFields
+from holdfast.ledger.catalog.models import (
+    CatalogTable,
+    ChargeTable,
+    HostingTable,
+    ModelTable,
+    Pricing,
+    ProviderConfig,
+    Tier,
+    Upstream,
+)
+from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.providers.media.kinds import kind_rules
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.reports.report import REPORT_KINDS
@@ -122,7 +136,9 @@ def test_python_runs_as_it_is_written(page: Path, service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if script_of(p, "toml") and p.name != "CONTRIBUTING.md"], ids=named
+    "page",
+    [p for p in PAGES if script_of(p, "toml") and p.name not in ("CONTRIBUTING.md", "catalog.md")],
+    ids=named,
 )
 def test_catalog_tables_can_be_added_to_the_shipped_catalog(page: Path, tmp_path: Path) -> None:
     shipped = ROOT / "src" / "holdfast" / "ledger" / "catalog" / "default_catalog"
@@ -131,6 +147,77 @@ def test_catalog_tables_can_be_added_to_the_shipped_catalog(page: Path, tmp_path
         file.write(script_of(page, "toml"))
     known = load_catalog(None, kind_rules()).models
     assert load_catalog(tmp_path / "catalog" / "catalog.toml", kind_rules()).models.keys() > known.keys()
+
+
+CATALOG_TABLES: dict[str, type[msgspec.Struct]] = {
+    "[catalog]": CatalogTable,
+    "[providers.NAME]": ProviderConfig,
+    "[[models]]": ModelTable,
+    "upstream": Upstream,
+    "pricing": Pricing,
+    "tiers": Tier,
+    "units": UnitFields,
+    "hosting": HostingTable,
+    "deadlines": Deadlines,
+    "charge": ChargeTable,
+}
+
+
+def keys_of(table: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    """The keys of a table of the catalog; a provider's name is in the table's head."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(table)}
+    return {key: field for key, field in fields.items() if (table, key) != (ProviderConfig, "name")}
+
+
+def structs_in(table: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
+    """The table's own type and those of the tables in it."""
+    found = {table}
+    for key in keys_of(table).values():
+        parts = (key.type, *get_args(key.type))
+        for part in parts:
+            if isinstance(part, type) and issubclass(part, msgspec.Struct):
+                found |= structs_in(part)
+    return found
+
+
+def test_every_key_of_the_catalog_is_documented() -> None:
+    tops = (CatalogTable, ProviderConfig, ModelTable)
+    assert set(CATALOG_TABLES.values()) == {struct for top in tops for struct in structs_in(top)}
+    page = (ROOT / "docs" / "catalog.md").read_text("utf-8")
+    sections = dict(re.findall(r"^## `(.+?)`\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert sections.keys() == CATALOG_TABLES.keys()
+    for name, table in CATALOG_TABLES.items():
+        rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", sections[name].split("| Mode |")[0], re.MULTILINE)
+        keys = keys_of(table)
+        assert sorted(key for key, _, _ in rows) == sorted(keys), name
+        for key, default, _ in rows:
+            # A default in code font is the struct's own; others are described.
+            if default.startswith("`"):
+                said, own = tomllib.loads(f"value = {default.strip('`')}")["value"], keys[key].default
+                has_tables = isinstance(own, msgspec.Struct)
+                assert said == ({} if has_tables else msgspec.json.decode(msgspec.json.encode(own))), (name, key)
+            elif default in ("required", "none"):
+                assert keys[key].required is (default == "required"), (name, key)
+
+
+def test_the_documented_catalog_is_valid_and_sets_every_key(tmp_path: Path) -> None:
+    script = script_of(ROOT / "docs" / "catalog.md", "toml")
+    (tmp_path / "catalog.toml").write_text(script)
+    catalog = load_catalog(tmp_path / "catalog.toml", kind_rules())
+    assert catalog.examples.keys() == {"box/poster-2"}
+    given = tomllib.loads(script)
+    models = [given["defaults"], *given["models"]]
+    prices = [model["pricing"] for model in models if "pricing" in model]
+    used: dict[str, list[dict[str, object]]] = {
+        "[catalog]": [given["catalog"]],
+        "[providers.NAME]": list(given["providers"].values()),
+        "[[models]]": models,
+        "pricing": prices,
+        "tiers": [tier for price in prices for tier in price.get("tiers", ())],
+    }
+    for name, table in CATALOG_TABLES.items():
+        tables = used.get(name) or [model[name] for model in models if name in model]
+        assert keys_of(table).keys() - {key for each in tables for key in each} == set(), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -157,7 +244,7 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_the_runbook_names_log_events_that_exist() -> None:
-    names = ("operating.md", "monitoring.md", "providers.md", "runbook.md")
+    names = ("catalog.md", "operating.md", "monitoring.md", "providers.md", "runbook.md")
     pages = ((ROOT / "docs" / name).read_text("utf-8") for name in names)
     page = " ".join(" ".join(pages).split())
     named_events = set(re.findall(r"`(?!make |holdfast )([a-z][a-z']*(?: [A-Za-z_']+)+)`", page))

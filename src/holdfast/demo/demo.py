@@ -271,7 +271,10 @@ class _Journey:
         """Quote, create, wait, download, and check the charge."""
         with self._step("list the models"):
             models = {model["id"]: model for model in self._call("GET", "/v2/models")["data"]}
-            self._step.detail(", ".join(models))
+            for name, model in models.items():
+                estimate, only = model["estimate"], " (priced only)" if model["priced_only"] else ""
+                costs = f"its example costs {estimate['credits']}" if estimate else "it has no example"
+                self._step.detail(f"{name}{only}: {costs}")
             _expect(MODEL in models, f"the catalog lacks {MODEL}")
         with self._step(f"quote {PICTURE['n']} pictures"):
             quote = self._call("POST", "/v2/quote", self._key, json={"model": MODEL, "input": PICTURE})
