@@ -24,6 +24,7 @@ class Times:
         self.passed_s = 1000.0
         self.database_off_s = 0.0
         self.wall_off_s = 0.0
+        self.next_answer_late_s = 0.0
 
     def passes(self, seconds: float) -> None:
         self.passed_s += seconds
@@ -49,6 +50,8 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
 
         def _execute_on_connection(self, connection: Connection, parameters: Any, options: Any) -> Any:
             at = times.true() + timedelta(seconds=times.database_off_s)
+            times.passes(times.next_answer_late_s)
+            times.next_answer_late_s = 0.0
             return text(self.sql).bindparams(at=at)._execute_on_connection(connection, parameters, options)
 
     monkeypatch.setattr(service_clock, "_READ", Asked(sql))
@@ -103,6 +106,20 @@ async def test_a_database_clock_that_is_set_moves_no_process(
     times.database_off_s = 0
     await database.work(clocks[0].measure)
     assert abs(off_s(clocks[0], times) - before) < 2
+
+
+async def test_an_answer_that_is_read_late_moves_no_process(
+    database: Database, times: Times, new_clock: Callable[[str], ServiceClock]
+) -> None:
+    """While it waited, the process was busy or frozen."""
+    busy, other = new_clock("busy"), new_clock("other")
+    for clock in (busy, other):
+        await database.work(clock.measure)
+    for late_s in (1.5, 3.0):
+        times.next_answer_late_s = late_s
+        for clock in (busy, other):
+            await database.work(clock.measure)
+            assert off_s(clock, times) == 0
 
 
 async def test_a_suspended_process_follows_the_others(

@@ -2,7 +2,7 @@
 
 The server limits each statement by its own timeouts. They do not help when its processes are stopped or its host is
 unreachable, and TCP's keep-alive detects neither through a Unix socket or on loopback. So the client limits each
-wait for a response too; when the limit is reached, the connection is closed and the waiting thread returns.
+wait for a response too; when the limit is reached, the connection is closed and the call returns.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ PROBE_LAST_S = 1.0
 HEARTBEAT_S = 2.0
 CHILD_CHECK_S = 0.25
 RETIRED_MAX = 12
-"""How many replaced pools are remembered, to close the connections that abandoned threads return to them."""
+"""How many replaced pools are remembered, to close the connections that calls under way return to them."""
 
 
 class Database:
@@ -167,7 +167,7 @@ class Database:
             raise
 
     def connect_writer(self) -> psycopg.Connection:
-        """Open a connection for the journal's writer thread: no autocommit, every wait bounded. Blocks.
+        """Open a connection for the journal's writer: no autocommit, every wait bounded. Blocks.
 
         Raises :class:`DatabaseAway`. Later faults of the connection are reported to the gate by the journal.
         """

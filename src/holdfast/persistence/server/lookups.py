@@ -1,6 +1,6 @@
 """Lookups of rows by their keys, in groups: what is asked for while one group is read is the next group.
 
-Clients repeat a few reads all the time. Each needs a thread, a connection and the execution of a query; a group
+Clients repeat a few reads all the time. Each needs a connection and the execution of a query; a group
 shares them, as commits share the journal. The caller that finds no group being read reads for those that wait,
 itself included, and then lets the first of those that are left or came meanwhile read the next group. So a caller
 that comes alone waits for no other. If the first that waits has done so for :data:`HANGS_S`, it begins another
