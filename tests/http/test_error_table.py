@@ -14,6 +14,7 @@ EXPECTED = {
     "malformed_request": (400, "invalid_request_error"),
     "request_timeout": (408, "invalid_request_error"),
     "invalid_json": (400, "invalid_request_error"),
+    "invalid_form": (400, "invalid_request_error"),
     "unsupported_media_type": (415, "invalid_request_error"),
     "headers_too_large": (431, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
@@ -33,6 +34,7 @@ EXPECTED = {
     "sign_in_locked": (429, "rate_limit_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
     "temporarily_unavailable": (503, "api_error"),
+    "outcome_unknown": (424, "api_error"),
     "overloaded": (503, "api_error"),
     "quarantined": (503, "api_error"),
     "record_unreadable": (503, "api_error"),
@@ -87,6 +89,9 @@ EXPECTED = {
     "quote_expired": (409, "conflict_error"),
     "quote_mismatch": (400, "invalid_request_error"),
     "task_not_found": (404, "not_found_error"),
+    "task_not_ended": (425, "api_error"),
+    "task_failed": (502, "provider_error"),
+    "content_policy_violation": (400, "invalid_request_error"),
     "event_not_found": (404, "not_found_error"),
     "task_not_terminal": (409, "conflict_error"),
     "task_already_terminal": (409, "conflict_error"),
@@ -113,6 +118,9 @@ BEARER = {
 NO_RETRY_TIME = {"provider_not_configured", "quote_unavailable"}
 """Codes that only a change of the configuration ends."""
 FINAL = {
+    "outcome_unknown",
+    "task_failed",
+    "content_policy_violation",
     "task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached", "payment_order_expired",
     "payment_order_not_payable", "payment_order_not_refundable", "provider_rejected", "child_not_stoppable",
     "poison_not_replayable", "cost_not_accepted",

@@ -36,6 +36,7 @@ from holdfast.http.kit.credentials import (
     valid_session,
 )
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.forms import FormFile, is_form, parse_form
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.http.kit.requests import HoldfastRequest
@@ -81,7 +82,8 @@ class Needs:
     With ``body_optional`` a body without required fields may be omitted. A body has at most
     :data:`SMALL_BODY_BYTES_MAX` bytes; if the route ``takes_input`` of a model the limit is a setting, or
     :data:`ANONYMOUS_BODY_BYTES_MAX` for a caller without a credential. A route with ``raw_body_bytes_max`` receives
-    the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call. ``action`` names what an operator
+    the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call. A route that ``takes_form`` accepts
+    its body as ``multipart/form-data`` too, with files. ``action`` names what an operator
     does by it, which is then recorded; an ``is_urgent`` one is also done while the database is away.
     """
 
@@ -93,6 +95,7 @@ class Needs:
     body: type[msgspec.Struct] | None = None
     body_optional: bool = False
     takes_input: bool = False
+    takes_form: bool = False
     raw_body_bytes_max: int | None = None
     raw_body_limit: Callable[[Call], int] | None = None
     action: str | None = None
@@ -120,13 +123,13 @@ class Call:
 
     For a route with a body, ``session`` or ``known_key`` is set before the handler runs, for a route of operators
     ``operator``; ``action`` is the record of what the operator does. ``json`` and ``body`` are the parsed body,
-    ``raw`` its bytes.
+    ``files`` those of a form, ``raw`` its bytes.
     """
 
     __slots__ = (
         "_body", "_caller_id", "_fingerprint", "_is_heavy",
-        "action", "bearer", "deps", "json", "known_key", "operator", "path", "raw", "read_shares", "request",
-        "route", "session",
+        "action", "bearer", "deps", "files", "json", "known_key", "operator", "path", "raw", "read_shares",
+        "request", "route", "session",
     )  # fmt: skip
 
     def __init__(self, deps: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
@@ -141,6 +144,7 @@ class Call:
         self.operator: Operator | None = None
         self.action: OperatorAction | None = None
         self.json: bodies.JsonObject = {}
+        self.files: tuple[FormFile, ...] = ()
         self.raw = b""
         self._body: msgspec.Struct | None = None
         self._fingerprint: bytes | None = None
@@ -218,7 +222,10 @@ class Call:
         if not raw.strip() and (shape is None or self.route.body_optional):
             self._body = None if shape is None else shape()
             return None
-        refusal = bodies.check_media_type(self.request.headers.get("Content-Type"))
+        content_type = self.request.headers.get("Content-Type")
+        if self.route.takes_form and content_type is not None and is_form(content_type):
+            return self._read_form(content_type, raw)
+        refusal = bodies.check_media_type(content_type)
         if refusal is not None:
             return refusal
         values_max = INPUT_BODY_VALUES_MAX if self.route.takes_input else SMALL_VALUES_MAX
@@ -235,6 +242,24 @@ class Call:
         if self._is_heavy and "Idempotency-Key" in self.request.headers:
             self._fingerprint = bodies.fingerprint(self.request.path, parsed)
         return None
+
+    def _read_form(self, content_type: str, raw: bytes) -> Refusal | None:
+        form = parse_form(content_type, raw)
+        if isinstance(form, Refusal):
+            return form
+        assert self.route.body is not None
+        body = bodies.convert_body(form.fields, self.route.body, strict=False)
+        if isinstance(body, Refusal):
+            return body
+        self.json, self.files, self._body = form.fields, form.files, body
+        self._fingerprint = bodies.fingerprint(self.request.path, form.facts)
+        return None
+
+    def fingerprint(self) -> bytes:
+        """Return what requests with the same path and body have in common, however a form was encoded."""
+        if self._fingerprint is None:
+            self._fingerprint = bodies.fingerprint(self.request.path, self.json)
+        return self._fingerprint
 
     # ----------------------------------------------------------------------------------------- the caller
 
@@ -414,8 +439,7 @@ class Call:
         key = read_idempotency_key(self.idempotency_keys())
         if key is None or isinstance(key, Refusal):
             return key
-        fingerprint = self._fingerprint or bodies.fingerprint(self.request.path, self.json)
-        return IdempotencyKey(route=self.route.name, key=key, fingerprint=fingerprint)
+        return IdempotencyKey(route=self.route.name, key=key, fingerprint=self.fingerprint())
 
     def idempotency_keys(self) -> list[str]:
         """Return the values of the header ``Idempotency-Key``, of which there should be at most one."""

@@ -17,6 +17,7 @@ from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.errors import RefusedRequests
 from holdfast.http.kit.fair_shares import STREAM_READS_MAX, FairShares, FairThreads, TokenTries, WaitingCalls
 from holdfast.http.kit.operators import SeenSessions
+from holdfast.http.kit.resends import Resends
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
@@ -172,6 +173,11 @@ class Dependencies:
         return WaitingCalls(
             per_account_max=settings.waiting_per_account_max, all_max=max(1, settings.connections_max // 2)
         )
+
+    @cached_property
+    def resends(self) -> Resends:
+        """What is known of requests that their clients send again."""
+        return Resends()
 
     @cached_property
     def lookups(self) -> GroupedLookups:

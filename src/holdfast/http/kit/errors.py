@@ -66,6 +66,7 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "malformed_request": ErrorRow(400, INVALID, "the request could not be understood"),
     "request_timeout": ErrorRow(408, INVALID, "the body was not received in time"),
     "invalid_json": ErrorRow(400, INVALID, "the body is not a valid JSON object"),
+    "invalid_form": ErrorRow(400, INVALID, "the body is not a valid form"),
     "unsupported_media_type": ErrorRow(415, INVALID, "the media type is not JSON in UTF-8"),
     "headers_too_large": ErrorRow(431, INVALID, "the headers are too many or too large"),
     "request_too_large": ErrorRow(413, INVALID, "the body is too large"),
@@ -105,6 +106,12 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
         API,
         "the database is away, a part restarts, or there was no result in time; it may have taken effect",
         retry_after_s=1,
+    ),
+    "outcome_unknown": ErrorRow(
+        424,
+        API,
+        "there was no result in time, and the request may have taken effect; repeating it could do so twice",
+        final=True,
     ),
     "overloaded": ErrorRow(503, API, "too many requests are waiting; nothing was changed", retry_after_s=1),
     "quarantined": ErrorRow(
@@ -194,6 +201,13 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "task_already_terminal": ErrorRow(409, CONFLICT, "the task has ended and cannot be canceled", final=True),
     "task_input_expired": ErrorRow(
         410, NOT_FOUND, "the task cannot be retried: its input was large and has been deleted"
+    ),
+    "task_not_ended": ErrorRow(
+        425, API, "the task that the request created still runs; ask for it by its id, which `message` names"
+    ),
+    "task_failed": ErrorRow(502, PROVIDER, "the task failed or was canceled; nothing was charged", final=True),
+    "content_policy_violation": ErrorRow(
+        400, INVALID, "the provider refuses the content; nothing was charged", final=True
     ),
     "event_not_found": ErrorRow(404, NOT_FOUND, "the task has no such event"),
     "review_not_found": ErrorRow(404, NOT_FOUND, "the review does not exist"),

@@ -324,6 +324,8 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: Jso
             "required": not route.body_optional,
             "content": _json(schema, body),
         }
+        if route.takes_form:
+            operation["requestBody"]["content"]["multipart/form-data"] = {"schema": schema}
     return operation
 
 

@@ -125,6 +125,23 @@ def find_reply(
     return None if found is None else StoredReply(bytes(found.fingerprint), bytes(found.reply))
 
 
+_OF_ROUTE = (
+    select(idempotency_records.c.reply)
+    .where(
+        idempotency_records.c.account_id == bindparam("account_id"),
+        idempotency_records.c.route == bindparam("route"),
+        idempotency_records.c.created_at > bindparam("oldest"),
+    )
+    .order_by(idempotency_records.c.created_at.desc())
+)
+
+
+def replies_of_route(rows: Connection, account_id: str, *, route: str, oldest: datetime) -> list[bytes]:
+    """Return the replies stored since a time under (account, route), whatever their keys are, the newest first."""
+    found = rows.execute(_OF_ROUTE, {"account_id": account_id, "route": route, "oldest": oldest})
+    return [bytes(reply) for reply in found.scalars()]
+
+
 # What operators look for by a part of its name. Each search reads a range of an index, however large the table.
 
 _LAST_CHARACTER = "\U0010ffff"

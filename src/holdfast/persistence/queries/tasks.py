@@ -105,6 +105,19 @@ def tasks_of_account(
     return _listed(page_of_account(rows, TASK, _ORDER, account_id, **page))
 
 
+def tasks_of_models(
+    rows: Connection,
+    account_id: str,
+    models: Sequence[str],
+    *,
+    oldest_first: bool,
+    **options: Unpack[PageOptions],
+) -> list[Task | UnreadableEntry]:
+    """Return a page of the account's tasks of these models by (created_at, request_id)."""
+    found = TASK.where(tasks.c.account_id == account_id, tasks.c.model.in_(models))
+    return _listed(page(rows, found, _ORDER, oldest_first=oldest_first, **options))
+
+
 def unfinished_tasks(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
 ) -> list[Task | UnreadableEntry]:

@@ -21,7 +21,7 @@ from holdfast.ledger.links import check_link
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.tasks import asset_by_id
 from holdfast.persistence.records.rows import AssetRow
-from holdfast.providers.storage.base import AssetMissing, asset_key
+from holdfast.providers.storage.base import AssetMissing, AssetReader, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
 from holdfast.telemetry.reports.conditions import STORAGE
 
@@ -64,7 +64,7 @@ _INVALID_LINK: Final = Refusal(code="invalid_link", message="The link's signatur
 )
 async def fetch_asset(call: Call) -> Outcome:
     """The link's own parameters are the credential; it is an output's `url` of a task."""
-    deps, request, asset_id = call.deps, call.request, call.path["asset_id"]
+    deps, asset_id = call.deps, call.path["asset_id"]
     query = call.query()
     exp, sig = query.get("exp", []), query.get("sig", [])
     if len(exp) != 1 or len(sig) != 1:
@@ -74,7 +74,13 @@ async def fetch_asset(call: Call) -> Outcome:
     if verdict != "valid":
         return _GONE if verdict == "expired" else _INVALID_LINK
     asset = await deps.database.read(lambda rows: asset_by_id(rows, asset_id))
-    if asset is None or asset.expires_at <= now:
+    return _GONE if asset is None else await send_asset(call, asset)
+
+
+async def send_asset(call: Call, asset: AssetRow) -> Outcome:
+    """Send a stored result, or the part of it that the request asks for. Refuses with ``asset_expired``."""
+    deps, request = call.deps, call.request
+    if asset.expires_at <= deps.now():
         return _GONE
     headers = _headers(asset)
     if has_entity_tag(request.headers.get("If-None-Match"), headers["ETag"]):
@@ -94,22 +100,29 @@ async def fetch_asset(call: Call) -> Outcome:
         return bare
     # The file is opened before the response starts, so that a missing file is an error response.
     try:
-        reader = await deps.asset_store.open(
-            asset_key(asset.sha256, _extension(asset)), *((span.start, span.stop) if span else ())
-        )
+        key = asset_key(asset.sha256, _extension(asset))
+        reader = await open_stored(call, key, *((span.start, span.stop) if span else ()))
     except AssetMissing:
         # It may have expired since the row was read.
-        if await deps.database.read(lambda rows: asset_by_id(rows, asset_id)) is None:
+        if await deps.database.read(lambda rows: asset_by_id(rows, asset.asset_id)) is None:
             return _GONE
         raise
-    except OSError as fault:
-        deps.conditions.failed(STORAGE, "", fault.strerror or type(fault).__name__)
-        return _STORE_AWAY
+    if isinstance(reader, Refusal):
+        return reader
     response = Response(None, status=status, headers=headers)
     # It has all that is used of a body: it is entered, iterated and left.
     response.response = cast(ResponseBody, reader)
     response.timeout = SEND_TIMEOUT_S
     return response
+
+
+async def open_stored(call: Call, key: str, *span: int) -> AssetReader | Refusal:
+    """Open stored content, or a part of it. Refuses with ``temporarily_unavailable``; raises ``AssetMissing``."""
+    try:
+        return await call.deps.asset_store.open(key, *span)
+    except OSError as fault:
+        call.deps.conditions.failed(STORAGE, "", fault.strerror or type(fault).__name__)
+        return _STORE_AWAY
 
 
 def read_range(header: str | None, size_bytes: int) -> range | Refusal | None:

@@ -1,0 +1,88 @@
+"""What this process knows of requests that their clients send again, which say so and have no Idempotency-Key.
+
+It is never needed for a task not to be created twice: which tasks exist is in the rows. It tells apart the resends
+of requests that are equal on purpose.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+import trio
+
+KEPT_MAX: Final = 10_000
+"""Of how many tasks, and of how many refused requests, it is known at a time."""
+REFUSED_S: Final = 120.0
+"""How long after a refusal its client may send the request again: they wait two minutes at most."""
+
+
+class Resends:
+    """Requests are equal if they are of one ``group``; a client's attempts at one request are numbered from 0."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[trio.Lock, int]] = {}
+        self._joined: OrderedDict[str, int] = OrderedDict()
+        """By task, the highest number of an attempt that created or joined it."""
+        self._attended: Counter[str] = Counter()
+        self._refused: OrderedDict[tuple[str, int], deque[float]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, group: str) -> AsyncIterator[None]:
+        """Let resends of a group look for their tasks one after the other."""
+        lock, count = self._locks.get(group, (trio.Lock(), 0))
+        self._locks[group] = lock, count + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            count = self._locks[group][1] - 1
+            if count:
+                self._locks[group] = lock, count
+            else:
+                del self._locks[group]
+
+    @contextmanager
+    def attended(self, request_id: str) -> Iterator[None]:
+        """Count a request that waits for the task's end."""
+        self._attended[request_id] += 1
+        try:
+            yield
+        finally:
+            self._attended[request_id] -= 1
+            if not self._attended[request_id]:
+                del self._attended[request_id]
+
+    def choose(self, newest_first: list[str], attempt: int) -> str | None:
+        """Return the task of a group that an attempt most likely belongs to.
+
+        None if each was joined by an attempt with this number, or a higher one, which is another request's then. A
+        task that a request waits for comes last: a client that sends again has given up waiting.
+        """
+        free = [each for each in newest_first if self._joined.get(each, 0) < attempt]
+        return min(free, key=lambda each: self._attended[each] > 0, default=None)
+
+    def join(self, request_id: str, attempt: int) -> None:
+        """Note that an attempt created the task, or joined it."""
+        self._joined[request_id] = attempt
+        self._joined.move_to_end(request_id)
+        if len(self._joined) > KEPT_MAX:
+            self._joined.popitem(last=False)
+
+    def refuse(self, group: str, attempt: int) -> None:
+        """Note that an attempt was refused, so that its client may send the next one without having a task."""
+        self._refused.setdefault((group, attempt), deque(maxlen=KEPT_MAX)).append(trio.current_time() + REFUSED_S)
+        self._refused.move_to_end((group, attempt))
+        if len(self._refused) > KEPT_MAX:
+            self._refused.popitem(last=False)
+
+    def was_refused(self, group: str, attempt: int) -> bool:
+        """Whether such an attempt was refused; each refusal counts once."""
+        until = self._refused.get((group, attempt), deque())
+        now = trio.current_time()
+        while until:
+            if until.popleft() > now:
+                return True
+        return False

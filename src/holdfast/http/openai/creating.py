@@ -1,0 +1,234 @@
+"""Creating a task for OpenAI's clients, once however often they send the request, and waiting for its end.
+
+These clients send a request again after a lost connection, a 5xx or a time-out, without an Idempotency-Key; the
+header ``x-stainless-retry-count`` says so. Each create stores its reply under a route of its own for each group of
+equal requests of one API key. Two equal requests that are no resends have two keys there, and are two tasks. A
+resend first asks the account: the reply says that whatever the account decided before is in the rows. Its client
+had given up on the attempt before, whose handler has asked the account by then or, cancelled, never does. So the
+group's replies name the task of the attempt before, or there is none, and the resend creates it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+import msgspec
+import trio
+
+from holdfast.actors.account.messages import RefuseTask, TaskAccepted
+from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
+from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
+from holdfast.http.endpoints.tasks.media_tasks import accepted_task, end_of_task, own_task
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.credentials import TASKS_WRITE
+from holdfast.http.kit.routes import BodyResponse, Parameter
+from holdfast.http.openai.inputs import input_of
+from holdfast.http.schemas.tasks import CreateTaskRequest
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.queries.accounts import replies_of_route
+from holdfast.persistence.server.database_faults import DatabaseAway
+
+HELD_MAX_S: Final = 570.0
+"""How long a request is held open: less than the ten minutes after which these clients give up."""
+CLIENT_TIMEOUT_S: Final = 600.0
+TIMEOUT_SHARE: Final = 0.9
+"""The share of its client's own time-out after which a request is answered."""
+BETWEEN_ATTEMPTS_S: Final = 120.0
+"""The longest time between two attempts of one request."""
+
+RETRY_COUNT: Final = Parameter(
+    name="X-Stainless-Retry-Count",
+    place="header",
+    description="The number of the attempt at this request; from 1 on it joins the task of an earlier one.",
+    schema={"type": "integer", "minimum": 0},
+)
+CREATE_ERRORS: Final = (
+    "insufficient_credit",
+    "model_not_found",
+    "model_not_available",
+    "model_not_async",
+    "invalid_input",
+    "quote_unavailable",
+    "concurrency_limit_exceeded",
+    "rate_limit_exceeded",
+    "stored_input_limit_reached",
+    "outcome_unknown",
+)
+HELD_ERRORS: Final = ("task_not_found", "task_not_ended", "task_failed", "content_policy_violation", "overloaded")
+
+TASK_ID: Final = "X-Task-Id"
+"""The header that names the task in a response."""
+
+Unanswered: TypeAlias = Refusal | BodyResponse
+"""Why there is no result."""
+
+_CHECKED: Final = Refusal(code="task_not_found", message="The account has decided all that it was asked before.")
+_OUTCOME_UNKNOWN: Final = Refusal(
+    code="outcome_unknown",
+    message="No result in time; the task may exist. List the account's tasks before you create it again.",
+)
+"""The response to a client whose resend would not be recognized."""
+_REFUSED_FOR_NOW: Final = frozenset(
+    {"rate_limit_exceeded", "concurrency_limit_exceeded", "stored_input_limit_reached", "overloaded"}
+)
+
+
+def own_fields(call: Call, *names: str) -> dict[str, object]:
+    """Return the fields of the body but for those of the layer."""
+    return {name: value for name, value in call.json.items() if name not in names}
+
+
+def task_headers(request_id: str) -> tuple[tuple[str, str], ...]:
+    """Return the headers of a response about a task."""
+    return ((TASK_ID, request_id),)
+
+
+async def accept(call: Call, model_id: str, fields: Mapping[str, object]) -> str | Refusal:
+    """Create the task of the request's fields and files, unless an earlier attempt has; return its id.
+
+    An Idempotency-Key of the caller's own is used as it is anywhere else. Refuses as a native create does.
+    """
+    model = call.deps.catalog().models.get(model_id)
+    given = {} if model is None else await call.compute(lambda: input_of(model, fields, call.files))
+    if isinstance(given, Refusal):
+        return await call.refuse_authenticated(given)
+    wanted = CreateTaskRequest(model_id, given)
+    idempotency = call.idempotency()
+    if isinstance(idempotency, Refusal):
+        return await call.refuse_authenticated(idempotency)
+    # A client that had hung up before the request was read must not create a task: its resend may have come first.
+    await trio.lowlevel.checkpoint()
+    if idempotency is not None:
+        return _request_id(await accepted_task(call, wanted, idempotency))
+    attempt, group = _attempt(call), _group(call)
+    key = IdempotencyKey(route=group, key=call.request.id, fingerprint=call.fingerprint())
+    if not attempt:
+        return await _create(call, wanted, key)
+    async with call.deps.resends.turn(group):
+        joined = None
+        if not call.deps.resends.was_refused(group, attempt - 1):
+            joined = await _task_before(call, key, attempt)
+        return joined or await _create(call, wanted, key)
+
+
+def _group(call: Call) -> str:
+    """Return the route under which the replies to requests that are equal to this one are stored."""
+    assert call.known_key is not None
+    return f"resendable {hashlib.sha256(call.known_key.key_id.encode() + call.fingerprint()).hexdigest()}"
+
+
+async def _create(call: Call, wanted: CreateTaskRequest, key: IdempotencyKey) -> str | Refusal:
+    resends, attempt = call.deps.resends, _attempt(call)
+    try:
+        reply = _request_id(await accepted_task(call, wanted, key))
+    except OutcomeUnknown:
+        if attempt is None:
+            # Nothing would recognize this client's resend.
+            return _OUTCOME_UNKNOWN
+        raise
+    except AskFault:
+        resends.refuse(key.route, attempt or 0)
+        raise
+    if isinstance(reply, str):
+        if attempt:
+            resends.join(reply, attempt)
+    elif reply.code in _REFUSED_FOR_NOW:
+        resends.refuse(key.route, attempt or 0)
+    return reply
+
+
+def _request_id(reply: TaskAccepted | Replayed[TaskAccepted] | Refusal) -> str | Refusal:
+    accepted = reply.reply if isinstance(reply, Replayed) else reply
+    if not isinstance(accepted, TaskAccepted):
+        return accepted
+    return accepted.request_id
+
+
+async def _task_before(call: Call, key: IdempotencyKey, attempt: int) -> str | Refusal | None:
+    """Return the task that an earlier attempt created, None if there is none. Refuses as the key is refused."""
+    known = call.known_key
+    assert known is not None
+    account = call.deps.accounts.ref(known.account_id)
+    checked = await call.ask(account, RefuseTask(_CHECKED, known.key_id, TASKS_WRITE, key))
+    if not isinstance(checked, Refusal) or checked.code != _CHECKED.code:
+        return checked if isinstance(checked, Refusal) else _request_id(checked)
+    longest_s = attempt * (max(_timeout_s(call), CLIENT_TIMEOUT_S) + BETWEEN_ATTEMPTS_S)
+    oldest = call.deps.now() - timedelta(seconds=min(longest_s, call.deps.settings.idempotency_ttl_s))
+    stored = await call.read(lambda rows: replies_of_route(rows, known.account_id, route=key.route, oldest=oldest))
+    replies = [msgspec.json.decode(each, type=TaskAccepted | Refusal) for each in stored]
+    tasks = [each.request_id for each in replies if isinstance(each, TaskAccepted)]
+    chosen = call.deps.resends.choose(tasks, attempt)
+    if chosen is not None:
+        call.deps.resends.join(chosen, attempt)
+    return chosen
+
+
+async def finish(call: Call, model_id: str, fields: Mapping[str, object]) -> Task | Unanswered:
+    """Create the task as :func:`accept` does, and return it once it has succeeded.
+
+    If it still runs after a time the refusal asks the client to send the request again, which joins the task. A
+    client that does not number its attempts is asked not to.
+    """
+    until = trio.current_time() + min(HELD_MAX_S, TIMEOUT_SHARE * _timeout_s(call))
+    assert call.known_key is not None
+    deps, attempt = call.deps, _attempt(call)
+    with deps.waiting.counted(call.known_key.account_id) as refusal:
+        if refusal is not None:
+            deps.resends.refuse(_group(call), attempt or 0)
+            return refusal
+        request_id = await accept(call, model_id, fields)
+        if isinstance(request_id, Refusal):
+            return request_id
+        try:
+            with deps.changes.watch(request_id) as watch, deps.resends.attended(request_id):
+                found = await own_task(call, request_id)
+                if not isinstance(found, Refusal) and not found[0].is_terminal:
+                    del found
+                    found = await end_of_task(call, request_id, watch, until)
+        except (AskFault, DatabaseAway):
+            if attempt is None:
+                return _OUTCOME_UNKNOWN
+            raise
+    if isinstance(found, Refusal):
+        return found
+    return _result(found[0], is_resent=attempt is not None)
+
+
+def _result(task: Task, *, is_resent: bool) -> Task | Unanswered:
+    if task.status == "succeeded":
+        return task
+    headers = task_headers(task.request_id)
+    if task.is_terminal:
+        error = task.state.error or task.status
+        code = "content_policy_violation" if error.startswith("content_policy") else "task_failed"
+        message = f"The task {task.request_id} {task.status}, and nothing was charged: {error}."
+        return BodyResponse(Refusal(code=code, message=message, final=True), headers=headers)
+    asks_again = is_resent and task.status != "review"
+    refusal = Refusal(
+        code="task_not_ended",
+        message=f"The task {task.request_id} is {task.status}. Its result can be retrieved from /v2/task later; "
+        "another request would create, and cost, another task.",
+        retry_after_s=1 if asks_again else None,
+        final=not asks_again,
+    )
+    return BodyResponse(refusal, headers=(*headers, *((("X-Should-Retry", "true"),) if asks_again else ())))
+
+
+def _attempt(call: Call) -> int | None:
+    """Return the number of the client's attempt at this request, None if it does not number them."""
+    sent = call.request.headers.get("X-Stainless-Retry-Count", "")
+    return int(sent) if sent.isascii() and sent.isdigit() and len(sent) <= 4 else None
+
+
+def _timeout_s(call: Call) -> float:
+    """Return after how long the client gives up."""
+    for name in ("X-Stainless-Read-Timeout", "X-Stainless-Timeout"):
+        sent = call.request.headers.get(name, "")
+        whole, _, decimals = sent.partition(".")
+        if sent.isascii() and whole.isdigit() and len(sent) <= 20 and (not decimals or decimals.isdigit()):
+            return max(1.0, float(sent))
+    return CLIENT_TIMEOUT_S

@@ -1,0 +1,85 @@
+"""Images for OpenAI's clients: made and changed, each by a request that is held open until they are ready."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import TASKS_WRITE
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.values import invalid_parameter
+from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, finish, own_fields
+from holdfast.http.openai.results import ImagesBody, image_bytes, image_links
+from holdfast.http.schemas.common import ModelId
+from holdfast.ledger.tasks.task import Task
+
+route = RouteTable("OpenAI's clients")
+
+
+class ImageEditRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The image to change, sent as the file `image` of the form. Other fields are the model's own."""
+
+    model: ModelId
+    """The id of a model."""
+    prompt: Annotated[str | None, msgspec.Meta(examples=["a lighthouse at dusk"])] = None
+    """What the images are about; null if the model takes none."""
+    n: int | None = None
+    """How many images; null is the model's default."""
+    size: Annotated[str | None, msgspec.Meta(examples=["768x512"])] = None
+    """Width and height in pixels, such as `768x512`; `auto` and null are the model's default."""
+    response_format: Literal["url", "b64_json"] | None = None
+    """Whether links or the files in base64 are returned; null is `url`."""
+
+
+class ImageRequest(ImageEditRequest, frozen=True, kw_only=True):
+    """The images to make. Other fields are the model's own, by their names in its `input_schema`."""
+
+
+@route(
+    "POST",
+    "/v1/images/generations",
+    summary="Make images, and respond when they are ready",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    body=ImageRequest,
+    takes_input=True,
+    reply=ImagesBody,
+    parameters=(RETRY_COUNT,),
+    errors=(*CREATE_ERRORS, *HELD_ERRORS),
+)
+async def generate_images(call: Call) -> Outcome:
+    """A client that hangs up ends its request, and not the task."""
+    return await _images(call, call.body(ImageRequest))
+
+
+@route(
+    "POST",
+    "/v1/images/edits",
+    summary="Change an image, and respond when the result is ready",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    body=ImageEditRequest,
+    takes_input=True,
+    takes_form=True,
+    reply=ImagesBody,
+    parameters=(RETRY_COUNT,),
+    errors=(*CREATE_ERRORS, *HELD_ERRORS, "invalid_form"),
+)
+async def edit_image(call: Call) -> Outcome:
+    """As the clients send it, a form with the file; a model that takes a link or base64 can be sent JSON."""
+    return await _images(call, call.body(ImageEditRequest))
+
+
+async def _images(call: Call, wanted: ImageEditRequest) -> Outcome:
+    in_base64 = wanted.response_format == "b64_json"
+    model = call.deps.catalog().models.get(wanted.model)
+    if in_base64 and model is not None and model.hosting.mode == "passthrough":
+        return await call.refuse_authenticated(
+            invalid_parameter("response_format", "must be url: this model's results are not stored here")
+        )
+    task = await finish(call, wanted.model, own_fields(call, "model", "response_format"))
+    if not isinstance(task, Task):
+        return task
+    return await image_bytes(call, task) if in_base64 else image_links(call, task)

@@ -1,0 +1,103 @@
+"""The results of tasks as OpenAI's clients read them: links, base64 in JSON, and the bytes themselves."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import cast
+
+import msgspec
+from quart import Response
+from quart.wrappers.response import ResponseBody
+
+from holdfast.http.endpoints.tasks.asset_files import SEND_TIMEOUT_S, open_stored, send_asset
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.routes import BodyResponse, Outcome
+from holdfast.http.openai.creating import task_headers
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.public import public_task
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.queries.tasks import asset_by_id
+from holdfast.providers.storage.base import AssetReader, asset_key
+from holdfast.providers.storage.sniffing import EXTENSIONS
+
+
+class ImageItem(msgspec.Struct, frozen=True):
+    """One image, as a link or as its bytes."""
+
+    url: str | None = None
+    """A signed link that works for an hour; null if the bytes were asked for."""
+    b64_json: str | None = None
+    """The file in base64; null unless `response_format` is `b64_json`."""
+
+
+class ImagesBody(msgspec.Struct, frozen=True):
+    """The images of a task."""
+
+    created: int
+    """When the task was created, in unix seconds."""
+    data: list[ImageItem]
+    """The images, in order."""
+
+
+def image_links(call: Call, task: Task) -> Outcome:
+    """Return the links to a task's images."""
+    output = public_task(call.deps.urls, task, now=call.deps.now()).output
+    body = ImagesBody(int(task.created_at.timestamp()), [ImageItem(url=each.url) for each in output])
+    return BodyResponse(body, headers=task_headers(task.request_id))
+
+
+async def image_bytes(call: Call, task: Task) -> Outcome:
+    """Return a task's images in base64, sent while they are read, so that they need little memory."""
+    readers: list[AssetReader] = []
+    async with AsyncExitStack() as opened:
+        for item in task.state.output:
+            assert item.sha256 is not None
+            assert item.content_type is not None
+            reader = await open_stored(call, asset_key(item.sha256, EXTENSIONS[item.content_type]))
+            if isinstance(reader, Refusal):
+                return reader
+            readers.append(await opened.enter_async_context(reader))
+        kept = opened.pop_all()
+    response = Response(None, content_type="application/json", headers=dict(task_headers(task.request_id)))
+    # It has all that is used of a body: it is entered, iterated and left.
+    response.response = cast(ResponseBody, _sent(_image_json(task, readers), kept))
+    response.timeout = SEND_TIMEOUT_S
+    return response
+
+
+async def file_of(call: Call, task: Task) -> Outcome:
+    """Return the bytes of a task's first result."""
+    item = task.state.output[0]
+    if item.asset_id is None:
+        location = public_task(call.deps.urls, task, now=call.deps.now()).output[0].url or ""
+        return Response(b"", status=302, headers={"Location": location, **dict(task_headers(task.request_id))})
+    asset_id = item.asset_id
+    asset = await call.read(lambda rows: asset_by_id(rows, asset_id))
+    if asset is None:
+        return Refusal(code="asset_expired", message="The result is no longer stored.")
+    response = await send_asset(call, asset)
+    if isinstance(response, Response):
+        response.headers.update(task_headers(task.request_id))
+    return response
+
+
+@asynccontextmanager
+async def _sent(parts: AsyncIterator[bytes], opened: AsyncExitStack) -> AsyncIterator[AsyncIterator[bytes]]:
+    async with opened:
+        yield parts
+
+
+async def _image_json(task: Task, readers: Sequence[AssetReader]) -> AsyncIterator[bytes]:
+    yield b'{"created":%d,"data":[' % int(task.created_at.timestamp())
+    for index, reader in enumerate(readers):
+        yield b'%b{"url":null,"b64_json":"' % (b"," if index else b"")
+        rest = b""
+        async for block in reader:
+            unsent = rest + block
+            whole = len(unsent) - len(unsent) % 3  # base64 is of three bytes each
+            rest = unsent[whole:]
+            yield base64.b64encode(unsent[:whole])
+        yield base64.b64encode(rest) + b'"}'
+    yield b"]}"
