@@ -13,8 +13,6 @@ from PIL import Image
 from quart import Response
 from quart_trio import QuartTrio
 
-from holdfast.providers.outbound.guarded import GuardedClient
-from holdfast_emulators.studio import edit as render_edit
 from holdfast_emulators.studio.edit import Edit
 from holdfast_emulators.studio.model import BadInput, OutputFile, RenderContext
 
@@ -112,27 +110,30 @@ def test_what_cannot_be_edited_is_refused(order: dict[str, Any]) -> None:
         msgspec.convert(order, Edit)
 
 
-async def test_image_is_fetched_behind_the_guard(
-    start_studio: StartStudio, serve_app: ServeApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_image_is_fetched_behind_the_guard(start_studio: StartStudio, serve_app: ServeApp) -> None:
+    """A private address is refused, but that of the service, which takes the job's callbacks."""
     app = QuartTrio("pictures", static_folder=None)
 
     @app.get("/a.png")
     async def file() -> Response:
         return Response(picture(), content_type="image/png")
 
-    async with serve_app(app) as url:
-        origin = frozenset({("127.0.0.1", int(url.rsplit(":", 1)[1]))})
+    @app.post("/hook")
+    async def hook() -> Response:
+        return Response(b"")
+
+    async with serve_app(app) as url, serve_app(QuartTrio("other", static_folder=None)) as other:
         order = {"operation": "convert", "format": "webp", "image_url": f"{url}/a.png"}
         async with start_studio() as studio:
-            await studio.put("a.1", model="edit", input=order)
-            shown = await studio.finished("a.1")
-            assert shown["status"] == "failed"
-            assert shown["error_code"] == "invalid_upstream_input"
-            monkeypatch.setattr(render_edit, "guarded_client", lambda: GuardedClient(origin))
-            await studio.put("a.2", model="edit", input=order)
+            for job, webhook in (("a.1", None), ("a.4", f"{other}/hook")):
+                await studio.put(job, model="edit", input=order, webhook=webhook)
+                shown = await studio.finished(job)
+                assert shown["status"] == "failed"
+                assert shown["error_code"] == "invalid_upstream_input"
+            await studio.put("a.2", model="edit", input=order, webhook=f"{url}/hook")
             shown = await studio.finished("a.2")
             assert shown["status"] == "succeeded"
             assert shown["output"][0]["content_type"] == "image/webp"
-            await studio.put("a.3", model="edit", input={**order, "image_url": f"{url}/b.png"})
+            missing = {**order, "image_url": f"{url}/b.png"}
+            await studio.put("a.3", model="edit", input=missing, webhook=f"{url}/hook")
             assert (await studio.finished("a.3"))["status"] == "failed"

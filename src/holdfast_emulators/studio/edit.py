@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -53,7 +52,7 @@ class Edit(msgspec.Struct, frozen=True):
         if content is None:
             assert self.image_url is not None
             context.step(0, "fetch")
-            content = trio.from_thread.run(_fetch, self.image_url, context.directory)
+            content = trio.from_thread.run(_fetch, self.image_url, context)
         context.step(0.05, "decode")
         image = _open(content)
         context.step(0.4, "render")
@@ -81,17 +80,13 @@ class Edit(msgspec.Struct, frozen=True):
         return image
 
 
-def guarded_client() -> GuardedClient:
-    """Return a client that fetches an image, since a caller chose its URL. Tests replace it."""
-    return GuardedClient(resolve=_names.addresses)
-
-
-async def _fetch(url: str, directory: Path) -> bytes:
-    """Fetch an image, leaving nothing in ``directory``. Raises ``BadInput``."""
-    client = guarded_client()
+async def _fetch(url: str, context: RenderContext) -> bytes:
+    """Fetch an image, leaving nothing in the directory. Raises ``BadInput``."""
+    # Guarded, since a caller chose the URL; the service's own files may be at a private address.
+    client = GuardedClient(context.service, resolve=_names.addresses)
     try:
         expected = ExpectedOutput(bytes_max=SOURCE_MAX_BYTES, content_types=_SOURCE_TYPES)
-        found = await download(client, url, directory, expected, _content, total_timeout_s=FETCH_TIMEOUT_S)
+        found = await download(client, url, context.directory, expected, _content, total_timeout_s=FETCH_TIMEOUT_S)
     finally:
         client.close()
     if isinstance(found, DownloadRefused):

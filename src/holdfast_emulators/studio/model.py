@@ -12,6 +12,8 @@ from typing import Annotated, Protocol
 
 import msgspec
 
+from holdfast.providers.outbound.guarded import Origin
+
 CONTENT_TYPES: Mapping[str, str] = {
     ".png": "image/png",
     ".jpeg": "image/jpeg",
@@ -59,11 +61,15 @@ class RenderContext:
     """A directory for a job's files, and how to report its progress.
 
     ``report`` is called in the rendering thread with a percentage (0 to 99) and a stage. It may raise to stop the
-    work; the caller then removes the files written so far.
+    work; the caller then removes the files written so far. ``service`` is the origin of the service that takes the
+    job's callbacks: what inputs refer to may be fetched from there, also at a private address.
     """
 
-    def __init__(self, directory: Path, report: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, directory: Path, report: Callable[[int, str], None], *, service: frozenset[Origin] = frozenset()
+    ) -> None:
         self.directory = directory
+        self.service = service
         self.files: list[Path] = []
         self._report = report
 

@@ -20,6 +20,8 @@ import structlog
 import trio
 
 from holdfast.ledger.clock import Now, utc_now
+from holdfast.providers.outbound.guarded import Origin
+from holdfast.providers.outbound.urls import parse_url
 from holdfast_emulators.serving import RETRY_DELAYS_S
 from holdfast_emulators.studio.drawing import Clip, Poster
 from holdfast_emulators.studio.edit import Edit
@@ -181,7 +183,7 @@ class Renderer:
             trio.from_thread.check_cancelled()
             trio.from_thread.run_sync(job.advance, percent, stage)
 
-        context = RenderContext(self._files_dir, report)
+        context = RenderContext(self._files_dir, report, service=_origin_of(job.order.webhook))
         try:
             trio.from_thread.run_sync(job.begin, self._now())
             results = tuple(job.checked.render(context))
@@ -196,6 +198,14 @@ class Renderer:
         oldest = self._now().timestamp() - self._keep_s
         ours = [path for path in self._files_dir.iterdir() if _OURS.match(path.name)]
         _remove([path for path in ours if not _FINISHED.match(path.name) or path.stat().st_mtime < oldest])
+
+
+def _origin_of(webhook: str | None) -> frozenset[Origin]:
+    """Return the origin of the service that takes a job's callbacks."""
+    if webhook is None:
+        return frozenset()
+    target = parse_url(webhook)
+    return frozenset({(target.host, target.port)})
 
 
 def _remove(paths: Sequence[Path]) -> None:
