@@ -28,9 +28,11 @@ class CreateTaskRequest(msgspec.Struct, frozen=True):
     quote_id: str | None = None
     """The quote to be charged by, `quo_…`; null or omitted: by the current price."""
     metadata: dict[str, str] | None = None
-    """Up to 16 texts of your own, returned with the task; null or omitted: none."""
+    """Up to 16 texts of your own, returned with the task: names of 1 to 64 characters, texts of up to 512; null or
+    omitted: none."""
     webhook_url: str | None = None
-    """Where to send the task's events; null or omitted: nowhere."""
+    """Where to send the task's events: https with a public host, in development also another; null or omitted:
+    nowhere."""
     webhook_events: list[EventKind] | None = None
     """The events to send; null or omitted: all but `task.processing`."""
 

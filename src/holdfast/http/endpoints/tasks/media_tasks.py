@@ -79,7 +79,7 @@ _CREATE_ERRORS = (
 async def create_task(call: Call) -> Outcome:
     """The response comes once the task and its hold are stored, before it runs.
 
-    Follow it by its stream or webhooks, or read it every few seconds.
+    Read it with `wait` to get its result, follow its stream, or have its events sent to `webhook_url`.
     """
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
