@@ -39,8 +39,8 @@ def shortened(value: Any) -> Any:
     return SECRET.sub(lambda found: f"{found[1]}_example", value) if isinstance(value, str) else value
 
 
-async def events_and_refusal(customer: Customer, hook: Receiver) -> dict[str, Any]:
-    """Run a task with a webhook, and return its events by kind, and a refusal."""
+async def made(customer: Customer, hook: Receiver) -> dict[str, Any]:
+    """Run a task with a webhook, and return its events by kind, a refusal, and the cancel of a video."""
     await customer.sign_in()
     await customer.recharge("5.00")
     body = {"model": "studio/image-1", "input": IMAGE}
@@ -49,7 +49,10 @@ async def events_and_refusal(customer: Customer, hook: Receiver) -> dict[str, An
     kinds = ("task.processing", "task.succeeded", "task.assets_ready")
     found: dict[str, Any] = {kind: (await hook.wait("/hook", 1, kind))[0].event for kind in kinds}
     refusal = await customer.as_key("POST", "/v2/task/create", {**body, "model": "studio/none"})
-    return {**found, "ErrorResponse": refusal.json()}
+    clip = {"model": "studio/clip-1", "prompt": "waves at night", "seconds": "12"}
+    video = ok(await customer.as_key("POST", "/v1/videos", clip))
+    deleted = ok(await customer.as_key("DELETE", f"/v1/videos/{video['id']}"))
+    return {**found, "ErrorResponse": refusal.json(), "VideoDeleted": deleted}
 
 
 async def recorded(service: Service, card_provider: CardProviderProcess, hook: Receiver) -> dict[str, Any]:
@@ -57,7 +60,7 @@ async def recorded(service: Service, card_provider: CardProviderProcess, hook: R
     visitor = await arrive(service, card_provider)
     async with loopback_client(base_url=service.url, timeout=60) as http:
         customer = Customer(http)
-        found = await events_and_refusal(customer, hook)
+        found = await made(customer, hook)
         operator = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
         [process] = ok(await http.get("/ops/api/tree", headers=operator))["members"]
         visitor.things |= {"member_id": process["member_id"], "group": "accounts"}

@@ -139,7 +139,7 @@ async def create_video(call: Call) -> Outcome:
 
 @route(
     "GET",
-    "/v1/videos/{request_id}",
+    "/v1/videos/{video_id}",
     summary="Retrieve a video",
     auth=Auth.API_KEY,
     scope=TASKS_READ,
@@ -154,7 +154,7 @@ async def read_video(call: Call) -> Outcome:
 
 @route(
     "GET",
-    "/v1/videos/{request_id}/content",
+    "/v1/videos/{video_id}/content",
     summary="Retrieve the file of a video",
     auth=Auth.API_KEY,
     scope=TASKS_READ,
@@ -234,7 +234,7 @@ async def list_videos(call: Call) -> Outcome:
 
 @route(
     "DELETE",
-    "/v1/videos/{request_id}",
+    "/v1/videos/{video_id}",
     summary="Cancel a video that is not ready, and release its hold",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
@@ -251,7 +251,7 @@ async def delete_video(call: Call) -> Outcome:
 
 
 async def _own_video(call: Call) -> Task | Refusal:
-    found = await own_task(call)
+    found = await own_task(call, call.path["video_id"])
     if isinstance(found, Refusal):
         return found
     task, _ = found

@@ -348,7 +348,7 @@ async def own_task(call: Call, request_id: str | None = None) -> tuple[Task, Api
     Another account's task does not exist. Refuses: 1. as the key is refused; 2. ``task_not_found``. Raises
     :class:`UnreadableRow`.
     """
-    request_id = request_id or call.path["request_id"]
+    request_id = call.path["request_id"] if request_id is None else request_id
     lookup = Lookup(find_tasks, request_id)
     key = await call.verify_key(*([lookup] if is_id(request_id) else []))
     if isinstance(key, Refusal):
