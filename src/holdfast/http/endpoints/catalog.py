@@ -110,7 +110,7 @@ class ModelDetails(ModelBody, frozen=True):
     """A model, what it takes and what it makes."""
 
     description: str | None
-    """What the model makes. Null: not described."""
+    """What the model makes; null if it is not described."""
 
     input_schema: FreeForm
     """JSON Schema (2020-12) of a task's `input`: the fields with their forms, bounds, defaults and descriptions.
@@ -118,16 +118,16 @@ class ModelDetails(ModelBody, frozen=True):
     """
 
     example_input: FreeForm | None
-    """A valid `input`, ready to be sent. Null: the model has none."""
+    """A valid `input`, ready to be sent; null if the model has none."""
 
     estimate: Estimate | None
-    """The quote of `example_input`, markup included. Null: there is no example."""
+    """The quote of `example_input`, markup included; null without an example."""
 
     output: list[str]
-    """The content types that outputs may have. Empty: not known, or the model has no outputs."""
+    """The content types that outputs may have; empty if they are not known, or the model has no outputs."""
 
     priced_only: bool
-    """True: the model can be quoted, but no task can be created for it (`model_not_async`)."""
+    """Whether the model can be quoted, but no task can be created for it (`model_not_async`)."""
 
 
 class CompatibleModelList(msgspec.Struct, frozen=True):
