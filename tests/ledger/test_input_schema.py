@@ -73,7 +73,7 @@ def test_a_default_is_never_shared_between_inputs() -> None:
         ({"maxLength": 2}, "abc", "must have at most 2 characters"),
         ({"minItems": 1}, [], "must have at least 1 items"),
         ({"uniqueItems": True}, [1, 1], "must not repeat an item"),
-        ({"pattern": "^a"}, "b", "does not have the expected form"),
+        ({"pattern": "^a"}, "b", "must match the pattern ^a"),
         ({"anyOf": [{"type": "null"}], "description": "nothing"}, 1, "has none of the allowed forms: nothing"),
         ({"not": {}}, 1, "violates the rule not of the model's schema"),
     ],

@@ -124,7 +124,7 @@ def test_an_input_is_an_object(value: object) -> None:
         ({}, "input.prompt", "input.prompt is required"),
         ({"prompt": "x", "n": 5}, "input.n", "input.n must be at most 4"),
         ({"prompt": "x", "n": True}, "input.n", "input.n must be of type integer"),
-        ({"prompt": "   "}, "input.prompt", "does not have the expected form"),
+        ({"prompt": "   "}, "input.prompt", r"must match the pattern \S"),
         ({"prompt": "x", "style": "oil"}, "input.style", "must be one of gradient, mosaic, plasma"),
         ({"prompt": "x", "colour": "red"}, "input.colour", "is not a known field"),
         ({"prompt": "x" * 2001}, "input.prompt", "must have at most 2000 characters"),

@@ -305,6 +305,7 @@ _PHRASES = {
     "minItems": "must have at least {} items",
     "maxItems": "must have at most {} items",
     "const": "must be {}",
+    "pattern": "must match the pattern {}",
 }
 
 
@@ -318,8 +319,6 @@ def _expected(keyword: str, rule: object) -> str:
     if keyword == "type":
         types = [rule] if isinstance(rule, str) else rule
         return f"must be of type {' or '.join(map(str, types)) if isinstance(types, list) else types}"
-    if keyword == "pattern":
-        return "does not have the expected form"
     if keyword == "uniqueItems":
         return "must not repeat an item"
     return f"violates the rule {_short(keyword)} of the model's schema"
