@@ -70,6 +70,7 @@ async def setup(system: ActorSystem, nursery: trio.Nursery, tmp_path: Path) -> S
         outbox=unused,
         traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
         callback_url=lambda _: "",
+        file_url=lambda _provider, file_id, _until: file_id,
         now=setup.now,
         rng=random.Random(1),
         process_id="proc_1",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-import os
 import random
-import time
 from datetime import datetime, timedelta
 
 import msgspec
@@ -219,16 +217,6 @@ async def test_storage_faults_are_reported_without_details(setup: Setup) -> None
     _, received = await messages.next()
     (failure,) = received.results
     assert (failure.final, failure.message) == (False, "storage: cannot be written at the moment")
-
-
-async def test_partial_downloads_are_deleted_at_start(setup: Setup) -> None:
-    incoming = setup.folder / "incoming"
-    incoming.mkdir()
-    for name, age_s in (("incoming-old", 90_000), ("incoming-young", 60)):
-        (incoming / name).write_bytes(b"half")
-        os.utime(incoming / name, (time.time() - age_s,) * 2)
-    await hosting_worker(setup, MessageRecorder())
-    assert [path.name for path in incoming.iterdir()] == ["incoming-young"]
 
 
 async def test_a_result_reported_long_after_storing_gets_no_asset(setup: Setup) -> None:

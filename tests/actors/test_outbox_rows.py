@@ -396,6 +396,7 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
         outbox=unused,
         traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
         callback_url=lambda _: "",
+        file_url=lambda _provider, file_id, _until: file_id,
         now=utc_now,
         rng=random.Random(1),
         process_id="proc_1",

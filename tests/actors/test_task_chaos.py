@@ -112,6 +112,7 @@ class Chaos:
             outbox=ignored,
             traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
             callback_url=lambda _: "",
+            file_url=lambda _provider, file_id, _until: file_id,
             now=lambda: self.now,
             rng=random.Random(1),
             process_id="proc_1",

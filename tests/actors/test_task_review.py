@@ -113,6 +113,7 @@ async def start_actor(load: Load) -> TaskActor:
         outbox=RecordedRef(lambda _: None),
         traits=lambda _: TRAITS,
         callback_url=lambda _: "https://holdfast.test/v2/callback",
+        file_url=lambda _provider, file_id, _until: file_id,
         now=lambda: NOON,
         rng=random.Random(1),
         process_id="proc_1",

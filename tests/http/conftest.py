@@ -12,6 +12,7 @@ from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.links import PublicUrls
+from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.server.database import Database
 from holdfast.providers.media.kinds import kind_rules
 from holdfast.providers.storage.local import LocalStore
@@ -29,6 +30,7 @@ from .fake_parts import (
     FakeMailer,
     FakePoison,
     FakeProviderChecks,
+    no_connection,
     write_no_record,
 )
 from .fake_rows import CountingRows, FakeReportRows, NoRows
@@ -66,6 +68,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         tasks=tasks,
         catalog=lambda: catalog,
         asset_store=store,
+        claims=ContentClaims(no_connection),
         mailer=mailer,
         callback_secrets=lambda name: secrets.get(name, ()),
         sandbox_secrets=(SANDBOX_SECRET,),
@@ -108,7 +111,8 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
 async def api(stage: Stage, database: Database) -> Api:
     """The API on a real database, with fake actors."""
     rows = CountingRows(database)
-    stage.change(database=rows, write_record=database.work)
+    claims = ContentClaims(database.connect_writer)
+    stage.change(database=rows, write_record=database.work, claims=claims)
     api = Api(**vars(stage), database=database, rows=rows)
     await api.add_account(ACCOUNT, balance_micro=10_000_000, held_micro=240_000)
     await api.add_account(OTHER_ACCOUNT)

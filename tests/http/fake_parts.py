@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+import psycopg
 from sqlalchemy import Connection
 
 from holdfast.actors.runtime.messages import Command
@@ -53,8 +54,14 @@ class FakeEventCommands(EventCommands):
         return Rotation(generation, NOW)
 
 
-async def write_no_record(change: Callable[[Connection], None]) -> None:
-    """Accept what operators do."""
+def no_connection() -> psycopg.Connection[Any]:
+    """Fail: this test has no database."""
+    raise AssertionError("this call must not claim a content")
+
+
+async def write_no_record(change: Callable[[Connection], R]) -> R:
+    """Accept what operators do, who do not use a result."""
+    return cast(R, None)
 
 
 @dataclass

@@ -61,11 +61,27 @@ def make_task(
     return msgspec.structs.replace(task, **fields)
 
 
+class Whole(httpx2.AsyncByteStream):
+    """A body in one part. An application may leave it unread."""
+
+    def __init__(self, content: bytes) -> None:
+        self._parts = [content]
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._parts:
+            raise StopAsyncIteration
+        return self._parts.pop()
+
+
 class InProcess(httpx2.ASGITransport):
     """Requests to an application in this process, from the address that ``extensions`` name as ``client``."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         self.client = cast(Any, request.extensions.get("client"))
+        request.stream = Whole(await request.aread())
         with trio.fail_after(60):
             return await super().handle_async_request(request)
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 from tests.clients import refused
 
-from holdfast.http.endpoints.tasks.asset_files import read_range
+from holdfast.http.kit.stored_content import read_range
 from holdfast.ledger.links import sign_link
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records import tables

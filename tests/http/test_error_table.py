@@ -102,6 +102,9 @@ EXPECTED = {
     "invalid_cursor": (400, "invalid_request_error"),
     "asset_expired": (410, "not_found_error"),
     "invalid_link": (403, "permission_error"),
+    "file_not_found": (404, "not_found_error"),
+    "file_limit_reached": (409, "conflict_error"),
+    "storage_full": (507, "api_error"),
     "range_not_satisfiable": (416, "invalid_request_error"),
     "missing_signature": (401, "authentication_error"),
     "invalid_signature": (401, "authentication_error"),
@@ -123,7 +126,7 @@ FINAL = {
     "content_policy_violation",
     "task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached", "payment_order_expired",
     "payment_order_not_payable", "payment_order_not_refundable", "provider_rejected", "child_not_stoppable",
-    "poison_not_replayable", "cost_not_accepted",
+    "poison_not_replayable", "cost_not_accepted", "file_limit_reached",
 }  # fmt: skip
 
 
@@ -139,7 +142,7 @@ def test_each_row(code: str) -> None:
     assert error == {
         "message": "No.", "type": EXPECTED[code][1], "code": code, "param": "field", "request_id": "req_1"
     }  # fmt: skip
-    waiting_helps = status in {429, 503} or code == "idempotency_key_in_use"
+    waiting_helps = status in {429, 503, 507} or code == "idempotency_key_in_use"
     assert ("Retry-After" in headers) == (waiting_helps and code not in NO_RETRY_TIME)
     assert (headers.get("X-Should-Retry") == "false") == (code in FINAL)
     assert (headers.get("WWW-Authenticate") == "Bearer") == (code in BEARER)

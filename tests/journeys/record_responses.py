@@ -72,12 +72,17 @@ async def recorded(service: Service, card_provider: CardProviderProcess, hook: R
             good = visitor.good.get(route.handler.__name__, Good(WHY if route.action else None))
             sent = SimpleNamespace(headers=dict(good.headers), body=json.dumps(good.body or {}).encode())
             known = defaultdict(lambda: "nothing", visitor.things)
+            headers = visitor.prove(route, sent).headers
+            content: Any = {"files": good.files}
+            if good.files is None and route.method != "GET":
+                content = {"content": sent.body}
+                headers = {"Content-Type": "application/json", **headers}
             answer = await http.request(
                 route.method,
                 re.sub(r"\{(\w+)\}", lambda part: known[part[1]], route.path),  # noqa: B023 - called at once
                 params=good.query,
-                content=sent.body if route.method != "GET" else None,
-                headers={"Content-Type": "application/json", **visitor.prove(route, sent).headers},
+                headers=headers,
+                **content,
             )
             if answer.status_code == 200:
                 found.setdefault(route.reply.__name__, answer.json())

@@ -52,8 +52,9 @@ CHECKS = [
     response_schema_conformance,
 ]
 ORDER = {"amount": "1.00"}
+PICTURE = b"\x89PNG\r\n\x1a\n"
 TASK = {"model": "studio/image-1", "input": IMAGE}
-IMAGE_FILE = load_catalog(None, kind_rules()).models["studio/edit-1"].example_input["image"]
+IMAGE_FILE = (load_catalog(None, kind_rules()).models["studio/edit-1"].example_input or {})["image"]
 NOTHING_TO_DECIDE = {"read_review", "approve_review", "reject_review", "resolve_payment_order"}
 """Operations that answer 404 or 409 here: nothing waits for an operator."""
 OF_THE_TREE = re.compile("/ops/api/(processes|actors|poison|providers|webhooks|orders)/")
@@ -69,9 +70,10 @@ FINITE_ROUTES = [
 
 @dataclass
 class Good:
-    """A valid request to an operation."""
+    """A valid request to an operation, with a body or with the files of a form."""
 
     body: dict[str, Any] | None = None
+    files: dict[str, bytes] | None = None
     query: dict[str, str] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -93,6 +95,7 @@ class Visitor:
         body = sent.body or b""
         body = body.encode() if isinstance(body, str) else body
         bearer = {"session": session, "session_or_key": session, "api_key": self.key, "optional": self.key}
+        bearer["key_or_link"] = self.key
         bearer |= {"operator_read": OPERATOR_TOKEN, "operator_act": OPERATOR_TOKEN}
         if auth.value in bearer:
             sent.headers["Authorization"] = f"Bearer {bearer[auth.value]}"
@@ -121,6 +124,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         [*_, event] = await card_provider.events_of(card["provider_payment_id"])
         callback = ok(await ada.as_session("POST", "/v2/control/payments/sandbox", ORDER))["callback"]
         spare = ok(await ada.as_session("POST", "/v2/control/api-keys", {}))
+        uploaded = ok(await ada.as_key("POST", "/v2/files", files={"file": ("lighthouse.png", PICTURE)}))
         events = ok(await ada.as_key("GET", f"/v2/task/{request_id}/events"))["data"]
         # Not the address in the examples of the document: new codes for it would supersede this one.
         email = {"email": "zoe@example.com"}
@@ -139,6 +143,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "model_id": str(TASK["model"]),
         "asset_id": link.path.rpartition("/")[2],
         "event_id": events[0]["event_id"],
+        "file_id": uploaded["file_id"],
         "provider": "studio",
     }
     good = {
@@ -177,6 +182,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "receive_callback": Good(update),
         "receive_provider_webhook": Good(update),
         "fetch_asset": Good(query=dict(link.params)),
+        "upload_file": Good(files={"file": PICTURE}),
     }
     return Visitor(service, ada.session, leaving.session, ada.key, things, good)
 
@@ -235,6 +241,8 @@ def test_every_operation_conforms_to_the_openapi_document(visitor: Visitor, docu
         sent: dict[str, Any] = {"path_parameters": known, "query": good.query, "headers": good.headers}
         if good.body is not None:
             sent |= {"body": good.body, "media_type": "application/json"}
+        if good.files is not None:
+            sent |= {"body": good.files, "media_type": "multipart/form-data"}
         return operation.Case(**sent)
 
     if route.auth not in {Auth.NONE, Auth.OPTIONAL}:
@@ -270,6 +278,9 @@ def test_every_operation_conforms_to_the_openapi_document(visitor: Visitor, docu
     elif name == "refund_payment":
         # Another example may have refunded all of it.
         assert answer.status_code in {200, 409}
+    elif name == "remove_file":
+        # An earlier example has deleted it.
+        assert answer.status_code == 404
     elif name in {"cancel_task", "delete_video"}:
         assert answer.status_code == 409
     else:

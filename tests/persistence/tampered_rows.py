@@ -28,7 +28,7 @@ ADJUSTED = "each adjustment was made by one action of an operator, on its accoun
 PAIRS = "each task has exactly one hold, and each hold belongs to a task"
 ENDS = "a task has ended if and only if its hold is settled, and succeeded if and only if it was captured"
 STATUSES = "each task has one usage entry with its status and model"
-CONTENTS = "each stored result's content is known and not marked for deletion"
+CONTENTS = "each stored result's and file's content is known and not marked for deletion"
 ORPHANS = "every row belongs to a row that exists"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import socket
@@ -68,8 +69,15 @@ def source_file(directory: Path, content: bytes = CONTENT) -> Path:
     return path
 
 
+UNREADABLE = Path("/proc/self/mem")
+"""A file that can be opened, and whose beginning cannot be read."""
+
+
 async def put(store: AssetStore, content: bytes | Path, sha256: str, extension: str) -> str:
-    return await trio.to_thread.run_sync(store.put, content, sha256, extension)
+    if isinstance(content, bytes):
+        return await trio.to_thread.run_sync(store.put, content, sha256, extension)
+    with content.open("rb") as file:
+        return await trio.to_thread.run_sync(store.put, file, sha256, extension)
 
 
 async def read(store: AssetStore, key: str, start: int = 0, end: int | None = None) -> bytes:
@@ -95,7 +103,6 @@ async def test_content_is_stored_under_its_hash_and_read_back(stored: Stored, tm
     assert await read(store, key, BLOCK_BYTES - 1) == CONTENT[BLOCK_BYTES - 1 :]
     assert await read(store, key, 5, 10**9) == CONTENT[5:]
     assert await read(store, key, 10**9) == b""
-    assert source.exists()
     assert stored.keys() == [key]
 
 
@@ -125,8 +132,8 @@ async def test_other_content_than_announced_is_not_stored(stored: Stored, tmp_pa
 
 
 async def test_content_that_cannot_be_read_leaves_nothing(stored: Stored, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"No such file|cannot be read"):
-        await put(stored.store, tmp_path / "gone", SHA, "png")
+    with pytest.raises(OSError, match=r"Input/output error|cannot be read"):
+        await put(stored.store, UNREADABLE, SHA, "png")
     assert stored.keys() == []
 
 
@@ -163,13 +170,17 @@ def test_what_cannot_be_a_key_makes_none(sha256: str, extension: str) -> None:
         asset_key(sha256, extension)
 
 
-async def test_old_leftovers_of_a_crash_are_cleared(tmp_path: Path) -> None:
+async def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
     aside = tmp_path / "assets" / "incoming"
     aside.mkdir(parents=True)
-    for name, age_s in (("old", 90_000), ("young", 10)):
+    for name, age_s in (("left", 90), ("locked", 90), ("young", 10)):
         (aside / name).write_bytes(b"x")
         os.utime(aside / name, (time.time() - age_s,) * 2)
-    await LocalStore(tmp_path).prepare()
+    with (aside / "locked").open("r+b") as of_a_writer:
+        fcntl.flock(of_a_writer, fcntl.LOCK_EX)
+        await LocalStore(tmp_path).prepare()
+        assert files_in(aside) == ["locked", "young"]
+    await LocalStore(tmp_path).remove_leftovers()
     assert files_in(aside) == ["young"]
 
 
@@ -228,7 +239,7 @@ async def test_a_file_that_cannot_be_read_is_not_a_bucket_that_is_missing(
     tmp_path: Path, bucket: BucketServer
 ) -> None:
     with pytest.raises(StoreFault, match="the file to be stored cannot be read"):
-        await put(s3_store(bucket, tmp_path), tmp_path / "gone", SHA, "png")
+        await put(s3_store(bucket, tmp_path), UNREADABLE, SHA, "png")
 
 
 async def test_what_stands_in_the_environment_for_others_changes_nothing(

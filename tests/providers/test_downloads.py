@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
 import struct
 import wave
 import zlib
@@ -21,7 +22,6 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from holdfast.providers.outbound.downloads import (
-    MEMORY_BYTES_MAX,
     Downloaded,
     DownloadRefused,
     ExpectedOutput,
@@ -29,7 +29,17 @@ from holdfast.providers.outbound.downloads import (
     download,
 )
 from holdfast.providers.outbound.guarded import GuardedClient
-from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES, Measure, measure, opened, plain_type, sniff
+from holdfast.providers.storage.sniffing import (
+    EXTENSIONS,
+    MEDIA_TYPES,
+    UNKNOWN_TYPE,
+    Measure,
+    measure,
+    opened,
+    plain_type,
+    sniff,
+)
+from holdfast.providers.storage.spool import MEMORY_BYTES_MAX
 
 from .conftest import ServeApp
 
@@ -116,7 +126,7 @@ async def test_images_are_kept_hashed_and_measured(
     assert downloaded == Downloaded(body, digest, len(body), content_type, 12, 8, None)
     assert files_in(tmp_path) == []
     (tmp_path / "file").write_bytes(body)
-    with opened(tmp_path / "file") as data:
+    with (tmp_path / "file").open("rb") as file, opened(file) as data:
         assert measure(data, content_type) == measure(body, content_type) == Measure(12, 8)
 
 
@@ -124,13 +134,14 @@ async def test_a_large_output_is_a_file_while_it_is_used(serve_app: ServeApp, tm
     body = sound(200)
     assert len(body) > 3 * MEMORY_BYTES_MAX
 
-    def use(found: Downloaded) -> tuple[bytes, Path, str, float | None]:
-        assert isinstance(found.content, Path)
-        return found.content.read_bytes(), found.content.parent, found.sha256, found.duration_s
+    def use(found: Downloaded) -> tuple[bytes, list[str], str, float | None]:
+        assert not isinstance(found.content, bytes)
+        assert os.fstat(found.content.fileno()).st_size == len(body)
+        return found.content.read(), files_in(tmp_path), found.sha256, found.duration_s
 
     used = await get(serve_app, serving(body), tmp_path, use=use)
     refused = await get(serve_app, serving(body), tmp_path, ExpectedOutput(sha256="0" * 64), use=use)
-    assert used == (body, tmp_path, hashlib.sha256(body).hexdigest(), 200.0)
+    assert used == (body, [], hashlib.sha256(body).hexdigest(), 200.0)
     assert refused.code == "mismatch"
     assert files_in(tmp_path) == []
 
@@ -310,7 +321,7 @@ def test_sniffing_never_raises_and_names_only_hosted_types(head: bytes) -> None:
 
 
 def test_every_hosted_type_has_an_extension_and_a_plain_name() -> None:
-    assert set(EXTENSIONS) == MEDIA_TYPES
+    assert set(EXTENSIONS) == {*MEDIA_TYPES, UNKNOWN_TYPE}
     assert {plain_type(f" {name.upper()} ; q=1") for name in MEDIA_TYPES} == MEDIA_TYPES
     assert plain_type("image/jpg") == "image/jpeg"
     assert plain_type(None) is None

@@ -292,7 +292,7 @@ async def test_files_of_an_earlier_life_stay_for_a_while(start_studio: StartStud
     directory = tmp_path / "studio-files"
     directory.mkdir()
     fresh, old = "0" * 32 + ".png", "1" * 32 + ".png"
-    for name in (fresh, old, "incoming-abc", "secrets.json"):
+    for name in (fresh, old, "secrets.json"):
         (directory / name).write_bytes(b"a picture")
     os.utime(directory / old, (0, 0))
     async with start_studio() as studio, httpx2.AsyncClient(trust_env=False, verify=False) as http:

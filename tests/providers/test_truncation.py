@@ -53,7 +53,7 @@ def judged(folder: Path, content: bytes, content_type: str) -> bool:
     """Check a content in memory, and in a file."""
     path = folder / "file"
     path.write_bytes(content)
-    with opened(path) as data:
+    with path.open("rb") as file, opened(file) as data:
         found = is_complete(data, content_type)
     assert is_complete(content, content_type) == found
     return found

@@ -23,7 +23,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 class PublicUrls:
     """Absolute URLs of this service. ``base`` is configured, never taken from a request.
 
-    ``link_key`` signs links to stored outputs; a link works for ``link_ttl_s``.
+    ``link_key`` signs links to stored outputs and files; a link works for ``link_ttl_s``.
     """
 
     base: str
@@ -42,6 +42,10 @@ class PublicUrls:
     def asset_url(self, asset_id: str, expires_at: datetime) -> str:
         """Return a signed link to a stored output."""
         return self.url(f"/v2/assets/{asset_id}?{sign_link(asset_id, expires_at, self.link_key)}")
+
+    def file_url(self, file_id: str, expires_at: datetime) -> str:
+        """Return a signed link to an uploaded file."""
+        return self.url(f"/v2/files/{file_id}/content?{sign_link(file_id, expires_at, self.link_key)}")
 
 
 def sign_link(asset_id: str, expires_at: datetime, key: bytes) -> str:

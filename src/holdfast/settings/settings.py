@@ -160,6 +160,7 @@ class Settings(ServiceLocation):
     the peers whose ``proxy_header`` names the client's address. ``ops_port`` None: operators' routes are on the
     public port. ``processes``: worker processes below a parent; 0 is one process without a parent.
     ``waiting_per_account_max``: how many requests of an account may wait, or stream, at one process.
+    ``file_bytes_max``: the largest file; ``files_max`` and ``files_bytes_max``: those of one account together.
     ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
     ``webhook_local_allowed``: events may go to http and to private addresses. Secrets are left out of the repr.
     """
@@ -223,6 +224,10 @@ class Settings(ServiceLocation):
     task_creates_per_account_s: int = Field(0, ge=0, le=1_000_000)
     task_creates_burst: Count = 20_000
     stored_input_bytes_max: int = Field(256 * 1024 * 1024, ge=0, lt=2**40)
+    file_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, lt=2**31)
+    files_max: int = Field(10_000, ge=0, le=10_000_000)
+    files_bytes_max: int = Field(1024 * 1024 * 1024, ge=0, lt=2**50)
+    file_retention_s: int = Field(604_800, ge=60, lt=2**31)
     provider_removed_grace_s: Seconds = 300.0
     pool_size: int = Field(8, ge=1, le=100)
     checker_share: float = Field(0.05, ge=0, le=1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hmac
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Final, cast
 
@@ -206,12 +207,19 @@ def _task_dependencies(parts: Parts, accounts: PlacedDirectory, dispatcher: Tell
         outbox=refs.outbox,
         traits=registry.traits,
         callback_url=partial(registry.callback_url, public_url=parts.public_url, local_url=parts.local_url),
+        file_url=partial(_file_url, parts),
         now=parts.now,
         rng=random.Random(),  # noqa: S311 - spreads retries
         process_id=parts.presence.process.process_id,
         health=registry.health_of,
         is_submitting=lambda request_id, attempt: (request_id, attempt) in parts.submits,
     )
+
+
+def _file_url(parts: Parts, provider: str, file_id: str, until: datetime) -> str:
+    """Return a provider's link to a file until a time."""
+    own_url = parts.registry.own_url(provider, public_url=parts.public_url, local_url=parts.local_url)
+    return replace(parts.urls, base=own_url).file_url(file_id, until)
 
 
 def masked_key(settings: Settings, group: str, key: str) -> str:

@@ -115,6 +115,7 @@ def _dependencies(
         catalog=lambda: registry.catalog,
         catalog_of=registry.catalog_of,
         asset_store=parts.store,
+        claims=parts.claims,
         mailer=_mailer(settings),
         callback_secrets=registry.callback_secrets,
         sandbox_secrets=(settings.sandbox_secret,),

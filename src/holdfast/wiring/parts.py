@@ -15,6 +15,7 @@ from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.members import Members
 from holdfast.ledger.clock import Now
 from holdfast.ledger.links import PublicUrls
+from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.journal.journal import Journal
@@ -69,6 +70,7 @@ class Parts:
     presence: Presence
     registry: ProviderRegistry
     store: AssetStore
+    claims: ContentClaims
     card: CardSetup | None
     database: Database
     changes: Changes
@@ -130,6 +132,7 @@ def parts_of(
         presence=presence,
         registry=registry,
         store=store,
+        claims=ContentClaims(database.connect_writer),
         card=card_setup(settings, conditions.watch(CARD)),
         database=database,
         changes=changes,

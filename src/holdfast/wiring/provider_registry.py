@@ -236,8 +236,13 @@ class ProviderRegistry:
         Providers with a webhook format of their own get a path of their own.
         """
         config = self.config_of(provider)
-        url = f"{local_url if config is not None and config.is_built_in else public_url}/v2/callback"
+        url = self.own_url(provider, public_url=public_url, local_url=local_url) + "/v2/callback"
         return url if config is None or config.kind == "studio" else f"{url}/{provider}"
+
+    def own_url(self, provider: str, *, public_url: str, local_url: str) -> str:
+        """Return where a provider reaches this service."""
+        config = self.config_of(provider)
+        return local_url if config is not None and config.is_built_in else public_url
 
     def check_callback_url(self, provider: str, check_id: str, *, public_url: str, local_url: str) -> str:
         """Return the sealed URL for callbacks about a check's job, also where the provider's own are not sealed."""

@@ -24,7 +24,6 @@ from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.cluster.members import slots_of
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.public import event_payload
-from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
@@ -89,7 +88,6 @@ def _tasks(parts: Parts, actors: Actors) -> Starts:
     settings, database, presence = parts.settings, parts.database, parts.presence
     registry, refs, tasks, now = parts.registry, parts.refs, actors.tasks, parts.now
     downloads = GuardedClient(registry.origins, resolve=NameLookups("downloads").addresses)
-    claims = ContentClaims(database.connect_writer)
     return {
         "dispatcher": lambda: Dispatcher(
             refs.dispatcher,
@@ -112,7 +110,7 @@ def _tasks(parts: Parts, actors: Actors) -> Starts:
             downloads=downloads,
             origins_of=registry.origins_of,
             store=parts.store,
-            claims=claims,
+            claims=parts.claims,
             incoming_dir=settings.data_dir / "incoming",
             tasks=tasks,
             now=now,

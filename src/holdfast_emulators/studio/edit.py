@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import random
 from typing import Annotated, Literal
@@ -30,10 +31,13 @@ Side = Annotated[int, msgspec.Meta(ge=16, le=SIDE_MAX_PX)]
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """The input of an edit: an image, and what becomes of it; ``prompt`` is set in type on the result."""
+    """The input of an edit: an image, and what becomes of it; ``prompt`` is set in type on the result.
+
+    ``image`` is a URL, like ``image_url``, or the image itself in base64.
+    """
 
     operation: Literal["resize", "crop", "convert"] = "convert"
-    image: Annotated[bytes, msgspec.Meta(max_length=SOURCE_MAX_BYTES)] | None = None
+    image: Annotated[str, msgspec.Meta(max_length=SOURCE_MAX_BYTES)] | None = None
     image_url: Annotated[str, msgspec.Meta(max_length=2000, pattern=r"^https?://")] | None = None
     prompt: Prompt | None = None
     format: Literal["png", "jpeg", "webp"] = "png"
@@ -43,16 +47,30 @@ class Edit(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if (self.image is None) == (self.image_url is None):
             raise ValueError("exactly one of image and image_url is needed")
+        if self._url is None and self._inline is None:
+            raise ValueError("image is neither an http or https URL nor base64")
         if self.operation != "convert" and (self.width is None or self.height is None):
             raise ValueError(f"{self.operation} needs width and height")
 
+    @property
+    def _url(self) -> str | None:
+        given = self.image_url or self.image or ""
+        return given if given.startswith(("http://", "https://")) else None
+
+    @property
+    def _inline(self) -> bytes | None:
+        try:
+            return base64.b64decode(self.image or "", validate=True)
+        except ValueError:
+            return None
+
     def render(self, context: RenderContext) -> list[OutputFile]:
         """Edit the image."""
-        content = self.image
-        if content is None:
-            assert self.image_url is not None
+        if self._url is not None:
             context.step(0, "fetch")
-            content = trio.from_thread.run(_fetch, self.image_url, context)
+            content = trio.from_thread.run(_fetch, self._url, context)
+        else:
+            content = self._inline or b""
         context.step(0.05, "decode")
         image = _open(content)
         context.step(0.4, "render")
@@ -90,12 +108,12 @@ async def _fetch(url: str, context: RenderContext) -> bytes:
     finally:
         client.close()
     if isinstance(found, DownloadRefused):
-        raise BadInput(f"image_url could not be fetched: {found.message}")
+        raise BadInput(f"the image could not be fetched: {found.message}")
     return found
 
 
 def _content(found: Downloaded) -> bytes:
-    return found.content if isinstance(found.content, bytes) else found.content.read_bytes()
+    return found.content if isinstance(found.content, bytes) else found.content.read()
 
 
 def _open(content: bytes) -> Image.Image:

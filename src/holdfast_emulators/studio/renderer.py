@@ -46,8 +46,6 @@ MODELS: Mapping[str, Prepare] = MappingProxyType(
 """The models by name."""
 
 _FINISHED = re.compile(r"[0-9a-f]{32}\.[a-z]+\Z")
-_OURS = re.compile(r"(?:[0-9a-f]{32}\.[a-z]+|incoming-\w+)\Z")
-"""Names that the studio gives to files: no other file in its directory is ever removed."""
 _log = structlog.get_logger(__name__)
 
 
@@ -196,8 +194,8 @@ class Renderer:
         """Remove unfinished and old files; a service that crashed while fetching fetches its results again."""
         self._files_dir.mkdir(parents=True, exist_ok=True)
         oldest = self._now().timestamp() - self._keep_s
-        ours = [path for path in self._files_dir.iterdir() if _OURS.match(path.name)]
-        _remove([path for path in ours if not _FINISHED.match(path.name) or path.stat().st_mtime < oldest])
+        ours = [path for path in self._files_dir.iterdir() if _FINISHED.match(path.name)]
+        _remove([path for path in ours if path.stat().st_mtime < oldest])
 
 
 def _origin_of(webhook: str | None) -> frozenset[Origin]:

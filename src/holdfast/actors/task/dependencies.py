@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.refs import Directory, TellRef
 from holdfast.actors.task.messages import CallProvider, Host
+from holdfast.ledger.catalog.input_files import with_links
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import Effect, HostOutputs, ProviderTraits, SubmitJob
@@ -44,7 +46,8 @@ class NewTasks:
 class TaskDependencies:
     """Shared by the task actors of a process. ``process_id`` is written into the task's row with each step.
 
-    ``is_submitting`` returns whether this process is still submitting an attempt; ``now`` returns service time.
+    ``file_url`` returns a provider's link to a file until a time; ``is_submitting`` returns whether this process is
+    still submitting an attempt; ``now`` returns service time.
     """
 
     accounts: Directory
@@ -54,6 +57,7 @@ class TaskDependencies:
     outbox: TellRef
     traits: Callable[[str], ProviderTraits]
     callback_url: Callable[[str], str]
+    file_url: Callable[[str, str, datetime], str]
     now: Now
     rng: random.Random
     process_id: str
@@ -71,7 +75,7 @@ class TaskDependencies:
                         task.request_id,
                         attempt,
                         terms.upstream_model,
-                        task.request.input,
+                        self._input_of(task),
                         self.callback_url(task.provider),
                     )
                     tells.append(Tell(self.provider_calls, CallProvider(task.provider, job, task.account_id)))
@@ -81,3 +85,10 @@ class TaskDependencies:
                 case _:
                     tells.append(Tell(self.provider_calls, CallProvider(task.provider, effect, task.account_id)))
         return tells
+
+    def _input_of(self, task: Task) -> Mapping[str, object]:
+        """Return the input as the provider gets it: with links to files, which last as long as the task may."""
+        request, until = task.request, task.overall_deadline_at
+        if not request.files:
+            return request.input
+        return with_links(request.input, request.files, lambda each: self.file_url(task.provider, each, until))

@@ -1,4 +1,4 @@
-"""The asset sweeper: expires stored results and removes contents that no asset refers to.
+"""The asset sweeper: expires results and uploaded files, and removes contents that none of them refers to.
 
 All its work is found in rows and is idempotent. So several processes may sweep at once, and another process
 continues where one has died. :mod:`holdfast.persistence.claims.contents` explains how a removal avoids a
@@ -29,6 +29,7 @@ from holdfast.persistence.claims.contents import (
     mark_contents,
     tasks_with_expired_assets,
 )
+from holdfast.persistence.claims.files import FIRST_USE, ExpiredFile, sweep_files, sweep_uses
 from holdfast.persistence.claims.tasks import FIRST_EXPIRED, Expired, tasks_with_expired_input
 from holdfast.persistence.server.database import Database
 from holdfast.providers.storage.base import AssetStore, asset_key
@@ -41,16 +42,18 @@ SWEEP_BOUND_S: Final = 300.0
 TASKS_MAX: Final = 200
 CONTENTS_MAX: Final = 1_000
 """How many contents one sweep checks; the next sweep continues from there, which is millions a day."""
+_FIRST_FILE: Final = ExpiredFile(*FIRST_EXPIRED)
 CONCURRENT_MAX: Final = 4
 ASK_DEADLINE_S: Final = 30.0
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """The result of one sweep: tasks whose results expired, contents removed, inputs dropped."""
+    """The result of one sweep: tasks whose results expired, contents removed, inputs dropped, files deleted."""
 
     expired: int
     removed: int
     inputs: int = 0
+    files: int = 0
 
 
 class AssetSweeper:
@@ -74,6 +77,8 @@ class AssetSweeper:
         # Where the next sweep continues, so that tasks which cannot be swept do not delay the others.
         self._assets_after = FIRST_EXPIRED
         self._inputs_after = FIRST_EXPIRED
+        self._files_after = _FIRST_FILE
+        self._uses_after = FIRST_USE
         self._marked: dict[Content, datetime] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -84,11 +89,25 @@ class AssetSweeper:
         )
 
     async def sweep(self) -> Swept:
-        """Expire results, remove unreferenced contents and drop old inputs. Raises ``DatabaseAway``."""
-        swept = Swept(await self._expire(), await self._remove(), await self._drop_inputs())
-        if swept != Swept(0, 0, 0):
-            log.info("assets swept", expired=swept.expired, removed=swept.removed, inputs=swept.inputs)
+        """Expire results, delete files, remove unreferenced contents, drop old inputs. Raises ``DatabaseAway``."""
+        files = await self._delete_files()
+        swept = Swept(await self._expire(), await self._remove(), await self._drop_inputs(), files)
+        if swept != Swept(0, 0):
+            log.info("assets swept", **msgspec.structs.asdict(swept))
+        try:
+            await self._store.remove_leftovers()
+        except OSError as fault:
+            log.warning("leftovers not removed", reason=fault.strerror)
         return swept
+
+    async def _delete_files(self) -> int:
+        """Delete the next expired files that no unfinished task needs, and what is stored of ended tasks' needs."""
+        self._uses_after = await self._database.work(
+            sweep_uses, self._now(), after=self._uses_after, most=CONTENTS_MAX
+        )
+        swept = await self._database.work(sweep_files, self._now(), after=self._files_after, most=CONTENTS_MAX)
+        self._files_after = swept.next_after or _FIRST_FILE
+        return swept.deleted
 
     async def _drop_inputs(self) -> int:
         due = await self._database.read(

@@ -34,7 +34,6 @@ from holdfast.providers.outbound.downloads import (
     DownloadRefused,
     ExpectedOutput,
     accept_inline,
-    clear_directory,
     download,
 )
 from holdfast.providers.outbound.guarded import GuardedClient, Origin
@@ -84,13 +83,6 @@ class HostingWorker(Worker):
         self._watch = watch
         self._rounds = defaultdict[str, trio.CapacityLimiter](partial(trio.CapacityLimiter, ROUNDS_MAX))
         self._running: dict[str, tuple[int, int, trio.CancelScope]] = {}
-
-    async def on_start(self) -> None:  # type: ignore[override]  # may await
-        """Delete partial downloads of earlier processes."""
-        try:
-            await clear_directory(self._incoming_dir)
-        except OSError as fault:
-            log.warning("partial downloads not deleted", reason=fault.strerror)
 
     async def on_receive(self, message: object) -> None:
         """Start a hosting round unless it is already running; cancel an earlier round of the same task."""

@@ -226,7 +226,9 @@ async def quote(call: Call) -> Outcome:
     Nothing is held. With a credential only its account may use the quote.
     """
     deps, body = call.deps, call.body(QuoteRequest)
-    priced = await call.compute(partial(quote_input, deps.catalog(), body.model, body.input))
+    priced = await call.compute(
+        partial(quote_input, deps.catalog(), body.model, body.input, base_url=deps.urls.base)
+    )
     if isinstance(priced, Refusal):
         return priced
     account_id = await call.account_of_caller()

@@ -67,6 +67,8 @@ class Auth(Enum):
     API_KEY = "api_key"
     SESSION_OR_KEY = "session_or_key"
     """A session, or an API key with the route's scope."""
+    KEY_OR_LINK = "key_or_link"
+    """An API key, or a signature in the query, which the handler checks."""
     CALLBACK_SIGNATURE = "callback_signature"
     PROVIDER_WEBHOOK = "provider_webhook"
     SANDBOX_SIGNATURE = "sandbox_signature"
@@ -81,9 +83,10 @@ class Needs:
 
     With ``body_optional`` a body without required fields may be omitted. A body has at most
     :data:`SMALL_BODY_BYTES_MAX` bytes; if the route ``takes_input`` of a model the limit is a setting, or
-    :data:`ANONYMOUS_BODY_BYTES_MAX` for a caller without a credential. A route with ``raw_body_bytes_max`` receives
-    the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call. A route that ``takes_form`` accepts
-    its body as ``multipart/form-data`` too, with files. ``action`` names what an operator
+    :data:`ANONYMOUS_BODY_BYTES_MAX` for a caller without a credential. A route with ``raw_body_bytes_max``
+    receives the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call. A route that
+    ``takes_form`` accepts its body as ``multipart/form-data`` too, with files. A body with up to ``files_max``
+    files is not read before the handler runs, which authenticates the caller. ``action`` names what an operator
     does by it, which is then recorded; an ``is_urgent`` one is also done while the database is away.
     """
 
@@ -98,6 +101,7 @@ class Needs:
     takes_form: bool = False
     raw_body_bytes_max: int | None = None
     raw_body_limit: Callable[[Call], int] | None = None
+    files_max: int = 0
     action: str | None = None
     is_urgent: bool = False
 
@@ -110,11 +114,19 @@ class Needs:
 ANONYMOUS_BODY_BYTES_MAX: Final = 64 * 1024
 """The largest body with a model's input from a caller without a credential."""
 
+FORM_BYTES_MAX: Final = 1024 * 1024
+"""How much a body with files may have besides them."""
+
 LIGHT_BYTES_MAX: Final = 32 * 1024
 LIGHT_VALUES_MAX: Final = 200
 """The limits of a body that is decoded and validated on the event loop, in well under a millisecond."""
 
-_WANTED: Final[dict[Auth, CredentialKind]] = {Auth.SESSION: "session", Auth.API_KEY: "api_key"}
+_WANTED: Final[dict[Auth, CredentialKind]] = {
+    Auth.SESSION: "session",
+    Auth.API_KEY: "api_key",
+    Auth.KEY_OR_LINK: "api_key",
+}
+_BY_BEARER: Final = frozenset({*_WANTED, Auth.SESSION_OR_KEY, Auth.OPTIONAL})
 _ROLES: Final[dict[Auth, OperatorRole]] = {Auth.OPERATOR_READ: "read", Auth.OPERATOR_ACT: "act"}
 
 
@@ -175,7 +187,7 @@ class Call:
 
     async def prepare(self) -> Refusal | None:
         """Check what the route requires, before its handler runs."""
-        bytes_max = self._body_bytes_max()
+        bytes_max = self.body_bytes_max()
         length = self.request.content_length
         if (length or 0) > bytes_max:
             return _too_large(bytes_max)
@@ -189,7 +201,7 @@ class Call:
                     return _too_large(bytes_max, " without a valid credential")
         if refusal is None and self.route.body is not None:
             refusal = await self._authenticate()
-        if refusal is not None or self.route.method == "GET":
+        if refusal is not None or self.route.method == "GET" or self.route.files_max:
             return refusal
         self.raw = raw = await self.request.read_body(bytes_max)
         if self.route.raw_body_bytes_max is not None:
@@ -198,9 +210,11 @@ class Call:
         refusal = await self.compute(partial(self._read_body, raw))
         return None if refusal is None else await self.refuse_authenticated(refusal)
 
-    def _body_bytes_max(self) -> int:
+    def body_bytes_max(self) -> int:
         """Return the limit of the body in bytes."""
         route, most = self.route, self.deps.settings.body_bytes_max
+        if route.files_max:
+            return route.files_max * self.deps.settings.file_bytes_max + FORM_BYTES_MAX
         if route.raw_body_limit is not None:
             return min(route.raw_body_bytes_max or most, route.raw_body_limit(self))
         return route.raw_body_bytes_max or (most if route.takes_input else min(most, SMALL_BODY_BYTES_MAX))
@@ -264,7 +278,9 @@ class Call:
     # ----------------------------------------------------------------------------------------- the caller
 
     def _read_credential(self) -> Refusal | None:
-        if self.route.auth not in {Auth.SESSION, Auth.API_KEY, Auth.SESSION_OR_KEY, Auth.OPTIONAL}:
+        if self.route.auth not in _BY_BEARER:
+            return None
+        if self.route.auth is Auth.KEY_OR_LINK and "sig" in self.request.args:
             return None
         found = read_bearer(self.request.headers.getlist("Authorization"), _WANTED.get(self.route.auth))
         if isinstance(found, Refusal):

@@ -13,6 +13,7 @@ from holdfast.http.kit.routes import Parameter, Route
 _CREDENTIALS: Final = {
     Auth.SESSION: "SESSION_TOKEN",
     Auth.API_KEY: "API_KEY",
+    Auth.KEY_OR_LINK: "API_KEY",
     Auth.SESSION_OR_KEY: "SESSION_TOKEN",
     Auth.OPERATOR_READ: "OPERATOR_TOKEN",
     Auth.OPERATOR_ACT: "OPERATOR_TOKEN",
@@ -32,6 +33,11 @@ def code_samples(route: Route, public_url: str, body: object | None) -> list[dic
         headers["Authorization"] = f"Bearer {{{_CREDENTIALS[route.auth]}}}"
     if route.idempotent:
         headers["Idempotency-Key"] = "{IDEMPOTENCY_KEY}"
+    if route.files_max:
+        return [
+            {"lang": "bash", "label": "curl", "source": _curl_upload(url, headers)},
+            {"lang": "python", "label": "Python", "source": _python_upload(url, headers)},
+        ]
     is_stream = any("text/event-stream" in media.content_types for media in route.media)
     return [
         {"lang": "bash", "label": "curl", "source": _curl(route.method, url, headers, body, is_stream)},
@@ -51,6 +57,19 @@ def _curl(method: str, url: str, headers: dict[str, str], body: object | None, i
     if body is not None:
         parts.append("-d '" + json.dumps(body, ensure_ascii=False).replace("'", "'\\''") + "'")
     return " \\\n  ".join(parts)
+
+
+def _curl_upload(url: str, headers: dict[str, str]) -> str:
+    sent = (f"-H {_shell(f'{name}: {value}')}" for name, value in headers.items())
+    return " \\\n  ".join((f"curl -sS -X POST {_shell(url)}", *sent, '-F "file=@picture.png"'))
+
+
+def _python_upload(url: str, headers: dict[str, str]) -> str:
+    return (
+        "import os\n\nimport requests\n\nresponse = requests.post(\n"
+        f"    {_literal(url, 4)},\n    headers={_literal(headers, 4)},\n"
+        '    files={"file": open("picture.png", "rb")},\n)\nprint(response.status_code, response.text)'
+    )
 
 
 def _shell(text: str) -> str:

@@ -15,7 +15,14 @@ from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.errors import RefusedRequests
-from holdfast.http.kit.fair_shares import STREAM_READS_MAX, FairShares, FairThreads, TokenTries, WaitingCalls
+from holdfast.http.kit.fair_shares import (
+    STREAM_READS_MAX,
+    FairShares,
+    FairThreads,
+    TokenTries,
+    Uploads,
+    WaitingCalls,
+)
 from holdfast.http.kit.operators import SeenSessions
 from holdfast.http.kit.resends import Resends
 from holdfast.ledger.catalog.catalog import Catalog
@@ -23,6 +30,7 @@ from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
+from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.card.base import CardPayments
@@ -53,6 +61,17 @@ class Reads(Protocol):
 
     async def scan(self, query: Callable[[Connection], T], /) -> T:
         """Run a query that may take up to a minute; one runs at a time. Raises as :meth:`read` does."""
+        ...
+
+
+class Writes(Protocol):
+    """Writes rows without the journal."""
+
+    async def __call__(self, change: Callable[[Connection], T], /) -> T:
+        """Run ``change`` in a transaction, and return its result.
+
+        Raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
+        """
         ...
 
 
@@ -121,8 +140,9 @@ class Dependencies:
     returns a media provider's secrets by its name (None: those without a name). The first of
     ``sandbox_secrets`` signs, all verify. ``card`` is None if no card provider is configured. ``now`` is
     service time, by which all times that the service has written are judged; ``wall`` judges those that others
-    have signed. ``write_record`` writes an operator's action or session, without the journal: it must be possible
-    while an operator repairs that; it raises :class:`DatabaseAway`. ``read_shares`` are those of accounts, and of
+    have signed. ``write_record`` writes what the journal does not: operators' actions and sessions, which must be
+    possible while an operator repairs that, and the rows of files. ``claims`` are of contents that are stored.
+    ``read_shares`` are those of accounts, and of
     origins for credentials that have not been verified; ``stream_shares`` are those of an account's streams.
     """
 
@@ -133,13 +153,14 @@ class Dependencies:
     tasks: Directory
     catalog: Callable[[], Catalog]
     asset_store: AssetStore
+    claims: ContentClaims
     mailer: Mailer
     callback_secrets: Callable[[str | None], Sequence[str]]
     sandbox_secrets: Sequence[str]
     card: CardPayments | None
     unmatched_events: UnmatchedEventStore
     events: EventCommands
-    write_record: Callable[[Callable[[Connection], None]], Awaitable[None]]
+    write_record: Writes
     order_checks: OrderChecks
     report: Callable[[Report], None]
     reports: ReportFeed
@@ -153,6 +174,7 @@ class Dependencies:
     wall: Now = utc_now
     catalog_of: Callable[[str], Catalog | None] = lambda _version: None
     key_cache: KeyCache = field(default_factory=KeyCache)
+    uploads: Uploads = field(default_factory=Uploads)
     threads: FairThreads = field(default_factory=FairThreads)
     read_shares: FairShares = field(default_factory=FairShares)
     stream_shares: FairShares = field(default_factory=lambda: FairShares(at_once_max=STREAM_READS_MAX))

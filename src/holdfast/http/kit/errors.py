@@ -67,7 +67,9 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "request_timeout": ErrorRow(408, INVALID, "the body was not received in time"),
     "invalid_json": ErrorRow(400, INVALID, "the body is not a valid JSON object"),
     "invalid_form": ErrorRow(400, INVALID, "the body is not a valid form"),
-    "unsupported_media_type": ErrorRow(415, INVALID, "the media type is not JSON in UTF-8"),
+    "unsupported_media_type": ErrorRow(
+        415, INVALID, "the body is not JSON in UTF-8, or not of another type that the endpoint takes"
+    ),
     "headers_too_large": ErrorRow(431, INVALID, "the headers are too many or too large"),
     "request_too_large": ErrorRow(413, INVALID, "the body is too large"),
     "missing_parameter": ErrorRow(400, INVALID, "`param` is required"),
@@ -218,8 +220,13 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "invalid_cursor": ErrorRow(
         400, INVALID, "the cursor belongs to another list, another account or other filters"
     ),
-    "asset_expired": ErrorRow(410, NOT_FOUND, "the link or the result has expired"),
+    "asset_expired": ErrorRow(410, NOT_FOUND, "the link, or the result or file it leads to, has expired"),
     "invalid_link": ErrorRow(403, PERMISSION, "the link was altered"),
+    "file_not_found": ErrorRow(404, NOT_FOUND, "the file does not exist, was deleted or has expired"),
+    "file_limit_reached": ErrorRow(
+        409, CONFLICT, "the account's files are too many, or too large together", final=True
+    ),
+    "storage_full": ErrorRow(507, API, "there is no room to store the file; nothing was stored", retry_after_s=60),
     "range_not_satisfiable": ErrorRow(416, INVALID, "the range is outside the file"),
     # Operators.
     "actor_not_found": ErrorRow(404, NOT_FOUND, "no actor is known by this key"),

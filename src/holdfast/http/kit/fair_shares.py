@@ -1,6 +1,6 @@
 """A share of something bounded for each caller, so that no caller can block the others.
 
-Shared are threads, database reads, tries of a secret token, and requests that wait.
+Shared are threads, database reads, tries of a secret token, uploads, and requests that wait.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ STREAM_READS_MAX: Final = 2
 """Of a caller's streams together, beside those: its requests do not wait for what hundreds of streams read."""
 READS_WAITING_MAX: Final = 1000
 READ_TURN_TIMEOUT_S: Final = 8.0
+UPLOADS_MAX: Final = 256
+"""How many uploads a process receives at once; each has a few hundred KiB of memory."""
+UPLOADS_PER_ACCOUNT_MAX: Final = 32
+UPLOADS_WAITING_MAX: Final = 256
+UPLOAD_TURN_TIMEOUT_S: Final = 30.0
 WRONG_TRIES_AT_ONCE: Final = 10
 WRONG_TRY_S: Final = 0.02
 TRIES_WAITING_MAX: Final = 1_000_000
@@ -139,6 +144,30 @@ class FairThreads:
     async def run(self, caller: str, work: Callable[[], T]) -> T:
         """Run ``work`` in a thread in its turn. Raises :class:`Overloaded` if the caller has too many jobs."""
         return await self._shares.run(caller, lambda: trio.to_thread.run_sync(work, limiter=self._threads))
+
+
+class Uploads:
+    """Turns of uploads: at most ``UPLOADS_MAX`` in all, ``UPLOADS_PER_ACCOUNT_MAX`` of an account."""
+
+    def __init__(self) -> None:
+        self._turns = trio.CapacityLimiter(UPLOADS_MAX)
+        self._shares = FairShares(
+            at_once_max=UPLOADS_PER_ACCOUNT_MAX, jobs_max=UPLOADS_WAITING_MAX, timeout_s=UPLOAD_TURN_TIMEOUT_S
+        )
+
+    async def run(self, account_id: str, job: Callable[[], Awaitable[T]]) -> T:
+        """Run ``job`` when the account may upload. Raises :class:`Overloaded` if that takes too long."""
+        return await self._shares.run(account_id, lambda: self._run(job))
+
+    async def _run(self, job: Callable[[], Awaitable[T]]) -> T:
+        with trio.move_on_after(UPLOAD_TURN_TIMEOUT_S) as waiting:
+            await self._turns.acquire()
+        if waiting.cancelled_caught:
+            raise Overloaded("too many uploads are in progress")
+        try:
+            return await job()
+        finally:
+            self._turns.release()
 
 
 class WaitingCalls:

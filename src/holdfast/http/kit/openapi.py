@@ -35,6 +35,7 @@ _TAGS: Final = (
     "Events",
     "Assets",
     "Webhooks",
+    "Files",
     "Usage",
     "Payments",
 )
@@ -67,6 +68,7 @@ _AUTH_CODES: Final[dict[Auth, tuple[str, ...]]] = {
         "invalid_api_key",
         "account_disabled",
     ),
+    Auth.KEY_OR_LINK: (*_BEARER_CODES, "invalid_api_key", "account_disabled", "insufficient_scope"),
     Auth.OPERATOR_READ: _OPERATOR_CODES,
     Auth.OPERATOR_ACT: (*_OPERATOR_CODES, "invalid_csrf_token"),
 }
@@ -81,6 +83,7 @@ _SECURITY: Final[dict[Auth, list[dict[str, list[str]]]]] = {
     Auth.SESSION: [{"session": []}],
     Auth.API_KEY: [{"api_key": []}],
     Auth.SESSION_OR_KEY: [{"session": []}, {"api_key": []}],
+    Auth.KEY_OR_LINK: [{"api_key": []}, {}],
     Auth.CALLBACK_SIGNATURE: [{"callback_signature": []}],
     Auth.PROVIDER_WEBHOOK: [{"webhook_signature": []}, {"webhook_token": []}, {"callback_signature": []}],
     Auth.SANDBOX_SIGNATURE: [{"sandbox_signature": []}],
@@ -93,6 +96,7 @@ _IN_PATHS: Final = {
     "account_id": "The account's id, `acct_…`.",
     "api_key_id": "The API key's id, `key_…`.",
     "asset_id": "The result's id, `asset_…`.",
+    "file_id": "The file's id, `file_…`.",
     "event_id": "The event's id, `evt_…`.",
     "group": "The actors' group: `accounts`, `tasks` or `sign-in`.",
     "host": "The host of webhooks, with its port if the URL has one.",
@@ -296,7 +300,7 @@ def error_codes(route: Route) -> list[str]:
         codes.append("invalid_cursor")
     codes += (*_EVERYWHERE, *_AUTH_CODES.get(route.auth, ()))
     if route.method != "GET":
-        codes += _BODY_CODES
+        codes += _BODY_CODES[1:] if route.files_max else _BODY_CODES
     if route.body is not None:
         codes += ("missing_parameter", "invalid_parameter")
     if route.idempotent:
@@ -318,7 +322,12 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: Jso
         "responses": _responses(route, recorded),
         "x-codeSamples": code_samples(route, public_url, body),
     }
-    if route.body is not None or route.raw_body_bytes_max is not None:
+    if route.request_content:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {kind: {"schema": schema} for kind, schema in route.request_content.items()},
+        }
+    elif route.body is not None or route.raw_body_bytes_max is not None:
         schema = {"type": "object"} if route.body is None else _reference(route.body)
         operation["requestBody"] = {
             "required": not route.body_optional,

@@ -52,6 +52,8 @@ class HoldfastRequest(TrioRequest):
         self.http_version = scope["http_version"]
         self.scope = scope
         self.receive = receive
+        self._read_bytes = 0
+        self._has_read_all = False
         self.started_s = 0.0
         self.id = ""
         self.traceresponse: str | None = None
@@ -74,18 +76,26 @@ class HoldfastRequest(TrioRequest):
         return: the server cancels the request.
         """
         parts: list[bytes] = []
-        count = 0
-        while True:
-            event = await self.receive()
-            if event["type"] != "http.request":
-                await trio.sleep_forever()
-            part = event.get("body", b"")
-            count += len(part)
-            if count > bytes_max:
-                raise RequestEntityTooLarge
+        while (part := await self.read_part(bytes_max)) is not None:
             parts.append(part)
-            if not event.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def read_part(self, bytes_max: int) -> bytes | None:
+        """Read the next part of the body, as :meth:`read_body` does; None after the last.
+
+        The server reads no further than a little ahead.
+        """
+        if self._has_read_all:
+            return None
+        event = await self.receive()
+        if event["type"] != "http.request":
+            await trio.sleep_forever()
+        part = event.get("body", b"")
+        self._read_bytes += len(part)
+        if self._read_bytes > bytes_max:
+            raise RequestEntityTooLarge
+        self._has_read_all = not event.get("more_body", False)
+        return part
 
 
 _HEADER = HEADER.encode()

@@ -66,12 +66,13 @@ class Media:
 class Declaration(Needs):
     """What is declared of an endpoint.
 
-    ``other_reply`` is a second type of a successful response. ``errors`` are the codes of the handler, in addition
-    to those that the other fields imply.
+    ``request_content`` has the schemas of a body with files, by content type. ``other_reply`` is a second type of a
+    successful response. ``errors`` are the codes of the handler, in addition to those that other fields imply.
     """
 
     summary: str
     raw_body_example: Mapping[str, object] | None = None
+    request_content: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     reply: type[msgspec.Struct] | None = None
     other_reply: type[msgspec.Struct] | None = None
     statuses: tuple[int, ...] = (200,)

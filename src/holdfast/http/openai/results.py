@@ -11,9 +11,10 @@ import msgspec
 from quart import Response
 from quart.wrappers.response import ResponseBody
 
-from holdfast.http.endpoints.tasks.asset_files import SEND_TIMEOUT_S, open_stored, send_asset
+from holdfast.http.endpoints.tasks.asset_files import send_asset
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import BodyResponse, Outcome
+from holdfast.http.kit.stored_content import SEND_TIMEOUT_S, open_stored
 from holdfast.http.openai.creating import task_headers
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.public import public_task

@@ -9,12 +9,12 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from holdfast.actors.task.messages import CancelTask
-from holdfast.http.endpoints.tasks.asset_files import CONTENT_TYPES
 from holdfast.http.endpoints.tasks.media_tasks import own_task, task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.listing import LIMIT, LIMIT_DEFAULT, LIMIT_MAX, Position
 from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, RouteTable
+from holdfast.http.kit.stored_content import CONTENT_TYPES
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.creating import CREATE_ERRORS, RETRY_COUNT, accept, own_fields, task_headers
 from holdfast.http.openai.results import file_of

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from holdfast.ledger.catalog.input_files import LinkPlaces
 from holdfast.ledger.catalog.input_schema import InputSchema
 from holdfast.ledger.catalog.metering import Meter, UnitFields
 from holdfast.ledger.catalog.tables import Text
@@ -246,6 +247,11 @@ class Model(ModelTable, frozen=True, kw_only=True, eq=False):
         """What customers cannot read of it: the missing keys, and the fields of the input without a description."""
         missing = [key for key in ("description", "example_input") if getattr(self, key) is None]
         return [*missing, *(f"input.{name}" for name in self.schema.undescribed())]
+
+    @cached_property
+    def link_places(self) -> LinkPlaces:
+        """Where an input may have links, and so files."""
+        return LinkPlaces(self.schema.document)
 
     @cached_property
     def tier_fields(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from holdfast.ledger.catalog.input_files import InputFile, with_links
 from holdfast.ledger.catalog.input_schema import VIOLATIONS_MAX, Violation
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.pricing import basis_of, choose_tariff, price_micro
@@ -21,14 +22,23 @@ MODEL_ID_CHARS_SHOWN_MAX = 80
 
 
 class PricedInput(NamedTuple):
-    """An input with its defaults filled in, and the terms it is priced at."""
+    """An input with its defaults filled in, the terms it is priced at, and the files that it names."""
 
     input: dict[str, object]
     terms: Terms
+    files: tuple[InputFile, ...] = ()
 
 
-def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput | Refusal:  # noqa: A002 - the API's name
+def quote_input(
+    catalog: Catalog,
+    model_id: str,
+    input: object,  # noqa: A002 - the API's name
+    *,
+    base_url: str | None = None,
+) -> PricedInput | Refusal:
     """Price ``input`` for a model, without changing it.
+
+    A file may be named by its id, or by a link to it below ``base_url``. Whether it exists is not checked.
 
     Refuses: 1. ``model_not_found``; 2. ``model_not_available`` (disabled); then as :func:`price_input`.
     """
@@ -39,10 +49,16 @@ def quote_input(catalog: Catalog, model_id: str, input: object) -> PricedInput |
         return Refusal(
             code="model_not_available", message=f"The model '{model.id}' is not available.", param="model"
         )
-    return price_input(model, catalog.version, input)
+    return price_input(model, catalog.version, input, base_url=base_url)
 
 
-def price_input(model: Model, catalog_version: str, input: object) -> PricedInput | Refusal:  # noqa: A002 - the API's name
+def price_input(
+    model: Model,
+    catalog_version: str,
+    input: object,  # noqa: A002 - the API's name
+    *,
+    base_url: str | None = None,
+) -> PricedInput | Refusal:
     """Price ``input`` for a model of this catalog, disabled or not, without changing it.
 
     Refuses: 1. ``invalid_input`` (not an object, beyond a limit, or invalid under the model's schema once defaults
@@ -56,7 +72,8 @@ def price_input(model: Model, catalog_version: str, input: object) -> PricedInpu
     except NotPlain as fault:
         return _invalid([Violation(fault.path, fault.reason)])
     model.schema.fill(given)
-    violations = model.schema.violations(given)
+    files = model.link_places.name_files(given, base_url)
+    violations = model.schema.violations(with_links(given, files) if files else given)
     if violations:
         return _invalid(violations)
     tariff = choose_tariff(model, given)
@@ -93,7 +110,7 @@ def price_input(model: Model, catalog_version: str, input: object) -> PricedInpu
         tolerance_percent=model.charge.tolerance_percent,
         on_mismatch=model.charge.on_mismatch,
     )
-    return PricedInput(given, terms)
+    return PricedInput(given, terms, files)
 
 
 def model_not_found(model_id: str) -> Refusal:

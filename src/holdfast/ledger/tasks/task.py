@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.ledger.catalog.input_files import InputFile
 from holdfast.ledger.catalog.terms import Terms
 from holdfast.ledger.tasks.provider_update import Output, ReportedUsage
 
@@ -46,8 +47,8 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     ``input`` is parsed JSON, because a JSON column does not preserve the text. It has a column of its own, and is
     empty in a task that was read without it. ``input_dropped``: it was deleted later, the only change made here.
-    ``webhook_events`` are the kinds of events sent to ``webhook_url``; None is the default set. ``traceparent`` is
-    the trace of the request.
+    ``files`` are those that the input names: the provider gets links to them. ``webhook_events`` are the kinds of
+    events sent to ``webhook_url``; None is the default set. ``traceparent`` is the trace of the request.
     """
 
     input: dict[str, object] = {}
@@ -61,6 +62,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     webhook_events: tuple[EventKind, ...] | None = None
     retry_of: str | None = None
     input_dropped: bool = False
+    files: tuple[InputFile, ...] = ()
     traceparent: str | None = None
 
     @property

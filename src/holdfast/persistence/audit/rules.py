@@ -32,6 +32,8 @@ OWNERS: Mapping[str, str] = {
             "api_keys",
             "assets",
             "checkpoints",
+            "file_uses",
+            "files",
             "holds",
             "operations",
             "order_payments",
@@ -197,6 +199,10 @@ _ORPHANS = """
         where not exists (select from outbox e where (e.account_id, e.event_id) = (d.account_id, d.event_id))
     union all select account_id, 'asset ' || asset_id from assets f
         where not exists (select from tasks t where (t.account_id, t.request_id) = (f.account_id, f.request_id))
+    union all select account_id, 'file ' || file_id from files f
+        where not exists (select from accounts a where a.id = f.account_id)
+    union all select account_id, 'use of file ' || file_id from file_uses u
+        where not exists (select from files f where (f.account_id, f.file_id) = (u.account_id, u.file_id))
 """
 
 RULES: tuple[Rule, ...] = (
@@ -390,14 +396,16 @@ RULES: tuple[Rule, ...] = (
         "task {request_id} of {model} is {status}, its usage entry says {usage_status} of {usage_model}",
     ),
     Rule(
-        "each stored result's content is known and not marked for deletion",
+        "each stored result's and file's content is known and not marked for deletion",
         """
-        select f.account_id, f.asset_id,
-               case when c.sha256 is null then 'unknown' else 'marked for deletion' end as state
-        from assets f left join contents c on (c.sha256, c.content_type) = (f.sha256, f.content_type)
+        select f.account_id, f.id, case when c.sha256 is null then 'unknown' else 'marked for deletion' end as state
+        from (
+            select account_id, 'asset ' || asset_id as id, sha256, content_type from assets
+            union all select account_id, 'file ' || file_id, sha256, content_type from files
+        ) f left join contents c on (c.sha256, c.content_type) = (f.sha256, f.content_type)
         where c.sha256 is null or c.marked_at is not null
         """,
-        "the content of asset {asset_id} is {state}",
+        "the content of {id} is {state}",
     ),
     Rule(
         "each task that ended has one event for it, if its webhook subscribed to it",

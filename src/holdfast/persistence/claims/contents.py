@@ -1,17 +1,18 @@
 """The contents of the asset store: when each may be stored, and when it may be deleted.
 
-Assets of many tasks may refer to one content, and it may be stored again at the moment when the last of them is
-deleted. No transaction includes the store, so the table ``contents`` separates the two sides:
+Assets of many tasks and files of many accounts may refer to one content, and it may be stored again at the moment
+when the last of them is deleted. No transaction includes the store, so the table ``contents`` separates the two
+sides:
 
-- To store a content, a process **claims** it first. For :data:`CLAIM_S` after that, an asset row that refers to it
-  may be written. Nothing is in the store that was not claimed, so after a crash every content has a row.
-- To delete contents, a process **marks** those that no asset refers to and that were not claimed lately, deletes
+- To store a content, a process **claims** it first. For :data:`CLAIM_S` after that, a row that refers to it may
+  be written. Nothing is in the store that was not claimed, so after a crash every content has a row.
+- To delete contents, a process **marks** those that no row refers to and that were not claimed lately, deletes
   them from the store, and then deletes their rows. A marked content cannot be claimed: to store it, a process waits
   until it has been deleted.
 
 So the store never gets a put and a delete of the same key at once, in a folder or in a bucket. This relies on two
-time limits: the row of a stored output is decided within :data:`CLAIM_USABLE_S` of its claim (the task checks
-this), and a delete is finished within its lease.
+time limits: the row of a stored content is decided within :data:`CLAIM_USABLE_S` of its claim (the task or the
+upload checks this), and a delete is finished within its lease.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from holdfast.persistence.claims.tasks import Expired
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 
 CLAIM_S = 3 * 3600
-"""How long a claimed content is not deleted although no asset refers to it yet."""
+"""How long a claimed content is not deleted although no row refers to it yet."""
 CLAIM_USABLE_S = CLAIM_S // 2
 """How old a claim may be when the row that depends on it is decided; the other half is for the commit."""
 LEASE_S = 600
@@ -54,6 +55,7 @@ _MARK = text(
     "and (sha256, content_type) <= (:last_sha256, :last_type) "
     "and claimed_at < :claimed_before and (marked_at is null or marked_at < :marked_before) "
     "and not exists (select from assets a where a.sha256 = c.sha256 and a.content_type = c.content_type) "
+    "and not exists (select from files f where f.sha256 = c.sha256 and f.content_type = c.content_type) "
     "order by sha256, content_type for update of c skip locked) "
     "update contents c set marked_at = :at from due "
     "where c.sha256 = due.sha256 and c.content_type = due.content_type returning c.sha256, c.content_type"
@@ -76,7 +78,7 @@ _LAST = "g"
 
 
 class Content(NamedTuple):
-    """The key of a content, by which assets refer to it."""
+    """The key of a content, by which assets and files refer to it."""
 
     sha256: str
     content_type: str
@@ -167,7 +169,7 @@ def claim_contents(
 
 
 def mark_contents(connection: Connection, at: datetime, *, after: Content, page_max: int) -> MarkedContents:
-    """Mark those of the next ``page_max`` contents that no asset refers to, and those whose lease has expired.
+    """Mark those of the next ``page_max`` contents that no row refers to, and those whose lease has expired.
 
     Calls that continue from ``next_after`` cover all contents, page by page; after the last page it is the start.
     """

@@ -11,7 +11,7 @@ from holdfast.ledger.credit.operations import Operation, OperationKind, Posting
 from holdfast.ledger.orders.order import Order, OrderRequest, OrderState
 from holdfast.ledger.tasks.task import StatusEntry, Task, TaskRequest, TaskState
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.rows import AssetRow, UsageEntry
+from holdfast.persistence.records.rows import AssetRow, FileRow, UsageEntry
 from holdfast.persistence.records.table_base import selected
 
 OCCUPIES = "t.status <> 'review' and coalesce(t.state -> 'hosting' ->> 'status', 'pending') = 'pending'"
@@ -26,6 +26,7 @@ TASK = selected(tables.tasks, Task.__struct_fields__)
 TASK_WITH_INPUT = selected(tables.tasks, (*Task.__struct_fields__, "input"))
 USAGE_ENTRY = selected(tables.usage_entries, UsageEntry.__struct_fields__)
 ASSET = selected(tables.assets, AssetRow.__struct_fields__)
+FILE = selected(tables.files, FileRow._fields)
 
 _KINDS: dict[str, OperationKind] = {kind.value: kind for kind in OperationKind}
 _ORDER_REQUEST = msgspec.json.Decoder(OrderRequest)

@@ -242,6 +242,19 @@ class AssetRow(JournaledRow, frozen=True):
     expires_at: datetime
 
 
+class FileRow(NamedTuple):
+    """A file that its account has uploaded; its bytes are in the asset store under ``sha256``."""
+
+    account_id: str
+    file_id: str
+    filename: str
+    content_type: str
+    bytes: int
+    sha256: str
+    created_at: datetime
+    expires_at: datetime
+
+
 class AssetsExpiryRow(JournaledRow, frozen=True):
     """The new expiry of all assets of a task."""
 

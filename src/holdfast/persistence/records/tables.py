@@ -40,6 +40,7 @@ from holdfast.persistence.records.operator_tables import (
 from holdfast.persistence.records.rows import (
     AssetRow,
     AuditProgress,
+    FileRow,
     KnownDifference,
     OrderPaymentRow,
     OutboxAttemptRow,
@@ -218,6 +219,29 @@ assets = Table(
     Index("uq_assets_asset_id", "asset_id", unique=True),
     Index("ix_assets_sha256", "sha256"),
     Index("ix_assets_expires_at", "expires_at"),
+)
+
+# Written without the journal: no credit depends on them.
+files = Table(
+    "files",
+    metadata,
+    *columns_of(FileRow),
+    # In the order of the listing.
+    PrimaryKeyConstraint("account_id", "created_at", "file_id"),
+    Index("uq_files_file_id", "file_id", unique=True),
+    Index("ix_files_sha256", "sha256"),
+    Index("ix_files_expires_at", "expires_at", "file_id"),
+)
+
+file_uses = Table(
+    "file_uses",
+    metadata,
+    # Which file the task with this hold has in its input: written before the task, deleted after its end.
+    Column("account_id", Text, nullable=False),
+    Column("file_id", Text, nullable=False),
+    Column("hold_id", Text, nullable=False),
+    Column("claimed_at", Time, nullable=False),
+    PrimaryKeyConstraint("account_id", "file_id", "hold_id"),
 )
 
 api_keys = Table(

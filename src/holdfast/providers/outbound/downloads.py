@@ -9,18 +9,16 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import tempfile
 import threading
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import trio
 
 from holdfast.providers.outbound.connection_pool import BodyTooLarge, Response
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Origin, Unreachable
-from holdfast.providers.storage.base import clear_leftovers
 from holdfast.providers.storage.sniffing import (
     HEAD_BYTES,
     MEDIA_TYPES,
@@ -32,11 +30,10 @@ from holdfast.providers.storage.sniffing import (
     plain_type,
     sniff,
 )
+from holdfast.providers.storage.spool import MEMORY_BYTES_MAX, Content, Spool
 
 BYTES_MAX = 256 * 1024 * 1024
 TOTAL_TIMEOUT_S = 300.0
-MEMORY_BYTES_MAX = 1024 * 1024
-"""The most that is held in memory; a larger output is written to a file, in blocks of this size."""
 THREADS_MAX_COUNT = 16
 MEASURED_MAX_COUNT = 2
 """How many of the threads measure a file at once."""
@@ -53,9 +50,9 @@ _measuring = threading.BoundedSemaphore(MEASURED_MAX_COUNT)
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """A checked output: in memory, or in a file that is removed after its use."""
+    """A checked output, whose content lasts as long as its use."""
 
-    content: bytes | Path
+    content: Content
     sha256: str
     bytes: int
     content_type: str
@@ -94,33 +91,6 @@ class _Refuse(Exception):
         self.refusal = DownloadRefused(code, message, permanent)
 
 
-class _Spool:
-    """A temporary file that is hashed while it is written; its methods block."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed by finish or discard
-            dir=directory, prefix="incoming-", delete=False
-        )
-        self._digest = hashlib.sha256()
-        self.path = Path(self._file.name)
-
-    def write(self, blocks: list[bytes]) -> None:
-        for block in blocks:
-            self._digest.update(block)
-            self._file.write(block)
-
-    def finish(self, blocks: list[bytes]) -> str:
-        """Write the last blocks and return the hash of all."""
-        self.write(blocks)
-        self._file.close()
-        return self._digest.hexdigest()
-
-    def discard(self) -> None:
-        self._file.close()
-        self.path.unlink(missing_ok=True)
-
-
 async def download(
     client: GuardedClient,
     url: str,
@@ -138,9 +108,10 @@ async def download(
     cancelled caller does not wait for ``use`` to end. ``only`` and ``requester`` are those of
     :meth:`GuardedClient.open`.
     """
-    spool: _Spool | None = None
+    spool = Spool(directory)
     blocks: list[bytes] = []
     waiting_bytes = size_bytes = 0
+    is_finishing = False
     try:
         with trio.move_on_after(total_timeout_s) as in_time:
             async with client.open("GET", url, only=only, requester=requester) as response:
@@ -152,19 +123,19 @@ async def download(
                     blocks.append(block)
                     waiting_bytes += len(block)
                     if waiting_bytes > MEMORY_BYTES_MAX:
-                        if spool is None:
-                            spool = await trio.to_thread.run_sync(_Spool, directory, limiter=_threads)
-                        await trio.to_thread.run_sync(spool.write, blocks, limiter=_threads)
+                        await trio.to_thread.run_sync(_write, spool, blocks, limiter=_threads)
                         blocks, waiting_bytes = [], 0
         if in_time.cancelled_caught:
             raise _Refuse("unreachable", "the download took too long", permanent=False)
 
         def finish() -> T:
-            if spool is None:
-                content = b"".join(blocks)
-                return use(_checked(content, hashlib.sha256(content).hexdigest(), size_bytes, expected, declared))
-            return use(_checked(spool.path, spool.finish(blocks), size_bytes, expected, declared))
+            try:
+                _write(spool, blocks)
+                return use(_checked(spool.finish(), spool.sha256, size_bytes, expected, declared))
+            finally:
+                spool.close()
 
+        is_finishing = True
         return await trio.to_thread.run_sync(finish, limiter=_threads, abandon_on_cancel=True)
     except _Refuse as refused:
         return refused.refusal
@@ -177,9 +148,14 @@ async def download(
     except OSError as fault:
         return DownloadRefused("storage_full", f"cannot write: {fault.strerror}", permanent=False)
     finally:
-        if spool is not None:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(spool.discard, limiter=_threads)
+        if not is_finishing:
+            # Otherwise its thread does, which a cancelled caller leaves running.
+            spool.close()
+
+
+def _write(spool: Spool, blocks: list[bytes]) -> None:
+    for block in blocks:
+        spool.write(block)
 
 
 async def accept_inline(data: str, expected: ExpectedOutput, use: Use[T]) -> T | DownloadRefused:
@@ -202,13 +178,8 @@ async def accept_inline(data: str, expected: ExpectedOutput, use: Use[T]) -> T |
         return refused.refusal
 
 
-async def clear_directory(directory: Path) -> None:
-    """Create ``directory`` if it is missing, and remove partial files of earlier processes. Raises ``OSError``."""
-    await trio.to_thread.run_sync(clear_leftovers, directory, limiter=_threads)
-
-
 def _checked(
-    content: bytes | Path, sha256: str, size_bytes: int, expected: ExpectedOutput, declared: str | None
+    content: Content, sha256: str, size_bytes: int, expected: ExpectedOutput, declared: str | None
 ) -> Downloaded:
     """Check content against what is expected of it; blocks. Raises ``_Refuse``."""
     if expected.bytes is not None and expected.bytes != size_bytes:

@@ -7,6 +7,7 @@ links to it are signed (:mod:`holdfast.ledger.links`).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -14,9 +15,12 @@ from errno import EIO
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.providers.storage.spool import Content
+
 BLOCK_BYTES = 256 * 1024
 """The most that a reader returns at a time."""
-STALE_AFTER_S = 24 * 3600
+LEFTOVER_AFTER_S = 60.0
+"""A file younger than this may be about to be locked by its writer."""
 PRIVATE = 0o700
 """The mode of folders: what customers made is for this user alone."""
 
@@ -71,7 +75,7 @@ class AssetStore(Protocol):
     async def prepare(self) -> None:
         """Prepare the store and check that content can be stored. Raises ``OSError`` if it cannot."""
 
-    def put(self, content: bytes | Path, sha256: str, extension: str) -> str:
+    def put(self, content: Content, sha256: str, extension: str) -> str:
         """Store the content and return its key, durably. Raises :class:`AssetCorrupt`.
 
         Blocks, and may be called in any thread.
@@ -82,6 +86,9 @@ class AssetStore(Protocol):
 
     async def delete(self, key: str) -> None:
         """Remove the content; missing content is no fault."""
+
+    async def remove_leftovers(self) -> None:
+        """Remove what puts have left that ended with their process. Raises ``OSError``."""
 
 
 def asset_key(sha256: str, extension: str) -> str:
@@ -100,14 +107,15 @@ def checked_key(key: str) -> str:
 
 
 def clear_leftovers(directory: Path) -> None:
-    """Create ``directory`` if it is missing, and remove its files that were not written to for a day. Blocks.
+    """Create ``directory`` if it is missing, and remove its files whose writers have ended. Blocks.
 
-    Only their age shows that partial files are those of a crash, and not in use.
+    A writer, on whichever machine, holds a lock on its file.
     """
     directory.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     directory.mkdir(mode=PRIVATE, exist_ok=True)
-    oldest = time.time() - STALE_AFTER_S
+    oldest = time.time() - LEFTOVER_AFTER_S
     for path in directory.iterdir():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), path.open("r+b") as file:
             if path.stat().st_mtime < oldest:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()

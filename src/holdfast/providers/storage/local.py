@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from pathlib import Path
@@ -20,6 +21,7 @@ from holdfast.providers.storage.base import (
     checked_key,
     clear_leftovers,
 )
+from holdfast.providers.storage.spool import Content
 
 THREADS_MAX_COUNT = 8
 
@@ -39,10 +41,14 @@ class LocalStore:
         self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
 
     async def prepare(self) -> None:
-        """Create the folders, and remove partial files older than a day."""
+        """Create the folders, and remove partial files."""
+        await self.remove_leftovers()
+
+    async def remove_leftovers(self) -> None:
+        """Remove the partial files of puts that ended with their process."""
         await trio.to_thread.run_sync(clear_leftovers, self._aside, limiter=self._threads)
 
-    def put(self, content: bytes | Path, sha256: str, extension: str) -> str:
+    def put(self, content: Content, sha256: str, extension: str) -> str:
         """Store the content and return its key, durably; blocks. Raises :class:`AssetCorrupt`."""
         key = asset_key(sha256, extension)
         target = self._path(key)
@@ -53,11 +59,12 @@ class LocalStore:
                     raise AssetCorrupt("the content does not have the announced hash")
                 file.flush()
                 os.fsync(file.fileno())
-            try:
-                aside.replace(target)
-            except FileNotFoundError:
-                target.parent.mkdir(mode=PRIVATE, exist_ok=True)
-                aside.replace(target)
+                # While it is locked: otherwise it could be taken for a leftover.
+                try:
+                    aside.replace(target)
+                except FileNotFoundError:
+                    target.parent.mkdir(mode=PRIVATE, exist_ok=True)
+                    aside.replace(target)
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
@@ -108,19 +115,20 @@ def _created(path: Path) -> IO[bytes]:
         path.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         file = path.open("xb")
     os.fchmod(file.fileno(), 0o640)
+    fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
 
-def _write(content: bytes | Path, target: IO[bytes]) -> str:
+def _write(content: Content, target: IO[bytes]) -> str:
     """Write a content's bytes and return their hash."""
     if isinstance(content, bytes):
         target.write(content)
         return hashlib.sha256(content).hexdigest()
     digest = hashlib.sha256()
-    with content.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-            target.write(block)
+    content.seek(0)
+    while block := content.read(BLOCK_BYTES):
+        digest.update(block)
+        target.write(block)
     return digest.hexdigest()
 
 

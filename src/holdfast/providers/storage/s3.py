@@ -15,8 +15,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import obstore
@@ -33,6 +32,7 @@ from holdfast.providers.storage.base import (
     asset_key,
     checked_key,
 )
+from holdfast.providers.storage.spool import Content
 from holdfast.settings.settings import S3Bucket
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class S3Store:
 
         await self._run(probe)
 
-    def put(self, content: bytes | Path, sha256: str, extension: str) -> str:
+    def put(self, content: Content, sha256: str, extension: str) -> str:
         """Store the content and return its key, durably; blocks.
 
         The hash is verified before anything is sent. Raises :class:`AssetCorrupt` and :class:`StoreFault`.
@@ -158,6 +158,9 @@ class S3Store:
         checked_key(key)
         await self._run(lambda: obstore.delete(self._bucket, key))
 
+    async def remove_leftovers(self) -> None:
+        """Do nothing: a rule of the bucket ends incomplete uploads."""
+
     def _credential(self) -> S3Credential:
         place = self._place
         return {
@@ -208,11 +211,13 @@ def _scrubbed(fault: Exception) -> Exception:
     return RuntimeError(type(fault).__name__)
 
 
-def _hash_of(content: bytes | Path) -> str:
+def _hash_of(content: Content) -> str:
     if isinstance(content, bytes):
         return hashlib.sha256(content).hexdigest()
     try:
-        with content.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        content.seek(0)
+        found = hashlib.file_digest(cast(Any, content), "sha256").hexdigest()
+        content.seek(0)
     except OSError as fault:
         raise StoreFault("the file to be stored cannot be read") from fault
+    return found

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import IO, TypeAlias, cast
 
 from PIL import Image, UnidentifiedImageError
 
 from holdfast.providers.storage.durations import duration_of
 from holdfast.providers.storage.durations.reading import LENGTH_UNKNOWN_MIN, Contradiction, TooManySteps
+from holdfast.providers.storage.spool import Content
 
 MediaData: TypeAlias = bytes | mmap.mmap
 
@@ -27,7 +27,7 @@ HEAD_BYTES = 4096
 """How much of a file's beginning :func:`sniff` needs."""
 PIXELS_MAX_COUNT = 64_000_000
 
-EXTENSIONS = {
+_EXTENSIONS = {
     "image/png": "png",
     "image/jpeg": "jpg",
     "image/webp": "webp",
@@ -40,9 +40,14 @@ EXTENSIONS = {
     "audio/ogg": "ogg",
     "audio/flac": "flac",
 }
-"""The extension of every type that may be hosted; none that a browser would execute, such as HTML or SVG."""
+MEDIA_TYPES = frozenset(_EXTENSIONS)
+"""Every type that may be hosted; none that a browser would execute, such as HTML or SVG."""
 
-MEDIA_TYPES = frozenset(EXTENSIONS)
+UNKNOWN_TYPE = "application/octet-stream"
+"""The type of an uploaded file that is of no other."""
+
+EXTENSIONS = {**_EXTENSIONS, UNKNOWN_TYPE: "bin"}
+"""The extension of every type that is stored."""
 
 _ALIASES = {
     "image/jpg": "image/jpeg",
@@ -120,12 +125,12 @@ def sniff(head: bytes) -> str | None:
 
 
 @contextmanager
-def opened(content: bytes | Path) -> Iterator[MediaData]:
+def opened(content: Content) -> Iterator[MediaData]:
     """Give a content's bytes; a file, which must not be empty, is mapped into memory. Blocks."""
     if isinstance(content, bytes):
         yield content
         return
-    with content.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as data:
         yield data
 
 

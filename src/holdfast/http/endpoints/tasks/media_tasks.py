@@ -7,13 +7,14 @@ and may write; the command carries the claim.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import trio
 from prometheus_client import Counter
+from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import CreateTask, RefuseTask, TaskAccepted
 from holdfast.actors.account.replies import STORED_REFUSALS
@@ -35,6 +36,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
+from holdfast.persistence.claims.files import claim_files, release_claims
 from holdfast.persistence.journal.changes import Extent, Watch
 from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, task_by_id, tasks_of_account
 from holdfast.persistence.records.rows import ApiKeyRecord
@@ -43,6 +45,8 @@ from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 from holdfast.telemetry import metrics
 from holdfast.telemetry.traces import traceparent
+
+T = TypeVar("T")
 
 route = RouteTable("Media tasks")
 
@@ -60,6 +64,7 @@ _CREATE_ERRORS = (
     "concurrency_limit_exceeded",
     "rate_limit_exceeded",
     "stored_input_limit_reached",
+    "file_not_found",
     "account_disabled",
 )
 
@@ -118,6 +123,8 @@ async def _ask_account(
 ) -> TaskAccepted | Replayed[TaskAccepted] | Refusal:
     reply: TaskAccepted | Replayed[TaskAccepted] | Refusal
     account = call.deps.accounts.ref(key.account_id)
+    if isinstance(command, CreateTask) and command.request.files:
+        command = await _claim_files(call, key.account_id, command)
     if isinstance(command, Refusal):
         if idempotency is None or command.code not in STORED_REFUSALS:
             reply = await call.refuse(command, idempotency, TaskAccepted)
@@ -128,9 +135,32 @@ async def _ask_account(
         if isinstance(reply, Refusal) and reply.code == "rate_limit_exceeded":
             # Decided without the rows, where the reply to an earlier request with this key may be.
             reply = await call.refuse(reply, idempotency, TaskAccepted)
+        if command.request.files and not isinstance(reply, TaskAccepted):
+            await call.deps.write_record(_claims(release_claims, key.account_id, command.request))
         if isinstance(reply, TaskAccepted):
             _created_of(command.request.terms.provider).inc()
     return reply
+
+
+async def _claim_files(call: Call, account_id: str, command: CreateTask) -> CreateTask | Refusal:
+    """Have the files of an input stored until the task ends. Refuses with ``file_not_found``."""
+    request = command.request
+    missing = await call.deps.write_record(_claims(claim_files, account_id, request, at=call.deps.now()))
+    if not missing:
+        return command
+    path, file_id = next((each.path, each.file_id) for each in request.files if each.file_id in missing)
+    return Refusal(
+        code="file_not_found",
+        message=f"The file '{file_id}' does not exist, or has expired.",
+        param=".".join(("input", *map(str, path))),
+    )
+
+
+def _claims(
+    change: Callable[..., T], account_id: str, request: TaskRequest, **how: datetime
+) -> Callable[[Connection], T]:
+    file_ids = {each.file_id for each in request.files}
+    return lambda rows: change(rows, account_id, file_ids, hold_id=request.hold_id, **how)
 
 
 @functools.cache
@@ -161,6 +191,7 @@ def _command(
         terms = quoted.terms
     request = TaskRequest(
         input=priced.input,
+        files=priced.files,
         terms=terms,
         quote_id=quote_id,
         api_key_id=key.key_id,
@@ -306,6 +337,7 @@ def _retry_command(
     request = msgspec.structs.replace(
         original.request,
         input=priced.input,
+        files=priced.files,
         terms=priced.terms,
         quote_id=new_id("quo"),
         api_key_id=key_id,
@@ -378,7 +410,7 @@ def _price(
         return Refusal(
             code="model_not_async", message=f"The model '{model.id}' does not run as a task.", param="model"
         )
-    return quote_input(catalog, model_id, given)
+    return quote_input(catalog, model_id, given, base_url=deps.urls.base)
 
 
 def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:

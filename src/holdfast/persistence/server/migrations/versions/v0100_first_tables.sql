@@ -104,6 +104,29 @@ create table contents (
     constraint pk_contents primary key (sha256, content_type)
 );
 
+create table file_uses (
+    account_id text not null,
+    file_id text not null,
+    hold_id text not null,
+    claimed_at timestamptz not null,
+    constraint pk_file_uses primary key (account_id, file_id, hold_id)
+);
+
+create table files (
+    account_id text not null,
+    file_id text not null,
+    filename text not null,
+    content_type text not null,
+    bytes bigint not null,
+    sha256 text not null,
+    created_at timestamptz not null,
+    expires_at timestamptz not null,
+    constraint pk_files primary key (account_id, created_at, file_id)
+);
+create index ix_files_expires_at on files (expires_at, file_id);
+create index ix_files_sha256 on files (sha256);
+create unique index uq_files_file_id on files (file_id);
+
 create table holds (
     account_id text not null,
     hold_id text not null,

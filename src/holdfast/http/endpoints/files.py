@@ -1,0 +1,179 @@
+"""Files that customers upload, to name them in inputs where a model takes a link."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
+from holdfast.http.kit.listing import PAGE, Position, list_of_account
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.stored_content import (
+    IF_CACHED,
+    LINK_ERRORS,
+    RANGE,
+    content_media,
+    link_parameters,
+    refuse_link,
+    serve_content,
+)
+from holdfast.http.kit.uploads import receive_file
+from holdfast.http.kit.values import shown
+from holdfast.http.schemas.files import FileBody, FileDeleted, FileList, file_body
+from holdfast.ledger.ids import is_id
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.claims.files import delete_file
+from holdfast.persistence.queries.files import file_by_id, files_of_account
+from holdfast.persistence.records.rows import FileRow
+from holdfast.providers.storage.sniffing import UNKNOWN_TYPE
+
+route = RouteTable("Files")
+
+_GONE: Final = Refusal(
+    code="asset_expired", message="The link has expired. Retrieve the file for a new one while it is stored."
+)
+
+UPLOAD_ERRORS: Final = (
+    "invalid_form",
+    "missing_parameter",
+    "invalid_parameter",
+    "file_limit_reached",
+    "storage_full",
+)
+"""The codes of a route that stores files."""
+
+
+@route(
+    "POST",
+    "/v2/files",
+    summary="Upload a file: as the part `file` of a form, or as the whole body",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    files_max=1,
+    request_content={
+        "multipart/form-data": {
+            "type": "object",
+            "required": ["file"],
+            "properties": {"file": {"type": "string", "format": "binary", "description": "The file."}},
+        },
+        "application/octet-stream": {"type": "string", "format": "binary"},
+    },
+    reply=FileBody,
+    errors=UPLOAD_ERRORS,
+)
+async def upload_file(call: Call) -> Outcome:
+    """The type in the response is that of the file's first bytes, whatever its name or its sender say."""
+    key = await call.verify_key()
+    if isinstance(key, Refusal):
+        return key
+    file = await receive_file(call, key.account_id)
+    return file if isinstance(file, Refusal) else file_body(call.deps, file)
+
+
+@route(
+    "GET",
+    "/v2/files",
+    summary="List the account's files, newest first",
+    auth=Auth.API_KEY,
+    scope=TASKS_READ,
+    reply=FileList,
+    parameters=PAGE,
+)
+async def list_files(call: Call) -> Outcome:
+    """Without those that have expired."""
+    return await list_of_account(
+        call,
+        partial(files_of_account, now=call.deps.now()),
+        partial(file_body, call.deps),
+        lambda file: Position(file.created_at, file.file_id),
+    )
+
+
+@route(
+    "GET",
+    "/v2/files/{file_id}",
+    summary="Retrieve a file's description; its link is signed for this response",
+    auth=Auth.API_KEY,
+    scope=TASKS_READ,
+    reply=FileBody,
+    errors=("file_not_found",),
+)
+async def read_file(call: Call) -> Outcome:
+    """Another account's file does not exist."""
+    file = await own_file(call)
+    return file if isinstance(file, Refusal) else file_body(call.deps, file)
+
+
+@route(
+    "GET",
+    "/v2/files/{file_id}/content",
+    summary="Retrieve a file, by its signed link or with an API key; supports ranges",
+    auth=Auth.KEY_OR_LINK,
+    scope=TASKS_READ,
+    media=content_media(UNKNOWN_TYPE),
+    parameters=(*link_parameters(required=False), RANGE, IF_CACHED),
+    errors=("file_not_found", *LINK_ERRORS),
+)
+async def fetch_file(call: Call) -> Outcome:
+    """A link to a file that has expired works on for the provider of a task that needs it."""
+    file_id = call.path["file_id"]
+    if call.bearer is not None:
+        file, gone = await own_file(call), file_not_found(file_id)
+    else:
+        file, gone = await _linked_file(call), _GONE
+    if isinstance(file, Refusal):
+        return file
+
+    async def is_gone() -> bool:
+        return await call.deps.database.read(lambda rows: file_by_id(rows, file_id)) is None
+
+    return await serve_content(call, file, file.filename, gone=gone, is_gone=is_gone)
+
+
+@route(
+    "DELETE",
+    "/v2/files/{file_id}",
+    summary="Delete a file; providers of unfinished tasks that name it can fetch it until these end",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    reply=FileDeleted,
+    errors=("file_not_found",),
+)
+async def remove_file(call: Call) -> Outcome:
+    """Its content is removed later, unless another file or a result has the same."""
+    key = await call.verify_key()
+    if isinstance(key, Refusal):
+        return key
+    file_id, now = call.path["file_id"], call.deps.now()
+    if not is_id(file_id) or not await call.deps.write_record(
+        lambda rows: delete_file(rows, key.account_id, file_id, now)
+    ):
+        return file_not_found(file_id)
+    return FileDeleted(file_id=file_id, deleted=True)
+
+
+def file_not_found(file_id: str) -> Refusal:
+    """Return the refusal of a file's id that the caller has no file for."""
+    return Refusal(code="file_not_found", message=f"The file {shown(file_id)} does not exist, or has expired.")
+
+
+async def own_file(call: Call) -> FileRow | Refusal:
+    """Authenticate the key and return its account's file of the path.
+
+    Refuses: 1. as the key is refused; 2. ``file_not_found``.
+    """
+    key = await call.verify_key()
+    if isinstance(key, Refusal):
+        return key
+    file_id = call.path["file_id"]
+    file = await call.find_by_id(file_by_id, file_id)
+    if file is None or file.account_id != key.account_id or file.expires_at <= call.deps.now():
+        return file_not_found(file_id)
+    return file
+
+
+async def _linked_file(call: Call) -> FileRow | Refusal:
+    """Verify the link before any row is read, and return its file."""
+    file_id = call.path["file_id"]
+    return refuse_link(call, file_id, _GONE) or await call.find_by_id(file_by_id, file_id) or _GONE

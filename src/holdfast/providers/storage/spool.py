@@ -1,0 +1,62 @@
+"""Bytes on their way into the store: hashed as they come, in memory while they are few, then in a file.
+
+The file has no name, so that nothing remains of it when its process ends, however that happens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import IO, TypeAlias
+
+MEMORY_BYTES_MAX = 1024 * 1024
+"""The most that is usually held in memory."""
+
+Content: TypeAlias = bytes | IO[bytes]
+"""All bytes of a file: in memory, or in a file that can be read from its start."""
+
+
+class Spool:
+    """Takes one file in blocks. Its methods block, and raise ``OSError`` if the disk does not take them."""
+
+    def __init__(self, directory: Path, *, memory_bytes_max: int = MEMORY_BYTES_MAX) -> None:
+        self._directory = directory
+        self._memory_bytes_max = memory_bytes_max
+        self._blocks: list[bytes] = []
+        self._file: IO[bytes] | None = None
+        self._digest = hashlib.sha256()
+        self.bytes_count = 0
+
+    def write(self, block: bytes) -> None:
+        """Add a block."""
+        self._digest.update(block)
+        self.bytes_count += len(block)
+        if self._file is None:
+            self._blocks.append(block)
+            if self.bytes_count <= self._memory_bytes_max:
+                return
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - closed by ``close``
+            block = b"".join(self._blocks)
+            self._blocks.clear()
+        self._file.write(block)
+
+    def finish(self) -> Content:
+        """Return the whole content, which lasts until ``close``."""
+        if self._file is None:
+            return b"".join(self._blocks)
+        self._file.flush()
+        self._file.seek(0)
+        return self._file
+
+    @property
+    def sha256(self) -> str:
+        """The hash of what was written, in hex."""
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Discard the content."""
+        self._blocks.clear()
+        if self._file is not None:
+            self._file.close()
