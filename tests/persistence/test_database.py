@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,6 +165,33 @@ async def test_reads_beyond_the_pool_wait_for_their_turn(database_url: str) -> N
         for _ in range(6):
             nursery.start_soon(database.read, query)
     assert most == 2
+    database.close()
+
+
+async def test_connects_that_hang_occupy_no_more_threads_than_the_pool_has_connections(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that resolves slowly holds a thread longer than its caller waits."""
+    database = Database(database_url, pool_size=2, read_deadline_s=0.05)
+    await database.open()
+    database.close()
+    hanging: list[str] = []
+    resolved = threading.Event()
+
+    def connect(url: str, **_: object) -> None:
+        hanging.append(url)
+        resolved.wait(60)
+        raise psycopg.OperationalError("resolved too late")
+
+    monkeypatch.setattr(connections, "connect", connect)
+    try:
+        for _ in range(6):
+            database.gate.open()
+            with pytest.raises(QueryTimedOut):
+                await database.read(one)
+        assert len(hanging) <= 2
+    finally:
+        resolved.set()
     database.close()
 
 

@@ -143,7 +143,7 @@ def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) 
     return connection
 
 
-def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
+def connect_writer(url: str, *, statement_timeout_ms: int, limiter: trio.CapacityLimiter) -> BoundedConnection:
     """Connect for the journal's writer: no autocommit, all waits bounded. Raises :class:`DatabaseAway`."""
 
     def create() -> BoundedConnection:
@@ -157,16 +157,16 @@ def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
         return connection
 
     try:
-        return _off_the_loop(create)
+        return _off_the_loop(create, limiter)
     except psycopg.Error as exc:
         raise DatabaseAway(reason_of(exc)) from exc
 
 
-def _off_the_loop(create: Callable[[], BoundedConnection]) -> BoundedConnection:
+def _off_the_loop(create: Callable[[], BoundedConnection], limiter: trio.CapacityLimiter) -> BoundedConnection:
     """Connect, on a thread if trio's loop runs this: resolving a name blocks, and there are many exchanges."""
     if not is_on_loop():
         return create()
-    return await_in_call(lambda: trio.to_thread.run_sync(create, abandon_on_cancel=True))
+    return await_in_call(lambda: trio.to_thread.run_sync(create, limiter=limiter, abandon_on_cancel=True))
 
 
 def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool) -> Engine:
@@ -184,9 +184,10 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_onl
         connection.commit()
         return connection
 
+    connecting = trio.CapacityLimiter(pool_size)
     return sqlalchemy.create_engine(
         "postgresql+psycopg://",
-        creator=lambda: _off_the_loop(create),
+        creator=lambda: _off_the_loop(create, connecting),
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=CONNECT_S,

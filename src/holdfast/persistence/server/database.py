@@ -76,6 +76,7 @@ class Database:
         self._renewals = trio.CapacityLimiter(1)
         self._scans = trio.CapacityLimiter(1)
         self._probes = trio.CapacityLimiter(1)
+        self._writers = trio.CapacityLimiter(1)
         self._silent_clients = SilentClients()
         self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, read_only=True)
         self._is_prepared = False
@@ -171,7 +172,7 @@ class Database:
 
         Raises :class:`DatabaseAway`. Later faults of the connection are reported to the gate by the journal.
         """
-        return connect_writer(self.url, statement_timeout_ms=WRITE_MS)
+        return connect_writer(self.url, statement_timeout_ms=WRITE_MS, limiter=self._writers)
 
     async def open(self) -> None:
         """Probe once and open the gate. Raises :class:`DatabaseAway` or :class:`DatabaseTooOld`."""
