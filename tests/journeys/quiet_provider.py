@@ -45,6 +45,19 @@ pricing = {{ mode = "per_image", unit_price = "1.00" }}
 upstream = {{ provider = "quiet", model = "image" }}
 input_schema = {{ type = "object", properties = {{ prompt = {{ type = "string" }} }} }}
 hosting = {{ content_types = ["image/png"] }}
+
+[[models]]
+id = "quiet/clip-1"
+modality = "video"
+type = "async"
+created = "2026-11-01"
+pricing = {{ mode = "per_request", unit_price = "1.00" }}
+upstream = {{ provider = "quiet", model = "clip" }}
+hosting = {{ content_types = ["video/webm"] }}
+
+[models.input_schema]
+type = "object"
+properties = {{ prompt = {{ type = "string" }}, seconds = {{ type = "integer" }} }}
 """
 
 
