@@ -53,7 +53,7 @@ class Receiver:
 
     def at(self, path: str, kind: str | None = None) -> list[Post]:
         """Return the deliveries to a path, of one kind of event or of all."""
-        return [post for post in self.posts if post.path == path and kind in {None, post.event["type"]}]
+        return [post for post in self.posts if post.path == path and (kind is None or post.event["type"] == kind)]
 
     async def wait(self, path: str, number: int, kind: str | None = None, *, within_s: float = 60) -> list[Post]:
         """Wait for ``number`` deliveries to a path, and return them."""

@@ -17,6 +17,8 @@ from werkzeug.routing import MapAdapter
 
 from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.errors import RefusalResponse
+from holdfast.http.kit.problems import has_problems, problem_response
 from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, start_trace
 from holdfast.http.kit.responses import exception_response, serve_call
 from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
@@ -111,8 +113,10 @@ def _begin(request: HoldfastRequest) -> None:
 
 
 def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) -> Response:
-    """Record the response's duration, and count a refusal."""
+    """Record the response's duration, count a refusal, and give it the form that the path's clients read."""
     duration_s = time.perf_counter() - request.started_s
+    if isinstance(response, RefusalResponse) and has_problems(request.path):
+        response = problem_response(response)
     deps.refused.count(response)
     end_trace(request, response.status_code)
     _histogram(request.endpoint or "none", response.status_code).observe(duration_s)

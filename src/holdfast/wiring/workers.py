@@ -22,6 +22,7 @@ from holdfast.actors.workers.report_writer import ReportWriter
 from holdfast.actors.workers.sampler import DatabaseMetrics, Sampler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.cluster.members import slots_of
+from holdfast.http.replicate.shapes import webhook_body
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.public import event_payload
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
@@ -133,7 +134,10 @@ def _outbox(parts: Parts, actors: Actors) -> Callable[[], Child]:
     reporting = outbox_that_reports(parts.refs.outbox, parts.members)
 
     def payload(event: DueEvent) -> bytes:
-        return event_payload(urls, event.event_id, event.kind, event.created_at, event.task, now=now())
+        task = event.task
+        if task.request.webhook_format == "prediction":
+            return webhook_body(urls, task, now=now())
+        return event_payload(urls, event.event_id, event.kind, event.created_at, task, now=now())
 
     return lambda: OutboxWorker(
         parts.refs.outbox,

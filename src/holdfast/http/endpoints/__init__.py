@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast.http.kit.routes import Route, RouteTable
 
-LAYERS: Final = ("holdfast.http.openai",)
+LAYERS: Final = ("holdfast.http.openai", "holdfast.http.replicate")
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from holdfast.http.kit.fair_shares import (
     Uploads,
     WaitingCalls,
 )
+from holdfast.http.kit.lost_answers import LostAnswers
 from holdfast.http.kit.operators import SeenSessions
 from holdfast.http.kit.resends import Resends
 from holdfast.ledger.catalog.catalog import Catalog
@@ -181,6 +182,7 @@ class Dependencies:
     token_tries: TokenTries = field(default_factory=TokenTries)
     seen_sessions: SeenSessions = field(default_factory=SeenSessions)
     changes: Changes = field(default_factory=Changes)
+    lost_answers: LostAnswers = field(default_factory=LostAnswers)
     conditions: Conditions = field(default_factory=lambda: Conditions(Reporter()))
 
     @cached_property

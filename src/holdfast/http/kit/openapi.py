@@ -20,6 +20,7 @@ from holdfast.http.kit.errors import ERROR_TABLE, ErrorResponse
 from holdfast.http.kit.field_docs import field_docs, structs_in
 from holdfast.http.kit.listing import PAGE
 from holdfast.http.kit.operators import CSRF_HEADER
+from holdfast.http.kit.problems import PROBLEM_JSON, Problem, has_problems, problem_status
 from holdfast.http.kit.routes import Parameter, Route
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.public import TaskEvent
@@ -153,7 +154,7 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     """Return the OpenAPI 3.1 document of these routes, served at ``public_url``."""
     bodies = {route.body for route in routes if route.body is not None}
     replies = {shape for route in routes for shape in (route.reply, route.other_reply) if shape is not None}
-    shapes: set[type[msgspec.Struct]] = {*bodies, *replies, ErrorResponse, TaskEvent}
+    shapes: set[type[msgspec.Struct]] = {*bodies, *replies, ErrorResponse, Problem, TaskEvent}
     schemas = _components(shapes)
     received = structs_in(bodies)
     for shape in structs_in(shapes):
@@ -341,20 +342,20 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: Jso
 def _responses(route: Route, recorded: JsonSchema) -> JsonSchema:
     responses: JsonSchema = {}
     by_status: dict[int, list[str]] = defaultdict(list)
+    are_problems = has_problems(route.path)
+    error = {PROBLEM_JSON: {"schema": _reference(Problem)}} if are_problems else _json(_reference(ErrorResponse))
     for code in error_codes(route):
-        by_status[ERROR_TABLE[code].status].append(code)
+        by_status[problem_status(code) if are_problems else ERROR_TABLE[code].status].append(code)
     for status, codes in by_status.items():
-        responses[str(status)] = _response(
-            f"{HTTPStatus(status).phrase}: " + ", ".join(f"`{code}`" for code in codes),
-            _json(_reference(ErrorResponse)),
-        )
+        phrase = HTTPStatus(status).phrase
+        responses[str(status)] = _response(f"{phrase}: " + ", ".join(f"`{code}`" for code in codes), error)
     if route.reply is not None:
         for status in route.statuses:
             responses[str(status)] = _response(
                 HTTPStatus(status).phrase,
                 _json(
                     _either(route.reply, ErrorResponse if status >= 400 else route.other_reply),
-                    recorded.get(route.reply.__name__) if status == 200 else None,
+                    recorded.get(route.reply.__name__) if status < 300 else None,
                 ),
             )
     for media in route.media:

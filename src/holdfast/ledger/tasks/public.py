@@ -160,8 +160,7 @@ def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: b
     """Render a task without its progress, its links signed as of ``now``."""
     request, state = task.request, task.state
     review, hosting = state.review, state.hosting
-    is_open = for_operators or task.status == "succeeded"
-    output = [_output(urls, item, now, is_open=is_open and hosting.status != "expired") for item in state.output]
+    output = public_output(urls, task, now=now, for_operators=for_operators)
     return PublicTask(
         request_id=task.request_id,
         quote_id=request.quote_id,
@@ -192,6 +191,12 @@ def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: b
         metadata=request.metadata,
         urls=task_urls(urls, task.request_id),
     )
+
+
+def public_output(urls: PublicUrls, task: Task, *, now: datetime, for_operators: bool = False) -> list[OutputBody]:
+    """Render a task's outputs, their links signed as of ``now``."""
+    is_open = (for_operators or task.status == "succeeded") and task.state.hosting.status != "expired"
+    return [_output(urls, item, now, is_open=is_open) for item in task.state.output]
 
 
 def _has_final_urls(task: Task, output: list[OutputBody]) -> bool:

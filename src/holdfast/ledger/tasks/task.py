@@ -37,6 +37,7 @@ AssetsReadyState = Literal["pending", "sent", "failed", "skipped"]
 EventKind = Literal[
     "task.processing", "task.review", "task.succeeded", "task.failed", "task.canceled", "task.assets_ready"
 ]  # fmt: skip
+WebhookFormat = Literal["prediction"]
 
 TERMINAL: frozenset[TaskStatus] = frozenset({"succeeded", "failed", "canceled"})
 """The statuses that no task leaves; reaching one settles the hold."""
@@ -48,7 +49,8 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ``input`` is parsed JSON, because a JSON column does not preserve the text. It has a column of its own, and is
     empty in a task that was read without it. ``input_dropped``: it was deleted later, the only change made here.
     ``files`` are those that the input names: the provider gets links to them. ``webhook_events`` are the kinds of
-    events sent to ``webhook_url``; None is the default set. ``traceparent`` is the trace of the request.
+    events sent to ``webhook_url``; None is the default set. ``webhook_format`` is the form of their bodies, None an
+    event's own. ``traceparent`` is the trace of the request.
     """
 
     input: dict[str, object] = {}
@@ -60,6 +62,7 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     metadata: dict[str, str] = {}
     webhook_url: str | None = None
     webhook_events: tuple[EventKind, ...] | None = None
+    webhook_format: WebhookFormat | None = None
     retry_of: str | None = None
     input_dropped: bool = False
     files: tuple[InputFile, ...] = ()

@@ -7,7 +7,7 @@ resumes with ``Last-Event-ID``.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
@@ -87,6 +87,14 @@ async def stream_task(call: Call) -> Outcome:
     after = read_last_event_id(call.request.headers.get("Last-Event-ID"))
     if isinstance(after, Refusal):
         return after
+    return await follow_task(call, after, lambda task: event("task", task_body(call.deps, task), task.version))
+
+
+async def follow_task(call: Call, after: int | None, events_of: Callable[[Task], bytes]) -> Outcome:
+    """Return the stream of the task of the path. ``events_of`` renders it as it is, now and after each change.
+
+    A reader that has seen the version ``after`` is sent nothing before the next one.
+    """
     with ExitStack() as opened:
         # Watched before the first read, so that no later change is missed.
         watch = opened.enter_context(call.deps.changes.watch(call.path["request_id"]))
@@ -101,7 +109,7 @@ async def stream_task(call: Call) -> Outcome:
         refusal = opened.enter_context(call.deps.waiting.counted(task.account_id))
         if refusal is not None:
             return refusal
-        return stream_response(_sent(_task_events(call, task, after, watch), opened.pop_all()))
+        return stream_response(_sent(_task_events(call, task, after, watch, events_of), opened.pop_all()))
 
 
 @route(
@@ -173,7 +181,9 @@ class _Clock:
         return True
 
 
-async def _task_events(call: Call, task: Task, after: int | None, watch: Watch) -> AsyncGenerator[bytes]:
+async def _task_events(
+    call: Call, task: Task, after: int | None, watch: Watch, events_of: Callable[[Task], bytes]
+) -> AsyncGenerator[bytes]:
     """Each round reads the task and checks the credential. Nothing of the task is kept that may be large."""
     clock, changes = _Clock(), call.deps.changes
     call.read_shares = call.deps.stream_shares
@@ -183,7 +193,7 @@ async def _task_events(call: Call, task: Task, after: int | None, watch: Watch) 
     while True:
         shown = _shown(task)
         if shown != sent:
-            yield event("task", task_body(call.deps, task), task.version)
+            yield events_of(task)
             sent, sent_at = shown, trio.current_time()
         elif clock.is_check_due():
             yield b": idle\n\n"

@@ -35,7 +35,7 @@ from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
-from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest
+from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest, WebhookFormat
 from holdfast.persistence.claims.files import claim_files, release_claims
 from holdfast.persistence.journal.changes import Extent, Watch
 from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, task_by_id, tasks_of_account
@@ -54,7 +54,7 @@ METADATA_MAX_PAIRS: Final = 16
 METADATA_KEY_MAX_CHARS: Final = 64
 METADATA_VALUE_MAX_CHARS: Final = 512
 
-_CREATE_ERRORS = (
+CREATE_ERRORS: Final = (
     "insufficient_credit",
     "model_not_found",
     "model_not_available",
@@ -79,7 +79,7 @@ _CREATE_ERRORS = (
     takes_input=True,
     reply=TaskCreated,
     parameters=(IDEMPOTENCY_KEY,),
-    errors=(*_CREATE_ERRORS, "quote_expired", "quote_mismatch"),
+    errors=(*CREATE_ERRORS, "quote_expired", "quote_mismatch"),
 )
 async def create_task(call: Call) -> Outcome:
     """The response comes once the task and its hold are stored, before it runs.
@@ -94,12 +94,16 @@ async def create_task(call: Call) -> Outcome:
 
 
 async def accepted_task(
-    call: Call, wanted: CreateTaskRequest, idempotency: IdempotencyKey | None
+    call: Call,
+    wanted: CreateTaskRequest,
+    idempotency: IdempotencyKey | None,
+    *,
+    webhook_format: WebhookFormat | None = None,
 ) -> TaskAccepted | Replayed[TaskAccepted] | Refusal:
     """Price the input, then ask the account for a task; the call's key is known."""
     assert call.known_key is not None
     key = call.known_key
-    command = await call.compute(functools.partial(_command, call, wanted, key, idempotency))
+    command = await call.compute(functools.partial(_command, call, wanted, key, idempotency, webhook_format))
     if len(call.raw) > INPUT_SMALL_BYTES_MAX:
         command = await _refuse_stored_inputs(call, key.account_id) or command
     return await _ask_account(call, key, command, idempotency)
@@ -169,7 +173,11 @@ def _created_of(provider: str) -> Counter:
 
 
 def _command(
-    call: Call, wanted: CreateTaskRequest, key: KnownKey, idempotency: IdempotencyKey | None
+    call: Call,
+    wanted: CreateTaskRequest,
+    key: KnownKey,
+    idempotency: IdempotencyKey | None,
+    webhook_format: WebhookFormat | None,
 ) -> CreateTask | Refusal:
     refusal = _refuse_metadata(wanted.metadata or {}) or _refuse_webhook(
         call.deps, wanted.webhook_url, wanted.webhook_events
@@ -200,6 +208,7 @@ def _command(
         metadata=wanted.metadata or {},
         webhook_url=wanted.webhook_url,
         webhook_events=_kinds(wanted),
+        webhook_format=webhook_format,
         traceparent=traceparent.get(),
     )
     return CreateTask(request, TASKS_WRITE, idempotency)
@@ -240,18 +249,18 @@ async def read_task(call: Call) -> Outcome:
     wait_s = read_wait(call.query().get("wait", []))
     if isinstance(wait_s, Refusal):
         return wait_s
-    found = await (_ended_task(call, wait_s) if wait_s else own_task(call))
+    found = await (ended_task(call, call.path["request_id"], wait_s) if wait_s else own_task(call))
     if isinstance(found, Refusal):
         return found
     task, now = found[0], call.deps.now()
     return cacheable(call, _entity_tag(call.deps, task, now), lambda: task_body(call.deps, task, now=now))
 
 
-async def _ended_task(call: Call, wait_s: float) -> tuple[Task, ApiKeyRecord] | Refusal:
+async def ended_task(call: Call, request_id: str, wait_s: float) -> tuple[Task, ApiKeyRecord] | Refusal:
     """Return as :func:`own_task`, but once the task has ended, the wait has, or the process is about to stop."""
-    request_id, until = call.path["request_id"], trio.current_time() + wait_s
+    until = trio.current_time() + wait_s
     with call.deps.changes.watch(request_id) as watch:
-        found = await own_task(call)
+        found = await own_task(call, request_id)
         if isinstance(found, Refusal) or found[0].is_terminal:
             return found
         with call.deps.waiting.counted(found[0].account_id) as refusal:
@@ -294,7 +303,7 @@ def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
     scope=TASKS_WRITE,
     reply=TaskCreated,
     parameters=(IDEMPOTENCY_KEY,),
-    errors=("task_not_found", "task_not_terminal", "task_input_expired", *_CREATE_ERRORS),
+    errors=("task_not_found", "task_not_terminal", "task_input_expired", *CREATE_ERRORS),
 )
 async def retry_task(call: Call) -> Outcome:
     """The original does not change; the new task names it in `retry_of`."""

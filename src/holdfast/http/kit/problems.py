@@ -1,0 +1,79 @@
+"""Errors as problem details (RFC 7807), the form that Replicate's clients read, for all paths below its address.
+
+The codes are those of the error table. Some have another status here: these clients know an invalid input by 422.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+import msgspec
+from quart.wrappers.response import DataBody
+
+from holdfast.http.kit.errors import ERROR_TABLE, ErrorResponse, RefusalResponse
+
+PROBLEM_PATHS: Final = "/replicate/"
+PROBLEM_JSON: Final = "application/problem+json"
+
+_UNPROCESSABLE: Final = frozenset(
+    {
+        "invalid_input",
+        "invalid_parameter",
+        "missing_parameter",
+        "model_not_available",
+        "model_not_async",
+        "quote_unavailable",
+    }
+)
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every error response of this API (RFC 7807)."""
+
+    title: str
+    """What kind of problem it is, in words."""
+
+    detail: str
+    """What is wrong in this request. It may change."""
+
+    status: int
+    """The status of the response."""
+
+    code: str
+    """The error code, one of those in the introduction. Branch on this."""
+
+    param: str | None
+    """The part of the request that is wrong. Null: no single one."""
+
+    request_id: str
+    """The id of the request; quote it in support requests."""
+
+
+def has_problems(path: str) -> bool:
+    """Whether the errors of a path are problem details."""
+    return path.startswith(PROBLEM_PATHS)
+
+
+def problem_status(code: str) -> int:
+    """Return the status of a code as a problem."""
+    return 422 if code in _UNPROCESSABLE else ERROR_TABLE[code].status
+
+
+def problem_response(refused: RefusalResponse) -> RefusalResponse:
+    """Return the same refusal as problem details."""
+    error = msgspec.json.decode(cast(DataBody, refused.response).data, type=ErrorResponse).error
+    status = problem_status(error.code)
+    problem = Problem(
+        title=error.code.replace("_", " ").capitalize(),
+        detail=error.message,
+        status=status,
+        code=error.code,
+        param=error.param,
+        request_id=error.request_id,
+    )
+    headers = {name: value for name, value in refused.headers if name not in {"Content-Type", "Content-Length"}}
+    response = RefusalResponse(
+        msgspec.json.encode(problem), status=status, headers=headers, content_type=PROBLEM_JSON
+    )
+    response.code = error.code
+    return response

@@ -1,0 +1,387 @@
+"""Predictions: create, list, read, cancel, follow.
+
+The clients resend what may have been accepted after some responses and after a broken connection, so:
+
+- once a task exists the response is its prediction, whatever happens while it is waited for;
+- an outcome that is not known has a status after which none of them resends;
+- of a client that resends after a broken connection, the resend gets the first request's prediction.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import re
+from datetime import datetime
+from typing import Final
+
+import msgspec
+import structlog
+import trio
+
+from holdfast.actors.runtime.faults import OutcomeUnknown
+from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
+from holdfast.actors.task.messages import CancelTask
+from holdfast.http.endpoints.tasks.following import follow_task
+from holdfast.http.endpoints.tasks.media_tasks import CREATE_ERRORS, accepted_task, ended_task, own_task
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, Bearer
+from holdfast.http.kit.errors import refusal_of_fault
+from holdfast.http.kit.listing import CURSOR, LIMIT, ListBody, Position, list_of_account
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
+from holdfast.http.kit.waiting import WAIT_MAX_S, stream_media
+from holdfast.http.replicate.inputs import native_input
+from holdfast.http.replicate.models import model_of_version, path_model_id
+from holdfast.http.replicate.shapes import (
+    BASE,
+    EVENT_KINDS,
+    PredictionBody,
+    PredictionList,
+    PredictionRequest,
+    VersionPredictionRequest,
+    log_lines,
+    prediction,
+    prediction_urls,
+)
+from holdfast.http.schemas.tasks import CreateTaskRequest
+from holdfast.ledger.catalog.quotes import model_not_found
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.links import check_link, sign_link
+from holdfast.ledger.public_types import FreeForm
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import Task, WebhookFormat
+from holdfast.persistence.queries.tasks import tasks_of_account
+
+log = structlog.get_logger(__name__)
+
+route = RouteTable("Replicate")
+
+WAIT_USED: Final = 0.95
+"""The part of a wait that is used: the client gives up half a second after it."""
+
+PREFER: Final = Parameter(
+    name="Prefer",
+    place="header",
+    description="`wait` responds when the prediction has ended, or after 60 seconds; `wait=5` after 5 at most. "
+    "A prediction that has not ended by then is `starting`, whatever it does.",
+    schema={"type": "string", "pattern": "^wait(=[0-9]{1,2})?$"},
+)
+_WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*(?:=\s*"?([0-9]{1,6})"?\s*)?(?=$|[,;])', re.ASCII | re.IGNORECASE)
+
+_RESENDING: Final = re.compile(r"\b(?:replicate-javascript|ai-sdk/replicate)/", re.ASCII)
+"""The User-Agent of clients that send a request again when its connection breaks; those in Python do not."""
+
+_OUTCOME_UNKNOWN: Final = Refusal(
+    code="outcome_unknown",
+    message="There was no result in time, and the prediction may have been created. Look for it in the list.",
+)
+_INVALID_LINK: Final = Refusal(
+    code="invalid_link",
+    message="The link to the stream is not valid, or it has expired: read the prediction again.",
+)
+
+
+@route(
+    "POST",
+    f"{BASE}/models/{{owner}}/{{name}}/predictions",
+    summary="Create a prediction; its credit is held and the work starts",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    body=PredictionRequest,
+    takes_input=True,
+    reply=PredictionBody,
+    statuses=(201,),
+    parameters=(PREFER, IDEMPOTENCY_KEY),
+    errors=(*CREATE_ERRORS, "outcome_unknown"),
+)
+async def create_prediction(call: Call) -> Outcome:
+    """The task is created as by `POST /v2/task/create`. The input may use the clients' own words for what the model
+    takes by another name: `num_outputs`, `size` (as 768x512) and `duration`; a data URI may stand for base64.
+    """
+    return await _create(call, path_model_id(call), call.body(PredictionRequest))
+
+
+@route(
+    "POST",
+    f"{BASE}/predictions",
+    summary="Create a prediction of a version of a model",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    body=VersionPredictionRequest,
+    takes_input=True,
+    reply=PredictionBody,
+    statuses=(201,),
+    parameters=(PREFER, IDEMPOTENCY_KEY),
+    errors=(*CREATE_ERRORS, "outcome_unknown"),
+)
+async def create_prediction_of_version(call: Call) -> Outcome:
+    """As a prediction of a model is created; the model is that of the version."""
+    wanted = call.body(VersionPredictionRequest)
+    model_id = model_of_version(call.deps.catalog(), wanted.version)
+    if model_id is None:
+        return await call.refuse_authenticated(model_not_found(wanted.version))
+    return await _create(call, model_id, wanted)
+
+
+async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outcome:
+    """Create the task, under an Idempotency-Key of its own if the client may resend the request without one."""
+    until = trio.current_time() + _take_wait_s(call)
+    idempotency = call.idempotency()
+    if isinstance(idempotency, Refusal):
+        return await call.refuse_authenticated(idempotency)
+    native = await call.compute(functools.partial(_native, call, model_id, wanted))
+    created = functools.partial(_created, call, native, wanted.input, until)
+    try:
+        if idempotency is not None or not _RESENDING.search(call.request.headers.get("User-Agent", "")):
+            return await created(idempotency)
+        assert call.known_key is not None
+        digest = hashlib.sha256(f"{call.known_key.key_id} {call.request.path}\n".encode() + call.raw).digest()
+        async with call.deps.lost_answers.key_of(digest) as key:
+            return await created(IdempotencyKey(route=call.route.name, key=key, fingerprint=digest))
+    except OutcomeUnknown:
+        return _OUTCOME_UNKNOWN
+
+
+def _take_wait_s(call: Call) -> float:
+    """Return how long to wait for the end of the prediction, and remove the header that says so.
+
+    Elsewhere it says how long to wait for an actor.
+    """
+    match = _WAIT.search(",".join(call.request.headers.getlist("Prefer"))[:1024])
+    call.request.headers.remove("Prefer")
+    if match is None:
+        return 0.0
+    return WAIT_USED * (WAIT_MAX_S if match[1] is None else min(int(match[1]), WAIT_MAX_S))
+
+
+def _native(call: Call, model_id: str, wanted: PredictionRequest) -> CreateTaskRequest:
+    """Return the request as the native endpoint takes it."""
+    model = call.deps.catalog().models.get(model_id)
+    chosen = wanted.webhook_events_filter
+    if chosen is None or wanted.webhook is None:
+        chosen = ["completed"]
+    kinds = list(dict.fromkeys(kind for each in chosen for kind in EVENT_KINDS[each]))
+    url = (wanted.webhook or wanted.webhook_completed) if kinds else None
+    return CreateTaskRequest(
+        model=model_id,
+        input=wanted.input if model is None else native_input(model, wanted.input),
+        webhook_url=url,
+        webhook_events=kinds if url else None,
+    )
+
+
+async def _created(
+    call: Call, native: CreateTaskRequest, given: FreeForm, until: float, idempotency: IdempotencyKey | None
+) -> Outcome:
+    """Create the task, and return its prediction as of its end, or as it has begun."""
+    webhook_format: WebhookFormat | None = "prediction" if native.webhook_url else None
+    reply = await accepted_task(call, native, idempotency, webhook_format=webhook_format)
+    accepted = reply.reply if isinstance(reply, Replayed) else reply
+    if isinstance(accepted, Refusal):
+        return _as_sent(accepted)
+    task = await _ended(call, accepted.request_id, until)
+    if task is None:
+        body = _started(call, accepted.request_id, native.model, given)
+    else:
+        body = msgspec.structs.replace(_body(call, task), input=given)
+    replayed = (("Idempotent-Replayed", "true"),) if isinstance(reply, Replayed) else ()
+    return BodyResponse(body, status=201, headers=replayed)
+
+
+def _as_sent(refusal: Refusal) -> Refusal:
+    """Return a refusal of a webhook's address under the name that the client sent it by."""
+    if refusal.param != "webhook_url":
+        return refusal
+    message = refusal.message.replace("webhook_url", "webhook")
+    return msgspec.structs.replace(refusal, param="webhook", message=message)
+
+
+async def _ended(call: Call, request_id: str, until: float) -> Task | None:
+    """Return the task that was created once it has ended; None if it has not in time or cannot be read.
+
+    After an error some clients would create another one.
+    """
+    wait_s = until - trio.current_time()
+    if wait_s <= 0:
+        return None
+    try:
+        found = await ended_task(call, request_id, wait_s)
+    except Exception as fault:
+        if refusal_of_fault(fault) is None:
+            log.error("unexpected fault", exc_info=fault)
+        return None
+    if isinstance(found, Refusal):
+        return None
+    task, key = found
+    return task if task.is_terminal and TASKS_READ in key.scopes else None
+
+
+def _started(call: Call, request_id: str, model_id: str, given: FreeForm) -> PredictionBody:
+    """Return the prediction of a task that was just created, without a read of it."""
+    now = call.deps.now()
+    return PredictionBody(
+        id=request_id,
+        model=model_id,
+        version="hidden",
+        input=given,
+        output=None,
+        logs="",
+        error=None,
+        status="starting",
+        metrics={},
+        created_at=format_time(now),
+        started_at=None,
+        completed_at=None,
+        data_removed=False,
+        urls=prediction_urls(call.deps.urls, request_id, _stream_link(call, request_id, now)),
+    )
+
+
+@route(
+    "GET",
+    f"{BASE}/predictions",
+    summary="List the account's predictions, newest first",
+    auth=Auth.API_KEY,
+    scope=TASKS_READ,
+    reply=PredictionList,
+    parameters=(CURSOR, LIMIT),
+    errors=("invalid_cursor",),
+)
+async def list_predictions(call: Call) -> Outcome:
+    """All tasks of the account are in it, whichever way they were created."""
+    urls, now = call.deps.urls, call.deps.now()
+    page = await list_of_account(
+        call,
+        tasks_of_account,
+        lambda task: prediction(urls, task, now=now),
+        lambda task: Position(task.created_at, task.request_id),
+    )
+    if isinstance(page, ListBody) and page.next_cursor is not None:
+        limit = "".join(f"&limit={each}" for each in call.query().get("limit", ()))
+        next_page = urls.url(f"{BASE}/predictions?cursor={page.next_cursor}{limit}")
+        return msgspec.structs.replace(page, next_cursor=next_page)
+    return page
+
+
+@route(
+    "GET",
+    f"{BASE}/predictions/{{request_id}}",
+    summary="Retrieve a prediction; the links to its results are signed for this response",
+    auth=Auth.API_KEY,
+    scope=TASKS_READ,
+    reply=PredictionBody,
+    errors=("task_not_found",),
+)
+async def read_prediction(call: Call) -> Outcome:
+    """Any task of the account can be read as a prediction."""
+    found = await own_task(call)
+    return found if isinstance(found, Refusal) else _body(call, found[0])
+
+
+@route(
+    "POST",
+    f"{BASE}/predictions/{{request_id}}/cancel",
+    summary="Cancel a prediction and release its whole hold; one that has ended is returned as it is",
+    auth=Auth.API_KEY,
+    scope=TASKS_WRITE,
+    reply=PredictionBody,
+    errors=("task_not_found",),
+)
+async def cancel_prediction(call: Call) -> Outcome:
+    """If the prediction ends at the same time, the response shows which of the two won."""
+    found = await own_task(call)
+    if isinstance(found, Refusal):
+        return found
+    done = await call.ask(call.deps.tasks.ref(found[0].request_id), CancelTask())
+    if not isinstance(done, Refusal):
+        return _body(call, done.task)
+    if done.code != "task_already_terminal":
+        return done
+    found = await own_task(call)
+    return found if isinstance(found, Refusal) else _body(call, found[0])
+
+
+def _body(call: Call, task: Task) -> PredictionBody:
+    now = call.deps.now()
+    return prediction(call.deps.urls, task, now=now, stream=_stream_link(call, task.request_id, now))
+
+
+@route(
+    "GET",
+    f"{BASE}/predictions/{{request_id}}/stream",
+    summary="Follow a prediction until it has ended, by the link in its urls",
+    scope=TASKS_READ,
+    media=(
+        stream_media(
+            "`logs` for each new line of the logs, `output` for each link to a result, then `done`; instead of "
+            "`done` an `error` if the prediction has failed."
+        ),
+    ),
+    parameters=(
+        Parameter(name="key", place="query", description="The API key that the link stands for.", required=True),
+        Parameter(name="exp", place="query", description="When the link expires, in unix seconds.", required=True),
+        Parameter(name="sig", place="query", description="The link's signature.", required=True),
+    ),
+    errors=("invalid_link", "invalid_api_key", "task_not_found", "rate_limit_exceeded", "overloaded"),
+)
+async def stream_prediction(call: Call) -> Outcome:
+    """The link stands for the API key that it was made for: the clients in JavaScript send no credential here.
+
+    Each event has an `id`, a number within the stream. A stream ends after 15 minutes, and sends a comment at least
+    every 15 seconds.
+    """
+    query, request_id = call.query(), call.path["request_id"]
+    key, exp, sig = (query.get(name, [""])[0] for name in ("key", "exp", "sig"))
+    signed = _streamed(request_id, key)
+    if check_link(signed, exp, sig, call.deps.urls.link_key, call.deps.now()) != "valid":
+        return _INVALID_LINK
+    call.bearer = Bearer("api_key", base64.urlsafe_b64decode(key + "="))
+    return await follow_task(call, None, PredictionEvents(call).of)
+
+
+def _stream_link(call: Call, request_id: str, now: datetime) -> str:
+    """Return the link to the stream of a task, which reads it as the call's API key does."""
+    assert call.bearer is not None
+    urls = call.deps.urls
+    key = base64.urlsafe_b64encode(call.bearer.sha256).decode().rstrip("=")
+    query = sign_link(_streamed(request_id, key), urls.link_expiry(now, None), urls.link_key)
+    return urls.url(f"{BASE}/predictions/{request_id}/stream?key={key}&{query}")
+
+
+def _streamed(request_id: str, key: str) -> str:
+    return f"stream {request_id} {key}"
+
+
+class PredictionEvents:
+    """The events of one stream: of each state of its task, those that were not sent yet."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._lines: list[str] = []
+        self._sent_count = 0
+
+    def of(self, task: Task) -> bytes:
+        """Return the events of a state."""
+        lines, sent = log_lines(task), self._lines
+        # The newest entries may have been merged into one: what is equal at the start was sent.
+        same = next(
+            (i for i, (a, b) in enumerate(zip(lines, sent, strict=False)) if a != b), min(len(lines), len(sent))
+        )
+        self._lines = lines
+        events = [self._event("logs", line) for line in lines[same:]]
+        match task.status:
+            case "succeeded":
+                body = _body(self._call, task)
+                links = body.output if isinstance(body.output, list) else [body.output or ""]
+                events += [self._event("output", link) for link in links if link]
+                events.append(self._event("done", "{}"))
+            case "failed":
+                events.append(self._event("error", task.state.error or "failed"))
+            case "canceled":
+                events.append(self._event("done", '{"reason": "canceled"}'))
+        return b"".join(events)
+
+    def _event(self, kind: str, data: str) -> bytes:
+        self._sent_count += 1
+        return f"event: {kind}\nid: {self._sent_count}\ndata: {data}\n\n".encode()

@@ -1,0 +1,335 @@
+"""What the API of Replicate's clients answers where these could be misled, or would create a task twice."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import httpx2
+import msgspec
+import pytest
+import trio
+from replicate.prediction import Prediction
+from tests.event_streams import reading
+from trio.testing import MockClock
+
+from holdfast.actors.account.messages import CreateTask, TaskAccepted
+from holdfast.actors.runtime.faults import OutcomeUnknown
+from holdfast.actors.runtime.messages import Replayed
+from holdfast.http.kit.lost_answers import NOTICED_WITHIN_S, REMEMBERED_S, LostAnswers
+from holdfast.http.kit.problems import has_problems
+from holdfast.http.replicate.inputs import native_input
+from holdfast.http.replicate.shapes import log_lines
+from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.tasks.task import Progress, Task
+from holdfast.persistence.records import tables
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.providers.media.kinds import kind_rules
+
+from .api import Api
+from .identities import ACCOUNT, NOW
+from .stage import Stage, make_task
+
+BASE = "/replicate/v1"
+IMAGE = f"{BASE}/models/studio/image-1/predictions"
+INPUT = {"input": {"prompt": "a lighthouse"}}
+ID = "task_" + "1" * 32
+ACCEPTED = TaskAccepted(ID, "quo_" + "1" * 32, "queued", None, 12_000, "1 image")
+JAVASCRIPT = {"User-Agent": "replicate-javascript/1.4.0"}
+
+
+def problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
+    assert response.headers["Content-Type"] == "application/problem+json"
+    found: dict[str, Any] = response.json()
+    assert (response.status_code, found["status"], found["code"]) == (status, status, code), found
+    assert found["title"] == code.replace("_", " ").capitalize()
+    assert found["request_id"] == response.headers["X-Request-Id"]
+    return found
+
+
+def created(response: httpx2.Response) -> dict[str, Any]:
+    assert response.status_code == 201, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def asked(stage: Stage) -> CreateTask:
+    (_, command), *_ = stage.accounts.asked
+    assert isinstance(command, CreateTask)
+    return command
+
+
+# --------------------------------------------------------------------------------------------- errors
+
+
+async def test_every_error_is_a_problem(api: Api) -> None:
+    problem(await api.call("GET", f"{BASE}/collections"), 404, "route_not_found")
+    problem(await api.call("DELETE", f"{BASE}/models"), 405, "method_not_allowed")
+    problem(await api.call("GET", f"{BASE}/predictions"), 401, "missing_credentials")
+    problem(await api.as_session("POST", IMAGE, INPUT), 401, "wrong_credential_type")
+    found = problem(await api.as_key("GET", f"{BASE}/predictions?status=failed"), 422, "invalid_parameter")
+    assert found["param"] == "status"
+    problem(await api.as_key("POST", IMAGE, {}), 422, "missing_parameter")
+    problem(await api.as_key("GET", f"{BASE}/predictions/{ID}"), 404, "task_not_found")
+    problem(await api.as_key("GET", f"{BASE}/account"), 403, "insufficient_scope")
+    assert not has_problems("/v2/models")
+
+
+async def test_a_webhook_address_is_refused_under_the_name_it_was_sent_by(api: Api) -> None:
+    api.configure(env="production")
+    for name in ("webhook", "webhook_completed"):
+        response = await api.as_key("POST", IMAGE, {**INPUT, name: "ftp://example.com"})
+        assert problem(response, 422, "invalid_parameter")["detail"].startswith("The parameter webhook must be")
+
+
+# ------------------------------------------------------------------- nothing that was accepted is sent again
+
+
+async def test_an_unknown_outcome_has_a_status_that_no_client_repeats(stage: Stage) -> None:
+    stage.know_key()
+    stage.accounts.answer = OutcomeUnknown("no reply")
+    response = await stage.as_key("POST", IMAGE, INPUT)
+    problem(response, 424, "outcome_unknown")
+    assert response.headers["X-Should-Retry"] == "false"
+
+
+async def test_a_created_task_is_answered_though_it_cannot_be_read(stage: Stage) -> None:
+    stage.know_key()
+    stage.accounts.answer = ACCEPTED
+    stage.change(database=AwayRows())
+    found = created(await stage.as_key("POST", IMAGE, INPUT, headers={"Prefer": "wait"}))
+    assert (found["id"], found["status"], found["input"]) == (ID, "starting", INPUT["input"])
+
+
+async def test_a_created_task_is_answered_though_too_many_requests_wait(api: Api) -> None:
+    await api.add_task(api.task(ID))
+    api.accounts.answer = ACCEPTED
+    api.configure(waiting_per_account_max=0)
+    assert created(await api.as_key("POST", IMAGE, INPUT, headers={"Prefer": "wait"}))["status"] == "starting"
+
+
+async def test_a_wait_that_ends_early_never_shows_processing(api: Api) -> None:
+    await api.add_task(api.task(ID, status="processing"))
+    api.accounts.answer = ACCEPTED
+    api.deps.changes.end()
+    assert created(await api.as_key("POST", IMAGE, INPUT, headers={"Prefer": "wait=30"}))["status"] == "starting"
+    assert (await api.as_key("GET", f"{BASE}/predictions/{ID}")).json()["status"] == "processing"
+
+
+async def test_the_wait_is_for_the_prediction_and_not_for_the_account(stage: Stage) -> None:
+    stage.know_key()
+    stage.accounts.answer = ACCEPTED
+    stage.change(database=AwayRows())
+    created(await stage.as_key("POST", IMAGE, INPUT, headers={"Prefer": "wait=1"}))
+    assert stage.accounts.deadlines_s == [stage.deps.settings.ask_deadline_s]
+
+
+async def test_a_key_that_may_not_read_gets_no_results(api: Api) -> None:
+    await api.add_task(api.task(ID, status="canceled", wake_at=None))
+    api.accounts.answer = ACCEPTED
+    writer = (await api.add_key(ACCOUNT, "key_" + "7" * 32, scopes=("tasks:write",))).secret
+    headers = {"Prefer": "wait"}
+    response = await api.call("POST", IMAGE, INPUT, credential=writer, headers=headers)
+    assert created(response)["status"] == "starting"
+    assert created(await api.as_key("POST", IMAGE, INPUT, headers=headers))["status"] == "canceled"
+    stream = created(response)["urls"]["stream"].removeprefix(api.public_url)
+    problem(await api.call("GET", stream), 403, "insufficient_scope")
+
+
+@pytest.mark.parametrize("agent", ["replicate-javascript/1.4.0", "ai/7.0.1 ai-sdk/replicate/3.0.46"])
+async def test_only_clients_that_resend_are_given_a_key_of_their_own(stage: Stage, agent: str) -> None:
+    stage.know_key()
+    stage.accounts.answer = ACCEPTED
+    created(await stage.as_key("POST", IMAGE, INPUT, headers={"User-Agent": "replicate-python/1.0.7"}))
+    assert asked(stage).idempotency is None
+    stage.accounts.asked.clear()
+    created(await stage.as_key("POST", IMAGE, INPUT, headers={"User-Agent": agent}))
+    created(await stage.as_key("POST", IMAGE, INPUT, headers={"User-Agent": agent}))
+    created(await stage.as_key("POST", IMAGE, INPUT, headers={"User-Agent": agent}, key="mine"))
+    keys = [command.idempotency.key for _, command in stage.accounts.asked]  # type: ignore[attr-defined]
+    assert len(set(keys)) == 3
+    assert keys[-1] == "mine"
+
+
+async def test_a_resend_has_the_key_of_the_request_whose_answer_was_lost(stage: Stage) -> None:
+    stage.know_key()
+    replies = iter((OutcomeUnknown("the first reply is lost"), Replayed(ACCEPTED), ACCEPTED))
+
+    async def reply(_: str, __: object) -> object:
+        return next(replies)
+
+    stage.accounts.answer = reply
+    problem(await stage.as_key("POST", IMAGE, INPUT, headers=JAVASCRIPT), 424, "outcome_unknown")
+    joined = await stage.as_key("POST", IMAGE, INPUT, headers=JAVASCRIPT)
+    assert (created(joined)["id"], joined.headers["Idempotent-Replayed"]) == (ID, "true")
+    created(await stage.as_key("POST", IMAGE, INPUT, headers=JAVASCRIPT))
+    first, second, third = [command.idempotency for _, command in stage.accounts.asked]  # type: ignore[attr-defined]
+    assert first == second != third
+
+
+class AwayRows:
+    """A database that cannot be reached."""
+
+    async def read(self, query: object, /) -> NoReturn:
+        raise DatabaseAway("no connection")
+
+    scan = read
+
+
+class Requests:
+    """Equal requests to :class:`LostAnswers`, answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.answers = LostAnswers()
+        self.keys: list[str] = []
+
+    async def send(
+        self, answer: trio.Event, *, digest: bytes = b"equal", task_status: Any = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        with trio.CancelScope() as client:
+            async with self.answers.key_of(digest) as key:
+                self.keys.append(key)
+                task_status.started(client)
+                await answer.wait()
+
+
+async def test_equal_requests_on_purpose_stay_apart(autojump_clock: MockClock) -> None:
+    requests, answer = Requests(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(requests.send, answer)
+        await trio.sleep(1)
+        answer.set()
+    await requests.send(answer)
+    assert len(set(requests.keys)) == 51
+
+
+async def test_each_lost_answer_is_for_one_resend(autojump_clock: MockClock) -> None:
+    requests, never, answered = Requests(), trio.Event(), trio.Event()
+    answered.set()
+    async with trio.open_nursery() as nursery:
+        clients = [await nursery.start(requests.send, never) for _ in range(2)]
+        for client in clients:
+            client.cancel()
+    lost = requests.keys[:]
+    await requests.send(answered, digest=b"other")
+    for _ in range(3):
+        await requests.send(answered)
+    assert set(requests.keys[3:5]) == set(lost)
+    assert requests.keys[5] not in lost
+    assert requests.keys[2] not in lost
+
+
+async def test_a_resend_may_come_before_the_break_is_noticed(autojump_clock: MockClock) -> None:
+    requests, never, answered = Requests(), trio.Event(), trio.Event()
+    answered.set()
+    async with trio.open_nursery() as nursery:
+        client = await nursery.start(requests.send, never)
+        nursery.start_soon(requests.send, answered)
+        await trio.sleep(NOTICED_WITHIN_S / 2)
+        client.cancel()
+    assert len(set(requests.keys)) == 1
+
+
+async def test_a_lost_answer_is_forgotten_in_time(autojump_clock: MockClock) -> None:
+    requests, never, answered = Requests(), trio.Event(), trio.Event()
+    answered.set()
+    async with trio.open_nursery() as nursery:
+        client = await nursery.start(requests.send, never)
+        client.cancel()
+    await trio.sleep(REMEMBERED_S)
+    await requests.send(answered)
+    assert len(set(requests.keys)) == 2
+
+
+# ------------------------------------------------------------------------------------------- translation
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "native"),
+    [
+        ("image-1", {"num_outputs": 2, "size": "768x512"}, {"n": 2, "width": 768, "height": 512}),
+        ("image-1", {"num_outputs": 2, "n": 1}, {"num_outputs": 2, "n": 1}),
+        ("image-1", {"size": "big"}, {"size": "big"}),
+        ("image-1", {"size": "768x512", "width": 300}, {"size": "768x512", "width": 300}),
+        ("edit-1", {"num_outputs": 1, "image": "data:image/png;base64,iVBO"}, {"image": "iVBO"}),
+        ("edit-1", {"num_outputs": 2}, {"num_outputs": 2}),
+        ("edit-1", {"image_url": "data:image/png;base64,iVBO"}, {"image_url": "data:image/png;base64,iVBO"}),
+        ("clip-1", {"duration": 3, "aspect_ratio": "16:9"}, {"duration": 3, "aspect_ratio": "16:9"}),
+    ],
+)
+def test_an_input_has_the_names_of_the_models_schema(
+    model: str, given: dict[str, object], native: dict[str, object]
+) -> None:
+    before = dict(given)
+    assert native_input(load_catalog(None, kind_rules()).models[f"studio/{model}"], given) == native
+    assert given == before
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kinds"),
+    [
+        ({"webhook": "http://127.0.0.1/a"}, ["task.succeeded", "task.failed", "task.canceled"]),
+        ({"webhook": "http://127.0.0.1/a", "webhook_events_filter": ["start"]}, ["task.processing"]),
+        ({"webhook": "http://127.0.0.1/a", "webhook_events_filter": ["output", "start"]},
+         ["task.processing", "task.succeeded"]),
+        ({"webhook_completed": "http://127.0.0.1/a", "webhook_events_filter": ["start"]},
+         ["task.succeeded", "task.failed", "task.canceled"]),
+        ({"webhook": "http://127.0.0.1/a", "webhook_events_filter": ["logs"]}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+async def test_a_webhook_is_stored_with_the_form_of_its_body(
+    stage: Stage, wanted: dict[str, object], kinds: list[str] | None
+) -> None:
+    stage.know_key()
+    stage.accounts.answer = ACCEPTED
+    created(await stage.as_key("POST", IMAGE, {**INPUT, **wanted}))
+    request = asked(stage).request
+    if kinds is None:
+        assert (request.webhook_url, request.webhook_events, request.webhook_format) == (None, None, None)
+    else:
+        assert (request.webhook_url, request.webhook_format) == ("http://127.0.0.1/a", "prediction")
+        assert request.webhook_events == tuple(kinds)
+
+
+def reporting(*percents: int | None, status: Any = "processing") -> Task:
+    entries = tuple(
+        Progress(ts=NOW + timedelta(seconds=index), status="processing", source_ref="s", percent=each, message="at")
+        for index, each in enumerate(percents)
+    )
+    task = make_task(ID, status=status)
+    return msgspec.structs.replace(task, state=msgspec.structs.replace(task.state, progress=entries))
+
+
+@pytest.mark.parametrize("percent", [0, 1, 9, 40, 99, 100])
+def test_progress_is_read_from_the_logs(percent: int) -> None:
+    logs = "\n".join(log_lines(reporting(None, 0, percent, None)))
+    progress = Prediction.Progress.parse(logs)
+    assert progress is not None
+    assert (progress.percentage, progress.current, progress.total) == (percent / 100, percent, 100)
+
+
+async def test_a_stream_sends_each_line_once_and_needs_no_credential(api: Api) -> None:
+    await api.add_task(reporting(10, 20, status="failed"))
+    found = (await api.as_key("GET", f"{BASE}/predictions/{ID}")).json()
+    path = found["urls"]["stream"].removeprefix(api.public_url)
+    async with api.serving() as base, reading(base, "", path=path) as stream:
+        events = []
+        while (event := await stream.next()) is not None:
+            events.append((event.fields["event"], event.fields["data"], event.fields["id"]))
+    lines = found["logs"].splitlines()
+    assert events[:-1] == [("logs", line, str(number)) for number, line in enumerate(lines, 1)]
+    assert events[-1][0] == "error"
+
+
+async def test_the_link_to_a_stream_is_as_good_as_its_key(api: Api) -> None:
+    await api.add_task(api.task(ID))
+    link = (await api.as_key("GET", f"{BASE}/predictions/{ID}")).json()["urls"]["stream"]
+    path = link.removeprefix(api.public_url)
+    altered = path.replace(ID, "task_" + "2" * 32)
+    problem(await api.call("GET", altered), 403, "invalid_link")
+    problem(await api.call("GET", path.replace("sig=", "sig=0")), 403, "invalid_link")
+    problem(await api.call("GET", f"{BASE}/predictions/{ID}/stream"), 403, "invalid_link")
+    await api.write(tables.api_keys.update().values(revoked_at=NOW))
+    problem(await api.call("GET", path), 401, "invalid_api_key")
