@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
 from tests.content_claims import claim_content, driver_connection
 
 from holdfast.persistence.claims.contents import (
@@ -118,6 +118,21 @@ def test_an_unfinished_delete_is_repeated_and_a_late_one_deletes_no_row(rows: Co
     assert not claim_content(rows, content("a"), later)
     delete_marked(rows, {content("a"): later})
     assert claim_content(rows, content("a"), later)
+
+
+def test_contents_are_deleted_together_whose_mark_is_that_of_the_removal(rows: Connection) -> None:
+    """By one statement: a thousand in one transaction would each wait for the busy event loop."""
+    for letter in "abc":
+        claim_content(rows, content(letter), LONG_AGO)
+    other_type = content("a")._replace(content_type="image/gif")
+    claim_content(rows, other_type, LONG_AGO)
+    assert len(marked(rows)) == 4
+    statements: list[str] = []
+    event.listen(rows, "before_cursor_execute", lambda _connection, _cursor, sql, *_: statements.append(sql))
+    delete_marked(rows, {content("a"): NOW, content("b"): NOW, content("c"): LONG_AGO})
+    assert len(statements) == 1
+    left = rows.execute(text("select sha256, content_type from contents order by 1, 2")).all()
+    assert [Content(*row) for row in left] == [other_type, content("c")]
 
 
 def test_pages_cover_all_contents_and_start_again(rows: Connection) -> None:

@@ -61,7 +61,9 @@ _MARK = text(
     "where c.sha256 = due.sha256 and c.content_type = due.content_type returning c.sha256, c.content_type"
 )
 _DELETE = text(
-    "delete from contents where sha256 = :sha256 and content_type = :content_type and marked_at = :marked_at"
+    "delete from contents c using unnest(cast(:sha256s as text[]), cast(:content_types as text[]), "
+    "cast(:marked as timestamptz[])) k (sha256, content_type, marked_at) "
+    "where c.sha256 = k.sha256 and c.content_type = k.content_type and c.marked_at = k.marked_at"
 )
 _EXPIRED_TASKS = text(
     # By the index of expiries, so that a backlog of expired assets costs no more than the rows returned.
@@ -196,8 +198,10 @@ def delete_marked(connection: Connection, removed: Mapping[Content, datetime]) -
 
     A row that another process has marked since stays.
     """
-    for content, marked_at in removed.items():
-        connection.execute(_DELETE, {**content._asdict(), "marked_at": marked_at})
+    sha256s = [content.sha256 for content in removed]
+    content_types = [content.content_type for content in removed]
+    marked = list(removed.values())
+    connection.execute(_DELETE, {"sha256s": sha256s, "content_types": content_types, "marked": marked})
 
 
 def tasks_with_expired_assets(connection: Connection, at: datetime, *, after: Expired, most: int) -> list[Expired]:
