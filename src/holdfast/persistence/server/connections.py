@@ -143,10 +143,9 @@ def connect(url: str, *, statement_timeout_ms: int, connect_s: int = CONNECT_S) 
     return connection
 
 
-def connect_writer(url: str, *, statement_timeout_ms: int, limiter: trio.CapacityLimiter) -> BoundedConnection:
+def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
     """Connect for the journal's writer: no autocommit, all waits bounded. Raises :class:`DatabaseAway`."""
-
-    def create() -> BoundedConnection:
+    try:
         connection = connect(url, statement_timeout_ms=statement_timeout_ms)
         try:
             connection.execute(f"{_PLANS_BY_KEY}; set lock_timeout = {WRITER_LOCK_MS}")
@@ -154,15 +153,12 @@ def connect_writer(url: str, *, statement_timeout_ms: int, limiter: trio.Capacit
         except BaseException:
             connection.close()
             raise
-        return connection
-
-    try:
-        return _off_the_loop(create, limiter)
     except psycopg.Error as exc:
         raise DatabaseAway(reason_of(exc)) from exc
+    return connection
 
 
-def _off_the_loop(create: Callable[[], BoundedConnection], limiter: trio.CapacityLimiter) -> BoundedConnection:
+def off_the_loop(create: Callable[[], BoundedConnection], limiter: trio.CapacityLimiter) -> BoundedConnection:
     """Connect, on a thread if trio's loop runs this: resolving a name blocks, and there are many exchanges."""
     if not is_on_loop():
         return create()
@@ -187,7 +183,7 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_onl
     connecting = trio.CapacityLimiter(pool_size)
     return sqlalchemy.create_engine(
         "postgresql+psycopg://",
-        creator=lambda: _off_the_loop(create, connecting),
+        creator=lambda: off_the_loop(create, connecting),
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=CONNECT_S,

@@ -17,6 +17,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -24,7 +25,7 @@ import psycopg
 import trio
 from sqlalchemy import Connection, Engine, Pool
 
-from holdfast.persistence.server.connections import SilentClients, connect_writer, make_engine, probe
+from holdfast.persistence.server.connections import SilentClients, connect_writer, make_engine, off_the_loop, probe
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -172,7 +173,7 @@ class Database:
 
         Raises :class:`DatabaseAway`. Later faults of the connection are reported to the gate by the journal.
         """
-        return connect_writer(self.url, statement_timeout_ms=WRITE_MS, limiter=self._writers)
+        return off_the_loop(partial(connect_writer, self.url, statement_timeout_ms=WRITE_MS), self._writers)
 
     async def open(self) -> None:
         """Probe once and open the gate. Raises :class:`DatabaseAway` or :class:`DatabaseTooOld`."""
