@@ -264,8 +264,13 @@ def _webhook(kind: EventKind, recorded: JsonSchema) -> JsonSchema:
         "description": "A request of this service to yours, signed as Standard Webhooks says.",
         "tags": ["Webhooks"],
         "security": [],
-        "parameters": [_parameter(header) for header in _WEBHOOK_HEADERS],
-        "requestBody": {"required": True, "content": _json(_reference(TaskEvent), recorded.get(kind))},
+        # openapi-generator 7 finds the types of webhooks' parameters in Python only here.
+        "parameters": [{**_parameter(header), "x-py-typing": "str"} for header in _WEBHOOK_HEADERS],
+        "requestBody": {
+            "required": True,
+            "content": _json(_reference(TaskEvent), recorded.get(kind)),
+            "x-py-typing": TaskEvent.__name__,
+        },
         "responses": {"2XX": {"description": "Delivered. Any other status is retried; 410 ends the delivery."}},
     }
 
