@@ -74,7 +74,8 @@ class Plain(msgspec.Struct, frozen=True, rename="camel"):
 
     id: str
     """Its id."""
-    made_at: Time
+    made_at: Time | None
+    """When it was made."""
     no_text: int
 
 
@@ -119,7 +120,11 @@ def test_what_has_no_description_is_found() -> None:
 
 
 def test_a_field_is_described_where_it_is_declared() -> None:
-    assert field_docs(Extended) == {"id": "Another id, ``x_…``,\n    in two lines.\n    ", "kind": "What it is."}
+    assert field_docs(Extended) == {
+        "madeAt": "When it was made.",
+        "id": "Another id, ``x_…``,\n    in two lines.\n    ",
+        "kind": "What it is.",
+    }
     route = RouteTable("Tests")
 
     @route("POST", "/x", summary="Change X", body=Wish, reply=Extended)
@@ -130,8 +135,7 @@ def test_a_field_is_described_where_it_is_declared() -> None:
     sent = schemas["Extended"]["properties"]
     assert sent["id"] == {"type": "string", "description": "Another id, `x_…`,\nin two lines."}
     assert sent["kind"] == {"type": "string", "enum": ["a", "b"], "description": "What it is."}
-    # The description of its type.
-    assert sent["madeAt"]["description"] == "RFC 3339 in UTC, with milliseconds."
+    assert sent["madeAt"]["description"] == "When it was made. RFC 3339 in UTC, with milliseconds."
     wish = schemas["Wish"]
     assert wish["required"] == ["input"]
     assert wish["properties"] == {

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from holdfast.ledger.clock import format_time
+from holdfast.ledger.money import CURRENCY
 
 Amount: TypeAlias = Annotated[
     str,
     msgspec.Meta(
-        description="Credits, as a decimal string with 2 to 6 decimals.", extra_json_schema={"examples": ["9.76"]}
+        description="A decimal string of credits, with 2 to 6 decimals.", extra_json_schema={"examples": ["9.76"]}
     ),
 ]
 Time: TypeAlias = Annotated[
@@ -22,7 +23,9 @@ Time: TypeAlias = Annotated[
         extra_json_schema={"format": "date-time", "examples": ["2026-01-05T12:00:00.000Z"]},
     ),
 ]
-Currency: TypeAlias = Annotated[str, msgspec.Meta(description="The currency, `USD`.", examples=["USD"])]
+Currency: TypeAlias = Annotated[
+    str, msgspec.Meta(description="The currency of credit.", extra_json_schema={"enum": [CURRENCY]})
+]
 Role: TypeAlias = Literal["User", "Operator"]
 AccountId: TypeAlias = Annotated[str, msgspec.Meta(description="The account's id, `acct_…`.")]
 OrderId: TypeAlias = Annotated[str, msgspec.Meta(description="The payment order's id, `ord_…`.")]

@@ -230,10 +230,11 @@ def _finish(schema: JsonSchema, docs: Mapping[str, str], *, is_received: bool) -
         has_default, default = "default" in field, field.pop("default", None)
         if has_default and not is_received:
             schema["required"].append(name)
-        description = docs.get(name, field.get("description", ""))
+        of_type = [each.pop("description") for each in (field, *field.get("anyOf", ())) if "description" in each]
+        description = " ".join(_markdown(each) for each in (docs.get(name, ""), *of_type) if each)
         if default is not None:
             description += f" By default {json.dumps(default)}."
-        field["description"] = _markdown(description)
+        field["description"] = description
         _complete(field)
 
 

@@ -67,7 +67,7 @@ Input: TypeAlias = Annotated[FreeForm, msgspec.Meta(examples=[{"prompt": "a ligh
 AmountGiven: TypeAlias = Annotated[
     str,
     msgspec.Meta(
-        description="Credits, as a plain decimal string above zero with at most 6 decimals.",
+        description="A plain decimal string of credits, above zero with at most 6 decimals.",
         extra_json_schema={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["10.00"]},
     ),
 ]

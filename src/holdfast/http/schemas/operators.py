@@ -18,7 +18,7 @@ Reason = Annotated[
         min_length=1,
         max_length=TEXT_MAX_CHARS,
         pattern=r"\S",
-        description="Why; recorded with the action, for operators only.",
+        description="Why the operator acts; recorded for operators only.",
         examples=["the customer asked for it, ticket 4711"],
     ),
 ]
@@ -38,7 +38,7 @@ class ActionRequest(msgspec.Struct, frozen=True):
     """An action that needs nothing but, if you like, a reason."""
 
     reason: Reason | None = None
-    """Null or omitted: no reason is recorded."""
+    """Null or omitted: none is recorded."""
 
 
 def text_of(text: str | None) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -41,7 +41,7 @@ SandboxOutcome = Literal["paid", "failed", "canceled"]
 OrderAmount: TypeAlias = Annotated[
     str,
     msgspec.Meta(
-        description="Credits, as a plain decimal string above zero with at most 2 decimals.",
+        description="A plain decimal string of credits, above zero with at most 2 decimals.",
         extra_json_schema={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]{1,2})?$", "examples": ["10.00"]},
     ),
 ]
@@ -78,8 +78,8 @@ class SandboxCallbackRequest(msgspec.Struct, frozen=True):
     """The `amount` of the payload; `10` and `10.00` are the same."""
     currency: Annotated[SignedValue, msgspec.Meta(examples=["USD"])]
     """The `currency` of the payload."""
-    status: Annotated[SignedValue, msgspec.Meta(examples=["paid"])]
-    """The `status` of the payload: `paid`, `failed` or `canceled`."""
+    status: Annotated[SignedValue, msgspec.Meta(extra_json_schema={"enum": list(get_args(SandboxOutcome))})]
+    """The `status` of the payload."""
     provider_event_id: SignedValue | None = None
     """The `provider_event_id` of the payload; may be null or omitted."""
 

@@ -47,7 +47,7 @@ NOTE: Final = "adjusted by the operator"
 SignedAmount = Annotated[
     str,
     msgspec.Meta(
-        description="Credits, as a plain decimal string other than zero with at most 6 decimals.",
+        description="A plain decimal string of credits, other than zero with at most 6 decimals.",
         extra_json_schema={"pattern": r"^-?(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["-2.50"]},
     ),
 ]

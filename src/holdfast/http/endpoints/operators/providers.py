@@ -24,6 +24,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.backlog import Backlog, measure_backlog
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.media.health import ProviderState
+from holdfast.providers.media.kinds import PROVIDER_KINDS
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import DescribeProcess, ProviderView
 
@@ -35,7 +36,7 @@ class ProviderDetails(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """Its name in the catalog."""
-    kind: str | None
+    kind: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(PROVIDER_KINDS)})] | None
     """Its kind; null if the catalog does not have it any more."""
     models: int
     """How many models name it."""
@@ -123,7 +124,7 @@ class ProviderCheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to try."""
 
     reason: Reason | None = None
-    """Null or omitted: no reason is recorded."""
+    """Null or omitted: none is recorded."""
     model: str | None = None
     """The model to run; null or omitted: the cheapest one."""
     input: dict[str, Any] | None = None
