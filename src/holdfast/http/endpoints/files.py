@@ -8,7 +8,7 @@ from typing import Final
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.listing import PAGE, Position, list_of_account
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import (
     IF_CACHED,
     LINK_ERRORS,
@@ -32,6 +32,12 @@ route = RouteTable("Files")
 
 _GONE: Final = Refusal(
     code="asset_expired", message="The link has expired. Retrieve the file for a new one while it is stored."
+)
+
+_DISPOSITION: Final = Parameter(
+    name="Content-Disposition",
+    place="header",
+    description='The name of a file that is the whole body, as in `attachment; filename="cat.png"`.',
 )
 
 UPLOAD_ERRORS: Final = (
@@ -60,6 +66,7 @@ UPLOAD_ERRORS: Final = (
         "application/octet-stream": {"type": "string", "format": "binary"},
     },
     reply=FileBody,
+    parameters=(_DISPOSITION,),
     errors=UPLOAD_ERRORS,
 )
 async def upload_file(call: Call) -> Outcome:

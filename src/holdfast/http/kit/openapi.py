@@ -21,7 +21,7 @@ from holdfast.http.kit.field_docs import field_docs, structs_in
 from holdfast.http.kit.listing import PAGE
 from holdfast.http.kit.operators import CSRF_HEADER
 from holdfast.http.kit.problems import PROBLEM_JSON, Problem, has_problems, problem_status
-from holdfast.http.kit.routes import Parameter, Route
+from holdfast.http.kit.routes import Media, Parameter, Route
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.public import TaskEvent
 from holdfast.ledger.tasks.task import EventKind
@@ -335,7 +335,7 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: Jso
             "content": {kind: {"schema": schema} for kind, schema in route.request_content.items()},
         }
     elif route.body is not None or route.raw_body_bytes_max is not None:
-        schema = {"type": "object"} if route.body is None else _reference(route.body)
+        schema = {"type": "object", "additionalProperties": True} if route.body is None else _reference(route.body)
         operation["requestBody"] = {
             "required": not route.body_optional,
             "content": _json(schema, body),
@@ -365,10 +365,16 @@ def _responses(route: Route, recorded: JsonSchema) -> JsonSchema:
                 ),
             )
     for media in route.media:
-        content = {kind: {"schema": {"type": media.schema_type}} for kind in media.content_types}
+        content = {kind: {"schema": _media_schema(media, kind)} for kind in media.content_types}
         existing = responses.get(str(media.status), {"content": {}})["content"]
         responses[str(media.status)] = _response(media.description, existing | content)
     return dict(sorted(responses.items()))
+
+
+def _media_schema(media: Media, content_type: str) -> JsonSchema:
+    if media.schema_type == "object":
+        return {"type": "object", "additionalProperties": True}
+    return {"type": "string"} if content_type.startswith("text/") else {"type": "string", "format": "binary"}
 
 
 def _response(description: str, content: JsonSchema) -> JsonSchema:
