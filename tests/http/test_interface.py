@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -13,10 +15,12 @@ import trio
 from tests.clients import refused
 
 from holdfast.http.app import ROUTES
+from holdfast.http.endpoints import api_docs
 from holdfast.http.endpoints.api_docs import RAPIDOC, document_for
 from holdfast.http.kit.dependencies import Readiness
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.http.kit.openapi import describe, error_codes
+from holdfast.http.kit.routes import Route
 from holdfast.ledger.tasks.events import EVENT_KINDS
 
 if TYPE_CHECKING:
@@ -112,6 +116,22 @@ async def test_the_document_holds_every_route_and_only_known_codes(stage: Stage)
     for operation in operations:
         for response in operation["responses"].values():
             assert "X-Request-Id" in response["headers"]
+
+
+async def test_the_document_is_made_beside_the_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def describe_there(routes: Sequence[Route], public_url: str) -> dict[str, Any]:
+        threads.append(threading.get_ident())
+        return describe(routes, public_url)
+
+    monkeypatch.setattr(api_docs, "describe", describe_there)
+    document_for.cache_clear()
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(stage.call, "GET", "/openapi.json")
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
 
 
 async def test_the_docs_page_loads_from_this_origin_only(stage: Stage) -> None:

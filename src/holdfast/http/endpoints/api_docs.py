@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
+import trio
 from quart import Response
 
 from holdfast.http.endpoints import all_routes
@@ -42,6 +43,10 @@ class PublicDocument(NamedTuple):
     etag: str
 
 
+_describers: Final = trio.CapacityLimiter(1)
+"""Reading the sources of all types takes longer than the loop may stand; the second request finds the result."""
+
+
 @functools.lru_cache(maxsize=4)
 def document_for(public_url: str) -> PublicDocument:
     """Return the OpenAPI document of all endpoints, served at ``public_url``."""
@@ -68,7 +73,8 @@ def _prepared(content: bytes) -> PublicDocument:
 )
 async def openapi_document(call: Call) -> Outcome:
     """It describes the operators' endpoints too, wherever they are served."""
-    return _served(call, document_for(call.deps.urls.base), "application/json", 300)
+    document = await trio.to_thread.run_sync(document_for, call.deps.urls.base, limiter=_describers)
+    return _served(call, document, "application/json", 300)
 
 
 @route(
