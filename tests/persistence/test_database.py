@@ -168,7 +168,7 @@ async def test_reads_beyond_the_pool_wait_for_their_turn(database_url: str) -> N
     database.close()
 
 
-async def test_connects_that_hang_occupy_no_more_threads_than_the_pool_has_connections(
+async def test_connects_that_hang_have_as_many_threads_as_connections(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that resolves slowly holds a thread longer than its caller waits."""
