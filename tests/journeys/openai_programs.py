@@ -18,7 +18,9 @@ const picture = () => toFile(Buffer.from(given.picture, "base64"), "picture.png"
 const base64 = async (response) => Buffer.from(await response.arrayBuffer()).toString("base64");
 """
 _LITELLM: Final = """\
-import base64, io, litellm
+import base64, io, os
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it asks the network for prices
+import litellm
 where = {"api_base": given["url"] + "/v1", "api_key": given["key"]}
 def picture():
     file = io.BytesIO(base64.b64decode(given["picture"]))

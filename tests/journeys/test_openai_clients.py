@@ -34,9 +34,9 @@ def having(feature: str) -> pytest.MarkDecorator:
 
 
 def picture(feature: str) -> str:
-    """Return a picture, for an upload as large as one may be."""
+    """Return a picture; a larger one to upload, since the environment of a process has little room."""
     file = io.BytesIO()
-    side = 1000 if feature == "upload" else 96
+    side = 270 if feature == "upload" else 96
     Image.frombytes("L", (side, side), random.Random(7).randbytes(side * side)).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 

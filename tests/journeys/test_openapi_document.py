@@ -5,6 +5,7 @@ Whatever is sent, the answer's status, headers, media type and body are as the d
 
 from __future__ import annotations
 
+import base64
 import functools
 import re
 import time
@@ -55,7 +56,9 @@ CHECKS = [
 ORDER = {"amount": "1.00"}
 PICTURE = b"\x89PNG\r\n\x1a\n"
 TASK = {"model": "studio/image-1", "input": IMAGE}
-IMAGE_FILE = (load_catalog(None, kind_rules()).models["studio/edit-1"].example_input or {})["image"]
+IMAGE_FILE = base64.b64decode(
+    (load_catalog(None, kind_rules()).models["studio/edit-1"].example_input or {})["image"]
+)
 NOTHING_TO_DECIDE = {"read_review", "approve_review", "reject_review", "resolve_payment_order"}
 """Operations that answer 404 or 409 here: nothing waits for an operator."""
 OF_THE_TREE = re.compile("/ops/api/(processes|actors|poison|providers|webhooks|orders)/")
@@ -180,7 +183,7 @@ async def arrive(service: Service, card_provider: CardProviderProcess) -> Visito
         "quote": Good(TASK),
         "create_task": Good(TASK),
         "generate_images": Good({"model": "studio/image-1", "prompt": "a lighthouse", "size": "256x256"}),
-        "edit_image": Good({"model": "studio/edit-1", "image": IMAGE_FILE, "size": "64x64"}),
+        "edit_image": Good(files={"image": IMAGE_FILE, "model": b"studio/edit-1", "size": b"64x64"}),
         "make_speech": Good({"model": "studio/tone-1", "input": "rain", "duration": 1}),
         "create_video": Good(clip),
         "create_prediction": Good({"input": IMAGE}),

@@ -36,7 +36,7 @@ from holdfast.http.kit.credentials import (
     valid_session,
 )
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.forms import FormFile, is_form, parse_form
+from holdfast.http.kit.forms import Form, FormFile, is_form, parse_form
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.http.kit.requests import HoldfastRequest
@@ -259,10 +259,12 @@ class Call:
 
     def _read_form(self, content_type: str, raw: bytes) -> Refusal | None:
         form = parse_form(content_type, raw)
-        if isinstance(form, Refusal):
-            return form
         assert self.route.body is not None
-        body = bodies.convert_body(form.fields, self.route.body, strict=False)
+        return form if isinstance(form, Refusal) else self.take_form(form, self.route.body)
+
+    def take_form(self, form: Form, shape: type[msgspec.Struct]) -> Refusal | None:
+        """Take a form as the body."""
+        body = bodies.convert_body(form.fields, shape, strict=False)
         if isinstance(body, Refusal):
             return body
         self.json, self.files, self._body = form.fields, form.files, body

@@ -16,10 +16,12 @@ LIST_SUFFIX: Final = "[]"
 
 
 class FormFile(NamedTuple):
-    """A file of a form, by the name of its field."""
+    """A file of a form, by the name of its field: stored, with an id, or its ``content``."""
 
     name: str
-    content: bytes
+    sha256: str
+    file_id: str | None = None
+    content: bytes = b""
 
 
 class Form(NamedTuple):
@@ -31,7 +33,7 @@ class Form(NamedTuple):
     @property
     def facts(self) -> dict[str, Any]:
         """What two equal forms have in common, whatever their boundaries and the names of their files are."""
-        return {"fields": self.fields, "files": [[each.name, _sha256(each.content)] for each in self.files]}
+        return {"fields": self.fields, "files": [[each.name, each.sha256] for each in self.files]}
 
 
 def is_form(content_type: str | None) -> bool:
@@ -68,7 +70,7 @@ def _add(
     sent_name = segment.name or ""
     name = sent_name.removesuffix(LIST_SUFFIX)
     if segment.filename is not None:
-        files.append(FormFile(name, content))
+        files.append(FormFile(name, hashlib.sha256(content).hexdigest(), content=content))
         return None
     try:
         text = content.decode("utf-8")
@@ -89,7 +91,3 @@ def _add(
 
 def _invalid(message: str) -> Refusal:
     return Refusal(code="invalid_form", message=message)
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -72,6 +72,8 @@ _OUTCOME_UNKNOWN: Final = Refusal(
     message="No result in time; the task may exist. List the account's tasks before you create it again.",
 )
 """The response to a client whose resend would not be recognized."""
+_CODES: Final = {"content_policy": "content_policy_violation", "invalid_upstream_input": "invalid_input"}
+"""The codes of responses about tasks that would fail again, by the tasks' own."""
 _REFUSED_FOR_NOW: Final = frozenset(
     {"rate_limit_exceeded", "concurrency_limit_exceeded", "stored_input_limit_reached", "overloaded"}
 )
@@ -204,7 +206,7 @@ def _result(task: Task, *, is_resent: bool) -> Task | Unanswered:
     headers = task_headers(task.request_id)
     if task.is_terminal:
         error = task.state.error or task.status
-        code = "content_policy_violation" if error.startswith("content_policy") else "task_failed"
+        code = _CODES.get(error.partition(":")[0], "task_failed")
         message = f"The task {task.request_id} {task.status}, and nothing was charged: {error}."
         return BodyResponse(Refusal(code=code, message=message, final=True), headers=headers)
     asks_again = is_resent and task.status != "review"

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_WRITE
+from holdfast.http.kit.credentials import TASKS_WRITE, KnownKey
+from holdfast.http.kit.forms import LIST_SUFFIX, Form, FormFile
 from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.uploads import receive_form
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, finish, own_fields
 from holdfast.http.openai.results import ImagesBody, image_bytes, image_links
 from holdfast.http.schemas.common import ModelId
+from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 
 route = RouteTable("OpenAI's clients")
+
+FILES_MAX: Final = 8
+PARTS: Final = frozenset({"image", "image[]", "mask"})
+FORM: Final = "multipart/form-data"
 
 
 class ImageEditRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +38,9 @@ class ImageEditRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Width and height in pixels, such as `768x512`; `auto` and null are the model's default."""
     response_format: Literal["url", "b64_json"] | None = None
     """Whether links or the files in base64 are returned; null is `url`."""
+
+
+FIELDS: Final = msgspec.json.schema(ImageEditRequest)["$defs"]["ImageEditRequest"]["properties"]
 
 
 class ImageRequest(ImageEditRequest, frozen=True, kw_only=True):
@@ -60,16 +70,39 @@ async def generate_images(call: Call) -> Outcome:
     summary="Change an image, and respond when the result is ready",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
-    body=ImageEditRequest,
-    takes_input=True,
-    takes_form=True,
+    files_max=FILES_MAX,
+    request_content={
+        FORM: {
+            "type": "object",
+            "required": ["image", "model"],
+            "properties": {
+                "image": {"type": "string", "format": "binary", "description": "The image to change."},
+                "mask": {"type": "string", "format": "binary", "description": "A mask, if the model takes one."},
+                **FIELDS,
+            },
+            "additionalProperties": {"type": "string", "description": "A field of the model's own."},
+        }
+    },
     reply=ImagesBody,
     parameters=(RETRY_COUNT,),
-    errors=(*CREATE_ERRORS, *HELD_ERRORS, "invalid_form"),
+    errors=(*CREATE_ERRORS, *HELD_ERRORS, "missing_parameter", "file_limit_reached", "storage_full"),
 )
 async def edit_image(call: Call) -> Outcome:
-    """As the clients send it, a form with the file; a model that takes a link or base64 can be sent JSON."""
-    return await _images(call, call.body(ImageEditRequest))
+    """The form's files are stored as those of `POST /v2/files` are, and the model gets links to them."""
+    key = await call.verify_key()
+    if isinstance(key, Refusal):
+        return key
+    call.known_key = KnownKey(key.account_id, key.key_id)
+    received = await receive_form(call, key.account_id, PARTS)
+    if isinstance(received, Refusal):
+        return received
+    fields = {name: values[0] for name, values in received.fields.items()}
+    repeated = next((name for name, values in received.fields.items() if len(values) > 1), None)
+    if repeated is not None:
+        return invalid_parameter(repeated, "was sent more than once")
+    files = [FormFile(part.removesuffix(LIST_SUFFIX), row.sha256, row.file_id) for part, row in received.files]
+    refusal = call.take_form(Form(fields, tuple(files)), ImageEditRequest)
+    return refusal or await _images(call, call.body(ImageEditRequest))
 
 
 async def _images(call: Call, wanted: ImageEditRequest) -> Outcome:

@@ -39,7 +39,7 @@ def input_of(model: Model, fields: Mapping[str, Any], files: Sequence[FormFile])
             return part
         found |= part
     for name in dict.fromkeys(each.name for each in files):
-        uploaded = _uploaded(model, name, [each.content for each in files if each.name == name])
+        uploaded = _uploaded(model, name, [each for each in files if each.name == name])
         if isinstance(uploaded, Refusal):
             return uploaded
         found |= uploaded
@@ -129,15 +129,15 @@ def _to_number(value: str) -> int | float | None:
     return float(value) if _NUMBER.fullmatch(value) else None
 
 
-def _uploaded(model: Model, name: str, contents: list[bytes]) -> dict[str, object] | Refusal:
-    """Return uploaded files as the model takes them: base64, or a data link."""
+def _uploaded(model: Model, name: str, files: list[FormFile]) -> dict[str, object] | Refusal:
+    """Return uploaded files as the model takes them: by their ids, as base64, or as a link with the data."""
     for own in (each.format(name=name) for each in _FILE_FIELDS):
         schema = model.schema.field(own)
         if schema is None:
             continue
         items = schema.get("items")
         is_list = isinstance(items, dict)
-        taken = [_as_taken(items if isinstance(items, dict) else schema, each) for each in contents]
+        taken = [_as_taken(items if isinstance(items, dict) else schema, each) for each in files]
         if None not in taken:
             if len(taken) > 1 and not is_list:
                 return invalid_parameter(name, f"has {len(taken)} files; the model {model.id} takes one")
@@ -145,13 +145,20 @@ def _uploaded(model: Model, name: str, contents: list[bytes]) -> dict[str, objec
     return invalid_parameter(name, f"is a file, which the model {model.id} does not take")
 
 
-def _as_taken(schema: Mapping[str, object], content: bytes) -> str | None:
-    """Return a file as a field takes it; None if the field takes no file, or not as a link with the data."""
-    encoded = base64.b64encode(content).decode("ascii")
+def _as_taken(schema: Mapping[str, object], file: FormFile) -> str | None:
+    """Return a file as a field takes it; None if the field takes no file, or not this way."""
+    for key in ("anyOf", "oneOf"):
+        branches = schema.get(key)
+        for branch in branches if isinstance(branches, list) else ():
+            if isinstance(branch, dict) and (taken := _as_taken(branch, file)) is not None:
+                return taken
+    if file.file_id is not None:
+        return file.file_id if schema.get("format") == "uri" else None
+    encoded = base64.b64encode(file.content).decode("ascii")
     if schema.get("contentEncoding") == "base64":
         return encoded
     if schema.get("format") != "uri":
         return None
-    link = f"data:{sniff(content) or 'application/octet-stream'};base64,{encoded}"
+    link = f"data:{sniff(file.content) or 'application/octet-stream'};base64,{encoded}"
     pattern = schema.get("pattern")
     return link if not isinstance(pattern, str) or re.search(pattern, link) else None

@@ -1,0 +1,119 @@
+"""OpenAI's client sends requests again when connections are cut and services killed: no task is made twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import trio
+from tests.clients import Customer
+
+from holdfast.persistence.server.connections import connected
+
+from .client_programs import run_python
+from .conftest import NewCustomer, NewService
+from .cutting_proxy import STAGES, cutting_proxy
+from .quiet_provider import QuietProvider
+from .service_process import Service
+
+INTENTS = 240
+IMAGES = 40
+EQUAL = 500
+KILLS = 2
+
+_START = """
+import asyncio, warnings, openai
+warnings.simplefilter("ignore", DeprecationWarning)
+client = openai.AsyncOpenAI(base_url=given["url"] + "/v1", api_key=given["key"], max_retries=30)
+async def video(prompt):
+    return (await client.videos.create(model="quiet/clip-1", prompt=prompt)).id
+async def image(prompt):
+    made = await client.images.with_raw_response.generate(model="studio/image-1", prompt=prompt, size="256x256")
+    return made.headers["x-task-id"]
+async def run(make, prompts):
+    at_once = asyncio.Semaphore(given["at_once"])
+    async def one(prompt):
+        async with at_once:
+            return await make(prompt)
+    return await asyncio.gather(*map(one, prompts))
+"""
+VIDEOS = (
+    _START
+    + """
+show(asyncio.run(run(video, [f"wave {n}" for n in range(given["count"])])))
+"""
+)
+HELD_IMAGES = (
+    _START
+    + """
+show(asyncio.run(run(image, [f"wave {n}" for n in range(given["count"])])))
+"""
+)
+EQUAL_VIDEOS = (
+    _START
+    + """
+show(asyncio.run(run(video, ["the same wave"] * given["count"])))
+"""
+)
+
+
+def prompts_of(service: Service) -> Counter[str]:
+    """How many tasks each prompt has."""
+    with connected(service.database_url) as connection:
+        return Counter(connection.exec_driver_sql("select input ->> 'prompt' from tasks").scalars())
+
+
+async def check(service: Service, customer: Customer, made: list[str], count: int) -> None:
+    """Each create made one task, and its client has got that one."""
+    found = await trio.to_thread.run_sync(prompts_of, service)
+    assert found == {f"wave {n}": 1 for n in range(count)}
+    assert len(set(made)) == count
+    assert set(made) == set(await customer.tasks())
+    assert await trio.to_thread.run_sync(service.audit) == []
+
+
+async def test_cuts_and_kills_make_no_task_twice(
+    provider: QuietProvider, new_service: NewService, new_customer: NewCustomer
+) -> None:
+    service = new_service()
+    service.environment["HOLDFAST_CATALOG"] = str(provider.write_catalog(service.data_dir.parent))
+    await trio.to_thread.run_sync(service.start)
+    customer = await new_customer(service, credit="5000.00")
+    made: list[str] = []
+    given = {"key": customer.key, "count": INTENTS, "at_once": 40}
+    async with cutting_proxy(service.url, cut=0.5) as proxy:
+
+        async def run() -> None:
+            made.extend(await run_python(VIDEOS, {**given, "url": proxy.url}))
+            kills.cancel()
+
+        with trio.CancelScope() as kills:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run)
+                for nth in range(1, KILLS + 1):
+                    await proxy.reached(nth * INTENTS // 2)
+                    with trio.CancelScope(shield=True):
+                        await trio.to_thread.run_sync(service.kill)
+                        await trio.to_thread.run_sync(service.start)
+        assert all(proxy.cuts[stage] for stage in STAGES)
+    await check(service, customer, made, INTENTS)
+
+
+async def test_a_resend_waits_for_the_result(shared_service: Service, new_customer: NewCustomer) -> None:
+    customer = await new_customer(shared_service, credit="50.00")
+    async with cutting_proxy(shared_service.url, cut=0.4) as proxy:
+        given = {"url": proxy.url, "key": customer.key, "count": IMAGES, "at_once": 10}
+        made = await run_python(HELD_IMAGES, given)
+    tasks = await customer.tasks()
+    assert len(set(made)) == IMAGES
+    assert set(made) == set(tasks)
+    assert {task["status"] for task in tasks.values()} == {"succeeded"}
+
+
+async def test_requests_that_are_equal_on_purpose_stay_as_many(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    customer = await new_customer(quiet_service, credit="1000.00")
+    given = {"url": quiet_service.url, "key": customer.key, "count": EQUAL, "at_once": EQUAL}
+    made = await run_python(EQUAL_VIDEOS, given)
+    assert len(set(made)) == EQUAL
+    assert len(await customer.tasks()) == EQUAL
