@@ -210,5 +210,5 @@ def test_the_examples_of_responses_are_as_their_types_say(document: dict[str, An
     }
     # Types of what hardly ever happens: a poison message, a review, and events that were given up.
     assert {shape.__name__ for shape in REPLIES} - shown <= {
-        "PoisonBody", "ReviewBody", "ReviewRecord", "EventsRetried", "FailedEventBody"
+        "PoisonBody", "ReviewBody", "ReviewRecord"
     }  # fmt: skip

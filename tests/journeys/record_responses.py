@@ -27,13 +27,14 @@ from .service_process import OPERATOR_TOKEN, Service, new_folder, running_servic
 from .test_openapi_document import OPERATOR, WHY, Good, arrive
 
 PLACE = Path(openapi.__file__).with_name("responses.json")
+SCHEMAS = {"input_schema", "openapi_schema"}
 SECRET = re.compile(r"\b(hst|hk|whsec)_[\w+/=-]{12,}")
 
 
 def shortened(value: Any) -> Any:
-    """Return a value of JSON with one element of each list, and no secret."""
+    """Return a value of JSON with one element of each list, but for those in a schema, and no secret."""
     if isinstance(value, dict):
-        return {name: shortened(each) for name, each in value.items()}
+        return {name: each if name in SCHEMAS else shortened(each) for name, each in value.items()}
     if isinstance(value, list):
         return [shortened(each) for each in value[:1]]
     return SECRET.sub(lambda found: f"{found[1]}_example", value) if isinstance(value, str) else value
@@ -52,6 +53,11 @@ async def made(customer: Customer, hook: Receiver) -> dict[str, Any]:
     clip = {"model": "studio/clip-1", "prompt": "waves at night", "seconds": "12"}
     video = ok(await customer.as_key("POST", "/v1/videos", clip))
     deleted = ok(await customer.as_key("DELETE", f"/v1/videos/{video['id']}"))
+    shown = ok(await customer.http.get("/v1/models/studio/clip-1"))
+    wanted = {"webhook_url": f"{hook.url}/canceled", "model": shown["id"], "input": shown["example_input"]}
+    task = ok(await customer.as_key("POST", "/v2/task/create", wanted))
+    ok(await customer.as_key("POST", f"/v2/task/{task['request_id']}/cancel"))
+    found["task.canceled"] = (await hook.wait("/canceled", 1, "task.canceled"))[0].event
     return {**found, "ErrorResponse": refusal.json(), "VideoDeleted": deleted}
 
 
@@ -65,6 +71,8 @@ async def recorded(service: Service, card_provider: CardProviderProcess, hook: R
         [process] = ok(await http.get("/ops/api/tree", headers=operator))["members"]
         visitor.things |= {"member_id": process["member_id"], "group": "accounts"}
         visitor.things["key"] = customer.account_id
+        [failed, *_] = ok(await http.get("/ops/api/webhooks", headers=operator))["data"]
+        failing = {"account_id": failed["account_id"], "event_id": failed["event"]["event_id"]}
         # The one that ends the process comes last.
         for route in sorted(ROUTES, key=lambda each: each.handler.__name__ == "drain_process"):
             if route.reply is None:
@@ -72,6 +80,8 @@ async def recorded(service: Service, card_provider: CardProviderProcess, hook: R
             good = visitor.good.get(route.handler.__name__, Good(WHY if route.action else None))
             sent = SimpleNamespace(headers=dict(good.headers), body=json.dumps(good.body or {}).encode())
             known = defaultdict(lambda: "nothing", visitor.things)
+            if route.path.startswith("/ops/api/webhooks/"):
+                known |= failing
             headers = visitor.prove(route, sent).headers
             content: Any = {"files": good.files}
             if good.files is None and route.method != "GET":
