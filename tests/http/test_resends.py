@@ -1,0 +1,59 @@
+"""Which task a request that is sent again is given, as far as one process can tell."""
+
+from __future__ import annotations
+
+import trio
+from trio.testing import MockClock
+
+from holdfast.http.kit.resends import REFUSED_S, Resends
+
+
+def test_each_attempt_joins_a_task_once() -> None:
+    resends = Resends()
+    tasks = ["task_2", "task_1"]
+    assert resends.choose(tasks, 1) == "task_2"
+    resends.join("task_2", 1)
+    assert resends.choose(tasks, 1) == "task_1"
+    resends.join("task_1", 1)
+    assert resends.choose(tasks, 1) is None
+    assert resends.choose(tasks, 2) == "task_2"
+    resends.join("task_2", 3)
+    assert resends.choose(tasks, 2) == "task_1"
+
+
+def test_a_task_that_a_request_waits_for_comes_last() -> None:
+    resends = Resends()
+    with resends.attended("task_2"):
+        assert resends.choose(["task_2", "task_1"], 1) == "task_1"
+        # Its client may have gone without a sign.
+        assert resends.choose(["task_2"], 1) == "task_2"
+    assert resends.choose(["task_2", "task_1"], 1) == "task_2"
+
+
+async def test_a_refused_attempt_counts_once_and_for_a_while(autojump_clock: MockClock) -> None:
+    resends = Resends()
+    resends.refuse("equal", 0)
+    assert not resends.was_refused("equal", 1)
+    assert not resends.was_refused("other", 0)
+    assert resends.was_refused("equal", 0)
+    assert not resends.was_refused("equal", 0)
+    resends.refuse("equal", 0)
+    await trio.sleep(REFUSED_S + 1)
+    assert not resends.was_refused("equal", 0)
+
+
+async def test_resends_of_a_group_take_turns(autojump_clock: MockClock) -> None:
+    resends = Resends()
+    inside: list[str] = []
+
+    async def look(group: str) -> None:
+        async with resends.turn(group):
+            assert group not in inside
+            inside.append(group)
+            await trio.sleep(1)
+            inside.remove(group)
+
+    async with trio.open_nursery() as nursery:
+        for group in ("a", "a", "b", "a"):
+            nursery.start_soon(look, group)
+    assert trio.current_time() < 4

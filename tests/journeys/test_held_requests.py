@@ -1,0 +1,157 @@
+"""Requests of OpenAI's clients that are held open: how they end, and which task a resend gets."""
+
+from __future__ import annotations
+
+import io
+import random
+from typing import Any
+
+import httpx2
+import trio
+from PIL import Image
+from tests.clients import Customer, until
+
+from .conftest import NewCustomer, NewService
+from .quiet_provider import MODEL, QuietProvider, signed
+from .service_process import Service
+
+PATH = "/v1/images/generations"
+
+
+def numbered(attempt: int, timeout_s: float = 600) -> dict[str, str]:
+    """What the clients say of an attempt."""
+    return {"X-Stainless-Retry-Count": str(attempt), "X-Stainless-Read-Timeout": str(timeout_s)}
+
+
+async def ask(customer: Customer, headers: dict[str, str] | None = None, **fields: Any) -> httpx2.Response:
+    """Ask for an image, by default as a client that does not number its attempts."""
+    body = {"model": MODEL, "prompt": "a bell", **fields}
+    return await customer.as_key("POST", PATH, body, headers=headers)
+
+
+async def test_a_request_is_answered_before_its_client_gives_up(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    customer = await new_customer(quiet_service, credit="50.00")
+
+    first = await ask(customer, numbered(0, 1))
+    assert (first.status_code, first.json()["error"]["code"]) == (425, "task_not_ended")
+    assert (first.headers["X-Should-Retry"], first.headers["Retry-After"]) == ("true", "1")
+    task_id = first.headers["X-Task-Id"]
+    assert task_id in first.json()["error"]["message"]
+
+    resends = [await ask(customer, numbered(attempt, 1)) for attempt in (1, 2, 3)]
+    assert [each.headers["X-Task-Id"] for each in resends] == [task_id] * 3
+    # The same number again is the resend of another request, of whose first attempt nothing is known.
+    other = await ask(customer, numbered(3, 1))
+    assert other.headers["X-Task-Id"] != task_id
+    later = await ask(customer, numbered(4, 1))
+    assert later.headers["X-Task-Id"] in {task_id, other.headers["X-Task-Id"]}
+    equal = await ask(customer, numbered(0, 1))
+    assert equal.headers["X-Task-Id"] not in {task_id, other.headers["X-Task-Id"]}
+    assert len(await customer.tasks()) == 3
+
+    # Other fields, and another key, are other requests.
+    assert (await ask(customer, numbered(1, 1), prompt="two bells")).headers["X-Task-Id"] != task_id
+    minted = await customer.as_session("POST", "/v2/control/api-keys", {})
+    customer.key = minted.json()["api_key"]
+    assert (await ask(customer, numbered(5, 1))).headers["X-Task-Id"] not in {
+        each.headers["X-Task-Id"] for each in (first, other, equal)
+    }
+    assert len(await customer.tasks()) == 5
+
+
+async def test_a_resend_gets_the_result_and_its_bytes(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    customer = await new_customer(quiet_service, credit="50.00")
+    first = await ask(customer, numbered(0, 1), response_format="b64_json")
+    task_id = first.headers["X-Task-Id"]
+    body = provider.success(task_id, event_id="evt_done", sequence=1)
+    await customer.http.post("/v2/callback", content=body, headers=signed(body))
+
+    again = await ask(customer, numbered(1), response_format="b64_json")
+
+    assert again.status_code == 200
+    assert again.headers["X-Task-Id"] == task_id
+    [image] = again.json()["data"]
+    assert image["b64_json"].startswith("iVBOR")
+    assert image["url"] is None
+
+
+async def test_a_client_that_does_not_number_its_attempts_is_not_asked_to_send_again(
+    new_service: NewService, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    service = new_service()
+    service.environment["HOLDFAST_CATALOG"] = str(provider.write_catalog(service.data_dir.parent))
+    await trio.to_thread.run_sync(service.start)
+    customer = await new_customer(service, credit="50.00")
+    found: dict[str, httpx2.Response] = {}
+
+    async def wait(name: str, headers: dict[str, str] | None, prompt: str) -> None:
+        found[name] = await ask(customer, headers, prompt=prompt)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, "numbered", numbered(0), "one")
+        nursery.start_soon(wait, "other", None, "two")
+
+        async def are_accepted() -> bool:
+            return len(await customer.tasks()) == 2
+
+        await until(are_accepted)
+        # A process that stops answers what waits.
+        assert await trio.to_thread.run_sync(service.stop) == 0
+    assert {each.status_code for each in found.values()} == {425}
+    assert {name: each.headers["X-Should-Retry"] for name, each in found.items()} == {
+        "numbered": "true", "other": "false",
+    }  # fmt: skip
+
+    await trio.to_thread.run_sync(service.start)
+    again = await ask(customer, numbered(1, 1), prompt="one")
+    assert again.headers["X-Task-Id"] == found["numbered"].headers["X-Task-Id"]
+    assert len(await customer.tasks()) == 2
+    assert await trio.to_thread.run_sync(service.audit) == []
+
+
+async def test_a_task_that_failed_is_not_asked_for_again(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    customer = await new_customer(quiet_service, credit="50.00")
+    expected = {"provider_error": (502, "task_failed"), "content_policy": (400, "content_policy_violation")}
+    for code, refusal in expected.items():
+        first = await ask(customer, numbered(0, 1), prompt=code)
+        task_id = first.headers["X-Task-Id"]
+        error = {"code": code, "message": "no"}
+        body = provider.callback_body(task_id, "failed", event_id=f"evt_{code}", sequence=1, error=error)
+        await customer.http.post("/v2/callback", content=body, headers=signed(body))
+        answer = await ask(customer, numbered(1), prompt=code)
+        assert (answer.status_code, answer.json()["error"]["code"]) == refusal
+        assert answer.headers["X-Should-Retry"] == "false"
+        assert answer.headers["X-Task-Id"] == task_id
+    assert (await customer.totals()).held == 0
+
+
+async def test_an_idempotency_key_of_the_callers_own_holds(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    customer = await new_customer(quiet_service, credit="50.00")
+    keyed = {**numbered(0, 1), "Idempotency-Key": "mine"}
+    first, again = [await ask(customer, keyed) for _ in range(2)]
+    assert first.headers["X-Task-Id"] == again.headers["X-Task-Id"]
+    assert (await ask(customer, keyed, prompt="other")).json()["error"]["code"] == "idempotency_key_reused"
+
+
+async def test_an_upload_may_be_larger_than_other_bodies(
+    shared_service: Service, new_customer: NewCustomer
+) -> None:
+    customer = await new_customer(shared_service, credit="50.00")
+    file = io.BytesIO()
+    Image.frombytes("L", (2000, 2000), random.Random(7).randbytes(4_000_000)).save(file, "PNG")
+    form = {"model": "studio/edit-1", "size": "64x64"}
+    answer = await customer.as_key("POST", "/v1/images/edits", data=form, files={"image[]": file.getvalue()})
+    assert answer.status_code == 200, answer.text
+    [task] = (await customer.tasks()).values()
+    assert task["output"][0]["url"].split("?")[0] == answer.json()["data"][0]["url"].split("?")[0]
+    two = [("image[]", file.getvalue()[:100]), ("image[]", file.getvalue()[:100])]
+    refused = await customer.as_key("POST", "/v1/images/edits", data=form, files=two)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "image")
