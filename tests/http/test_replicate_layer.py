@@ -136,7 +136,9 @@ async def test_a_key_that_may_not_read_gets_no_results(api: Api) -> None:
     problem(await api.call("GET", stream), 403, "insufficient_scope")
 
 
-@pytest.mark.parametrize("agent", ["replicate-javascript/1.4.0", "ai/7.0.1 ai-sdk/replicate/3.0.46"])
+@pytest.mark.parametrize(
+    "agent", ["replicate-javascript/1.4.0", "ai/7.0.173 ai-sdk/provider-utils/5.0.45 runtime/node.js/24"]
+)
 async def test_only_clients_that_resend_are_given_a_key_of_their_own(stage: Stage, agent: str) -> None:
     stage.know_key()
     stage.accounts.answer = ACCEPTED

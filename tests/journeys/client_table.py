@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from .openai_programs import PROGRAMS as OPENAI
+from .replicate_programs import PROGRAMS as REPLICATE
 
 FEATURES: Final = (
     "image", "edit", "sound", "clip", "upload", "wait", "stream", "webhook", "cancel", "list", "errors",
 )  # fmt: skip
-CLIENTS: Final[tuple[Mapping[str, Collection[str]], ...]] = (OPENAI,)
+CLIENTS: Final[tuple[Mapping[str, Collection[str]], ...]] = (OPENAI, REPLICATE)
 """The programs of each layer, by client and feature."""
 
 

@@ -94,7 +94,7 @@ async def recorded(service: Service, card_provider: CardProviderProcess, hook: R
                 headers=headers,
                 **content,
             )
-            if answer.status_code == 200:
+            if answer.status_code in {200, 201}:
                 found.setdefault(route.reply.__name__, answer.json())
             else:
                 sys.stdout.write(

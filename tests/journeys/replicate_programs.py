@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-FEATURES: Final = (
-    "image", "edit", "sound", "clip", "wait", "stream", "webhook", "cancel", "list", "models", "account", "errors",
-)  # fmt: skip
-
 _PYTHON: Final = """\
 import base64, io, replicate
 from replicate.exceptions import ReplicateError
@@ -39,6 +35,14 @@ show(output)
     "edit": """
 output = client.run("studio/edit-1", input={"image": picture(), "format": "webp"}, file_encoding_strategy="base64")
 show(output)
+""",
+    "upload": """
+file = client.files.create(picture(), metadata={"why": "a test"})
+kept = client.files.get(file.id)
+output = client.run("studio/edit-1", input={"image": picture(), "format": "webp"})
+listed = [each.id for each in client.files.list()]
+deleted = [client.files.delete(each) for each in listed]
+show([output, file.id == kept.id == listed[1], kept.content_type, deleted, client.files.list()])
 """,
     "sound": """
 show([client.run("studio/tone-1", input={"prompt": "rain", "duration": 1})])
@@ -99,7 +103,7 @@ show([listed, version.openapi_schema["components"]["schemas"]["Input"]["properti
     "account": """
 show(client.accounts.current().username)
 """,
-    "error": """
+    "errors": """
 try:
     client.run(given["model"], input=given["input"])
 except ReplicateError as error:
@@ -113,6 +117,17 @@ show(await client.run("studio/image-1", {{ input: {{ prompt: "a lighthouse", n: 
 """,
     "edit": """
 show(await client.run("studio/edit-1", { input: { image: picture(), format: "webp" } }));
+""",
+    "upload": """
+const blob = new Blob([Buffer.from(given.picture, "base64")], { type: "image/png" });
+const file = await client.files.create(blob, { why: "a test" });
+const kept = await client.files.get(file.id);
+const output = await client.run("studio/edit-1", { input: { image: blob, format: "webp" } });
+const listed = (await client.files.list()).results.map((each) => each.id);
+const deleted = [];
+for (const each of listed) deleted.push(await client.files.delete(each));
+const left = (await client.files.list()).results;
+show([output, file.id === kept.id && kept.id === listed[1], kept.content_type, deleted, left]);
 """,
     "sound": """
 show([await client.run("studio/tone-1", { input: { prompt: "rain", duration: 1 } })]);
@@ -171,7 +186,7 @@ show([listed, version.openapi_schema.components.schemas.Input.properties.n.maxim
     "account": """
 show((await client.accounts.current()).username);
 """,
-    "error": """
+    "errors": """
 try {
   await client.run(given.model, { input: given.input });
 } catch (error) {
@@ -202,14 +217,31 @@ const { videos } = await generateVideo({
 });
 show(bytes(videos));
 """,
+    "webhook": """
+import http from "node:http";
+const posts = [];
+const server = http.createServer((request, response) => {
+  let body = "";
+  request.on("data", (part) => (body += part));
+  request.on("end", () => { posts.push(JSON.parse(body)); response.end(); server.emit("post"); });
+});
+await new Promise((listening) => server.listen(0, "127.0.0.1", listening));
+const received = new Promise((resolve) => server.once("post", () => resolve({ headers: {}, body: posts[0] })));
+const { videos } = await generateVideo({
+  model: replicate.video("studio/clip-1"), prompt: "waves", duration: 1,
+  webhook: async () => ({ url: `http://127.0.0.1:${server.address().port}/hook`, received }),
+  download: async ({ url }) => ({ data: new Uint8Array(await (await fetch(url)).arrayBuffer()) }),
+});
+server.close();
+show([posts.length, posts[0].status, posts[0].model, bytes(videos).length]);
+""",
     "wait": """
-const started = performance.now();
 const { responses } = await generateImage(
   { model: replicate.image("studio/image-1"), prompt: "a pier", size: "256x256",
     providerOptions: { replicate: { maxWaitTimeInSeconds: 30 } } });
 show(responses.length);
 """,
-    "error": """
+    "errors": """
 try {
   await generateImage({ model: replicate.image(given.model), prompt: given.input.prompt, maxRetries: 0 });
 } catch (error) {
@@ -219,5 +251,5 @@ try {
 """,
 }
 
-STARTS: Final = {"replicate-python": _PYTHON, "replicate-javascript": _JAVASCRIPT, "@ai-sdk/replicate": _AI}
-PROGRAMS: Final = {"replicate-python": PYTHON, "replicate-javascript": JAVASCRIPT, "@ai-sdk/replicate": AI}
+STARTS: Final = {"replicate (Python)": _PYTHON, "replicate (JavaScript)": _JAVASCRIPT, "@ai-sdk/replicate": _AI}
+PROGRAMS: Final = {"replicate (Python)": PYTHON, "replicate (JavaScript)": JAVASCRIPT, "@ai-sdk/replicate": AI}

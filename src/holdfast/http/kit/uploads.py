@@ -192,10 +192,13 @@ async def receive_file(call: Call, account_id: str, part: str = "file") -> FileR
     return await _in_turn(call, account_id, receive)
 
 
-async def receive_form(call: Call, account_id: str, parts: Collection[str]) -> ReceivedForm | Refusal:
+async def receive_form(
+    call: Call, account_id: str, parts: Collection[str], *, texts: Collection[str] = ()
+) -> ReceivedForm | Refusal:
     """Receive a form (``multipart/form-data``) and store its files, which are the parts with these names.
 
-    One of them at least is required. Any other part is a field, and must not have a file's name.
+    One of them at least is required. Any other part is a field, and must not have a file's name unless it is one of
+    ``texts``.
 
     Refuses: 1. ``unsupported_media_type``; 2. ``file_limit_reached`` and ``request_too_large``, if the size of the
     body shows it; 3. ``invalid_form``, ``invalid_parameter``, ``missing_parameter`` and ``request_too_large``;
@@ -208,7 +211,7 @@ async def receive_form(call: Call, account_id: str, parts: Collection[str]) -> R
         return Refusal(code="unsupported_media_type", message=message)
 
     async def receive(upload: _Upload) -> ReceivedForm:
-        fields = await _read_form(call, upload, options["boundary"], parts)
+        fields = await _read_form(call, upload, options["boundary"], parts, texts)
         files = await upload.store()
         if not files:
             raise _Refused(missing_parameter(min(parts)))
@@ -243,7 +246,9 @@ async def _in_turn(call: Call, account_id: str, receive: Callable[[_Upload], Awa
         return _STORAGE_FULL if fault.errno in _FULL else _NOT_STORED
 
 
-async def _read_form(call: Call, upload: _Upload, boundary: str, parts: Collection[str]) -> dict[str, list[str]]:
+async def _read_form(
+    call: Call, upload: _Upload, boundary: str, parts: Collection[str], texts: Collection[str]
+) -> dict[str, list[str]]:
     """Read a form's files into ``upload``, and return its fields."""
     parser = PushMultipartParser(boundary, max_segment_count=PARTS_MAX)
     fields: dict[str, list[str]] = {}
@@ -254,7 +259,7 @@ async def _read_form(call: Call, upload: _Upload, boundary: str, parts: Collecti
                 name, incoming, value = event.name or "", None, b""
                 if name in parts:
                     incoming = upload.begin(name, event.filename)
-                elif event.filename is not None:
+                elif event.filename is not None and name not in texts:
                     raise _Refused(invalid_parameter(shown(name), "is not a file that this endpoint takes"))
             elif event is None:
                 if incoming is None:

@@ -28,7 +28,7 @@ from holdfast.http.endpoints.tasks.media_tasks import CREATE_ERRORS, accepted_ta
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, Bearer
 from holdfast.http.kit.errors import refusal_of_fault
-from holdfast.http.kit.listing import CURSOR, LIMIT, ListBody, Position, list_of_account
+from holdfast.http.kit.listing import CURSOR, LIMIT, Position, list_of_account
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
 from holdfast.http.kit.waiting import WAIT_MAX_S, stream_media
 from holdfast.http.replicate.inputs import native_input
@@ -43,6 +43,7 @@ from holdfast.http.replicate.shapes import (
     log_lines,
     prediction,
     prediction_urls,
+    with_next_address,
 )
 from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.catalog.quotes import model_not_found
@@ -69,7 +70,7 @@ PREFER: Final = Parameter(
 )
 _WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*(?:=\s*"?([0-9]{1,6})"?\s*)?(?=$|[,;])', re.ASCII | re.IGNORECASE)
 
-_RESENDING: Final = re.compile(r"\b(?:replicate-javascript|ai-sdk/replicate)/", re.ASCII)
+_RESENDING: Final = re.compile(r"\b(?:replicate-javascript|ai-sdk)/", re.ASCII)
 """The User-Agent of clients that send a request again when its connection breaks; those in Python do not."""
 
 _OUTCOME_UNKNOWN: Final = Refusal(
@@ -257,11 +258,7 @@ async def list_predictions(call: Call) -> Outcome:
         lambda task: prediction(urls, task, now=now),
         lambda task: Position(task.created_at, task.request_id),
     )
-    if isinstance(page, ListBody) and page.next_cursor is not None:
-        limit = "".join(f"&limit={each}" for each in call.query().get("limit", ()))
-        next_page = urls.url(f"{BASE}/predictions?cursor={page.next_cursor}{limit}")
-        return msgspec.structs.replace(page, next_cursor=next_page)
-    return page
+    return with_next_address(call, page)
 
 
 @route(

@@ -7,7 +7,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.http.kit.listing import StoredListBody
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.listing import ListBody, StoredListBody
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import Input
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import PublicUrls
@@ -133,6 +135,15 @@ class PredictionList(StoredListBody[PredictionBody], frozen=True):
 
     next_cursor: str | None = msgspec.field(name="next")
     """The address of the next page, null on the last."""
+
+
+def with_next_address(call: Call, page: Outcome) -> Outcome:
+    """Return a page with the address of the next one, which these clients request as it is."""
+    if not isinstance(page, ListBody) or page.next_cursor is None:
+        return page
+    limit = "".join(f"&limit={each}" for each in call.query().get("limit", ()))
+    address = call.deps.urls.url(f"{call.route.path}?cursor={page.next_cursor}{limit}")
+    return msgspec.structs.replace(page, next_cursor=address)
 
 
 def prediction(
