@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import trio
 from PIL import Image
-from tests.clients import Customer, until
+from tests.clients import Customer, loopback_client, until
 
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider, signed
@@ -111,6 +111,19 @@ async def test_a_client_that_does_not_number_its_attempts_is_not_asked_to_send_a
     assert again.headers["X-Task-Id"] == found["numbered"].headers["X-Task-Id"]
     assert len(await customer.tasks()) == 2
     assert await trio.to_thread.run_sync(service.audit) == []
+
+
+async def test_a_resend_joins_at_another_process(
+    two_services: list[Service], provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    customer = await new_customer(two_services[0], credit="50.00")
+    other = Customer(loopback_client(base_url=two_services[1].url, timeout=30), key=customer.key)
+    first = await ask(customer, numbered(0, 1))
+    again = await ask(other, numbered(1, 1))
+    third = await ask(customer, numbered(2, 1))
+    assert len({each.headers["X-Task-Id"] for each in (first, again, third)}) == 1
+    await other.http.aclose()
+    assert len(await customer.tasks()) == 1
 
 
 async def test_a_task_that_failed_is_not_asked_for_again(

@@ -24,12 +24,13 @@ from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.http.endpoints.tasks.media_tasks import accepted_task, end_of_task, own_task
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import TASKS_WRITE
-from holdfast.http.kit.routes import BodyResponse, Parameter
+from holdfast.http.kit.routes import BodyResponse, Outcome, Parameter
 from holdfast.http.openai.inputs import input_of
 from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.accounts import replies_of_route
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 HELD_MAX_S: Final = 570.0
@@ -185,19 +186,33 @@ async def finish(call: Call, model_id: str, fields: Mapping[str, object]) -> Tas
         request_id = await accept(call, model_id, fields)
         if isinstance(request_id, Refusal):
             return request_id
-        try:
-            with deps.changes.watch(request_id) as watch, deps.resends.attended(request_id):
-                found = await own_task(call, request_id)
-                if not isinstance(found, Refusal) and not found[0].is_terminal:
-                    del found
-                    found = await end_of_task(call, request_id, watch, until)
-        except (AskFault, DatabaseAway):
-            if attempt is None:
-                return _OUTCOME_UNKNOWN
-            raise
-    if isinstance(found, Refusal):
-        return found
-    return _result(found[0], is_resent=attempt is not None)
+        with deps.resends.attended(request_id):
+            task = await created_task(call, request_id, until)
+    return task if isinstance(task, Refusal) else _result(task, is_resent=attempt is not None)
+
+
+async def created_task(call: Call, request_id: str, until: float = 0.0) -> Task | Refusal:
+    """Return a task that this request created, or joined, once it has ended or the time (trio's) has come.
+
+    A client that does not number its attempts is answered ``outcome_unknown`` where others get a 503: it could not
+    send the request again without creating another task.
+    """
+    try:
+        with call.deps.changes.watch(request_id) as watch:
+            found = await own_task(call, request_id)
+            if until and not isinstance(found, Refusal) and not found[0].is_terminal:
+                del found
+                found = await end_of_task(call, request_id, watch, until)
+    except (AskFault, DatabaseAway, UnreadableRow):
+        if _attempt(call) is None:
+            return _OUTCOME_UNKNOWN
+        raise
+    return found if isinstance(found, Refusal) else found[0]
+
+
+def delivered(call: Call, outcome: Outcome) -> Outcome:
+    """Return the response with a result; if it cannot be sent now it is refused as by :func:`created_task`."""
+    return _OUTCOME_UNKNOWN if isinstance(outcome, Refusal) and _attempt(call) is None else outcome
 
 
 def _result(task: Task, *, is_resent: bool) -> Task | Unanswered:

@@ -12,7 +12,7 @@ from holdfast.http.kit.forms import LIST_SUFFIX, Form, FormFile
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.uploads import receive_form
 from holdfast.http.kit.values import invalid_parameter
-from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, finish, own_fields
+from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, delivered, finish, own_fields
 from holdfast.http.openai.results import ImagesBody, image_bytes, image_links
 from holdfast.http.schemas.common import ModelId
 from holdfast.ledger.refusals import Refusal
@@ -115,4 +115,4 @@ async def _images(call: Call, wanted: ImageEditRequest) -> Outcome:
     task = await finish(call, wanted.model, own_fields(call, "model", "response_format"))
     if not isinstance(task, Task):
         return task
-    return await image_bytes(call, task) if in_base64 else image_links(call, task)
+    return delivered(call, await image_bytes(call, task)) if in_base64 else image_links(call, task)

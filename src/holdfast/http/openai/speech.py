@@ -10,7 +10,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import Media, Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter
-from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, finish, own_fields
+from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, delivered, finish, own_fields
 from holdfast.http.openai.results import file_of
 from holdfast.http.schemas.common import ModelId
 from holdfast.ledger.catalog.models import Model
@@ -67,7 +67,7 @@ async def make_speech(call: Call) -> Outcome:
             )
         layers.append("response_format")
     task = await finish(call, wanted.model, own_fields(call, *layers))
-    return await file_of(call, task) if isinstance(task, Task) else task
+    return delivered(call, await file_of(call, task)) if isinstance(task, Task) else task
 
 
 def _makes_only(model: Model, extension: str) -> bool:

@@ -16,7 +16,7 @@ from holdfast.http.kit.listing import LIMIT, LIMIT_DEFAULT, LIMIT_MAX, Position
 from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import CONTENT_TYPES
 from holdfast.http.kit.values import invalid_parameter
-from holdfast.http.openai.creating import CREATE_ERRORS, RETRY_COUNT, accept, own_fields, task_headers
+from holdfast.http.openai.creating import CREATE_ERRORS, RETRY_COUNT, accept, created_task, own_fields, task_headers
 from holdfast.http.openai.results import file_of
 from holdfast.http.schemas.common import ModelId
 from holdfast.ledger.refusals import Refusal
@@ -131,10 +131,10 @@ async def create_video(call: Call) -> Outcome:
     request_id = await accept(call, wanted.model, own_fields(call, "model"))
     if isinstance(request_id, Refusal):
         return request_id
-    found = await own_task(call, request_id)
-    if isinstance(found, Refusal):
-        return found
-    return _response(msgspec.structs.replace(_body(found[0]), prompt=wanted.prompt))
+    task = await created_task(call, request_id)
+    if isinstance(task, Refusal):
+        return task
+    return _response(msgspec.structs.replace(_body(task), prompt=wanted.prompt))
 
 
 @route(
