@@ -43,8 +43,11 @@ type = "async"
 created = "2026-11-01"
 pricing = {{ mode = "per_image", unit_price = "1.00" }}
 upstream = {{ provider = "quiet", model = "image" }}
-input_schema = {{ type = "object", properties = {{ prompt = {{ type = "string" }} }} }}
 hosting = {{ content_types = ["image/png"] }}
+
+[models.input_schema]
+type = "object"
+properties = {{ prompt = {{ type = "string" }}, image = {{ type = "string", format = "uri" }} }}
 
 [[models]]
 id = "quiet/clip-1"

@@ -48,6 +48,7 @@ def server_limits(settings: Settings) -> ServerLimits:
         send_timeout_s=settings.send_timeout_s,
         idle_timeout_s=settings.idle_timeout_s,
         header_bytes_max=settings.header_bytes_max,
+        body_bytes_max=settings.body_bytes_max,
         header_count_max=settings.header_count_max,
         finish_requests_s=min(FINISH_REQUESTS_S, settings.shutdown_s / 3),
     )

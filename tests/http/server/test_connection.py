@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.http.server.connection import Receive, Send
-from holdfast.http.server.limits import READ_AHEAD_BYTES
+from holdfast.http.server.limits import BODY_STEP_BYTES, READ_AHEAD_BYTES
 from holdfast.sockets.connected import RECEIVE_BYTES
 
 from .memory_server import Scope, answer, answers, echo, never, read_body, rest_of, serving
@@ -170,6 +170,45 @@ async def test_an_incomplete_body_times_out(autojump_clock: MockClock) -> None:
         assert received.startswith(b"HTTP/1.1 408 ")
         assert error_of(received)["code"] == "request_timeout"
         assert server.cancelled == ["/p"]
+
+
+async def test_a_large_body_has_time_for_each_mebibyte(autojump_clock: MockClock) -> None:
+    async with serving(body_timeout_s=30.0) as server:
+        received = 0
+
+        async def count(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal received
+            more = True
+            while more:
+                event = await receive()
+                received, more = received + len(event["body"]), event["more_body"]
+            await answer(send, b"%d" % received)
+
+        server.handler = count
+        stream, stalled = server.connect(), server.connect()
+        for each in (stream, stalled):
+            await each.send_all(POST + b"Content-Length: %d\r\n\r\n" % (4 * BODY_STEP_BYTES))
+        for number in range(4):
+            await trio.sleep(25)
+            await stream.send_all(bytes(BODY_STEP_BYTES))
+            if number == 0:
+                await stalled.send_all(bytes(BODY_STEP_BYTES))
+        assert (await answers(stream, 1)).startswith(b"HTTP/1.1 200 ")
+        assert (await rest_of(stalled)).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_body_that_its_handler_does_not_take_yet_is_not_late(autojump_clock: MockClock) -> None:
+    async with serving(body_timeout_s=30.0) as server:
+
+        async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+            await trio.sleep(100)
+            await answer(send, await read_body(receive))
+
+        server.handler = wait
+        stream = server.connect()
+        whole = bytes(3 * READ_AHEAD_BYTES)
+        await stream.send_all(POST + b"Content-Length: %d\r\n\r\n" % len(whole) + whole)
+        assert (await answers(stream, 1)).endswith(whole)
 
 
 async def test_only_an_idle_connection_is_closed(autojump_clock: MockClock) -> None:

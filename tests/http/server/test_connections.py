@@ -251,6 +251,21 @@ async def test_bytes_in_flight_of_one_client_behind_a_proxy_are_limited(
         assert b"200 OK" in await answers(second, 1)
 
 
+async def test_a_streamed_body_counts_as_the_largest_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "BYTES_PER_PEER_MAX", 1000)
+    async with serving(is_proxy=lambda peer: peer == PROXY, body_bytes_max=400) as server:
+        uploads = [server.connect(PROXY) for _ in range(3)]
+        for stream in uploads:
+            await stream.send_all(of_client("eve", extra="Content-Length: 100000\r\n"))
+            await wait_all_tasks_blocked()
+        assert len(server.calls) == 3
+        fourth = server.connect(PROXY)
+        await fourth.send_all(of_client("eve"))
+        assert limited(await answers(fourth, 1))
+
+
 async def test_beyond_what_is_refused_in_full_a_client_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connections, "REFUSED_AT_ONCE_MAX", 0)
     async with serving(connections_max=1) as server:

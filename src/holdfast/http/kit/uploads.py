@@ -251,27 +251,57 @@ async def _read_form(
 ) -> dict[str, list[str]]:
     """Read a form's files into ``upload``, and return its fields."""
     parser = PushMultipartParser(boundary, max_segment_count=PARTS_MAX)
-    fields: dict[str, list[str]] = {}
-    name, incoming, value = "", None, b""
+    reader = _FormReader(upload, parts, texts)
+    # The parser takes text before the first line, and a bare line feed in a header, or not, depending on where they
+    # are cut: both are refused.
+    first_line, head = f"--{boundary}".encode(), b""
     while (block := await call.request.read_part(call.body_bytes_max())) is not None:
+        if len(head) < len(first_line) + 2:
+            block = head = head + block
+            if len(head) < len(first_line) + 2:
+                continue
+            if not head.removeprefix(b"\r\n").startswith(first_line):
+                raise MultipartError("it does not begin with its boundary")
         for event in parser.parse(block) if block else ():
-            if isinstance(event, MultipartSegment):
-                name, incoming, value = event.name or "", None, b""
-                if name in parts:
-                    incoming = upload.begin(name, event.filename)
-                elif event.filename is not None and name not in texts:
-                    raise _Refused(invalid_parameter(shown(name), "is not a file that this endpoint takes"))
-            elif event is None:
-                if incoming is None:
-                    fields.setdefault(name, []).append(_text(name, value))
-            elif incoming is not None:
-                await incoming.add(event)
-            else:
-                value += event
-                if len(value) > FIELD_BYTES_MAX:
-                    raise _Refused(invalid_parameter(shown(name), f"has more than {FIELD_BYTES_MAX} bytes"))
+            await reader.take(event)
     parser.close()
-    return fields
+    return reader.fields
+
+
+class _FormReader:
+    """Takes the events of a form's parser: the head of a part, its bytes, and None for its end."""
+
+    def __init__(self, upload: _Upload, parts: Collection[str], texts: Collection[str]) -> None:
+        self.fields: dict[str, list[str]] = {}
+        self._upload = upload
+        self._parts = parts
+        self._texts = texts
+        self._name = ""
+        self._file: _Incoming | None = None
+        self._value = b""
+
+    async def take(self, event: MultipartSegment | bytes | None) -> None:
+        """Take the next event. Raises ``OSError``."""
+        if isinstance(event, MultipartSegment):
+            self._begin(event)
+        elif event is None:
+            if self._file is None:
+                self.fields.setdefault(self._name, []).append(_text(self._name, self._value))
+        elif self._file is not None:
+            await self._file.add(event)
+        else:
+            self._value += event
+            if len(self._value) > FIELD_BYTES_MAX:
+                raise _Refused(invalid_parameter(shown(self._name), f"has more than {FIELD_BYTES_MAX} bytes"))
+
+    def _begin(self, head: MultipartSegment) -> None:
+        if any("\n" in line for _, line in head.headerlist):
+            raise MultipartError("a header has a line feed")
+        self._name, self._file, self._value = head.name or "", None, b""
+        if self._name in self._parts:
+            self._file = self._upload.begin(self._name, head.filename)
+        elif head.filename is not None and self._name not in self._texts:
+            raise _Refused(invalid_parameter(shown(self._name), "is not a file that this endpoint takes"))
 
 
 def _text(name: str, value: bytes) -> str:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import structlog
 import trio
 
-from holdfast.http.server.limits import PIPELINED_MAX, READ_AHEAD_BYTES, SEND_BYTES, ServerLimits
+from holdfast.http.server.limits import BODY_STEP_BYTES, PIPELINED_MAX, READ_AHEAD_BYTES, SEND_BYTES, ServerLimits
 from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, ParsedRequest, RequestParser
 from holdfast.http.server.response_framing import CONTINUE, ResponseFraming, refusal_bytes, refusal_parts
 from holdfast.http.server.sources import Source, Sources
@@ -144,6 +144,8 @@ class ServerConnection:
         self._awaited: Awaited | None = None
         self._awaited_since = 0.0
         self._awaited_by = self._send_by = math.inf
+        self._body_mark_bytes = 0
+        """How much of the body had come when its deadline began."""
 
     async def run(self) -> None:
         """Serve until one side closes. Raises, in a group, only bugs of this server."""
@@ -208,12 +210,22 @@ class ServerConnection:
                 continue
             parser.feed(bytes(data))
             self._after_feed()
-            while self._is_full():
-                await self._reader.park()
+            if self._is_full():
+                await self._pause()
         self._is_hung_up = True
         if self._call_state == "called":
             self._calls.cancel()
         self._responder.unpark_all()
+
+    async def _pause(self) -> None:
+        """Read on when the responder has taken what was read. Meanwhile the client is not awaited."""
+        awaited, left_s = self._awaited, self._awaited_by - trio.current_time()
+        self._awaited_since = self._awaited_by = math.inf
+        while self._is_full():
+            await self._reader.park()
+        if self._awaited == awaited:
+            self._awaited_since = trio.current_time()
+            self._awaited_by = self._awaited_since + left_s
 
     def _is_full(self) -> bool:
         parser = self._parser
@@ -232,6 +244,9 @@ class ServerConnection:
             self._await(None)
             self._cancel_refused_call()
         elif parser.receiving is not None:
+            if not 0 <= parser.body_bytes - self._body_mark_bytes < BODY_STEP_BYTES:
+                self._body_mark_bytes = parser.body_bytes
+                self._await(None)
             self._await("body")
         else:
             self._await("head" if parser.is_within_head else None)

@@ -12,6 +12,9 @@ READ_AHEAD_BYTES: Final = 64 * 1024
 SEND_BYTES: Final = 64 * 1024
 """The amount that the client must read within one send timeout."""
 
+BODY_STEP_BYTES: Final = 1024 * 1024
+"""The amount of a body that the client must send within one body timeout."""
+
 PIPELINED_MAX: Final = 64
 """How many pipelined requests may wait. The last of them gets ``Connection: close``, and the client sends further
 ones again."""
@@ -42,9 +45,10 @@ class ServerLimits:
 
     ``operators_connections_max`` of ``connections_max`` are for the operators' listener alone, and the rest for the
     public one. ``connections_per_peer_max``: of one address, or requests of one client behind proxies.
-    ``head_timeout_s`` runs from a head's first byte to its end, ``body_timeout_s`` from the head's end to the
-    body's, ``send_timeout_s`` for each 64 KiB of a response, ``idle_timeout_s`` between requests.
+    ``head_timeout_s`` runs from a head's first byte to its end, ``body_timeout_s`` for each MiB of its
+    body, ``send_timeout_s`` for each 64 KiB of a response, ``idle_timeout_s`` between requests.
     ``header_bytes_max`` limits the names and values of headers, and separately the request's target.
+    ``body_bytes_max``: the largest body that is held in memory; of a larger one the handler takes part by part.
     ``rest_of_body_s``: how long a response waits for the rest of an unread body before it closes the connection.
     ``linger_s``: how long a closed connection is still read, so that the client gets the response rather than a
     reset; also how long an idle one may still send a request when the server stops. ``finish_requests_s``: how long
@@ -59,6 +63,7 @@ class ServerLimits:
     send_timeout_s: float = 20.0
     idle_timeout_s: float = 60.0
     header_bytes_max: int = 32 * 1024
+    body_bytes_max: int = 2 * 1024 * 1024
     header_count_max: int = 100
     rest_of_body_s: float = 2.0
     linger_s: float = 2.0

@@ -105,6 +105,11 @@ class RequestParser:
         self._clear_head()
 
     @property
+    def body_bytes(self) -> int:
+        """How much of the last body has come, without the lines between its chunks."""
+        return self._body_bytes
+
+    @property
     def is_within_head(self) -> bool:
         """Whether a head is incomplete."""
         return not self.is_done and self.receiving is None and (self._begun or self._head_raw_bytes > 0)

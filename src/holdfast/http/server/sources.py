@@ -38,6 +38,7 @@ class Sources:
 
     def __init__(self, limits: ServerLimits, origin_of: OriginOf) -> None:
         self._requests_max = limits.connections_per_peer_max
+        self._body_bytes_max = limits.body_bytes_max
         self._origin_of = origin_of
         self._sources: dict[str, Source] = {}
 
@@ -55,7 +56,7 @@ class Sources:
         elif source.requests >= self._requests_max or source.bytes_count >= BYTES_PER_PEER_MAX:
             metrics.REFUSALS.labels("429", TOO_MANY_OF_PEER.code).inc()
             return TOO_MANY_OF_PEER
-        body_bytes = _body_bytes(request)
+        body_bytes = min(_body_bytes(request), self._body_bytes_max)
         source.requests += 1
         source.bytes_count += body_bytes
         return source, body_bytes
