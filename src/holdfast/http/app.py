@@ -38,6 +38,10 @@ SERVED: Final[tuple[Served, ...]] = (*ROUTES, *all_views())
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
 
+MATCHES_MAX: Final = 512
+"""How many matches of paths with parameters are kept."""
+
+
 def is_for_operators(route: Served) -> bool:
     """Whether a route is served on the operators' listener."""
     return route.path in {"/metrics", "/ops"} or route.path.startswith("/ops/")
@@ -69,6 +73,8 @@ class HoldfastApp(QuartTrio):
         for route in routes:
             self.add_url_rule(route.rule, route.name, methods=[route.method])
         self._adapter = self.url_map.bind("holdfast")
+        # Of paths with parameters, those of models and of tasks that are polled come again and again.
+        self._match = functools.lru_cache(MATCHES_MAX)(functools.partial(self._adapter.match, return_rule=True))
         self._fixed = {
             (rule.rule, method): rule
             for rule in self.url_map.iter_rules()
@@ -84,7 +90,7 @@ class HoldfastApp(QuartTrio):
             path: Mapping[str, str] = {}
             rule = self._fixed.get((request.path, request.method))
             if rule is None:
-                rule, path = self._adapter.match(request.path, request.method, return_rule=True)
+                rule, path = self._match(request.path, request.method)
             request.url_rule = cast(QuartRule, rule)
             if request.method == "OPTIONS":
                 response = _options(self._adapter, request)

@@ -5,7 +5,6 @@ A link carries ``exp`` and ``sig`` in its query: an HMAC-SHA256 over method, fil
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 from dataclasses import dataclass, field
@@ -67,4 +66,4 @@ def check_link(asset_id: str, exp: str | None, sig: str | None, key: bytes, now:
 
 def _digest(asset_id: str, moment: str, key: bytes) -> str:
     signed = f"GET\n{asset_id}\n{moment}".encode("utf-8", "surrogatepass")
-    return hmac.new(key, signed, hashlib.sha256).hexdigest()
+    return hmac.digest(key, signed, "sha256").hex()

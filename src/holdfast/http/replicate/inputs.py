@@ -24,12 +24,14 @@ def native_input(model: Model, given: Mapping[str, object]) -> dict[str, object]
     - ``size`` of the form 768x512 is ``width`` and ``height``;
     - a data URI is its base64, where the field takes that.
     """
-    units = model.units
     found = {name: _plain(model, name, value) for name, value in given.items()}
-    _rename(model, found, "num_outputs", units.n)
-    if units.n is None and not model.schema.field("num_outputs") and found.get("num_outputs") == 1:
-        del found["num_outputs"]
-    _rename(model, found, "duration", units.seconds)
+    units = model.units
+    if "num_outputs" in found:
+        _rename(model, found, "num_outputs", units.n)
+        if units.n is None and not model.schema.field("num_outputs") and found.get("num_outputs") == 1:
+            del found["num_outputs"]
+    if "duration" in found:
+        _rename(model, found, "duration", units.seconds)
     size = found.get("size")
     match = _SIZE.fullmatch(size) if isinstance(size, str) and not model.schema.field("size") else None
     names = (units.width or "width", units.height or "height")
@@ -40,14 +42,14 @@ def native_input(model: Model, given: Mapping[str, object]) -> dict[str, object]
 
 
 def _rename(model: Model, found: dict[str, object], name: str, own: str | None) -> None:
-    if name in found and own is not None and own not in found and not model.schema.field(name):
+    if own is not None and own not in found and not model.schema.field(name):
         found[own] = found.pop(name)
 
 
 def _plain(model: Model, name: str, value: object) -> object:
     """Return a value as the field takes it."""
     match = _DATA.match(value) if isinstance(value, str) else None
-    field = model.schema.field(name)
+    field = None if match is None else model.schema.field(name)
     if match is None or field is None:
         return value
     branches = field.get("anyOf") or ()

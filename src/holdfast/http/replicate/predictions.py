@@ -149,8 +149,10 @@ def _take_wait_s(call: Call) -> float:
 
     Elsewhere it says how long to wait for an actor.
     """
-    match = _WAIT.search(",".join(call.request.headers.getlist("Prefer"))[:1024])
-    call.request.headers.remove("Prefer")
+    sent = call.request.headers.getlist("Prefer")
+    match = _WAIT.search(",".join(sent)[:1024]) if sent else None
+    if sent:
+        call.request.headers.remove("Prefer")
     if match is None:
         return 0.0
     return WAIT_USED * (WAIT_MAX_S if match[1] is None else min(int(match[1]), WAIT_MAX_S))
