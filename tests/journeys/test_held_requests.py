@@ -79,7 +79,7 @@ async def test_a_resend_gets_the_result_and_its_bytes(
     assert image["url"] is None
 
 
-async def test_a_client_that_does_not_number_its_attempts_is_not_asked_to_send_again(
+async def test_only_clients_that_number_their_attempts_are_asked_again(
     new_service: NewService, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
     service = new_service()
