@@ -19,8 +19,10 @@ from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.lost_answers import NOTICED_WITHIN_S, REMEMBERED_S, LostAnswers
 from holdfast.http.kit.problems import has_problems
 from holdfast.http.replicate.inputs import native_input
-from holdfast.http.replicate.shapes import log_lines
+from holdfast.http.replicate.shapes import log_lines, webhook_body
 from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.links import PublicUrls
+from holdfast.ledger.tasks.events import public_snapshot
 from holdfast.ledger.tasks.task import Progress, Task
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -293,6 +295,21 @@ async def test_a_webhook_is_stored_with_the_form_of_its_body(
     else:
         assert (request.webhook_url, request.webhook_format) == ("http://127.0.0.1/a", "prediction")
         assert request.webhook_events == tuple(kinds)
+
+
+def test_what_is_stored_of_an_event_has_the_form_of_its_body() -> None:
+    task = make_task(ID, status="canceled")
+    request = msgspec.structs.replace(task.request, webhook_format="prediction")
+    snapshot = public_snapshot(msgspec.structs.replace(task, request=request))
+    stored = msgspec.json.decode(msgspec.json.encode(snapshot), type=Task)
+    assert stored.request.webhook_format == "prediction"
+    urls = PublicUrls(base="https://example.com", link_key=b"a key", link_ttl_s=60)
+    body = msgspec.json.decode(webhook_body(urls, stored, now=NOW))
+    assert (body["id"], body["status"], body["output"]) == (ID, "canceled", None)
+    assert body["urls"] == {
+        "get": f"https://example.com{BASE}/predictions/{ID}",
+        "cancel": f"https://example.com{BASE}/predictions/{ID}/cancel",
+    }
 
 
 def reporting(*percents: int | None, status: Any = "processing") -> Task:
