@@ -2,44 +2,75 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from holdfast.http.kit.resends import REFUSED_S, Resends
 
 
-def test_each_attempt_joins_a_task_once() -> None:
+async def test_each_attempt_joins_a_task_once() -> None:
     resends = Resends()
     tasks = ["task_2", "task_1"]
-    assert resends.choose(tasks, 1) == "task_2"
+    assert resends.choose("equal", tasks, 1) == "task_2"
     resends.join("task_2", 1)
-    assert resends.choose(tasks, 1) == "task_1"
+    assert resends.choose("equal", tasks, 1) == "task_1"
     resends.join("task_1", 1)
-    assert resends.choose(tasks, 1) is None
-    assert resends.choose(tasks, 2) == "task_2"
+    assert resends.choose("equal", tasks, 1) is None
+    assert resends.choose("equal", tasks, 2) == "task_2"
     resends.join("task_2", 3)
-    assert resends.choose(tasks, 2) == "task_1"
+    assert resends.choose("equal", tasks, 2) == "task_1"
 
 
-def test_a_task_that_a_request_waits_for_comes_last() -> None:
+async def test_a_later_attempt_leaves_the_task_of_another() -> None:
     resends = Resends()
-    with resends.attended("task_2"):
-        assert resends.choose(["task_2", "task_1"], 1) == "task_1"
+    resends.join("task_1", 1)
+    tasks = ["task_2", "task_1"]  # the newer one is of another request, which is about to be sent again
+    assert resends.choose("equal", tasks, 2) == "task_1"
+    resends.join("task_1", 2)
+    assert resends.choose("equal", tasks, 1) == "task_2"
+
+
+async def test_a_task_that_a_request_waits_for_comes_last() -> None:
+    resends = Resends()
+    with resends.served("task_2"):
+        assert resends.choose("equal", ["task_2", "task_1"], 1) == "task_1"
         # Its client may have gone without a sign.
-        assert resends.choose(["task_2"], 1) == "task_2"
-    assert resends.choose(["task_2", "task_1"], 1) == "task_2"
+        assert resends.choose("equal", ["task_2"], 1) == "task_2"
+    resends.lose("task_2")
+    assert resends.choose("equal", ["task_2", "task_1"], 1) == "task_2"
 
 
 async def test_a_refused_attempt_counts_once_and_for_a_while(autojump_clock: MockClock) -> None:
     resends = Resends()
+    with resends.served("task_1"):
+        resends.refuse("equal", 0)
+        assert resends.choose("equal", ["task_1"], 2) == "task_1"
+        assert resends.choose("other", ["task_1"], 1) == "task_1"
+        assert resends.choose("equal", ["task_1"], 1) is None
+        assert resends.choose("equal", ["task_1"], 1) == "task_1"
+        resends.refuse("equal", 0)
+        await trio.sleep(REFUSED_S + 1)
+        assert resends.choose("equal", ["task_1"], 1) == "task_1"
+
+
+async def test_a_lost_answer_comes_before_a_refusal() -> None:
+    resends = Resends()
+    resends.refuse("equal", 0)  # its client may have given up
+    with pytest.raises(ConnectionError), resends.served("task_1"):
+        raise ConnectionError
+    assert resends.choose("equal", ["task_1"], 1) == "task_1"
+    resends.join("task_1", 1)
+    assert resends.choose("equal", ["task_1"], 1) is None
+
+
+async def test_a_refusal_counts_once_without_tasks_too() -> None:
+    resends = Resends()
     resends.refuse("equal", 0)
-    assert not resends.was_refused("equal", 1)
-    assert not resends.was_refused("other", 0)
-    assert resends.was_refused("equal", 0)
-    assert not resends.was_refused("equal", 0)
-    resends.refuse("equal", 0)
-    await trio.sleep(REFUSED_S + 1)
-    assert not resends.was_refused("equal", 0)
+    assert resends.choose("equal", [], 1) is None
+    resends.join("task_1", 1)
+    with resends.served("task_2"):
+        assert resends.choose("equal", ["task_2", "task_1"], 1) == "task_2"
 
 
 async def test_resends_of_a_group_take_turns(autojump_clock: MockClock) -> None:

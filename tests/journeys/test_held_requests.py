@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -59,6 +60,41 @@ async def test_a_request_is_answered_before_its_client_gives_up(
         each.headers["X-Task-Id"] for each in (first, other, equal)
     }
     assert len(await customer.tasks()) == 5
+
+
+async def test_equal_requests_with_alternate_resends_are_two_tasks(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    customer = await new_customer(quiet_service, credit="50.00")
+    # Two equal requests are meant; the second begins while the first is sent again.
+    answers = [await ask(customer, numbered(attempt, 1)) for attempt in (0, 1, 0, 2, 1)]
+    ids = [each.headers["X-Task-Id"] for each in answers]
+    assert ids[:2] == [ids[3]] * 2
+    assert ids[2] == ids[4] != ids[0]
+    assert len(await customer.tasks()) == 2
+
+
+async def test_a_refusal_makes_no_later_resend_a_new_task(
+    new_service: NewService, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    service = new_service(WAITING_PER_ACCOUNT_MAX="1")
+    service.environment["HOLDFAST_CATALOG"] = str(provider.write_catalog(service.data_dir.parent))
+    await trio.to_thread.run_sync(service.start)
+    customer = await new_customer(service, credit="50.00")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(ask, customer, numbered(0), prompt="another"))
+
+        await until(customer.tasks)
+        assert (await ask(customer, numbered(0, 1))).status_code == 429
+        nursery.cancel_scope.cancel()
+
+    async def accepted() -> httpx2.Response | None:
+        answer = await ask(customer, numbered(0, 1))
+        return answer if answer.status_code == 425 else None
+
+    first = await until(accepted)
+    again = await ask(customer, numbered(1, 1))
+    assert again.headers["X-Task-Id"] == first.headers["X-Task-Id"]
 
 
 async def test_a_resend_gets_the_result_and_its_bytes(

@@ -6,7 +6,7 @@ of requests that are equal on purpose.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
@@ -26,7 +26,8 @@ class Resends:
         self._locks: dict[str, tuple[trio.Lock, int]] = {}
         self._joined: OrderedDict[str, int] = OrderedDict()
         """By task, the highest number of an attempt that created or joined it."""
-        self._attended: Counter[str] = Counter()
+        self._served: OrderedDict[str, None] = OrderedDict()
+        """Tasks that a request waits for, or was answered with."""
         self._refused: OrderedDict[tuple[str, int], deque[float]] = OrderedDict()
 
     @asynccontextmanager
@@ -45,24 +46,35 @@ class Resends:
                 del self._locks[group]
 
     @contextmanager
-    def attended(self, request_id: str) -> Iterator[None]:
-        """Count a request that waits for the task's end."""
-        self._attended[request_id] += 1
+    def served(self, request_id: str) -> Iterator[None]:
+        """Note that a request waits for the task, and is answered with it unless an exception ends this."""
+        self._served[request_id] = None
+        self._served.move_to_end(request_id)
+        if len(self._served) > KEPT_MAX:
+            self._served.popitem(last=False)
         try:
             yield
-        finally:
-            self._attended[request_id] -= 1
-            if not self._attended[request_id]:
-                del self._attended[request_id]
+        except BaseException:
+            self.lose(request_id)
+            raise
 
-    def choose(self, newest_first: list[str], attempt: int) -> str | None:
-        """Return the task of a group that an attempt most likely belongs to.
+    def lose(self, request_id: str) -> None:
+        """Note that the request which waited for the task was not answered with it, so that a resend may come."""
+        self._served.pop(request_id, None)
 
-        None if each was joined by an attempt with this number, or a higher one, which is another request's then. A
-        task that a request waits for comes last: a client that sends again has given up waiting.
+    def choose(self, group: str, newest_first: list[str], attempt: int) -> str | None:
+        """Return the task of a group that an attempt most likely belongs to; None if it is to have a new one.
+
+        Each attempt takes the task with the highest number below its own. So those of other requests, whose numbers
+        are lower, are left for these, whichever order they come in. Between equals, one that a request waits for or
+        was answered with comes last: a client that sends again was not answered. If all are such ones, and the
+        attempt before was refused, it has no task.
         """
         free = [each for each in newest_first if self._joined.get(each, 0) < attempt]
-        return min(free, key=lambda each: self._attended[each] > 0, default=None)
+        lost = [each for each in free if each not in self._served]
+        if not lost and self._was_refused(group, attempt - 1):
+            return None
+        return min(free, key=lambda each: (-self._joined.get(each, 0), each in self._served), default=None)
 
     def join(self, request_id: str, attempt: int) -> None:
         """Note that an attempt created the task, or joined it."""
@@ -78,7 +90,7 @@ class Resends:
         if len(self._refused) > KEPT_MAX:
             self._refused.popitem(last=False)
 
-    def was_refused(self, group: str, attempt: int) -> bool:
+    def _was_refused(self, group: str, attempt: int) -> bool:
         """Whether such an attempt was refused; each refusal counts once."""
         until = self._refused.get((group, attempt), deque())
         now = trio.current_time()

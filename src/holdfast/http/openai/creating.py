@@ -112,10 +112,7 @@ async def accept(call: Call, model_id: str, fields: Mapping[str, object]) -> str
     if not attempt:
         return await _create(call, wanted, key)
     async with call.deps.resends.turn(group):
-        joined = None
-        if not call.deps.resends.was_refused(group, attempt - 1):
-            joined = await _task_before(call, key, attempt)
-        return joined or await _create(call, wanted, key)
+        return await _task_before(call, key, attempt) or await _create(call, wanted, key)
 
 
 def _group(call: Call) -> str:
@@ -164,7 +161,7 @@ async def _task_before(call: Call, key: IdempotencyKey, attempt: int) -> str | R
     stored = await call.read(lambda rows: replies_of_route(rows, known.account_id, route=key.route, oldest=oldest))
     replies = [msgspec.json.decode(each, type=TaskAccepted | Refusal) for each in stored]
     tasks = [each.request_id for each in replies if isinstance(each, TaskAccepted)]
-    chosen = call.deps.resends.choose(tasks, attempt)
+    chosen = call.deps.resends.choose(key.route, tasks, attempt)
     if chosen is not None:
         call.deps.resends.join(chosen, attempt)
     return chosen
@@ -186,9 +183,12 @@ async def finish(call: Call, model_id: str, fields: Mapping[str, object]) -> Tas
         request_id = await accept(call, model_id, fields)
         if isinstance(request_id, Refusal):
             return request_id
-        with deps.resends.attended(request_id):
-            task = await created_task(call, request_id, until)
-    return task if isinstance(task, Refusal) else _result(task, is_resent=attempt is not None)
+        task = await created_task(call, request_id, until)
+    if isinstance(task, Refusal):
+        return task
+    if not task.is_terminal:
+        deps.resends.lose(request_id)
+    return _result(task, is_resent=attempt is not None)
 
 
 async def created_task(call: Call, request_id: str, until: float = 0.0) -> Task | Refusal:
@@ -198,7 +198,7 @@ async def created_task(call: Call, request_id: str, until: float = 0.0) -> Task 
     send the request again without creating another task.
     """
     try:
-        with call.deps.changes.watch(request_id) as watch:
+        with call.deps.changes.watch(request_id) as watch, call.deps.resends.served(request_id):
             found = await own_task(call, request_id)
             if until and not isinstance(found, Refusal) and not found[0].is_terminal:
                 del found
