@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pytest
 import trio
 from tests.clients import ok, refused
 
-from holdfast.http.kit.uploads import CLAIM_TRIES, FIELD_BYTES_MAX, PARTS_MAX, SPOOL_MEMORY_BYTES, clean_filename
+from holdfast.http.kit.uploads import CLAIM_TRIES, FIELDS_BYTES_MAX, PARTS_MAX, SPOOL_MEMORY_BYTES, clean_filename
 from holdfast.persistence.claims.contents import Content, mark_contents
 from holdfast.providers.storage.base import StoreFault
 
@@ -211,6 +212,22 @@ async def test_files_are_limited_in_size_number_and_sum(api: Api) -> None:
     assert leftovers(api) == []
 
 
+async def test_what_exceeds_the_limit_does_not_reach_the_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.configure(files_bytes_max=3000)
+
+    def put(*_: object) -> str:
+        raise AssertionError("it was stored")
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield PNG
+        yield bytes(3000)
+
+    monkeypatch.setattr(api.store, "put", put)
+    refused(await upload(api, PNG + bytes(3000)), 409, "file_limit_reached")
+    headers = {"Content-Type": "image/png"}  # in chunks, without the length that shows it
+    refused(await api.as_key("POST", "/v2/files", content=chunks(), headers=headers), 409, "file_limit_reached")
+
+
 async def test_uploads_at_once_never_exceed_the_limit(api: Api) -> None:
     api.configure(files_max=5)
     responses: list[httpx2.Response] = []
@@ -235,7 +252,8 @@ BAD_FORMS = (
     (part("file", PNG) + part("other", PNG, "b.png") + b"--x--", 400, "invalid_parameter"),
     (part("file", PNG) + part("note", b"\xff") + b"--x--", 400, "invalid_parameter"),
     (part("file", PNG) + part("note", bytes(1)) + b"--x--", 400, "invalid_parameter"),
-    (part("note", b"1" * (FIELD_BYTES_MAX + 1)) + b"--x--", 400, "invalid_parameter"),
+    (part("note", b"1" * (FIELDS_BYTES_MAX + 1)) + b"--x--", 400, "invalid_parameter"),
+    (part("a", b"1" * 40_000) + part("b", b"1" * 40_000) + part("file", PNG) + b"--x--", 400, "invalid_parameter"),
     (part("note", b"1") * (PARTS_MAX + 1) + b"--x--", 400, "invalid_form"),
     (part("file", PNG).replace(b"form-data", b"attachment") + b"--x--", 400, "invalid_form"),
     (part("file", PNG).replace(b"\r\n\r\n", b"\r\nA: " + b"1" * 9000 + b"\r\n\r\n"), 400, "invalid_form"),

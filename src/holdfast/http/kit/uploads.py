@@ -28,6 +28,7 @@ from holdfast.http.kit.calls import FORM_BYTES_MAX, Call
 from holdfast.http.kit.values import invalid_parameter, missing_parameter, shown
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
 from holdfast.persistence.claims.contents import CLAIM_USABLE_S, Content
 from holdfast.persistence.claims.files import FilesTotal, add_file, files_total
 from holdfast.persistence.records.rows import FileRow
@@ -46,7 +47,8 @@ CLAIM_PAUSE_S: Final = 1.0
 """A content that is being removed from the store can be stored again after a moment."""
 
 PARTS_MAX: Final = 64
-FIELD_BYTES_MAX: Final = 64 * 1024
+FIELDS_BYTES_MAX: Final = INPUT_SMALL_BYTES_MAX
+"""Of all fields together, which the files are apart from."""
 FILENAME_CHARS_MAX: Final = 200
 
 T = TypeVar("T")
@@ -83,10 +85,15 @@ class _Incoming:
     blocks: list[bytes] = field(default_factory=list)
     waiting_bytes: int = 0
 
+    @property
+    def bytes_count(self) -> int:
+        """The bytes that have come so far."""
+        return self.spool.bytes_count + self.waiting_bytes
+
     async def add(self, block: bytes) -> None:
         """Take the next block. Raises ``OSError``."""
         self.waiting_bytes += len(block)
-        if self.spool.bytes_count + self.waiting_bytes > self.bytes_max:
+        if self.bytes_count > self.bytes_max:
             message = f"The file is too large; the maximum is {self.bytes_max} bytes."
             raise _Refused(Refusal(code="request_too_large", message=message, param=self.part))
         self.blocks.append(block)
@@ -120,6 +127,14 @@ class _Upload:
 
     async def store(self) -> list[tuple[str, FileRow]]:
         """Store the files, all of which have come. Raises ``OSError`` and ``DatabaseAway``."""
+        # Before anything is in the store, where it would stay for hours; a row is checked again when it is added.
+        settings, bytes_count = self._call.deps.settings, sum(each.bytes_count for each in self._files)
+        total = await self._call.read(lambda rows: files_total(rows, self._account_id))
+        if (
+            total.files + len(self._files) > settings.files_max
+            or total.bytes + bytes_count > settings.files_bytes_max
+        ):
+            raise _Refused(_limit_reached(self._call, total))
         return [(each.part, await self._store(each)) for each in self._files]
 
     def close(self) -> None:
@@ -279,6 +294,7 @@ class _FormReader:
         self._name = ""
         self._file: _Incoming | None = None
         self._value = b""
+        self._fields_bytes = 0
 
     async def take(self, event: MultipartSegment | bytes | None) -> None:
         """Take the next event. Raises ``OSError``."""
@@ -291,8 +307,10 @@ class _FormReader:
             await self._file.add(event)
         else:
             self._value += event
-            if len(self._value) > FIELD_BYTES_MAX:
-                raise _Refused(invalid_parameter(shown(self._name), f"has more than {FIELD_BYTES_MAX} bytes"))
+            self._fields_bytes += len(event)
+            if self._fields_bytes > FIELDS_BYTES_MAX:
+                message = f"makes the fields of the form larger than {FIELDS_BYTES_MAX} bytes"
+                raise _Refused(invalid_parameter(shown(self._name), message))
 
     def _begin(self, head: MultipartSegment) -> None:
         if any("\n" in line for _, line in head.headerlist):
