@@ -81,7 +81,8 @@ class InProcess(httpx2.ASGITransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         self.client = cast(Any, request.extensions.get("client"))
-        request.stream = Whole(await request.aread())
+        if "Content-Length" in request.headers:
+            request.stream = Whole(await request.aread())
         with trio.fail_after(60):
             return await super().handle_async_request(request)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from quart import Response
 from holdfast.http.app import ROUTES, Served
 from holdfast.http.kit import bodies
 from holdfast.http.kit.calls import Auth
+from holdfast.http.kit.forms import parse_form
 from holdfast.http.kit.openapi import describe
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.routes import Route
@@ -38,8 +40,9 @@ class Recorder:
 
 @pytest.mark.parametrize("tag", sorted({route.tag for route in ROUTES}))
 async def test_the_examples_of_each_section_are_run(
-    stage: Stage, tag: str, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, tag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / "picture.png").write_bytes(b"a picture")
     recorder = Recorder()
     monkeypatch.setattr(stage.app, "_serve", recorder.serve)
     routes = [route for route in ROUTES if route.tag == tag]
@@ -50,19 +53,20 @@ async def test_the_examples_of_each_section_are_run(
             assert (curl["label"], python["label"]) == ("curl", "Python")
         for number in (0, 1):
             recorder.sent.clear()
-            await run(shown[0][number]["lang"], [samples[number]["source"] for samples in shown])
+            await run(shown[0][number]["lang"], [samples[number]["source"] for samples in shown], tmp_path)
             for route, sent in zip(routes, recorder.sent, strict=True):
                 assert_fits(route, *sent)
 
 
-async def run(language: str, sources: list[str]) -> None:
+async def run(language: str, sources: list[str], folder: Path) -> None:
     """Run the examples of one language one after the other, in one process, which starts once for all."""
     names = re.findall(r"\b[A-Z][A-Z_]*\b", " ".join(sources))
     environment = {name: f"value-of-{name.lower()}" for name in names}
     command = ["sh", "-ec", "\n".join(sources)]
     if language == "python":
         command = [sys.executable, "-c", f"for source in {sources!r}:\n    exec(source, {{}})"]
-    done = await trio.run_process(command, env={"PATH": "/usr/bin:/bin", **environment}, capture_stdout=True)
+    environment["PATH"] = "/usr/bin:/bin"
+    done = await trio.run_process(command, env=environment, cwd=folder, capture_stdout=True)
     assert done.stdout.count(b"recorded") == len(sources), done
 
 
@@ -78,7 +82,13 @@ def assert_fits(route: Route, endpoint: str | None, headers: dict[str, str], bod
     assert headers.get("Authorization", "").startswith("Bearer value-of-") or not needs_bearer
     for parameter in route.parameters:
         assert parameter.name.title() in headers or not (parameter.required and parameter.place == "header")
-    if route.body is not None:
+    if route.files_max:
+        form = parse_form(headers["Content-Type"], body)
+        assert not isinstance(form, Refusal)
+        assert [each.content for each in form.files] == [b"a picture"]
+        named = {*form.fields, form.files[0].name}
+        assert named == set(cast("list[str]", route.request_content["multipart/form-data"]["required"]))
+    elif route.body is not None:
         parsed = bodies.parse_object(body)
         assert not isinstance(parsed, Refusal)
         assert not isinstance(bodies.convert_body(parsed, route.body), Refusal)

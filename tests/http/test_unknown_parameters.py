@@ -28,7 +28,12 @@ SELECTING = [
 
 
 def headers_for(api: Api, route: Route) -> dict[str, str]:
-    tokens = {Auth.SESSION: api.session, Auth.SESSION_OR_KEY: api.session, Auth.API_KEY: api.key}
+    tokens = {
+        Auth.SESSION: api.session,
+        Auth.SESSION_OR_KEY: api.session,
+        Auth.API_KEY: api.key,
+        Auth.KEY_OR_LINK: api.key,
+    }
     token = tokens.get(route.auth) or api.deps.settings.operator_token
     return {"Authorization": f"Bearer {token}"}
 

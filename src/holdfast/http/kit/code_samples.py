@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.routes import Parameter, Route
@@ -34,9 +34,10 @@ def code_samples(route: Route, public_url: str, body: object | None) -> list[dic
     if route.idempotent:
         headers["Idempotency-Key"] = "{IDEMPOTENCY_KEY}"
     if route.files_max:
+        texts, file = _form_example(route.request_content["multipart/form-data"])
         return [
-            {"lang": "bash", "label": "curl", "source": _curl_upload(url, headers)},
-            {"lang": "python", "label": "Python", "source": _python_upload(url, headers)},
+            {"lang": "bash", "label": "curl", "source": _curl_upload(url, headers, texts, file)},
+            {"lang": "python", "label": "Python", "source": _python_upload(url, headers, texts, file)},
         ]
     is_stream = any("text/event-stream" in media.content_types for media in route.media)
     return [
@@ -59,16 +60,25 @@ def _curl(method: str, url: str, headers: dict[str, str], body: object | None, i
     return " \\\n  ".join(parts)
 
 
-def _curl_upload(url: str, headers: dict[str, str]) -> str:
-    sent = (f"-H {_shell(f'{name}: {value}')}" for name, value in headers.items())
-    return " \\\n  ".join((f"curl -sS -X POST {_shell(url)}", *sent, '-F "file=@picture.png"'))
+def _form_example(schema: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """Return the texts of a form's required fields, by their names, and the name of the file."""
+    fields = {name: schema["properties"][name] for name in schema["required"]}
+    files = [name for name, each in fields.items() if each.get("format") == "binary"]
+    return {name: each["examples"][0] for name, each in fields.items() if name not in files}, files[0]
 
 
-def _python_upload(url: str, headers: dict[str, str]) -> str:
+def _curl_upload(url: str, headers: dict[str, str], texts: dict[str, str], file: str) -> str:
+    sent = [f"-H {_shell(f'{name}: {value}')}" for name, value in headers.items()]
+    sent += [f'-F "{name}={value}"' for name, value in (*texts.items(), (file, "@picture.png"))]
+    return " \\\n  ".join((f"curl -sS -X POST {_shell(url)}", *sent))
+
+
+def _python_upload(url: str, headers: dict[str, str], texts: dict[str, str], file: str) -> str:
+    data = f"    data={_literal(texts, 4)},\n" if texts else ""
     return (
         "import os\n\nimport requests\n\nresponse = requests.post(\n"
-        f"    {_literal(url, 4)},\n    headers={_literal(headers, 4)},\n"
-        '    files={"file": open("picture.png", "rb")},\n)\nprint(response.status_code, response.text)'
+        f"    {_literal(url, 4)},\n    headers={_literal(headers, 4)},\n{data}"
+        f'    files={{"{file}": open("picture.png", "rb")}},\n)\nprint(response.status_code, response.text)'
     )
 
 

@@ -12,7 +12,6 @@ from holdfast.http.kit.routes import Media, Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, delivered, finish, own_fields
 from holdfast.http.openai.results import file_of
-from holdfast.http.schemas.common import ModelId
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.tasks.task import Task
 from holdfast.providers.storage.sniffing import EXTENSIONS
@@ -23,7 +22,7 @@ route = RouteTable("OpenAI's clients")
 class SpeechRequest(msgspec.Struct, frozen=True):
     """The sound to make. Other fields are the model's own, by their names in its `input_schema`."""
 
-    model: ModelId
+    model: Annotated[str, msgspec.Meta(examples=["studio/tone-1"])]
     """The id of a model."""
     input: Annotated[str, msgspec.Meta(examples=["rain on a tin roof"])]
     """The text to speak, or what the sound is about; the model may call it `text` or `prompt`."""

@@ -18,7 +18,6 @@ from holdfast.http.kit.stored_content import CONTENT_TYPES
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.creating import CREATE_ERRORS, RETRY_COUNT, accept, created_task, own_fields, task_headers
 from holdfast.http.openai.results import file_of
-from holdfast.http.schemas.common import ModelId
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import tasks_of_models
@@ -33,7 +32,7 @@ POLL_AFTER: Final = "openai-poll-after-ms"
 class VideoRequest(msgspec.Struct, frozen=True):
     """The video to make. Other fields are the model's own, by their names in its `input_schema`."""
 
-    model: ModelId
+    model: Annotated[str, msgspec.Meta(examples=["studio/clip-1"])]
     """The id of a model."""
     prompt: Annotated[str, msgspec.Meta(examples=["waves at night"])]
     """What the video is about."""
