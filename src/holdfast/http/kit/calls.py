@@ -271,6 +271,10 @@ class Call:
         self._fingerprint = bodies.fingerprint(self.request.path, form.facts)
         return None
 
+    def drop_body(self) -> None:
+        """Forget the body, of which a request that waits for long has no use any more."""
+        self.raw, self.json, self.files, self._body = b"", {}, (), None
+
     def fingerprint(self) -> bytes:
         """Return what requests with the same path and body have in common, however a form was encoded."""
         if self._fingerprint is None:

@@ -183,6 +183,8 @@ async def finish(call: Call, model_id: str, fields: Mapping[str, object]) -> Tas
         request_id = await accept(call, model_id, fields)
         if isinstance(request_id, Refusal):
             return request_id
+        del fields
+        call.drop_body()
         task = await created_task(call, request_id, until)
     if isinstance(task, Refusal):
         return task

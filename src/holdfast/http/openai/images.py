@@ -106,13 +106,14 @@ async def edit_image(call: Call) -> Outcome:
 
 
 async def _images(call: Call, wanted: ImageEditRequest) -> Outcome:
-    in_base64 = wanted.response_format == "b64_json"
-    model = call.deps.catalog().models.get(wanted.model)
+    in_base64, model_id = wanted.response_format == "b64_json", wanted.model
+    del wanted
+    model = call.deps.catalog().models.get(model_id)
     if in_base64 and model is not None and model.hosting.mode == "passthrough":
         return await call.refuse_authenticated(
             invalid_parameter("response_format", "must be url: this model's results are not stored here")
         )
-    task = await finish(call, wanted.model, own_fields(call, "model", "response_format"))
+    task = await finish(call, model_id, own_fields(call, "model", "response_format"))
     if not isinstance(task, Task):
         return task
     return delivered(call, await image_bytes(call, task)) if in_base64 else image_links(call, task)

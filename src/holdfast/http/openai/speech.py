@@ -65,7 +65,9 @@ async def make_speech(call: Call) -> Outcome:
                 invalid_parameter("response_format", f"is not taken by the model {model.id}, which makes {made}")
             )
         layers.append("response_format")
-    task = await finish(call, wanted.model, own_fields(call, *layers))
+    model_id = wanted.model
+    del wanted
+    task = await finish(call, model_id, own_fields(call, *layers))
     return delivered(call, await file_of(call, task)) if isinstance(task, Task) else task
 
 
