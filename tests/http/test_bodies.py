@@ -147,5 +147,22 @@ def test_a_number_for_a_text_is_said_in_words() -> None:
     assert refused.message == "The otp must be a string in quotes, not a JSON number."
 
 
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (
+            {"webhook_events": ["task.done"]},
+            "The parameter webhook_events[0] must be one of task.assets_ready, task.canceled, task.failed, "
+            "task.processing, task.review, task.succeeded, not 'task.done'.",
+        ),
+        ({"metadata": []}, "The parameter metadata is not valid: expected object | null, got array."),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_is_expected(field: dict[str, Any], message: str) -> None:
+    refused = convert_body({"model": "m", "input": {}, **field}, CreateTaskRequest)
+    assert isinstance(refused, Refusal)
+    assert refused.message == message
+
+
 def test_extra_keys_are_ignored() -> None:
     assert convert_body({"amount": "1", "more": [1]}, RechargeRequest) == RechargeRequest(amount="1")

@@ -181,6 +181,14 @@ async def test_a_link_opens_one_file_unaltered(api: Api) -> None:
     refused(await api.call("GET", f"/v2/assets/{first['file_id']}?{query}"), 410, "asset_expired")
 
 
+async def test_a_part_that_is_not_taken_is_named_with_those_that_are(api: Api) -> None:
+    error = refused(
+        await api.as_key("POST", "/v2/files", files={"image": ("a.png", PNG)}), 400, "invalid_parameter"
+    )
+    assert error["param"] == "image"
+    assert error["message"] == "The parameter 'image' is not a file of this endpoint, which takes file."
+
+
 async def test_a_key_needs_the_scope_of_what_it_does(api: Api) -> None:
     reads = (await api.add_key(api.account_id, "key_" + "3" * 32, scopes=("tasks:read",))).secret
     writes = (await api.add_key(api.account_id, "key_" + "4" * 32, scopes=("tasks:write",))).secret

@@ -11,7 +11,7 @@ import pytest
 from tests.clients import refused
 
 from holdfast.actors.account.messages import CreateOrder
-from holdfast.ledger.orders.sandbox_signature import SandboxValues, sign, verify_sandbox
+from holdfast.ledger.orders.sandbox_signature import NOT_OF_THIS_ORDER, SandboxValues, sign, verify_sandbox
 
 if TYPE_CHECKING:
     from tests.http.api import Api
@@ -145,14 +145,15 @@ async def test_altered_values_and_unknown_orders_get_the_same_refusal(
     await create(api)
     response = await pay(api, created, **altered)
     error = refused(response, 401, "invalid_signature")
-    assert error["message"] == "The signature does not belong to this payment order."
+    assert error["message"] == NOT_OF_THIS_ORDER.message
     assert "WWW-Authenticate" not in response.headers
     assert rules.orders[created["order_id"]].status == "pending"
 
 
 async def test_a_missing_signature_and_one_with_another_secret(api: Api, rules: OrderRules) -> None:
     created = await create(api)
-    refused(await pay(api, created, signature=None), 401, "missing_signature")
+    error = refused(await pay(api, created, signature=None), 401, "missing_signature")
+    assert error["message"] == f"The header {HEADER} is missing."
     refused(await pay(api, created, signature=" "), 401, "missing_signature")
     values = msgspec.convert(created["callback"]["payload"], SandboxValues)
     event_id = str(values.provider_event_id)

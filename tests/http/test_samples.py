@@ -58,6 +58,20 @@ async def test_the_examples_of_each_section_are_run(
                 assert_fits(route, *sent)
 
 
+async def test_the_examples_for_openai_name_models_that_make_what_is_asked_for(stage: Stage) -> None:
+    models = stage.deps.catalog().models
+    paths = describe(ROUTES, "https://holdfast.example")["paths"]
+    for path, modality in {
+        "/v1/images/generations": "image",
+        "/v1/images/edits": "image",
+        "/v1/audio/speech": "audio",
+        "/v1/videos": "video",
+    }.items():
+        for sample in paths[path]["post"]["x-codeSamples"]:
+            named = [model for model in models.values() if f'"{model.id}"' in sample["source"].replace("=", '"')]
+            assert [model.modality for model in named] == [modality]
+
+
 async def run(language: str, sources: list[str], folder: Path) -> None:
     """Run the examples of one language one after the other, in one process, which starts once for all."""
     names = re.findall(r"\b[A-Z][A-Z_]*\b", " ".join(sources))

@@ -122,6 +122,10 @@ async def test_image_is_fetched_behind_the_guard(start_studio: StartStudio, serv
     async def hook() -> Response:
         return Response(b"")
 
+    @app.get("/a.txt")
+    async def text() -> Response:
+        return Response(b"no picture", content_type="application/octet-stream")
+
     async with serve_app(app) as url, serve_app(QuartTrio("other", static_folder=None)) as other:
         order = {"operation": "convert", "format": "webp", "image_url": f"{url}/a.png"}
         async with start_studio() as studio:
@@ -137,3 +141,5 @@ async def test_image_is_fetched_behind_the_guard(start_studio: StartStudio, serv
             missing = {**order, "image_url": f"{url}/b.png"}
             await studio.put("a.3", model="edit", input=missing, webhook=f"{url}/hook")
             assert (await studio.finished("a.3"))["status"] == "failed"
+            await studio.put("a.5", model="edit", input={"image_url": f"{url}/a.txt"}, webhook=f"{url}/hook")
+            assert "not a PNG, JPEG, WebP or GIF" in (await studio.finished("a.5"))["error"]

@@ -108,6 +108,8 @@ async def _fetch(url: str, context: RenderContext) -> bytes:
     finally:
         client.close()
     if isinstance(found, DownloadRefused):
+        if found.code == "bad_type":
+            raise BadInput("the image is not a PNG, JPEG, WebP or GIF")
         raise BadInput(f"the image could not be fetched: {found.message}")
     return found
 

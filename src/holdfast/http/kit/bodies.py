@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.http.kit.values import missing_parameter, shown
+from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter, shown
 from holdfast.ledger.plain_json import VALUES_MAX as INPUT_VALUES_MAX
 from holdfast.ledger.refusals import Refusal
 
@@ -80,6 +80,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 _MEDIA_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.ASCII)
 _ERROR_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _NUMBER_FOR_TEXT = re.compile(r"Expected `str(?: \| null)?`, got `(?:int|float)`")
+_UNKNOWN_VALUE = re.compile(r"Invalid enum value (.*)")
 _INTEGER_DIGITS_MAX: Final = 20
 _OWN_CODES: Final = {"amount": "invalid_amount", "email": "invalid_email"}
 
@@ -133,7 +134,7 @@ def convert_body(body: JsonObject, shape: type[S], *, strict: bool = True) -> S 
     try:
         return msgspec.convert(body, shape, strict=strict)
     except msgspec.ValidationError as error:
-        return _invalid_parameter(str(error))
+        return _invalid_parameter(str(error), shape)
 
 
 def fingerprint(path: str, body: JsonObject) -> bytes:
@@ -147,7 +148,7 @@ def _required_names(shape: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(field.encode_name for field in msgspec.structs.fields(shape) if field.required)
 
 
-def _invalid_parameter(message: str) -> Refusal:
+def _invalid_parameter(message: str, shape: type[msgspec.Struct]) -> Refusal:
     path = _ERROR_PATH.search(message)
     reason = message[: path.start()] if path else message
     param = path.group(1) if path else None
@@ -160,7 +161,26 @@ def _invalid_parameter(message: str) -> Refusal:
     if _NUMBER_FOR_TEXT.fullmatch(reason):
         kind = 'decimal string in quotes, such as "10.00"' if code == "invalid_amount" else "string in quotes"
         return Refusal(code=code, message=f"The {param} must be a {kind}, not a JSON number.", param=param)
-    return Refusal(code=code, message=f"{reason[:300].replace('`', '')}.", param=param)
+    unknown = _UNKNOWN_VALUE.fullmatch(reason)
+    if param and unknown and (values := _values_of(shape, field)):
+        return invalid_parameter(param, f"must be one of {', '.join(values)}, not {unknown[1][:SHOWN_CHARS_MAX]}")
+    said = reason[:300].replace("`", "")
+    message = f"The parameter {param} is not valid: {said[:1].lower()}{said[1:]}." if param else f"{said}."
+    return Refusal(code=code, message=message, param=param)
+
+
+def _values_of(shape: type[msgspec.Struct], field: str) -> list[str]:
+    """Return the values that an enumeration in a field of ``shape`` may have."""
+    waiting: list[Any] = [msgspec.json.schema_components((shape,))[1][shape.__name__]["properties"][field]]
+    found: list[str] = []
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            found += part.get("enum", ())
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return found
 
 
 def _invalid(message: str) -> Refusal:

@@ -27,10 +27,10 @@ from holdfast.http.kit import bodies
 from holdfast.http.kit.bodies import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
 from holdfast.http.kit.client_address import client_address, origin_of
 from holdfast.http.kit.credentials import (
-    NEEDS_SESSION,
     Bearer,
     CredentialKind,
     KnownKey,
+    needs_session_or,
     read_bearer,
     valid_key,
     valid_session,
@@ -373,9 +373,11 @@ class Call:
         assert self.bearer is not None
         if self.bearer.kind == "session":
             return valid_session(found, now)
-        key = valid_key(found, self.route.scope)
+        key, scope = valid_key(found, self.route.scope), self.route.scope
         is_out_of_scope = isinstance(key, Refusal) and key.code == "insufficient_scope"
-        return NEEDS_SESSION if is_out_of_scope and self.route.auth is Auth.SESSION_OR_KEY else key
+        if is_out_of_scope and scope is not None and self.route.auth is Auth.SESSION_OR_KEY:
+            return needs_session_or(scope)
+        return key
 
     def _admit(self, caller: Caller) -> None:
         """Remember whose the credential is, and record the use of a key."""

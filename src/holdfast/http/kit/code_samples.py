@@ -22,8 +22,10 @@ _CREDENTIALS: Final = {
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
-def code_samples(route: Route, public_url: str, body: object | None) -> list[dict[str, str]]:
-    """Return the ``x-codeSamples`` of a route, with ``body`` as its request body."""
+def code_samples(
+    route: Route, public_url: str, body: object | None, form: Mapping[str, Any] | None
+) -> list[dict[str, str]]:
+    """Return the ``x-codeSamples`` of a route, with ``body`` as its request body, or a form with this schema."""
     query = "&".join(
         f"{each.name}={{{_variable(each.name)}}}" for each in route.parameters if _is_needed(each, "query")
     )
@@ -33,8 +35,8 @@ def code_samples(route: Route, public_url: str, body: object | None) -> list[dic
         headers["Authorization"] = f"Bearer {{{_CREDENTIALS[route.auth]}}}"
     if route.idempotent:
         headers["Idempotency-Key"] = "{IDEMPOTENCY_KEY}"
-    if route.files_max:
-        texts, file = _form_example(route.request_content["multipart/form-data"])
+    if form is not None:
+        texts, file = _form_example(form)
         return [
             {"lang": "bash", "label": "curl", "source": _curl_upload(url, headers, texts, file)},
             {"lang": "python", "label": "Python", "source": _python_upload(url, headers, texts, file)},

@@ -47,6 +47,7 @@ RECORDED_AT: Final = "https://holdfast.example"
 _RECORDED: Final = files("holdfast.http.kit") / "responses.json"
 """Responses of a real service by the type of their body, and events by their kind, which the tests record."""
 
+_FORM: Final = "multipart/form-data"
 _REF: Final = "#/components/schemas/{name}"
 
 _BEARER_CODES: Final = ("missing_credentials", "invalid_credentials", "wrong_credential_type")
@@ -319,6 +320,7 @@ def error_codes(route: Route) -> list[str]:
 
 def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: JsonSchema) -> JsonSchema:
     body = example_body(route, schemas)
+    content = {kind: _with_fields(schema, route.form) for kind, schema in route.request_content.items()}
     operation: JsonSchema = {
         "operationId": route.handler.__name__,
         "summary": route.summary,
@@ -327,12 +329,12 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: Jso
         "security": _SECURITY[route.auth],
         "parameters": [_parameter(each) for each in (*_path_parameters(route.path), *route.parameters)],
         "responses": _responses(route, recorded),
-        "x-codeSamples": code_samples(route, public_url, body),
+        "x-codeSamples": code_samples(route, public_url, body, content.get(_FORM)),
     }
-    if route.request_content:
+    if content:
         operation["requestBody"] = {
             "required": True,
-            "content": {kind: {"schema": schema} for kind, schema in route.request_content.items()},
+            "content": {kind: {"schema": schema} for kind, schema in content.items()},
         }
     elif route.body is not None or route.raw_body_bytes_max is not None:
         schema = {"type": "object", "additionalProperties": True} if route.body is None else _reference(route.body)
@@ -341,8 +343,17 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: Jso
             "content": _json(schema, body),
         }
         if route.takes_form:
-            operation["requestBody"]["content"]["multipart/form-data"] = {"schema": schema}
+            operation["requestBody"]["content"][_FORM] = {"schema": schema}
     return operation
+
+
+def _with_fields(schema: Mapping[str, Any], shape: type[msgspec.Struct] | None) -> JsonSchema:
+    """Add the fields of ``shape`` to the schema of a form."""
+    if shape is None:
+        return dict(schema)
+    fields = _components({shape})[shape.__name__]
+    _finish(fields, field_docs(shape), is_received=True)
+    return {**schema, "properties": {**schema["properties"], **fields["properties"]}}
 
 
 def _responses(route: Route, recorded: JsonSchema) -> JsonSchema:

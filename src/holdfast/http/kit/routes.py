@@ -66,13 +66,15 @@ class Media:
 class Declaration(Needs):
     """What is declared of an endpoint.
 
-    ``request_content`` has the schemas of a body with files, by content type. ``other_reply`` is a second type of a
-    successful response. ``errors`` are the codes of the handler, in addition to those that other fields imply.
+    ``request_content`` has the schemas of a body with files, by content type; its form has the fields of ``form``
+    too. ``other_reply`` is a second type of a successful response. ``errors`` are the codes of the handler, in
+    addition to those that other fields imply.
     """
 
     summary: str
     raw_body_example: Mapping[str, object] | None = None
-    request_content: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    request_content: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    form: type[msgspec.Struct] | None = None
     reply: type[msgspec.Struct] | None = None
     other_reply: type[msgspec.Struct] | None = None
     statuses: tuple[int, ...] = (200,)

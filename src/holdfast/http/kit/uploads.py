@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, TypeVar
 
+import msgspec
 import trio
 from multipart import (
     MultipartError,
@@ -25,7 +26,7 @@ from multipart import (
 )
 
 from holdfast.http.kit.calls import FORM_BYTES_MAX, Call
-from holdfast.http.kit.values import invalid_parameter, missing_parameter, shown
+from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter, shown
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
@@ -310,7 +311,7 @@ class _FormReader:
             self._fields_bytes += len(event)
             if self._fields_bytes > FIELDS_BYTES_MAX:
                 message = f"makes the fields of the form larger than {FIELDS_BYTES_MAX} bytes"
-                raise _Refused(invalid_parameter(shown(self._name), message))
+                raise _Refused(_invalid(self._name, message))
 
     def _begin(self, head: MultipartSegment) -> None:
         if any("\n" in line for _, line in head.headerlist):
@@ -319,7 +320,13 @@ class _FormReader:
         if self._name in self._parts:
             self._file = self._upload.begin(self._name, head.filename)
         elif head.filename is not None and self._name not in self._texts:
-            raise _Refused(invalid_parameter(shown(self._name), "is not a file that this endpoint takes"))
+            taken = ", ".join(sorted(self._parts))
+            raise _Refused(_invalid(self._name, f"is not a file of this endpoint, which takes {taken}"))
+
+
+def _invalid(name: str, rule: str) -> Refusal:
+    """Return the refusal of a part, whose name may be anything."""
+    return msgspec.structs.replace(invalid_parameter(shown(name), rule), param=name[:SHOWN_CHARS_MAX])
 
 
 def _text(name: str, value: bytes) -> str:
@@ -328,7 +335,7 @@ def _text(name: str, value: bytes) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise _Refused(invalid_parameter(shown(name), "is not UTF-8 text without NUL"))
+        raise _Refused(_invalid(name, "is not UTF-8 text without NUL"))
     return text
 
 

@@ -25,8 +25,10 @@ from holdfast.http.endpoints.tasks.media_tasks import accepted_task, end_of_task
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import BodyResponse, Outcome, Parameter
+from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.inputs import input_of
 from holdfast.http.schemas.tasks import CreateTaskRequest
+from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.accounts import replies_of_route
@@ -44,8 +46,8 @@ BETWEEN_ATTEMPTS_S: Final = 120.0
 RETRY_COUNT: Final = Parameter(
     name="X-Stainless-Retry-Count",
     place="header",
-    description="The number of the attempt at this request; from 1 on it joins the task of an earlier one.",
-    schema={"type": "integer", "minimum": 0},
+    description="The number of the attempt at this request, from 0; from 1 on it joins the task of an earlier one. "
+    "Anything but a number counts as none.",
 )
 CREATE_ERRORS: Final = (
     "insufficient_credit",
@@ -90,12 +92,17 @@ def task_headers(request_id: str) -> tuple[tuple[str, str], ...]:
     return ((TASK_ID, request_id),)
 
 
-async def accept(call: Call, model_id: str, fields: Mapping[str, object]) -> str | Refusal:
+async def accept(call: Call, model_id: str, makes: Modality, fields: Mapping[str, object]) -> str | Refusal:
     """Create the task of the request's fields and files, unless an earlier attempt has; return its id.
 
-    An Idempotency-Key of the caller's own is used as it is anywhere else. Refuses as a native create does.
+    The model must be one that ``makes`` what the endpoint returns. An Idempotency-Key of the caller's own is used
+    as it is anywhere else. Refuses as a native create does.
     """
     model = call.deps.catalog().models.get(model_id)
+    if model is not None and model.modality != makes:
+        return await call.refuse_authenticated(
+            invalid_parameter("model", f"must be a model of the modality {makes}", model.id)
+        )
     given = {} if model is None else await call.compute(lambda: input_of(model, fields, call.files))
     if isinstance(given, Refusal):
         return await call.refuse_authenticated(given)
@@ -167,7 +174,7 @@ async def _task_before(call: Call, key: IdempotencyKey, attempt: int) -> str | R
     return chosen
 
 
-async def finish(call: Call, model_id: str, fields: Mapping[str, object]) -> Task | Unanswered:
+async def finish(call: Call, model_id: str, makes: Modality, fields: Mapping[str, object]) -> Task | Unanswered:
     """Create the task as :func:`accept` does, and return it once it has succeeded.
 
     If it still runs after a time the refusal asks the client to send the request again, which joins the task. A
@@ -180,7 +187,7 @@ async def finish(call: Call, model_id: str, fields: Mapping[str, object]) -> Tas
         if refusal is not None:
             deps.resends.refuse(_group(call), attempt or 0)
             return refusal
-        request_id = await accept(call, model_id, fields)
+        request_id = await accept(call, model_id, makes, fields)
         if isinstance(request_id, Refusal):
             return request_id
         del fields

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_WRITE, KnownKey
 from holdfast.http.kit.forms import LIST_SUFFIX, Form, FormFile
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.uploads import receive_form
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, delivered, finish, own_fields
@@ -28,8 +28,8 @@ FORM: Final = "multipart/form-data"
 class ImageEditRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The image to change, sent as the file `image` of the form. Other fields are the model's own."""
 
-    model: ModelId
-    """The id of a model."""
+    model: Annotated[str, msgspec.Meta(examples=["studio/edit-1"])]
+    """The id of a model of images."""
     prompt: Annotated[str | None, msgspec.Meta(examples=["a lighthouse at dusk"])] = None
     """What the images are about; null if the model takes none."""
     n: int | None = None
@@ -40,11 +40,11 @@ class ImageEditRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether links or the files in base64 are returned; null is `url`."""
 
 
-FIELDS: Final = msgspec.json.schema(ImageEditRequest)["$defs"]["ImageEditRequest"]["properties"]
-
-
 class ImageRequest(ImageEditRequest, frozen=True, kw_only=True):
     """The images to make. Other fields are the model's own, by their names in its `input_schema`."""
+
+    model: ModelId
+    """The id of a model of images."""
 
 
 @route(
@@ -56,7 +56,7 @@ class ImageRequest(ImageEditRequest, frozen=True, kw_only=True):
     body=ImageRequest,
     takes_input=True,
     reply=ImagesBody,
-    parameters=(RETRY_COUNT,),
+    parameters=(RETRY_COUNT, IDEMPOTENCY_KEY),
     errors=(*CREATE_ERRORS, *HELD_ERRORS),
 )
 async def generate_images(call: Call) -> Outcome:
@@ -78,13 +78,13 @@ async def generate_images(call: Call) -> Outcome:
             "properties": {
                 "image": {"type": "string", "format": "binary", "description": "The image to change."},
                 "mask": {"type": "string", "format": "binary", "description": "A mask, if the model takes one."},
-                **FIELDS,
             },
             "additionalProperties": {"type": "string", "description": "A field of the model's own."},
         }
     },
+    form=ImageEditRequest,
     reply=ImagesBody,
-    parameters=(RETRY_COUNT,),
+    parameters=(RETRY_COUNT, IDEMPOTENCY_KEY),
     errors=(*CREATE_ERRORS, *HELD_ERRORS, "missing_parameter", "file_limit_reached", "storage_full"),
 )
 async def edit_image(call: Call) -> Outcome:
@@ -113,7 +113,7 @@ async def _images(call: Call, wanted: ImageEditRequest) -> Outcome:
         return await call.refuse_authenticated(
             invalid_parameter("response_format", "must be url: this model's results are not stored here")
         )
-    task = await finish(call, model_id, own_fields(call, "model", "response_format"))
+    task = await finish(call, model_id, "image", own_fields(call, "model", "response_format"))
     if not isinstance(task, Task):
         return task
     return delivered(call, await image_bytes(call, task)) if in_base64 else image_links(call, task)

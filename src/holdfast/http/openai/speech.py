@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_WRITE
-from holdfast.http.kit.routes import Media, Outcome, RouteTable
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Media, Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, delivered, finish, own_fields
 from holdfast.http.openai.results import file_of
@@ -23,7 +23,7 @@ class SpeechRequest(msgspec.Struct, frozen=True):
     """The sound to make. Other fields are the model's own, by their names in its `input_schema`."""
 
     model: Annotated[str, msgspec.Meta(examples=["studio/tone-1"])]
-    """The id of a model."""
+    """The id of a model of sounds."""
     input: Annotated[str, msgspec.Meta(examples=["rain on a tin roof"])]
     """The text to speak, or what the sound is about; the model may call it `text` or `prompt`."""
     voice: Annotated[str | None, msgspec.Meta(examples=["alloy"])] = None
@@ -50,7 +50,7 @@ class SpeechRequest(msgspec.Struct, frozen=True):
         ),
         Media(status=302, content_types=(), description="The file is at its provider."),
     ),
-    parameters=(RETRY_COUNT,),
+    parameters=(RETRY_COUNT, IDEMPOTENCY_KEY),
     errors=(*CREATE_ERRORS, *HELD_ERRORS, "asset_expired"),
 )
 async def make_speech(call: Call) -> Outcome:
@@ -67,7 +67,7 @@ async def make_speech(call: Call) -> Outcome:
         layers.append("response_format")
     model_id = wanted.model
     del wanted
-    task = await finish(call, model_id, own_fields(call, *layers))
+    task = await finish(call, model_id, "audio", own_fields(call, *layers))
     return delivered(call, await file_of(call, task)) if isinstance(task, Task) else task
 
 

@@ -13,7 +13,7 @@ from holdfast.http.endpoints.tasks.media_tasks import own_task, task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.listing import LIMIT, LIMIT_DEFAULT, LIMIT_MAX, Position
-from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, RouteTable
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import CONTENT_TYPES
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.creating import CREATE_ERRORS, RETRY_COUNT, accept, created_task, own_fields, task_headers
@@ -33,7 +33,7 @@ class VideoRequest(msgspec.Struct, frozen=True):
     """The video to make. Other fields are the model's own, by their names in its `input_schema`."""
 
     model: Annotated[str, msgspec.Meta(examples=["studio/clip-1"])]
-    """The id of a model."""
+    """The id of a model of videos."""
     prompt: Annotated[str, msgspec.Meta(examples=["waves at night"])]
     """What the video is about."""
     seconds: Annotated[str | None, msgspec.Meta(examples=["2"])] = None
@@ -116,18 +116,13 @@ class VideoList(msgspec.Struct, frozen=True):
     takes_input=True,
     takes_form=True,
     reply=VideoBody,
-    parameters=(RETRY_COUNT,),
+    parameters=(RETRY_COUNT, IDEMPOTENCY_KEY),
     errors=(*CREATE_ERRORS, "invalid_form", "task_not_found"),
 )
 async def create_video(call: Call) -> Outcome:
     """A form, as the clients send it, or JSON."""
     wanted = call.body(VideoRequest)
-    model = call.deps.catalog().models.get(wanted.model)
-    if model is not None and model.modality != "video":
-        return await call.refuse_authenticated(
-            invalid_parameter("model", "must be a model that makes videos", model.id)
-        )
-    request_id = await accept(call, wanted.model, own_fields(call, "model"))
+    request_id = await accept(call, wanted.model, "video", own_fields(call, "model"))
     if isinstance(request_id, Refusal):
         return request_id
     task = await created_task(call, request_id)

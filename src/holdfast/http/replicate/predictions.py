@@ -30,6 +30,7 @@ from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, Bearer
 from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.listing import CURSOR, LIMIT, Position, list_of_account
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
+from holdfast.http.kit.values import shown
 from holdfast.http.kit.waiting import WAIT_MAX_S, stream_media
 from holdfast.http.replicate.inputs import native_input
 from holdfast.http.replicate.models import model_of_version, path_model_id
@@ -46,7 +47,6 @@ from holdfast.http.replicate.shapes import (
     with_next_address,
 )
 from holdfast.http.schemas.tasks import CreateTaskRequest
-from holdfast.ledger.catalog.quotes import model_not_found
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import check_link, sign_link
 from holdfast.ledger.public_types import FreeForm
@@ -121,7 +121,13 @@ async def create_prediction_of_version(call: Call) -> Outcome:
     wanted = call.body(VersionPredictionRequest)
     model_id = model_of_version(call.deps.catalog(), wanted.version)
     if model_id is None:
-        return await call.refuse_authenticated(model_not_found(wanted.version))
+        return await call.refuse_authenticated(
+            Refusal(
+                code="model_not_found",
+                message=f"No model has the version {shown(wanted.version)}.",
+                param="version",
+            )
+        )
     return await _create(call, model_id, wanted)
 
 

@@ -33,7 +33,7 @@ from holdfast.ledger.orders.order import (
     StateEntry,
     Statuses,
 )
-from holdfast.ledger.orders.sandbox_signature import SandboxValues
+from holdfast.ledger.orders.sandbox_signature import NOT_OF_THIS_ORDER, SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.orders.targets import Assessment, assess, provider_net_micro, received_micro
 from holdfast.ledger.orders.transitions import (
@@ -133,7 +133,7 @@ def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> O
     event_id = request.sandbox_event_id
     own = (request.order_id, request.account_id, request.amount_micro, request.currency)
     if event_id is None or values.signed_parts() != own or values.status not in ("paid", "failed", "canceled"):
-        return Refusal(code="invalid_signature", message="The signature does not belong to this payment order.")
+        return NOT_OF_THIS_ORDER
     if values.provider_event_id not in (None, event_id):
         return Refusal(
             code="provider_event_mismatch",

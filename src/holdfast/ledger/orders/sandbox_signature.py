@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -21,10 +22,16 @@ from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.refusals import Refusal
 
 SCHEME = "sandbox-payment.v1"
+SIGNATURE_HEADER: Final = "X-Sandbox-Payment-Signature"
 VALUE_CHARS_MAX = 128
 HEADER_CHARS_MAX = 2048
 SIGNATURES_MAX_COUNT = 8
 AMOUNT_DECIMALS_MAX = 6
+
+NOT_OF_THIS_ORDER = Refusal(
+    code="invalid_signature",
+    message="The signature and the payload are not those of one order's callback; send both unchanged.",
+)
 
 _VALUE = re.compile(rf"[\x21-\x7e]{{1,{VALUE_CHARS_MAX}}}")
 _TIME = re.compile(r"0|[1-9][0-9]{0,11}", re.ASCII)
@@ -95,7 +102,7 @@ def verify_sandbox(
     Refuses: 1. ``missing_signature``; 2. ``invalid_signature``.
     """
     if header is None or not header.strip():
-        return Refusal(code="missing_signature", message="The signature header is missing.")
+        return Refusal(code="missing_signature", message=f"The header {SIGNATURE_HEADER} is missing.")
     moment, offered = _parts(header)
     matched = False
     for secret in secrets:
@@ -105,7 +112,7 @@ def verify_sandbox(
             matched |= hmac.compare_digest(expected, digest.encode()) and bool(key)
     if matched and event_id is not None:
         return None
-    return Refusal(code="invalid_signature", message="The signature does not belong to this payment order.")
+    return NOT_OF_THIS_ORDER
 
 
 def _parts(header: str) -> tuple[str, list[str]]:

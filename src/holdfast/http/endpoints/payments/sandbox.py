@@ -24,13 +24,12 @@ from holdfast.http.schemas.payments import (
     sandbox_values,
 )
 from holdfast.ledger.orders.order import Order
-from holdfast.ledger.orders.sandbox_signature import read_values, sign, verify_sandbox
+from holdfast.ledger.orders.sandbox_signature import SIGNATURE_HEADER, read_values, sign, verify_sandbox
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_by_id
 
 route = RouteTable("Payments")
 
-SIGNATURE_HEADER: Final = "X-Sandbox-Payment-Signature"
 CALLBACK_PATH: Final = "/v2/control/payments/sandbox/callback"
 
 _DISABLED: Final = Refusal(code="sandbox_disabled", message="Sandbox payments are disabled.")

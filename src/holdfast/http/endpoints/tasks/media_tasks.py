@@ -417,7 +417,9 @@ def _price(
         model = catalog.models.get(model_id)
     if model is not None and model.type == "sync":
         return Refusal(
-            code="model_not_async", message=f"The model '{model.id}' does not run as a task.", param="model"
+            code="model_not_async",
+            message=f"The model '{model.id}' is priced only: it does not run as a task.",
+            param="model",
         )
     return quote_input(catalog, model_id, given, base_url=deps.urls.base)
 
