@@ -9,6 +9,7 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import openai
 import pytest
 import trio
@@ -24,6 +25,7 @@ from holdfast.http.kit.routes import Route
 from holdfast.ledger.tasks.events import EVENT_KINDS
 
 if TYPE_CHECKING:
+    from tests.http.api import Api
     from tests.http.stage import Stage
 
 
@@ -191,3 +193,36 @@ def test_the_vendored_viewer_comes_with_its_licence() -> None:
     licence = (files("holdfast.http") / "viewer" / "LICENSE.txt").read_text()
     assert "MIT License" in licence
     assert RAPIDOC in licence
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "modality"),
+    [
+        ("/v1/images/generations", {"model": "studio/clip-1", "prompt": "waves"}, "image"),
+        ("/v1/audio/speech", {"model": "studio/image-1", "input": "rain"}, "audio"),
+        ("/v1/videos", {"model": "studio/image-1", "prompt": "waves"}, "video"),
+    ],
+)
+async def test_openai_endpoints_refuse_models_that_make_something_else(
+    api: Api, path: str, fields: dict[str, str], modality: str
+) -> None:
+    error = refused(await api.as_key("POST", path, json=fields), 400, "invalid_parameter")
+    assert error["param"] == "model"
+    assert (
+        error["message"]
+        == f"The parameter model must be a model of the modality {modality}, not '{fields['model']}'."
+    )
+
+
+async def test_a_version_that_no_model_has_is_named_as_one(api: Api) -> None:
+    sent = {"version": "0" * 64, "input": {"prompt": "waves"}}
+    error = (await api.as_key("POST", "/replicate/v1/predictions", json=sent)).json()
+    assert (error["code"], error["param"]) == ("model_not_found", "version")
+    assert error["detail"] == f"No model has the version '{'0' * 64}'."
+
+
+async def test_the_published_schema_takes_what_the_service_takes_for_a_file(stage: Stage) -> None:
+    models = (await stage.call("GET", "/v2/models")).json()["data"]
+    schema = next(model["input_schema"] for model in models if model["id"] == "studio/edit-1")
+    for given in ({"image": "file_" + "0" * 32}, {"image_url": "file_" + "0" * 32}):
+        jsonschema.validate(given, schema)
