@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import random
+import signal
 from functools import partial
 from typing import Any
 
@@ -204,3 +207,29 @@ async def test_an_upload_may_be_larger_than_other_bodies(
     two = [("image[]", file.getvalue()[:100]), ("image[]", file.getvalue()[:100])]
     refused = await customer.as_key("POST", "/v1/images/edits", data=form, files=two)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "image")
+
+
+async def test_a_frozen_process_makes_no_task_for_clients_that_have_gone(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    customer = await new_customer(quiet_service, credit="50.00")
+    await ask(customer, numbered(0, 1), prompt="the key is known")
+    assert quiet_service.process is not None
+    pid, (host, port) = quiet_service.process.pid, quiet_service.url.removeprefix("http://").split(":")
+    body = json.dumps({"model": MODEL, "prompt": "a wave"}).encode()
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {customer.key}\r\nX-Stainless-Retry-Count: 0\r\n"
+    )
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    for _ in range(10):
+        streams = [await trio.open_tcp_stream(host, int(port)) for _ in range(5)]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            while (await trio.Path(f"/proc/{pid}/stat").read_text()).rsplit(")", 1)[1].split()[0] != "T":
+                await trio.lowlevel.checkpoint()
+            for stream in streams:
+                await stream.send_all(head.encode() + body)
+                await stream.aclose()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert len(await customer.tasks()) == 1

@@ -43,6 +43,9 @@ TIMEOUT_SHARE: Final = 0.9
 BETWEEN_ATTEMPTS_S: Final = 120.0
 """The longest time between two attempts of one request."""
 
+HANG_UP_ROUNDS: Final = 4
+"""After so many rounds of the loop it has been read that a client hung up before its request was read."""
+
 RETRY_COUNT: Final = Parameter(
     name="X-Stainless-Retry-Count",
     place="header",
@@ -111,7 +114,9 @@ async def accept(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
     # A client that had hung up before the request was read must not create a task: its resend may have come first.
-    await trio.lowlevel.checkpoint()
+    # The end of its connection is read some rounds of the loop after the request.
+    for _ in range(HANG_UP_ROUNDS):
+        await trio.lowlevel.checkpoint()
     if idempotency is not None:
         return _request_id(await accepted_task(call, wanted, idempotency))
     attempt, group = _attempt(call), _group(call)
