@@ -57,6 +57,9 @@ first = quick.status
 quick.wait()
 show([made.status, first, quick.status, quick.progress is not None])
 """,
+    "late": """
+show(client.models.predictions.create(given["model"], input={"prompt": "a gull"}, wait=1).status)
+""",
     "stream": f"""
 events = client.stream("studio/image-1", input={{"prompt": "a buoy", {_SIZE}}})
 show([[event.event.value, event.data] for event in events])
@@ -143,6 +146,10 @@ const quick = await client.predictions.create(
   {{ model: "studio/clip-1", input: {{ prompt: "a pier", duration: 4 }}, wait: 1 }});
 const ended = await client.wait(quick);
 show([made.status, quick.status, ended.status, parseProgressFromLogs(ended) !== null]);
+""",
+    "late": """
+const late = await client.predictions.create({ model: given.model, input: { prompt: "a gull" }, wait: 1 });
+show(late.status);
 """,
     "stream": f"""
 const events = [];
