@@ -21,7 +21,7 @@ import trio
 from holdfast.actors.account.messages import RefuseTask, TaskAccepted
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
-from holdfast.http.endpoints.tasks.media_tasks import accepted_task, end_of_task, own_task
+from holdfast.http.endpoints.tasks.media_tasks import CREATE_ERRORS, accepted_task, end_of_task, own_task
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import BodyResponse, Outcome, Parameter
@@ -52,18 +52,8 @@ RETRY_COUNT: Final = Parameter(
     description="The number of the attempt at this request, from 0; from 1 on it joins the task of an earlier one. "
     "Anything but a number counts as none.",
 )
-CREATE_ERRORS: Final = (
-    "insufficient_credit",
-    "model_not_found",
-    "model_not_available",
-    "model_not_async",
-    "invalid_input",
-    "quote_unavailable",
-    "concurrency_limit_exceeded",
-    "rate_limit_exceeded",
-    "stored_input_limit_reached",
-    "outcome_unknown",
-)
+LAYER_ERRORS: Final = (*CREATE_ERRORS, "outcome_unknown")
+"""The codes of a create, beside those that a route's other fields imply."""
 HELD_ERRORS: Final = ("task_not_found", "task_not_ended", "task_failed", "content_policy_violation", "overloaded")
 
 TASK_ID: Final = "X-Task-Id"

@@ -12,7 +12,7 @@ from holdfast.http.kit.forms import LIST_SUFFIX, Form, FormFile
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.uploads import receive_form
 from holdfast.http.kit.values import invalid_parameter
-from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, delivered, finish, own_fields
+from holdfast.http.openai.creating import HELD_ERRORS, LAYER_ERRORS, RETRY_COUNT, delivered, finish, own_fields
 from holdfast.http.openai.results import ImagesBody, image_bytes, image_links
 from holdfast.http.schemas.common import ModelId
 from holdfast.ledger.refusals import Refusal
@@ -57,7 +57,7 @@ class ImageRequest(ImageEditRequest, frozen=True, kw_only=True):
     takes_input=True,
     reply=ImagesBody,
     parameters=(RETRY_COUNT, IDEMPOTENCY_KEY),
-    errors=(*CREATE_ERRORS, *HELD_ERRORS),
+    errors=(*LAYER_ERRORS, *HELD_ERRORS, "asset_expired"),
 )
 async def generate_images(call: Call) -> Outcome:
     """A client that hangs up ends its request, and not the task."""
@@ -85,7 +85,14 @@ async def generate_images(call: Call) -> Outcome:
     form=ImageEditRequest,
     reply=ImagesBody,
     parameters=(RETRY_COUNT, IDEMPOTENCY_KEY),
-    errors=(*CREATE_ERRORS, *HELD_ERRORS, "missing_parameter", "file_limit_reached", "storage_full"),
+    errors=(
+        *LAYER_ERRORS,
+        *HELD_ERRORS,
+        "asset_expired",
+        "missing_parameter",
+        "file_limit_reached",
+        "storage_full",
+    ),
 )
 async def edit_image(call: Call) -> Outcome:
     """The form's files are stored as those of `POST /v2/files` are, and the model gets links to them."""

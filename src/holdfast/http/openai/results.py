@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 from quart import Response
@@ -20,8 +20,10 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.public import public_task
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import asset_by_id
-from holdfast.providers.storage.base import AssetReader, asset_key
+from holdfast.providers.storage.base import AssetMissing, AssetReader, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS
+
+_NOT_STORED: Final = Refusal(code="asset_expired", message="The result is no longer stored.")
 
 
 class ImageItem(msgspec.Struct, frozen=True):
@@ -54,9 +56,12 @@ async def image_bytes(call: Call, task: Task) -> Outcome:
     readers: list[AssetReader] = []
     async with AsyncExitStack() as opened:
         for item in task.state.output:
-            assert item.sha256 is not None
-            assert item.content_type is not None
-            reader = await open_stored(call, asset_key(item.sha256, EXTENSIONS[item.content_type]))
+            if item.sha256 is None or item.content_type is None:
+                return _NOT_STORED
+            try:
+                reader = await open_stored(call, asset_key(item.sha256, EXTENSIONS[item.content_type]))
+            except AssetMissing:
+                return _NOT_STORED
             if isinstance(reader, Refusal):
                 return reader
             readers.append(await opened.enter_async_context(reader))
@@ -77,7 +82,7 @@ async def file_of(call: Call, task: Task) -> Outcome:
     asset_id = item.asset_id
     asset = await call.read(lambda rows: asset_by_id(rows, asset_id))
     if asset is None:
-        return Refusal(code="asset_expired", message="The result is no longer stored.")
+        return _NOT_STORED
     response = await send_asset(call, asset)
     if isinstance(response, Response):
         response.headers.update(task_headers(task.request_id))

@@ -10,7 +10,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Media, Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter
-from holdfast.http.openai.creating import CREATE_ERRORS, HELD_ERRORS, RETRY_COUNT, delivered, finish, own_fields
+from holdfast.http.openai.creating import HELD_ERRORS, LAYER_ERRORS, RETRY_COUNT, delivered, finish, own_fields
 from holdfast.http.openai.results import file_of
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.tasks.task import Task
@@ -51,7 +51,7 @@ class SpeechRequest(msgspec.Struct, frozen=True):
         Media(status=302, content_types=(), description="The file is at its provider."),
     ),
     parameters=(RETRY_COUNT, IDEMPOTENCY_KEY),
-    errors=(*CREATE_ERRORS, *HELD_ERRORS, "asset_expired"),
+    errors=(*LAYER_ERRORS, *HELD_ERRORS, "asset_expired"),
 )
 async def make_speech(call: Call) -> Outcome:
     """A client that hangs up ends its request, and not the task."""

@@ -16,7 +16,7 @@ from holdfast.http.kit.listing import LIMIT, LIMIT_DEFAULT, LIMIT_MAX, Position
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Media, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import CONTENT_TYPES
 from holdfast.http.kit.values import invalid_parameter
-from holdfast.http.openai.creating import CREATE_ERRORS, RETRY_COUNT, accept, created_task, own_fields, task_headers
+from holdfast.http.openai.creating import LAYER_ERRORS, RETRY_COUNT, accept, created_task, own_fields, task_headers
 from holdfast.http.openai.results import file_of
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
@@ -117,7 +117,7 @@ class VideoList(msgspec.Struct, frozen=True):
     takes_form=True,
     reply=VideoBody,
     parameters=(RETRY_COUNT, IDEMPOTENCY_KEY),
-    errors=(*CREATE_ERRORS, "invalid_form", "task_not_found"),
+    errors=(*LAYER_ERRORS, "invalid_form", "task_not_found"),
 )
 async def create_video(call: Call) -> Outcome:
     """A form, as the clients send it, or JSON."""

@@ -30,6 +30,7 @@ from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, Bearer
 from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.listing import CURSOR, LIMIT, Position, list_of_account
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
+from holdfast.http.kit.stored_content import link_parameters, refuse_link
 from holdfast.http.kit.values import shown
 from holdfast.http.kit.waiting import WAIT_MAX_S, stream_media
 from holdfast.http.replicate.inputs import native_input
@@ -48,7 +49,7 @@ from holdfast.http.replicate.shapes import (
 )
 from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.clock import format_time
-from holdfast.ledger.links import check_link, sign_link
+from holdfast.ledger.links import sign_link
 from holdfast.ledger.public_types import FreeForm
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, WebhookFormat
@@ -77,9 +78,8 @@ _OUTCOME_UNKNOWN: Final = Refusal(
     code="outcome_unknown",
     message="There was no result in time, and the prediction may have been created. Look for it in the list.",
 )
-_INVALID_LINK: Final = Refusal(
-    code="invalid_link",
-    message="The link to the stream is not valid, or it has expired: read the prediction again.",
+_LINK_EXPIRED: Final = Refusal(
+    code="invalid_link", message="The link to the stream has expired: read the prediction again."
 )
 
 
@@ -325,8 +325,7 @@ def _body(call: Call, task: Task) -> PredictionBody:
     ),
     parameters=(
         Parameter(name="key", place="query", description="The API key that the link stands for.", required=True),
-        Parameter(name="exp", place="query", description="When the link expires, in unix seconds.", required=True),
-        Parameter(name="sig", place="query", description="The link's signature.", required=True),
+        *link_parameters(required=True),
     ),
     errors=("invalid_link", "invalid_api_key", "task_not_found", "rate_limit_exceeded", "overloaded"),
 )
@@ -336,11 +335,10 @@ async def stream_prediction(call: Call) -> Outcome:
     Each event has an `id`, a number within the stream. A stream ends after 15 minutes, and sends a comment at least
     every 15 seconds.
     """
-    query, request_id = call.query(), call.path["request_id"]
-    key, exp, sig = (query.get(name, [""])[0] for name in ("key", "exp", "sig"))
-    signed = _streamed(request_id, key)
-    if check_link(signed, exp, sig, call.deps.urls.link_key, call.deps.now()) != "valid":
-        return _INVALID_LINK
+    [key] = call.query().get("key", [""])[:1]
+    refusal = refuse_link(call, _streamed(call.path["request_id"], key), _LINK_EXPIRED)
+    if refusal is not None:
+        return refusal
     call.bearer = Bearer("api_key", base64.urlsafe_b64decode(key + "="))
     return await follow_task(call, None, PredictionEvents(call).of)
 
