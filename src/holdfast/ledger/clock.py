@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, tzinfo
 from typing import Final
 
 Now = Callable[[], datetime]
@@ -25,3 +25,8 @@ def format_time(at: datetime) -> str:
     if text[_OFFSET:] != "+00:00":
         text = at.astimezone(UTC).isoformat("T", "milliseconds")
     return text[:_OFFSET] + "Z"
+
+
+def midnight(day: date, zone: tzinfo) -> datetime:
+    """Return when a day of ``zone`` begins, in UTC; later than midnight where the clock is set forward then."""
+    return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)

@@ -15,7 +15,7 @@ from holdfast.ledger.places import PLACE_DIGITS, place_digits, place_of
 
 Prefix = Literal[
     "acct", "ord", "op", "task", "quo", "key", "ses", "otp", "evt", "rev", "req", "hold", "batch", "asset",
-    "proc", "rep", "act", "poi", "check", "cbk", "file",
+    "proc", "rep", "act", "poi", "check", "cbk", "file", "wh", "cpn", "cpu",
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Public URLs of this service, and links to files that expire.
 
-A link carries ``exp`` and ``sig`` in its query: an HMAC-SHA256 over method, file name and expiry.
+A link carries ``exp`` and ``sig`` in its query: an HMAC-SHA256 over method, file name and expiry. The one that ends
+an account's mail has no expiry.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import hmac
 import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Final, Literal
 
 LinkStatus = Literal["valid", "expired", "invalid"]
 """``expired`` is returned only for links with a valid signature."""
+
+UNSUBSCRIBE_PATH: Final = "/v2/control/alerts/unsubscribe"
 
 _SECONDS = re.compile(r"[1-9][0-9]{0,11}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -45,6 +48,20 @@ class PublicUrls:
     def file_url(self, file_id: str, expires_at: datetime) -> str:
         """Return a signed link to an uploaded file."""
         return self.url(f"/v2/files/{file_id}/content?{sign_link(file_id, expires_at, self.link_key)}")
+
+    def unsubscribe_url(self, account_id: str) -> str:
+        """Return the link that ends an account's mail. It does not expire, as mail does not."""
+        sig = _unsubscribe_digest(account_id, self.link_key)
+        return self.url(f"{UNSUBSCRIBE_PATH}?account_id={account_id}&sig={sig}")
+
+    def is_unsubscribe_link(self, account_id: str, sig: str) -> bool:
+        """Whether ``sig`` is that of an account's :meth:`unsubscribe_url`."""
+        expected = _unsubscribe_digest(account_id, self.link_key)
+        return hmac.compare_digest(expected.encode(), sig.encode("utf-8", "surrogatepass"))
+
+
+def _unsubscribe_digest(account_id: str, key: bytes) -> str:
+    return hmac.digest(key, f"unsubscribe\n{account_id}".encode("utf-8", "surrogatepass"), "sha256").hex()
 
 
 def sign_link(asset_id: str, expires_at: datetime, key: bytes) -> str:

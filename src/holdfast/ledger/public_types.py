@@ -31,7 +31,17 @@ AccountId: TypeAlias = Annotated[str, msgspec.Meta(description="The account's id
 OrderId: TypeAlias = Annotated[str, msgspec.Meta(description="The payment order's id, `ord_…`.")]
 TaskId: TypeAlias = Annotated[str, msgspec.Meta(description="The task's id, `task_…`.")]
 MemberId: TypeAlias = Annotated[str, msgspec.Meta(description="The id of the process, `proc_…`.")]
+LimitWindow: TypeAlias = Literal["day", "week", "month", "total"]
 FreeForm: TypeAlias = dict[str, Any]
+
+
+class SpendingLimit(msgspec.Struct, frozen=True):
+    """The most credit that may be spent in each window."""
+
+    credits: Amount
+    """The credit."""
+    window: LimitWindow
+    """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
 
 
 def time_or_none(at: datetime | None) -> str | None:

@@ -7,19 +7,25 @@ and cannot fail for a decided operation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 import msgspec
 
+from holdfast.ledger.credit.lots import Lot, LotPart, Lots, parts_of
 from holdfast.ledger.credit.operations import (
     ADJUSTMENTS,
     AVAILABLE,
+    BREAKAGE,
     CHAIN_START,
     HELD,
+    PROMOTIONS,
     REVENUE,
     SETTLING,
+    LotSource,
+    NewLot,
     Operation,
     OperationKind,
     Posting,
@@ -27,6 +33,9 @@ from holdfast.ledger.credit.operations import (
 )
 from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount
 from holdfast.ledger.refusals import Refusal
+
+LOTS_MAX: Final = 5_000
+"""With so many open lots an account is given no more, but for its payments: one hold may be over all of them."""
 
 
 class OperationDetails(TypedDict):
@@ -48,7 +57,7 @@ class AccountTotals(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class AccountState:
-    """An account's totals and open holds at one version.
+    """An account's totals, lots and open holds at one version. ``reservations`` has the parts of each open hold.
 
     :meth:`apply` alone changes the credit; ``version`` is that of the account's row, which each unit of work
     increments.
@@ -60,12 +69,24 @@ class AccountState:
     balance_micro: int = 0
     held_micro: int = 0
     holds: dict[str, int] = field(default_factory=dict)
+    reservations: dict[str, tuple[LotPart, ...]] = field(default_factory=dict)
+    lots: Lots = field(default_factory=Lots)
     chain_head: bytes = CHAIN_START
 
     @property
     def available_micro(self) -> int:
         """What a new hold may take: the balance less everything held. Below zero only after a reversal."""
         return self.balance_micro - self.held_micro
+
+    @property
+    def debt_micro(self) -> int:
+        """What the account owes after a reversal: no lot has it."""
+        return max(0, -self.available_micro)
+
+    def spendable_micro(self, at: datetime) -> int:
+        """Return the available credit less that of lots whose time has come and whose expiry is not posted yet."""
+        expired = self.lots.expired(at)
+        return self.available_micro - (sum(lot.free_micro for lot in expired) if expired else 0)
 
     @property
     def totals(self) -> AccountTotals:
@@ -79,9 +100,16 @@ class AccountState:
         if operation.kind is OperationKind.HOLD:
             assert operation.hold_id is not None
             self.holds[operation.hold_id] = operation.amount_micro
+            self.reservations[operation.hold_id] = tuple(
+                LotPart(lot, amount_micro)
+                for account, amount_micro, lot in operation.postings
+                if account == HELD and lot is not None
+            )
         elif operation.kind in SETTLING:
             assert operation.hold_id is not None
             del self.holds[operation.hold_id]
+            del self.reservations[operation.hold_id]
+        self.lots.apply(operation)
         self.number = operation.number
         self.balance_micro = operation.balance_after_micro
         self.held_micro = operation.held_after_micro
@@ -93,22 +121,79 @@ def decide_credit(
     *,
     amount_micro: int,
     source: str,
+    origin: LotSource = "order",
+    expires_at: datetime | None = None,
     **details: Unpack[OperationDetails],
 ) -> Operation | Refusal:
-    """Add ``amount_micro`` received through ``source``.
+    """Add ``amount_micro`` received through ``source``, as a lot of paid credit.
 
-    Refuses: 1. ``invalid_amount`` (not above zero); 2. ``amount_too_large`` (the balance would exceed the limit).
+    Refuses: 1. ``invalid_amount`` (not above zero); 2. ``amount_too_large`` (the balance would exceed the limit);
+    3. ``lot_limit_reached`` (:data:`LOTS_MAX`), but for an order: what was paid is always credited.
     """
     if amount_micro <= 0:
         return _not_above_zero(amount_micro)
     if state.balance_micro + amount_micro > AMOUNT_MICRO_MAX:
         return _too_large(amount_micro)
+    if origin != "order" and len(state.lots) >= LOTS_MAX:
+        return _TOO_MANY_LOTS
+    return _given(
+        state,
+        OperationKind.CREDIT,
+        amount_micro,
+        cash_account(source),
+        NewLot("paid", origin, expires_at),
+        **details,
+    )
+
+
+def decide_grant(
+    state: AccountState,
+    *,
+    amount_micro: int,
+    origin: LotSource,
+    expires_at: datetime | None,
+    **details: Unpack[OperationDetails],
+) -> Operation | Refusal:
+    """Give ``amount_micro`` of promotional credit, which was not paid for.
+
+    Refuses: 1. ``invalid_amount`` (not above zero); 2. ``invalid_parameter`` (it would have expired already);
+    3. ``amount_too_large`` (the balance would exceed the limit); 4. ``lot_limit_reached`` (:data:`LOTS_MAX`).
+    """
+    if amount_micro <= 0:
+        return _not_above_zero(amount_micro)
+    if expires_at is not None and expires_at <= details["at"]:
+        message = "The parameter expires_at must be in the future."
+        return Refusal(code="invalid_parameter", message=message, param="expires_at")
+    if state.balance_micro + amount_micro > AMOUNT_MICRO_MAX:
+        return _too_large(amount_micro)
+    if len(state.lots) >= LOTS_MAX:
+        return _TOO_MANY_LOTS
+    lot = NewLot("promotional", origin, expires_at)
+    return _given(state, OperationKind.GRANT, amount_micro, PROMOTIONS, lot, **details)
+
+
+def decide_expiry(state: AccountState, lot: Lot, *, operation_id: str, at: datetime) -> Operation:
+    """Withdraw what no hold has reserved of a lot whose time has come.
+
+    Paid credit that expires becomes income (breakage). Promotional credit reduces the expense of the grant.
+    """
+    amount_micro = lot.free_micro
+    assert amount_micro > 0
+    assert lot.is_expired(at)
+    postings = (
+        Posting(AVAILABLE, -amount_micro, lot.number),
+        Posting(BREAKAGE if lot.kind == "paid" else PROMOTIONS, amount_micro),
+    )
     return _operation(
         state,
-        kind=OperationKind.CREDIT,
+        kind=OperationKind.EXPIRY,
         amount_micro=amount_micro,
-        postings=(Posting(cash_account(source), -amount_micro), Posting(AVAILABLE, amount_micro)),
-        **details,
+        postings=postings,
+        emptied=state.lots.emptied_by(postings),
+        operation_id=operation_id,
+        reference=lot.reference,
+        reason=f"{lot.kind} credit expired",
+        at=at,
     )
 
 
@@ -123,13 +208,14 @@ def decide_hold(
 ) -> Operation | Refusal:
     """Reserve ``amount_micro`` under a new ``hold_id``.
 
-    Refuses: 1. ``hold_already_open``; 2. ``insufficient_credit`` (more than is available, or the available
-    balance is below zero). A hold of zero is valid: free work still has exactly one outcome.
+    Refuses: 1. ``hold_already_open``; 2. ``insufficient_credit`` (more than is available in lots that have not
+    expired, or the available balance is below zero). A hold of zero is valid: free work still has exactly one
+    outcome.
     """
     assert amount_micro >= 0
     if hold_id in state.holds:
         return Refusal(code="hold_already_open", message=f"The hold '{hold_id}' is already open.")
-    available_micro = state.available_micro
+    available_micro = state.spendable_micro(at)
     if available_micro < amount_micro or available_micro < 0:
         return Refusal(
             code="insufficient_credit",
@@ -140,12 +226,17 @@ def decide_hold(
             required_micro=amount_micro,
             available_micro=available_micro,
         )
+    parts = state.lots.to_hold(amount_micro, at) or _NO_PARTS
     return _operation(
         state,
         operation_id=operation_id,
         kind=OperationKind.HOLD,
         amount_micro=amount_micro,
-        postings=(Posting(AVAILABLE, -amount_micro), Posting(HELD, amount_micro)),
+        postings=tuple(
+            posting
+            for lot, part_micro in parts
+            for posting in (Posting(AVAILABLE, -part_micro, lot), Posting(HELD, part_micro, lot))
+        ),
         hold_id=hold_id,
         reference=reference,
         reason="task created",
@@ -160,7 +251,7 @@ def decide_capture(
     charge_micro: int,
     **details: Unpack[OperationDetails],
 ) -> Operation | Refusal:
-    """Charge ``charge_micro`` of an open hold and return the rest to the available credit.
+    """Charge ``charge_micro`` of an open hold to its lots, in their order, and return the rest to them.
 
     Refuses: 1. ``hold_not_open`` (unknown, or already captured or released); 2. ``capture_exceeds_hold``.
     """
@@ -173,14 +264,22 @@ def decide_capture(
         return Refusal(
             code="capture_exceeds_hold", message=f"The charge {charge} exceeds the hold of {held}.", final=True
         )
-    postings = [Posting(HELD, -held_micro), Posting(REVENUE, charge_micro)]
-    if held_micro > charge_micro:
-        postings.append(Posting(AVAILABLE, held_micro - charge_micro))
+    left_micro = charge_micro
+    released: list[Posting] = []
+    returned: list[tuple[int | None, int]] = []
+    for lot, part_micro in state.reservations[hold_id] or _NO_PARTS:
+        released.append(Posting(HELD, -part_micro, lot))
+        charged_micro = min(part_micro, left_micro)
+        left_micro -= charged_micro
+        if part_micro > charged_micro:
+            returned.append((lot, part_micro - charged_micro))
+    postings = (*released, Posting(REVENUE, charge_micro), *_returned(state, returned))
     return _operation(
         state,
         kind=OperationKind.CAPTURE,
         amount_micro=charge_micro,
-        postings=tuple(postings),
+        postings=postings,
+        emptied=state.lots.emptied_by(postings),
         hold_id=hold_id,
         **details,
     )
@@ -192,18 +291,21 @@ def decide_release(
     hold_id: str,
     **details: Unpack[OperationDetails],
 ) -> Operation | Refusal:
-    """Return an open hold in full to the available credit.
+    """Return an open hold in full to its lots.
 
     Refuses: 1. ``hold_not_open`` (unknown, or already captured or released).
     """
     held_micro = state.holds.get(hold_id)
     if held_micro is None:
         return _hold_not_open(hold_id)
+    parts = state.reservations[hold_id] or _NO_PARTS
+    postings = (*(Posting(HELD, -part_micro, lot) for lot, part_micro in parts), *_returned(state, parts))
     return _operation(
         state,
         kind=OperationKind.RELEASE,
         amount_micro=held_micro,
-        postings=(Posting(HELD, -held_micro), Posting(AVAILABLE, held_micro)),
+        postings=postings,
+        emptied=state.lots.emptied_by(postings),
         hold_id=hold_id,
         **details,
     )
@@ -218,15 +320,23 @@ def decide_reversal(
 ) -> Operation | Refusal:
     """Withdraw money that ``source`` took back. The only operation that may go below zero; open holds stay.
 
+    It takes the credit of its order (``reference``) first, then other paid credit, then promotional credit; for the
+    rest the account is in debt.
+
     Refuses: 1. ``invalid_amount`` (not above zero).
     """
     if amount_micro <= 0:
         return _not_above_zero(amount_micro)
+    parts, owed_micro = state.lots.to_take_back(amount_micro, details["reference"])
+    postings = [Posting(AVAILABLE, -part_micro, lot) for lot, part_micro in parts]
+    if owed_micro:
+        postings.append(Posting(AVAILABLE, -owed_micro))
     return _operation(
         state,
         kind=OperationKind.REVERSAL,
         amount_micro=amount_micro,
-        postings=(Posting(AVAILABLE, -amount_micro), Posting(cash_account(source), amount_micro)),
+        postings=(*postings, Posting(cash_account(source), amount_micro)),
+        emptied=state.lots.emptied_by(postings),
         **details,
     )
 
@@ -239,8 +349,11 @@ def decide_adjustment(
 ) -> Operation | Refusal:
     """Give ``amount_micro`` of credit by an operator's decision, or take it if it is below zero.
 
+    What is given counts as paid; what is taken is taken in the order in which credit is used.
+
     Refuses: 1. ``invalid_amount`` (zero); 2. ``amount_too_large`` (the balance would exceed the limit);
-    3. ``insufficient_credit`` (it takes more than is available: held credit stays held).
+    3. ``insufficient_credit`` (it takes more than is available: held credit stays held); 4. ``lot_limit_reached``
+    (:data:`LOTS_MAX`).
     """
     if amount_micro == 0:
         return Refusal(code="invalid_amount", message="An adjustment of zero changes nothing.", param="amount")
@@ -257,13 +370,32 @@ def decide_adjustment(
             required_micro=-amount_micro,
             available_micro=available_micro,
         )
+    if amount_micro > 0:
+        if len(state.lots) >= LOTS_MAX:
+            return _TOO_MANY_LOTS
+        lot = NewLot("paid", "adjustment")
+        return _given(state, OperationKind.ADJUSTMENT, amount_micro, ADJUSTMENTS, lot, **details)
+    parts, missing_micro = parts_of(state.lots, -amount_micro)
+    assert not missing_micro
+    postings = (
+        Posting(ADJUSTMENTS, -amount_micro),
+        *(Posting(AVAILABLE, -part_micro, lot) for lot, part_micro in parts),
+    )
     return _operation(
         state,
         kind=OperationKind.ADJUSTMENT,
         amount_micro=amount_micro,
-        postings=(Posting(ADJUSTMENTS, -amount_micro), Posting(AVAILABLE, amount_micro)),
+        postings=postings,
+        emptied=state.lots.emptied_by(postings),
         **details,
     )
+
+
+_TOO_MANY_LOTS = Refusal(
+    code="lot_limit_reached",
+    message=f"This account has {LOTS_MAX} lots of credit, the most allowed, of which something is left.",
+    final=True,
+)
 
 
 def _too_large(amount_micro: int) -> Refusal:
@@ -284,6 +416,46 @@ def _hold_not_open(hold_id: str) -> Refusal:
     return Refusal(code="hold_not_open", message=f"The hold '{hold_id}' is not open.", final=True)
 
 
+_NO_PARTS: tuple[tuple[None, int], ...] = ((None, 0),)
+"""The parts of a hold of zero, which has postings too."""
+
+
+def _given(
+    state: AccountState,
+    kind: OperationKind,
+    amount_micro: int,
+    giver: str,
+    lot: NewLot,
+    **details: Unpack[OperationDetails],
+) -> Operation:
+    """Give credit from a platform account as a new lot; a debt is paid first."""
+    number = state.number + 1
+    return _operation(
+        state,
+        kind=kind,
+        amount_micro=amount_micro,
+        postings=(Posting(giver, -amount_micro), *_returned(state, ((number, amount_micro),))),
+        lot=lot,
+        emptied=(number,) if amount_micro <= state.debt_micro else (),
+        **details,
+    )
+
+
+def _returned(state: AccountState, parts: Iterable[tuple[int | None, int]]) -> list[Posting]:
+    """Return the postings that add these parts to their lots, less what pays the account's debt."""
+    debt_micro = state.debt_micro
+    if not debt_micro:
+        return [Posting(AVAILABLE, part_micro, lot) for lot, part_micro in parts]
+    postings = []
+    left_micro = debt_micro
+    for lot, part_micro in parts:
+        paid_micro = min(part_micro, left_micro)
+        left_micro -= paid_micro
+        if part_micro > paid_micro:
+            postings.append(Posting(AVAILABLE, part_micro - paid_micro, lot))
+    return [Posting(AVAILABLE, debt_micro - left_micro), *postings]
+
+
 def _operation(
     state: AccountState,
     *,
@@ -291,12 +463,19 @@ def _operation(
     amount_micro: int,
     postings: tuple[Posting, ...],
     hold_id: str | None = None,
+    lot: NewLot | None = None,
+    emptied: tuple[int, ...] = (),
     **details: Unpack[OperationDetails],
 ) -> Operation:
     """Number the operation, compute its totals and chain it; after this point nothing may fail."""
-    posted = dict(postings)
-    available_micro = state.available_micro + posted.get(AVAILABLE, 0)
-    held_micro = state.held_micro + posted.get(HELD, 0)
+    available_micro, held_micro, total_micro = state.available_micro, state.held_micro, 0
+    for ledger_account, posted_micro, _ in postings:
+        total_micro += posted_micro
+        if ledger_account == AVAILABLE:
+            available_micro += posted_micro
+        elif ledger_account == HELD:
+            held_micro += posted_micro
+    assert total_micro == 0, "the postings do not sum to zero"
     operation = Operation(
         account_id=state.account_id,
         number=state.number + 1,
@@ -306,6 +485,8 @@ def _operation(
         balance_after_micro=available_micro + held_micro,
         held_after_micro=held_micro,
         hold_id=hold_id,
+        lot=lot,
+        emptied=emptied,
         **details,
     )
     return msgspec.structs.replace(operation, chain_hash=operation.hash_after(state.chain_head))

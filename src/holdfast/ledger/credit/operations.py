@@ -1,8 +1,10 @@
 """Operations: what changes an account's credit, as postings, each operation chained to the previous one.
 
 A customer's ledger accounts are ``available`` and ``held``; the balance is their sum. The other side of an
-operation is a platform account (``cash:…``, ``revenue``, ``adjustments``), which has no stored balance: its balance
-is the sum of its postings. A positive posting increases a ledger account.
+operation is a platform account (``cash:…``, ``revenue``, ``adjustments``, ``promotions``, ``breakage``), which has
+no stored balance: its balance is the sum of its postings. A positive posting increases a ledger account.
+
+Credit is in lots (:mod:`holdfast.ledger.credit.lots`): a posting on ``available`` or ``held`` names its lot.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,6 +20,13 @@ AVAILABLE = "available"
 HELD = "held"
 REVENUE = "revenue"
 ADJUSTMENTS = "adjustments"
+PROMOTIONS = "promotions"
+"""The expense of credit that was granted: expired grants reduce it."""
+BREAKAGE = "breakage"
+"""The income from paid credit that has expired."""
+
+LotKind: TypeAlias = Literal["paid", "promotional"]
+LotSource: TypeAlias = Literal["order", "recharge", "adjustment", "grant", "coupon", "opening_balance"]
 
 
 def cash_account(provider: str) -> str:
@@ -26,7 +35,10 @@ def cash_account(provider: str) -> str:
 
 
 class OperationKind(StrEnum):
-    """What an operation does to an account."""
+    """What an operation does to an account.
+
+    An opening balance is posted by the migration to lots alone: what the account had becomes a lot.
+    """
 
     CREDIT = "credit"
     HOLD = "hold"
@@ -34,6 +46,9 @@ class OperationKind(StrEnum):
     RELEASE = "release"
     REVERSAL = "reversal"
     ADJUSTMENT = "adjustment"
+    GRANT = "grant"
+    EXPIRY = "expiry"
+    OPENING_BALANCE = "opening_balance"
 
 
 SETTLING = (OperationKind.CAPTURE, OperationKind.RELEASE)
@@ -41,10 +56,23 @@ SETTLING = (OperationKind.CAPTURE, OperationKind.RELEASE)
 
 
 class Posting(NamedTuple):
-    """One posting of an operation; the amounts of an operation's postings sum to zero."""
+    """One posting of an operation; the amounts of an operation's postings sum to zero.
+
+    ``lot`` is the lot it moves, by its number. A posting on ``available`` without one adds to what an overdrawn
+    account owes, or pays it.
+    """
 
     ledger_account: str
     amount_micro: int
+    lot: int | None = None
+
+
+class NewLot(NamedTuple):
+    """The lot that an operation opens, numbered as the operation; it never expires without ``expires_at``."""
+
+    kind: LotKind
+    source: LotSource
+    expires_at: datetime | None = None
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +81,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     ``amount_micro`` is below zero only for an adjustment that takes credit. ``number`` counts an account's
     operations from 1 without gaps. ``chain_hash`` covers this operation and the previous hash, so that a changed,
     missing or truncated row is detected.
+
+    ``lot`` is the lot it opens, and ``emptied`` are the lots of which it leaves nothing.
     """
 
     operation_id: str
@@ -68,16 +98,22 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     at: datetime
     chain_hash: bytes = b""
+    lot: NewLot | None = None
+    emptied: tuple[int, ...] = ()
 
     def hash_after(self, previous: bytes) -> bytes:
-        """Return the SHA-256 of ``previous`` and every other field of this operation, times in milliseconds."""
-        fields = (
+        """Return the SHA-256 of ``previous`` and this operation with its lot's facts, times in milliseconds.
+
+        An operation without lots has the hash that it had before there were lots.
+        """
+        lot = self.lot
+        fields: tuple[object, ...] = (
             self.account_id,
             self.number,
             self.operation_id,
             self.kind,
             self.amount_micro,
-            self.postings,
+            [posting if posting.lot is not None else posting[:2] for posting in self.postings],
             self.balance_after_micro,
             self.held_after_micro,
             self.hold_id,
@@ -85,6 +121,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
             self.reason,
             int(self.at.timestamp() * 1000),
         )
+        if lot is not None:
+            expires_at = None if lot.expires_at is None else int(lot.expires_at.timestamp() * 1000)
+            fields = (*fields, (lot.kind, lot.source, expires_at))
         return hashlib.sha256(previous + _encoder.encode(fields)).digest()
 
 

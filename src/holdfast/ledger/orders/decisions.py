@@ -309,7 +309,9 @@ def _compared(request: OrderRequest, implied: Assessment, snapshot: ProviderSnap
     if implied.statuses.risk_status == "mismatch" or provider_net_micro(request, seen) != implied.net_micro:
         return "mismatch"
     if snapshot.state not in ("succeeded", "canceled"):
-        return "pending"
+        # A declined top-up is not tried again, and no customer can pay it.
+        is_over = request.origin == "top_up" and implied.statuses.status == "failed"
+        return "reconciled" if is_over else "pending"
     booked = {line.source_id for line in seen.balance.values() if line.source_type == "charge"}
     waiting = any(not booked.intersection(payment.charge_ids) for payment in seen.payments.values())
     return "pending" if waiting else "reconciled"

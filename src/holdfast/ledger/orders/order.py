@@ -7,16 +7,19 @@ entry, and the sum of the moves is the order's share of the account's balance.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from holdfast.ledger.ids import new_id, new_id_of_account
+from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.orders.facts import BalanceTransaction, OrderFacts, ProcessingStatus
 from holdfast.ledger.refusals import StepVerdict
 
 Provider = Literal["sandbox", "cardprovider"]
+Origin = Literal["customer", "top_up"]
 OrderStatus = Literal["pending", "credited", "failed", "canceled", "expired", "held"]
 ReversalStatus = Literal[
     "none", "partially_refunded", "refunded", "disputed", "chargeback", "reinstated"
@@ -52,7 +55,8 @@ class OrderRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     ``operation_id`` is reserved for the credit, so that crediting twice is a repeated key. ``sandbox_event_id`` and
     ``signed_at`` (unix seconds) belong to the descriptor of a sandbox order. ``livemode`` is None where the
-    provider's mode is not compared.
+    provider's mode is not compared. An order of origin ``top_up`` is charged to a card saved at the provider, which
+    ``customer_id`` and ``card_id`` name, and until ``expires_at``; no customer can pay it, and it does not expire.
     """
 
     order_id: str
@@ -71,6 +75,47 @@ class OrderRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     livemode: bool | None = None
     sandbox_event_id: str | None = None
     signed_at: int | None = None
+    origin: Origin = "customer"
+    customer_id: str | None = None
+    card_id: str | None = None
+
+
+class Seller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who sells credit, as each order records it."""
+
+    brand_id: str
+    legal_entity_id: str
+    merchant_of_record: str
+    provider_account_id: str
+
+
+def order_request(
+    seller: Seller,
+    account_id: str,
+    provider: Provider,
+    amount_micro: int,
+    now: datetime,
+    *,
+    ttl_s: int,
+    **more: Any,
+) -> OrderRequest:
+    """Return a new order of the account under new ids; ``more`` are further fields of :class:`OrderRequest`."""
+    return OrderRequest(
+        order_id=new_id_of_account("ord", account_id),
+        account_id=account_id,
+        provider=provider,
+        amount_micro=amount_micro,
+        currency=CURRENCY,
+        operation_id=new_id("op"),
+        brand_id=seller.brand_id,
+        legal_entity_id=seller.legal_entity_id,
+        merchant_of_record=seller.merchant_of_record,
+        provider_account_id=seller.provider_account_id,
+        created_at=now,
+        expires_at=now + timedelta(seconds=ttl_s),
+        fx=identity_fx(CURRENCY, now),
+        **more,
+    )
 
 
 class Statuses(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from holdfast.ledger.refusals import StepVerdict
 NewOperationId = Callable[[], str]
 
 CREDIT_REASON = "payment_succeeded"
+TOP_UP_REASON = "top_up_succeeded"
 LATE_REASON = "late_payment"
 MISMATCH_REASON = "payment_mismatch"
 REVERSED_EARLIER_REASON = "reversed_before_payment_was_reported"
@@ -137,7 +138,12 @@ def with_assessment(
 
 
 def can_expire(request: OrderRequest, status: OrderStatus) -> bool:
-    """Whether an order in this state can expire. A failed card attempt may be followed by another one."""
+    """Whether an order in this state can expire. A failed card attempt may be followed by another one.
+
+    A top-up cannot: only its provider knows whether it was charged, and the next one waits for that.
+    """
+    if request.origin == "top_up":
+        return False
     return status == "pending" or (status == "failed" and request.provider == "cardprovider")
 
 
@@ -157,9 +163,14 @@ def next_check_at(request: OrderRequest, state: OrderState, now: datetime) -> da
     """Return when a worker should check the order: at its expiry while unpaid, or to reconcile it; after ``now``.
 
     While the provider is processing a payment only the reconcile counts: such an order does not expire. A card
-    order without an intent is checked early, and then at twice its age each time.
+    order without an intent is checked early, and then at twice its age each time. A top-up is charged at once, and
+    checked until its outcome is known, however long that takes.
     """
     due_at, status = state.reconcile_due_at, state.statuses.status
+    if request.origin == "top_up" and status == "pending":
+        if state.payment_id is None:
+            return now
+        return due_at if due_at is not None and due_at > now else now + timedelta(seconds=RECONCILE_INTERVAL_MAX_S)
     times = [] if due_at is None else [due_at]
     under_way = state.statuses.processing_status == "processing" and bool(times)
     if can_expire(request, status) and not under_way:
@@ -178,7 +189,9 @@ def _reason_of_change(order: Order, status: OrderStatus, now: datetime) -> str |
     was = order.status
     if status == "credited" and was != "credited":
         is_late = was in ("expired", "canceled", "failed") or now > order.request.expires_at
-        return LATE_REASON if is_late else CREDIT_REASON
+        if is_late:
+            return LATE_REASON
+        return TOP_UP_REASON if order.request.origin == "top_up" else CREDIT_REASON
     return MISMATCH_REASON if status == "held" and was != "held" else None
 
 

@@ -1,4 +1,4 @@
-"""Events: what is sent to the ``webhook_url`` of a task, and which changes of the task cause which event.
+"""Events of tasks: which changes of a task cause which event, and what its ``webhook_url`` and webhooks are sent.
 
 An event shows the task as it was when it happened; :func:`public_snapshot` is what is stored for that.
 """
@@ -41,14 +41,19 @@ def is_subscribed(request: TaskRequest, kind: EventKind) -> bool:
     return kind in chosen
 
 
-def events_of(before: Task, after: Task) -> tuple[EventKind, ...]:
-    """Return the events caused by the change from ``before`` to ``after``."""
+def kinds_of(before: Task, after: Task) -> tuple[EventKind, ...]:
+    """Return the events that the change from ``before`` to ``after`` is, whether or not they are sent."""
     if after.status == before.status:
         return ()
-    kinds = [_BY_STATUS[after.status]]
-    if after.status == "succeeded" and after.state.hosting.assets_ready_event == "pending":
-        kinds.append(ASSETS_READY)
-    return tuple(kind for kind in kinds if is_subscribed(after.request, kind))
+    kind = _BY_STATUS[after.status]
+    # Outputs that are passed through are not stored.
+    is_stored = after.status == "succeeded" and after.state.hosting.status == "ready"
+    return (kind, ASSETS_READY) if is_stored else (kind,)
+
+
+def events_of(before: Task, after: Task) -> tuple[EventKind, ...]:
+    """Return the events of the change from ``before`` to ``after`` that are sent to the task's ``webhook_url``."""
+    return tuple(kind for kind in kinds_of(before, after) if is_subscribed(after.request, kind))
 
 
 def public_snapshot(task: Task) -> Task:
@@ -74,11 +79,15 @@ GONE: Final = 410
 
 
 class DeliveryResponse(msgspec.Struct, frozen=True):
-    """The receiver's status and its ``Retry-After``, or why there was no response."""
+    """The receiver's status and its ``Retry-After``, or why there was no response.
+
+    ``is_final``: no further attempt can succeed, for the reason in ``error``.
+    """
 
     status_code: int | None
     error: str | None = None
     retry_after_s: float | None = None
+    is_final: bool = False
 
     @property
     def is_success(self) -> bool:
@@ -107,6 +116,8 @@ def after_attempt(
         return DeliveryState("delivered")
     if response.status_code == GONE:
         return DeliveryState("given_up", reason="the receiver answered 410 (Gone)")
+    if response.is_final:
+        return DeliveryState("given_up", reason=response.error)
     end = round_at + timedelta(seconds=give_up_s)
     if now >= end:
         return DeliveryState("given_up", reason="not delivered in time")

@@ -69,6 +69,11 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     traceparent: str | None = None
 
     @property
+    def end_user(self) -> str | None:
+        """Whom the customer says that the task is for; None if the customer does not."""
+        return self.metadata.get("end_user") or None
+
+    @property
     def without_input(self) -> TaskRequest:
         """The request, but for its input."""
         return msgspec.structs.replace(self, input={})

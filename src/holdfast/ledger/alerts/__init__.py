@@ -1,0 +1,1 @@
+"""Events of accounts, and what is announced to their owners."""

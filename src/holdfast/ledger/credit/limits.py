@@ -1,0 +1,251 @@
+"""Limits on what an API key, or a whole account, spends in a window of time.
+
+What is spent of a limit are the holds made in its window: one that is open counts with its amount, one that was
+captured with its charge, one that was released not at all. A capture never exceeds its hold, so whatever becomes of
+a task later never raises what was spent above the limit. A hold belongs to the window of its own time, however late
+it is settled.
+
+Windows are computed from the time, in UTC; nothing has to be reset.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple, assert_never, get_args
+
+import msgspec
+
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import LimitWindow
+from holdfast.ledger.refusals import ExceededLimit, Refusal
+
+WINDOWS: Final[tuple[LimitWindow, ...]] = get_args(LimitWindow)
+BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The start of the window ``total``."""
+WHOLE_ACCOUNT: Final = ""
+"""Stands for the id of a key where a limit is the account's."""
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """The most credit that may be spent in each window."""
+
+    credits_micro: int
+    window: LimitWindow
+
+
+def window_start(window: LimitWindow, at: datetime) -> datetime:
+    """Return when the window that a time is in began. A week begins on Monday."""
+    midnight = at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    match window:
+        case "day":
+            return midnight
+        case "week":
+            return midnight - timedelta(days=midnight.weekday())
+        case "month":
+            return midnight.replace(day=1)
+        case "total":
+            return BEGINNING
+        case _:
+            assert_never(window)
+
+
+def window_end(window: LimitWindow, start: datetime) -> datetime | None:
+    """Return when the window that began at ``start`` ends; None if it does not."""
+    match window:
+        case "day":
+            return start + timedelta(days=1)
+        case "week":
+            return start + timedelta(days=7)
+        case "month":
+            return window_start("month", start + timedelta(days=31))
+        case "total":
+            return None
+        case _:
+            assert_never(window)
+
+
+class LimitedHold(NamedTuple):
+    """An open hold of a limited account: the API key of its task, its amount and its time."""
+
+    key_id: str
+    amount_micro: int
+    at: datetime
+
+
+@dataclass(slots=True, eq=False)
+class Spending:
+    """One limit and what is spent of it in the window that began at ``starts_at``.
+
+    ``key_id`` is the limited key, or :data:`WHOLE_ACCOUNT`. ``limit_micro`` is the owner's limit, ``ceiling_micro``
+    the operator's; the lower one counts, and at least one is set. ``held_micro`` is the sum of the window's open
+    holds, ``captured_micro`` what was captured of its others.
+    """
+
+    key_id: str
+    window: LimitWindow
+    limit_micro: int | None
+    ceiling_micro: int | None = None
+    starts_at: datetime = BEGINNING
+    captured_micro: int = 0
+    held_micro: int = 0
+
+    @property
+    def most_micro(self) -> int:
+        """The most that may be spent in a window."""
+        return min(each for each in (self.limit_micro, self.ceiling_micro) if each is not None)
+
+    @property
+    def spent_micro(self) -> int:
+        """What is spent in this window. Above the limit only if that was lowered."""
+        return self.captured_micro + self.held_micro
+
+    @property
+    def resets_at(self) -> datetime | None:
+        """When the window ends; None if it does not."""
+        return window_end(self.window, self.starts_at)
+
+    def counts(self, hold: LimitedHold) -> bool:
+        """Whether a hold is of this limit and window."""
+        return self.key_id in (hold.key_id, WHOLE_ACCOUNT) and hold.at >= self.starts_at
+
+    def advance(self, at: datetime) -> bool:
+        """Go on to the window of ``at``, never back: a clock that was set back stays in the newest window.
+
+        Return whether it is another window, whose open holds are to be summed.
+        """
+        start = window_start(self.window, at)
+        if start <= self.starts_at:
+            return False
+        self.starts_at, self.captured_micro = start, 0
+        return True
+
+    def hold_again(self, holds: Iterable[LimitedHold]) -> None:
+        """Sum the window's open holds."""
+        self.held_micro = sum(hold.amount_micro for hold in holds if self.counts(hold))
+
+    def is_exceeded_by(self, amount_micro: int) -> bool:
+        """Whether a hold would exceed the limit; one of zero never does."""
+        return amount_micro > 0 and self.spent_micro + amount_micro > self.most_micro
+
+    def refusal(self, amount_micro: int) -> Refusal:
+        """Return the refusal of a hold that would exceed the limit."""
+        most_micro, spent_micro = self.most_micro, self.spent_micro
+        whose = "account" if self.key_id == WHOLE_ACCOUNT else "API key"
+        per = "in total" if self.window == "total" else f"a {self.window}"
+        resets_at = self.resets_at
+        until = "" if resets_at is None else f" until {format_time(resets_at)}"
+        return Refusal(
+            code="account_limit_exceeded" if self.key_id == WHOLE_ACCOUNT else "key_limit_exceeded",
+            message=(
+                f"The hold of {format_amount(amount_micro)} exceeds the {whose}'s limit of "
+                f"{format_amount(most_micro)} {per}, of which {format_amount(spent_micro)} is spent{until}."
+            ),
+            required_micro=amount_micro,
+            limit=ExceededLimit(
+                credits_micro=most_micro, window=self.window, spent_micro=spent_micro, resets_at=resets_at
+            ),
+        )
+
+
+class AccountSpending:
+    """What is spent of the limits of one account and its keys, with its open holds, as decided."""
+
+    __slots__ = ("_by_key", "_holds")
+
+    def __init__(self, limits: Iterable[Spending], holds: dict[str, LimitedHold]) -> None:
+        self._holds = holds
+        self._by_key: defaultdict[str, list[Spending]] = defaultdict(list)
+        self._add(list(limits))
+
+    def __iter__(self) -> Iterator[Spending]:
+        return (each for of_key in self._by_key.values() for each in of_key)
+
+    def add(self, spending: Spending, holds: dict[str, LimitedHold] | None = None) -> None:
+        """Add a limit, with what was captured in its window.
+
+        ``holds`` are all open ones; without them the limit must be one of which there are none yet.
+        """
+        self._holds = self._holds if holds is None else holds
+        self._add([spending])
+
+    def _add(self, limits: Sequence[Spending]) -> None:
+        newest = max((hold.at for hold in self._holds.values()), default=BEGINNING)
+        for each in limits:
+            self._by_key[each.key_id].append(each)
+            each.advance(newest)
+        self._sum_holds(limits)
+
+    def _sum_holds(self, limits: Sequence[Spending]) -> None:
+        """Sum the open holds of some limits. There may be many of both, so each hold is looked at for its own."""
+        by_key: defaultdict[str, list[LimitedHold]] = defaultdict(list)
+        for hold in self._holds.values():
+            by_key[hold.key_id].append(hold)
+        for each in limits:
+            each.hold_again(self._holds.values() if each.key_id == WHOLE_ACCOUNT else by_key[each.key_id])
+
+    def remove(self, spending: Spending) -> None:
+        """Remove a limit."""
+        of_key = self._by_key[spending.key_id]
+        of_key.remove(spending)
+        if not of_key:
+            del self._by_key[spending.key_id]
+
+    def of_key(self, key_id: str) -> Spending | None:
+        """Return the limit of a key, None if it has none."""
+        found = self._by_key.get(key_id)
+        return found[0] if found else None
+
+    def of_account(self) -> dict[LimitWindow, Spending]:
+        """Return the account's own limits by their windows."""
+        return {each.window: each for each in self._by_key.get(WHOLE_ACCOUNT, ())}
+
+    def advance(self, at: datetime) -> None:
+        """Go on to the windows of ``at``."""
+        self._advance(self, at)
+
+    def _advance(self, limits: Iterable[Spending], at: datetime) -> None:
+        moved = [each for each in limits if each.advance(at)]
+        if moved:
+            self._sum_holds(moved)
+
+    def time_of(self, key_id: str, at: datetime) -> datetime:
+        """Return the time of a hold made ``at``: not before the windows that it counts in."""
+        return max([at, *(each.starts_at for each in self.counting(key_id))])
+
+    def exceeded(self, key_id: str, amount_micro: int, at: datetime) -> Spending | None:
+        """Return the limit that a hold would exceed, the key's before the account's; None if it is allowed."""
+        counting = list(self.counting(key_id))
+        self._advance(counting, at)
+        return next((each for each in counting if each.is_exceeded_by(amount_micro)), None)
+
+    def opened(self, hold_id: str, hold: LimitedHold) -> None:
+        """Count a new hold."""
+        self._holds[hold_id] = hold
+        for each in self.counting(hold.key_id):
+            each.held_micro += hold.amount_micro
+
+    def settled(self, hold_id: str, charge_micro: int) -> list[Spending]:
+        """Count the outcome of a hold; return its key's and account's limits.
+
+        They include those that have gone on to a newer window: the rows do not know of that window yet, and what is
+        captured now is not in it.
+        """
+        hold = self._holds.pop(hold_id, None)
+        if hold is None:
+            return []  # it was opened before any limit that it could count for
+        limits = list(self.counting(hold.key_id))
+        for each in limits:
+            if each.counts(hold):
+                each.held_micro -= hold.amount_micro
+                each.captured_micro += charge_micro
+        return limits
+
+    def counting(self, key_id: str) -> Iterator[Spending]:
+        """Yield the limits that a key's holds count for."""
+        if key_id != WHOLE_ACCOUNT:
+            yield from self._by_key.get(key_id, ())
+        yield from self._by_key.get(WHOLE_ACCOUNT, ())
