@@ -10,9 +10,12 @@ from sqlalchemy import Connection, text
 from holdfast.ledger.credit.operations import (
     ADJUSTMENTS,
     AVAILABLE,
+    BREAKAGE,
     CHAIN_START,
     HELD,
+    PROMOTIONS,
     REVENUE,
+    NewLot,
     Operation,
     OperationKind,
 )
@@ -30,16 +33,19 @@ HISTORY_RULES = (SUMS, SHAPES, NUMBERS, TOTALS, CHAINS, FLOORS)
 
 _OPERATIONS = text(
     """
-    select o.*, p.ledger_accounts, p.amounts_micro
+    select o.*, p.ledger_accounts, p.amounts_micro, p.lots,
+           l.kind as lot_kind, l.source as lot_source, l.expires_at as lot_expires_at
     from unnest(cast(:scope as text[]), cast(:proven as bigint[])) as s (account_id, proven)
     cross join lateral (
         select * from operations where account_id = s.account_id and number >= s.proven order by number limit :most
     ) o
     left join lateral (
         select array_agg(ledger_account order by line) as ledger_accounts,
-               array_agg(amount_micro order by line) as amounts_micro
+               array_agg(amount_micro order by line) as amounts_micro,
+               array_agg(lot order by line) as lots
         from postings where account_id = o.account_id and number = o.number
     ) p on true
+    left join credit_lots l on l.account_id = o.account_id and l.number = o.number
     order by o.account_id, o.number
     """
 )
@@ -71,7 +77,9 @@ def check_history(rows: Connection, scope: Sequence[str], proven: Mapping[str, i
     last: dict[str, Operation] = {}
     counted = 0
     for row in found:
-        operation = operation_of(row, zip(row.ledger_accounts or (), row.amounts_micro or (), strict=True))
+        postings = zip(row.ledger_accounts or (), row.amounts_micro or (), row.lots or (), strict=True)
+        lot = None if row.lot_kind is None else NewLot(row.lot_kind, row.lot_source, row.lot_expires_at)
+        operation = operation_of(row, postings, lot)
         if operation.number != proven.get(operation.account_id):
             differences += _differences(operation, last.get(operation.account_id))
             counted += 1
@@ -135,6 +143,15 @@ def _is_well_formed(operation: Operation) -> bool:
         case OperationKind.ADJUSTMENT:
             adjusted_micro = _posted(operation, ADJUSTMENTS)
             return (available_micro, held_micro, adjusted_micro) == (amount_micro, 0, -amount_micro) != (0, 0, 0)
+        case OperationKind.GRANT:
+            granted_micro = -_posted(operation, PROMOTIONS)
+            return (available_micro, held_micro, granted_micro) == (amount_micro, 0, amount_micro) > (0, 0, 0)
+        case OperationKind.EXPIRY:
+            expired_micro = _posted(operation, BREAKAGE) + _posted(operation, PROMOTIONS)
+            return (-available_micro, held_micro, expired_micro) == (amount_micro, 0, amount_micro) > (0, 0, 0)
+        case OperationKind.OPENING_BALANCE:
+            opened_micro = sum(posting.amount_micro for posting in operation.postings if posting.lot is not None)
+            return (available_micro, held_micro, opened_micro) == (0, 0, amount_micro) >= (0, 0, 0)
         case OperationKind.HOLD:
             return (available_micro, held_micro, revenue_micro) == (-amount_micro, amount_micro, 0)
         case OperationKind.RELEASE:

@@ -111,6 +111,44 @@ ORDER_RULES: tuple[Rule, ...] = (
 )
 
 
+TOP_UP_RULES: tuple[Rule, ...] = (
+    Rule(
+        "each account has at most one open top-up, the one that it names",
+        """
+        select coalesce(t.account_id, o.account_id) as account_id, t.open_order_id as named, o.order_id
+        from (select * from auto_top_ups where open_order_id is not null) t
+        full join (select * from orders where origin = 'top_up' and status in ('pending', 'held')) o
+            on (o.account_id, o.order_id) = (t.account_id, t.open_order_id)
+        where t.open_order_id is distinct from o.order_id
+        """,
+        "the account names the open top-up {named}; order {order_id} is open",
+    ),
+    Rule(
+        "the top-ups counted of a day and a month are those that were charged or are open",
+        """
+        select c.account_id, c.on_day, c.today, c.this_month, count(o.order_id) as in_month,
+               count(o.order_id) filter (where o.day = c.on_day) as on_that_day
+        from (
+            select account_id, coalesce((state #>> '{attempts,on}')::date, '0001-01-01') as on_day,
+                   coalesce((state #>> '{attempts,today}')::int, 0) as today,
+                   coalesce((state #>> '{attempts,this_month}')::int, 0) as this_month
+            from auto_top_ups
+        ) c
+        left join (
+            select account_id, order_id, (created_at at time zone 'UTC')::date as day from orders
+            where origin = 'top_up'
+                  and (status in ('pending', 'held', 'credited') or state -> 'facts' -> 'payments' is not null)
+        ) o on o.account_id = c.account_id and date_trunc('month', o.day) = date_trunc('month', c.on_day)
+        group by c.account_id, c.on_day, c.today, c.this_month
+        having (c.today, c.this_month)
+               is distinct from (count(o.order_id) filter (where o.day = c.on_day), count(o.order_id))
+        """,
+        "the account counts {today} on {on_day} and {this_month} in its month; the orders are {on_that_day} and "
+        "{in_month}",
+    ),
+)
+
+
 Position = tuple[str, str]
 """An order's account and id."""
 
@@ -159,8 +197,11 @@ def _broken(row: Any) -> Iterator[tuple[str, str]]:
     listed = {*state.provider_object_ids}
     if request.provider == "cardprovider" and not listed >= provider_objects_of(state.facts):
         yield PAYMENTS, "does not list all payments and charges that its facts name"
-    columns = (row.account_id, row.order_id, row.provider, row.status, row.reconcile_status)
-    values = (order.account_id, order.order_id, request.provider, statuses.status, statuses.reconcile_status)
+    columns = (row.account_id, row.order_id, row.provider, row.origin, row.status, row.reconcile_status)
+    values = (
+        order.account_id, order.order_id, request.provider, request.origin, statuses.status,
+        statuses.reconcile_status,
+    )  # fmt: skip
     times = (row.created_at, row.expires_at)
     if columns != values or times != (request.created_at, request.expires_at):
         yield COLUMNS, "has columns that differ from its state"

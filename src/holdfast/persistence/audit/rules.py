@@ -10,7 +10,7 @@ Events are retained for thirty days after they are done, so tasks that ended ear
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -29,9 +29,14 @@ OWNERS: Mapping[str, str] = {
     "accounts": "id",
     **dict.fromkeys(
         (
+            "account_limits",
+            "alerts",
             "api_keys",
             "assets",
+            "auto_top_ups",
             "checkpoints",
+            "coupon_uses",
+            "credit_lots",
             "file_uses",
             "files",
             "holds",
@@ -46,6 +51,8 @@ OWNERS: Mapping[str, str] = {
             "task_events",
             "tasks",
             "usage_entries",
+            "webhooks",
+            "usage_totals",
         ),
         "account_id",
     ),
@@ -176,6 +183,10 @@ _ORPHANS = """
         where not exists (select from accounts a where a.id = o.account_id)
     union all select account_id, 'posting ' || number || '.' || line from postings p
         where not exists (select from operations o where (o.account_id, o.number) = (p.account_id, p.number))
+    union all select account_id, 'lot ' || number from credit_lots l
+        where not exists (select from operations o where (o.account_id, o.number) = (l.account_id, l.number))
+    union all select account_id, 'use of coupon ' || coupon_id from coupon_uses u
+        where not exists (select from accounts a where a.id = u.account_id)
     union all select account_id, 'hold ' || hold_id from holds h
         where not exists (select from accounts a where a.id = h.account_id)
     union all select account_id, 'task ' || request_id from tasks t
@@ -185,8 +196,12 @@ _ORPHANS = """
     union all select account_id, 'payment event ' || event_id from payment_events e
         where order_id is not null
           and not exists (select from orders r where (r.account_id, r.order_id) = (e.account_id, e.order_id))
+    union all select account_id, 'automatic top-up' from auto_top_ups t
+        where not exists (select from accounts a where a.id = t.account_id)
     union all select account_id, 'API key ' || key_id from api_keys k
         where not exists (select from accounts a where a.id = k.account_id)
+    union all select account_id, 'limit ' || limit_window from account_limits l
+        where not exists (select from accounts a where a.id = l.account_id)
     union all select account_id, 'session ' || session_id from sessions s
         where not exists (select from accounts a where a.id = s.account_id)
     union all select account_id, 'usage entry ' || request_id from usage_entries u
@@ -194,7 +209,14 @@ _ORPHANS = """
     union all select account_id, 'task event ' || event_id from task_events e
         where not exists (select from tasks t where (t.account_id, t.request_id) = (e.account_id, e.request_id))
     union all select account_id, 'event ' || event_id from outbox e
-        where not exists (select from tasks t where (t.account_id, t.request_id) = (e.account_id, e.request_id))
+        where case when request_id is null
+                   then not exists (select from accounts a where a.id = e.account_id)
+                   else not exists (select from tasks t
+                                    where (t.account_id, t.request_id) = (e.account_id, e.request_id)) end
+    union all select account_id, 'webhook ' || webhook_id from webhooks w
+        where not exists (select from accounts a where a.id = w.account_id)
+    union all select account_id, 'alerts' from alerts l
+        where not exists (select from accounts a where a.id = l.account_id)
     union all select account_id, 'attempt ' || event_id || ' ' || number from outbox_attempts d
         where not exists (select from outbox e where (e.account_id, e.event_id) = (d.account_id, d.event_id))
     union all select account_id, 'asset ' || asset_id from assets f
@@ -204,6 +226,62 @@ _ORPHANS = """
     union all select account_id, 'use of file ' || file_id from file_uses u
         where not exists (select from files f where (f.account_id, f.file_id) = (u.account_id, u.file_id))
 """
+
+_IN_WINDOW = """
+    u.ts >= l.window_start and u.ts < case l.limit_window
+        when 'day' then l.window_start + interval '24 hours'
+        when 'week' then l.window_start + interval '168 hours'
+        when 'month' then (l.window_start at time zone 'UTC' + interval '1 month') at time zone 'UTC'
+        else 'infinity' end
+"""
+
+
+def _sums_of_usage(end_user_by: str) -> str:
+    """Return the query that sums ended usage by quarters of an hour, as the totals with this ``end_user_by`` do."""
+
+    def only(name: str, value: str) -> str:
+        return value if end_user_by in ("", name) else "''"
+
+    return f"""
+        select account_id, '{end_user_by}' as end_user_by, 900 as span_s,
+               date_bin('15 minutes', ts, timestamptz '1970-01-01 00:00:00+00') as start_at,
+               {only("model", "model")} as model, {only("api_key_id", "coalesce(api_key_id, '')")} as api_key_id,
+               {only("status", "status")} as status, {"end_user" if end_user_by else "''"} as end_user,
+               count(*) as count, sum(cost_micro) as cost_micro
+        from usage_entries where status = any(:terminal) {"and end_user is not null" if end_user_by else ""}
+        group by 1, 2, 3, 4, 5, 6, 7, 8
+    """
+
+
+def _sums_of_totals(of_span_s: int, span_s: int) -> str:
+    """Return the query that sums totals of one span to those of a longer one."""
+    return f"""
+        select account_id, end_user_by, {span_s} as span_s,
+               date_bin(make_interval(secs => {span_s}), start_at, timestamptz '1970-01-01 00:00:00+00')
+                   as start_at,
+               model, api_key_id, status, end_user, sum(count) as count, sum(cost_micro) as cost_micro
+        from usage_totals where span_s = {of_span_s} group by 1, 2, 3, 4, 5, 6, 7, 8
+    """
+
+
+def _rule_of_totals(name: str, totals: str, sums: Iterable[str]) -> Rule:
+    """Return the rule that the totals where ``totals`` is true are ``sums``, which are queries."""
+    return Rule(
+        name,
+        f"""
+        select coalesce(s.account_id, t.account_id) as account_id, span_s, start_at,
+               concat_ws(', ', nullif(model, ''), nullif(api_key_id, ''), nullif(status, ''), nullif(end_user, ''))
+                   as of_what,
+               coalesce(t.count, 0) as count, coalesce(t.cost_micro, 0) as cost_micro,
+               coalesce(s.count, 0) as summed, coalesce(s.cost_micro, 0) as summed_micro
+        from ({" union all ".join(sums)}) s full join (select * from usage_totals where {totals}) t
+            using (account_id, end_user_by, span_s, start_at, model, api_key_id, status, end_user)
+        where (s.count, s.cost_micro) is distinct from (t.count, t.cost_micro)
+        """,
+        "the total of {of_what} in the {span_s} s from {start_at} is {count} tasks and {cost_micro}, "
+        "the sum is {summed} and {summed_micro}",
+    )
+
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -320,16 +398,18 @@ RULES: tuple[Rule, ...] = (
         "{held_micro} are held, its open holds sum to {open_micro}",
     ),
     Rule(
-        "each adjustment was made by one action of an operator, on its account",
+        "each adjustment and each operator's grant was made by one action, on its account",
         """
         select o.account_id, o.number, o.reference, coalesce(a.account_id, 'no account') as acted_on, o.many
         from (
             select account_id, number, reference, count(*) over (partition by reference) as many
-            from operations where kind = 'adjustment'
+            from operations o where kind = 'adjustment' or (kind = 'grant' and not exists (
+                select from credit_lots l
+                where (l.account_id, l.number) = (o.account_id, o.number) and l.source = 'coupon'))
         ) o left join operator_actions a on a.action_id = o.reference
         where a.account_id is distinct from o.account_id or o.many > 1
         """,
-        "operation {number} names the action {reference}, which was on {acted_on} and made {many} adjustments",
+        "operation {number} names the action {reference}, which was on {acted_on} and made {many} operations",
     ),
     Rule(
         "each account's usage cost is the amount captured",
@@ -359,6 +439,26 @@ RULES: tuple[Rule, ...] = (
         """,
         "the usage of {request_id} names operation {named} and costs {cost_micro}; "
         "the journal has operation {number} ({operation_id}), which captured {captured_micro}",
+    ),
+    Rule(
+        "what was captured of each limit is the cost of the usage in its window",
+        f"""
+        select l.account_id, 'API key ' || l.key_id as whose, l.limit_window, l.captured_micro,
+               coalesce(sum(u.cost_micro), 0) as used_micro
+        from api_keys l left join usage_entries u
+            on (u.account_id, u.api_key_id) = (l.account_id, l.key_id) and {_IN_WINDOW}
+        where l.limit_window is not null and l.revoked_at is null
+        group by l.account_id, l.key_id, l.limit_window, l.captured_micro
+        having l.captured_micro <> coalesce(sum(u.cost_micro), 0)
+        union all
+        select l.account_id, 'the account', l.limit_window, l.captured_micro, coalesce(sum(u.cost_micro), 0)
+        from account_limits l left join usage_entries u on u.account_id = l.account_id and {_IN_WINDOW}
+        where l.limit_micro is not null or l.ceiling_micro is not null
+        group by l.account_id, l.limit_window, l.captured_micro
+        having l.captured_micro <> coalesce(sum(u.cost_micro), 0)
+        """,
+        "{captured_micro} were captured of the limit of {whose} ({limit_window}), "
+        "the usage in its window costs {used_micro}",
     ),
     Rule(
         "each task has exactly one hold, and each hold belongs to a task",
@@ -395,6 +495,21 @@ RULES: tuple[Rule, ...] = (
         """,
         "task {request_id} of {model} is {status}, its usage entry says {usage_status} of {usage_model}",
     ),
+    _rule_of_totals(
+        "each account's usage totals are the sums of its ended usage",
+        "span_s = 900 and end_user_by = ''",
+        [_sums_of_usage("")],
+    ),
+    _rule_of_totals(
+        "each end user's usage totals are the sums of their ended usage",
+        "span_s = 900 and end_user_by <> ''",
+        [_sums_of_usage(name) for name in ("model", "api_key_id", "status")],
+    ),
+    _rule_of_totals(
+        "usage totals by hour and by day are the sums of those by quarter of an hour",
+        "span_s <> 900",
+        [_sums_of_totals(900, 3_600), _sums_of_totals(3_600, 86_400)],
+    ),
     Rule(
         "each stored result's and file's content is known and not marked for deletion",
         """
@@ -413,7 +528,7 @@ RULES: tuple[Rule, ...] = (
         select t.account_id, t.request_id, t.status, e.kinds
         from tasks t left join (
             select account_id, request_id, count(*) as many, string_agg(kind, ' ') as kinds from outbox
-            where kind in (select 'task.' || s from unnest(cast(:terminal as text[])) s)
+            where kind in (select 'task.' || s from unnest(cast(:terminal as text[])) s) and webhook_id is null
             group by account_id, request_id
         ) e on (e.account_id, e.request_id) = (t.account_id, t.request_id)
         where e.many > 1 or e.kinds <> 'task.' || t.status
@@ -426,13 +541,40 @@ RULES: tuple[Rule, ...] = (
         "task {request_id} is {status}, its owner was announced: {kinds}",
     ),
     Rule(
+        "each webhook of an account gets one event for the end of a task",
+        """
+        select t.account_id, t.request_id, t.status, e.webhook_id, e.kinds
+        from tasks t join (
+            select account_id, request_id, webhook_id, string_agg(kind, ' ') as kinds from outbox
+            where kind in (select 'task.' || s from unnest(cast(:terminal as text[])) s)
+              and webhook_id is not null
+            group by account_id, request_id, webhook_id
+        ) e on (e.account_id, e.request_id) = (t.account_id, t.request_id)
+        where e.kinds <> 'task.' || t.status
+        """,
+        "task {request_id} is {status}, the webhook {webhook_id} gets: {kinds}",
+    ),
+    Rule(
+        "an alert about the balance is announced exactly while less is available than it says",
+        """
+        select * from (
+            select a.id as account_id, a.balance_micro - a.held_micro as available_micro,
+                   cast(l.alerts ->> 'balance_below_micro' as bigint) as alert_micro,
+                   coalesce(l.alerts -> 'announced' ->> 'balance', 'no') as announced
+            from accounts a join alerts l on l.account_id = a.id
+        ) s
+        where (announced <> 'no') <> coalesce(available_micro < alert_micro, false)
+        """,
+        "{available_micro} is available, the alert is about {alert_micro}, announced: {announced}",
+    ),
+    Rule(
         "each task records the outcome of its assets_ready event",
         """
         select o.account_id, o.event_id, o.request_id, o.status, o.recorded from (
             select o.account_id, o.event_id, o.request_id, o.status,
                    coalesce(t.state -> 'hosting' ->> 'assets_ready_event', 'pending') as recorded
             from outbox o join tasks t on (t.account_id, t.request_id) = (o.account_id, o.request_id)
-            where o.kind = 'task.assets_ready'
+            where o.kind = 'task.assets_ready' and o.webhook_id is null
         ) o
         where o.recorded <> all(case o.status when 'delivered' then array['sent']
                                               when 'given_up' then array['sent', 'failed']

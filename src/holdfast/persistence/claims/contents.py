@@ -4,15 +4,15 @@ Assets of many tasks and files of many accounts may refer to one content, and it
 when the last of them is deleted. No transaction includes the store, so the table ``contents`` separates the two
 sides:
 
-- To store a content, a process **claims** it first. For :data:`CLAIM_S` after that, a row that refers to it may
-  be written. Nothing is in the store that was not claimed, so after a crash every content has a row.
-- To delete contents, a process **marks** those that no row refers to and that were not claimed lately, deletes
-  them from the store, and then deletes their rows. A marked content cannot be claimed: to store it, a process waits
+- To store a content, a process **claims** it first, until a time. Before that a row that refers to it may be
+  written. Nothing is in the store that was not claimed, so after a crash every content has a row.
+- To delete contents, a process **marks** those that no row refers to and whose claims are over, deletes them from
+  the store, and then deletes their rows. A marked content cannot be claimed: to store it, a process waits
   until it has been deleted.
 
 So the store never gets a put and a delete of the same key at once, in a folder or in a bucket. This relies on two
-time limits: the row of a stored content is decided within :data:`CLAIM_USABLE_S` of its claim (the task or the
-upload checks this), and a delete is finished within its lease.
+time limits: the row of a stored content is decided within half of the time of its claim (the task or the upload
+checks this), and a delete is finished within its lease.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from sqlalchemy import Connection, text
 from holdfast.persistence.claims.tasks import Expired
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut, reason_of, trouble_of
 
-CLAIM_S = 3 * 3600
-"""How long a claimed content is not deleted although no row refers to it yet."""
-CLAIM_USABLE_S = CLAIM_S // 2
+RESULT_CLAIM_S = 3 * 3600
+"""How long the content of a task's result is claimed: the results of one task are stored one after the other."""
+RESULT_CLAIM_USABLE_S = RESULT_CLAIM_S // 2
 """How old a claim may be when the row that depends on it is decided; the other half is for the commit."""
 LEASE_S = 600
 """After this, any process may repeat a delete that was not finished."""
 
 _CLAIM = (
-    "insert into contents as c (sha256, content_type, claimed_at) "
+    "insert into contents as c (sha256, content_type, claimed_until) "
     "select k.sha256, k.content_type, %s from unnest(%s::text[], %s::text[]) k (sha256, content_type) "
     # In one order, so that no two claims wait for each other.
     "order by k.sha256, k.content_type "
-    "on conflict (sha256, content_type) do update set claimed_at = greatest(c.claimed_at, excluded.claimed_at) "
+    "on conflict (sha256, content_type) do update "
+    "set claimed_until = greatest(c.claimed_until, excluded.claimed_until) "
     "where c.marked_at is null returning c.sha256, c.content_type"
 )
 _PAGE_END = text(
@@ -53,7 +54,7 @@ _MARK = text(
     "with due as (select sha256, content_type from contents c "
     "where (sha256, content_type) > (:sha256, :content_type) "
     "and (sha256, content_type) <= (:last_sha256, :last_type) "
-    "and claimed_at < :claimed_before and (marked_at is null or marked_at < :marked_before) "
+    "and claimed_until < :at and (marked_at is null or marked_at < :marked_before) "
     "and not exists (select from assets a where a.sha256 = c.sha256 and a.content_type = c.content_type) "
     "and not exists (select from files f where f.sha256 = c.sha256 and f.content_type = c.content_type) "
     "order by sha256, content_type for update of c skip locked) "
@@ -111,12 +112,12 @@ class ContentClaims:
         self._lock = threading.Lock()
         self._waiting: deque[_Claim] = deque()
 
-    def claim(self, content: Content, at: datetime) -> bool:
-        """Protect a content from deletion for :data:`CLAIM_S`; False while it is being deleted. Blocks.
+    def claim(self, content: Content, until: datetime) -> bool:
+        """Protect a content from deletion until a time; False while it is being deleted. Blocks.
 
         Raises :class:`DatabaseAway`.
         """
-        mine = _Claim(content, at)
+        mine = _Claim(content, until)
         self._waiting.append(mine)
         with self._lock:
             if mine.result is None:
@@ -140,7 +141,7 @@ class ContentClaims:
                 self._connection = self._connect()
                 self._connection.autocommit = True
             return claim_contents(
-                self._connection, {each.content for each in group}, max(each.at for each in group)
+                self._connection, {each.content for each in group}, max(each.until for each in group)
             )
         except psycopg.Error as fault:
             lost, self._connection = self._connection, None
@@ -157,17 +158,17 @@ class _Claim:
     """A claim of one thread, and its result once the statement has run."""
 
     content: Content
-    at: datetime
+    until: datetime
     result: bool | Exception | None = None
 
 
 def claim_contents(
-    connection: psycopg.Connection[Any], contents: Collection[Content], at: datetime
+    connection: psycopg.Connection[Any], contents: Collection[Content], until: datetime
 ) -> frozenset[Content]:
-    """Protect contents from deletion for :data:`CLAIM_S`; return all but those that are being deleted."""
+    """Protect contents from deletion until a time; return all but those that are being deleted."""
     sha256s = [content.sha256 for content in contents]
     content_types = [content.content_type for content in contents]
-    return frozenset(Content(*row) for row in connection.execute(_CLAIM, (at, sha256s, content_types)))
+    return frozenset(Content(*row) for row in connection.execute(_CLAIM, (until, sha256s, content_types)))
 
 
 def mark_contents(connection: Connection, at: datetime, *, after: Content, page_max: int) -> MarkedContents:
@@ -185,7 +186,6 @@ def mark_contents(connection: Connection, at: datetime, *, after: Content, page_
             "last_sha256": last.sha256,
             "last_type": last.content_type,
             "at": at,
-            "claimed_before": at - timedelta(seconds=CLAIM_S),
             "marked_before": at - timedelta(seconds=LEASE_S),
         },
     )

@@ -60,6 +60,7 @@ _DELETES: dict[str, TextClause] = {
             "where n.account_id = t.account_id and n.generation > t.generation)",
         )
     ),
+    "coupon_tries": text(_delete("coupon_tries", f"since {_BEFORE}", lock="for update skip locked")),
     "check_callbacks": text(_delete("check_callbacks", f"at {_BEFORE}")),
     "poison_messages": text(_delete("poison_messages", f"last_at {_BEFORE}")),
     "reports": text(_delete("reports", f"at {_BEFORE}")),

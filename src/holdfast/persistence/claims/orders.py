@@ -7,21 +7,41 @@ that dies expires. ``now`` is service time.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final, Literal, TypeAlias
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 LEASE_S = 180
 """Longer than any check takes: three calls to the provider and as many to the account."""
 
-_EXPIRED = "(expires_at <= :now and status in ('pending', 'failed'))"
+_TOP_UP = "(origin = 'top_up' and status = 'pending')"
+_EXPIRED = "(expires_at <= :now and status in ('pending', 'failed') and origin <> 'top_up')"
 _CLAIM = (
     "with due as (select account_id, order_id from orders where wake_at <= :now and {which} "
     "order by wake_at limit :most for update skip locked) "
     "update orders o set wake_at = :now + make_interval(secs => :lease_s) from due "
     "where o.account_id = due.account_id and o.order_id = due.order_id returning o.order_id"
 )
-_CLAIM_EXPIRED = text(_CLAIM.format(which=_EXPIRED))
-_CLAIM_UNRECONCILED = text(_CLAIM.format(which=f"provider = 'cardprovider' and not {_EXPIRED}"))
+_CLAIM_RESUMING = (
+    "with due as (select account_id from auto_top_ups where wake_at <= :now "
+    "order by wake_at limit :most for update skip locked) "
+    "update auto_top_ups t set wake_at = :now + make_interval(secs => :lease_s) from due "
+    "where t.account_id = due.account_id returning t.account_id"
+)
+
+Due: TypeAlias = Literal["expired_orders", "unreconciled_orders", "top_ups", "resuming_accounts"]
+"""What is due: unpaid orders that have expired, card orders that are to be compared with their provider, automatic
+top-ups that are to be charged or whose outcome is not known, or accounts whose next top-up the limits of a day or
+month have prevented until now."""
+
+_CLAIMS: Final[dict[Due, TextClause]] = {
+    "expired_orders": text(_CLAIM.format(which=_EXPIRED)),
+    "unreconciled_orders": text(
+        _CLAIM.format(which=f"provider = 'cardprovider' and not {_EXPIRED} and not {_TOP_UP}")
+    ),
+    "top_ups": text(_CLAIM.format(which=_TOP_UP)),
+    "resuming_accounts": text(_CLAIM_RESUMING),
+}
 
 _EXPECT = text(
     "update orders set wake_at = least(wake_at, cast(:at as timestamptz)) "
@@ -34,11 +54,6 @@ def expect_change(rows: Connection, account_id: str, order_id: str, *, at: datet
     rows.execute(_EXPECT, {"account_id": account_id, "order_id": order_id, "at": at})
 
 
-def claim_expired_orders(rows: Connection, *, most: int, now: datetime) -> list[str]:
-    """Claim unpaid orders that have expired."""
-    return list(rows.execute(_CLAIM_EXPIRED, {"most": most, "lease_s": LEASE_S, "now": now}).scalars())
-
-
-def claim_unreconciled_orders(rows: Connection, *, most: int, now: datetime) -> list[str]:
-    """Claim card orders that are due to be compared with their provider."""
-    return list(rows.execute(_CLAIM_UNRECONCILED, {"most": most, "lease_s": LEASE_S, "now": now}).scalars())
+def claim_due(rows: Connection, which: Due, *, most: int, now: datetime) -> list[str]:
+    """Claim orders or accounts that are due, and return their ids."""
+    return list(rows.execute(_CLAIMS[which], {"most": most, "lease_s": LEASE_S, "now": now}).scalars())

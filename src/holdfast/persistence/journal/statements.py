@@ -2,13 +2,13 @@
 
 A batch of rows becomes one array for each column and one ``INSERT … SELECT FROM unnest(…)`` or
 ``UPDATE … FROM unnest(…)`` for all of them: one statement for each kind, not for each row. Where a batch has many
-new rows of a kind, COPY replaces the statement.
+new rows of a kind, or large ones, COPY replaces the statement.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
@@ -16,16 +16,24 @@ import msgspec
 from sqlalchemy import Table
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from holdfast.ledger.alerts.account_events import ALL, ALL_OF_TASKS
 from holdfast.ledger.credit.operations import SETTLING, Operation, OperationKind
+from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import Order
+from holdfast.ledger.tasks.events import public_snapshot
 from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.tasks.usage_totals import SPANS_S
 from holdfast.persistence.journal.literals import ColumnCodec, codec_of, text_array
 from holdfast.persistence.journal.units import FenceKind, Unit
-from holdfast.persistence.records import rows, tables
-from holdfast.persistence.records.rows import APPLIED_VERDICTS, IdempotencyProbe
+from holdfast.persistence.records import event_rows, rows, tables
+from holdfast.persistence.records.rows import APPLIED_VERDICTS, IdempotencyProbe, TaskChangedRow
 
 BULK_ROWS = 64
 """From this number of new rows of a kind, one COPY is cheaper than a statement in the pipeline."""
+
+BULK_BYTES = 16 * 1024 * 1024
+"""From this size too. The driver moves the unsent rest of a statement with every send, so its time grows with the
+square of its size, and is twice that of COPY, which is sent in parts, at 64 MiB. Below, COPY costs more."""
 
 Cells: TypeAlias = tuple[Any, ...]
 """A row: the value of each column."""
@@ -87,20 +95,43 @@ class _Source:
     def insert(self, on_conflict: str = "", *, once_by: Sequence[str] = ()) -> RowStatement:
         """Return the statement for new rows."""
         name, columns = self.table.name, ", ".join(self.columns)
-        arrays = {each for each in self.columns if isinstance(self.table.c[each].type, ARRAY)}
-        picks = ", ".join(f"v.{each}::text[]" if each in arrays else f"v.{each}" for each in self.columns)
+        picks = ", ".join(map(self._cell, self.columns))
         sql = f"insert into {name} ({columns}) select {picks} from {self.arrays} {on_conflict}".strip()
         return self._statement(sql, once_by, None if on_conflict else f"copy {name} ({columns}) from stdin")
 
     def update(self, by: Sequence[str] = ()) -> RowStatement:
         """Return the statement for changes of the rows that the columns ``by`` find, else the primary key's."""
         by = by or [column.name for column in self.table.primary_key]
-        changes = ", ".join(f"{name} = v.{name}" for name in self.columns if name not in by)
+        changes = ", ".join(f"{name} = {self._cell(name)}" for name in self.columns if name not in by)
         return self._statement(f"update {self.table.name} t set {changes} from {self.arrays} where {_same(by)}", by)
+
+    def count(self) -> RowStatement:
+        """Return the statement that adds usage to its totals."""
+        return self._statement(_COUNT.format(arrays=self.arrays))
 
     def delete(self) -> RowStatement:
         """Return the statement that deletes all rows with these values."""
         return self._statement(f"delete from {self.table.name} t using {self.arrays} where {_same(self.columns)}")
+
+    def _cell(self, name: str) -> str:
+        """Return the expression for a column of ``v``; an array in it is text."""
+        return f"v.{name}::text[]" if isinstance(self.table.c[name].type, ARRAY) else f"v.{name}"
+
+    def insert_for_webhooks(self) -> RowStatement:
+        """Return the statement that inserts these events once for each webhook of the account that receives them.
+
+        Each gets an id of its own, with the same time in it.
+        """
+        columns = ", ".join(self.columns)
+        own_id = "left(v.event_id, 16) || left(md5(v.event_id || w.webhook_id), 20)"
+        picks = ", ".join(own_id if each == "event_id" else f"v.{each}" for each in self.columns)
+        return self._statement(
+            f"insert into {self.table.name} ({columns}, due_at, round_at, webhook_id, receiver, url, "
+            "status, attempts, tries) "
+            f"select {picks}, v.created_at, v.created_at, w.webhook_id, w.webhook_id, w.url, 'pending', 0, 0 "
+            f"from {self.arrays} join webhooks w on w.account_id = v.account_id "
+            f"where w.enabled and w.events && array[v.kind, '{ALL_OF_TASKS}', '{ALL}']"
+        )
 
     def _statement(self, sql: str, key: Sequence[str] = (), copy_sql: str | None = None) -> RowStatement:
         return RowStatement(
@@ -136,6 +167,14 @@ def _same(names: Sequence[str]) -> str:
     return " and ".join(f"t.{name} = v.{name}" for name in names)
 
 
+def _task_events(changes: Sequence[rows.TaskChangedRow]) -> list[Cells]:
+    return [
+        (task.account_id, new_id("evt"), task.request_id, kind, task.updated_at, public_snapshot(task))
+        for task, kinds in ((change.task, change.kinds) for change in changes)
+        for kind in kinds
+    ]
+
+
 def _postings(operations: Sequence[Operation]) -> list[Cells]:
     return [
         (operation.account_id, operation.number, line, *posting)
@@ -144,10 +183,16 @@ def _postings(operations: Sequence[Operation]) -> list[Cells]:
     ]
 
 
+def _emptied_lots(operations: Sequence[Operation]) -> list[Cells]:
+    return [
+        (operation.account_id, number, operation.number) for operation in operations for number in operation.emptied
+    ]
+
+
 _ORDER = (
     "account_id", "order_id", "version", "status", "statuses.reconcile_status", "updated_at", "wake_at", "state",
 )  # fmt: skip
-_NEW_ORDER = (*_ORDER, "request.provider", "request.created_at", "request.expires_at", "request")
+_NEW_ORDER = (*_ORDER, "request.provider", "request.origin", "request.created_at", "request.expires_at", "request")
 _NEW_TASK = (
     *Task.__struct_fields__, "request.input", "overall_deadline_at", "request.terms.deadlines.dispatch_s",
     "request.terms.deadlines.run_s",
@@ -160,7 +205,26 @@ _USAGE = (
     "account_id", "request_id", "status", "latency_ms", "state.billable_units", "state.tokens_in",
     "state.tokens_out", "state.cost_micro", "state.error", "state.operation_id", "state.status_history",
 )  # fmt: skip
-_NEW_USAGE = (*_USAGE, "model", "request.terms.modality", "request.api_key_id")
+_NEW_USAGE = (*_USAGE, "model", "request.terms.modality", "request.api_key_id", "request.end_user")
+_COUNT = f"""
+insert into usage_totals as t
+    (account_id, end_user_by, span_s, start_at, model, api_key_id, status, end_user, count, cost_micro)
+select v.account_id, e.end_user_by, s.span_s,
+    date_bin(make_interval(secs => s.span_s), v.ts, timestamptz '1970-01-01 00:00:00+00'),
+    case when e.end_user_by in ('', 'model') then v.model else '' end,
+    case when e.end_user_by in ('', 'api_key_id') then coalesce(v.api_key_id, '') else '' end,
+    case when e.end_user_by in ('', 'status') then v.status else '' end,
+    case when e.end_user_by = '' then '' else v.end_user end,
+    count(*), sum(v.cost_micro)
+from {{arrays}}
+cross join unnest(array{list(SPANS_S)}) s(span_s)
+cross join lateral unnest(
+    case when v.end_user is null then array[''] else array['', 'model', 'api_key_id', 'status'] end
+) e(end_user_by)
+group by 1, 2, 3, 4, 5, 6, 7, 8 order by 1, 2, 3, 4, 5, 6, 7, 8
+on conflict on constraint pk_usage_totals do update
+    set count = t.count + excluded.count, cost_micro = t.cost_micro + excluded.cost_micro
+"""
 
 STATEMENTS: tuple[RowStatement, ...] = (
     # New rows precede their changes. Otherwise the order is free: the tables have no foreign keys.
@@ -171,9 +235,23 @@ STATEMENTS: tuple[RowStatement, ...] = (
     _Source(
         tables.postings,
         Operation,
-        ("account_id", "number", "line", "ledger_account", "amount_micro"),
+        ("account_id", "number", "line", "ledger_account", "amount_micro", "lot"),
         rows_of=_postings,
     ).insert(),
+    _Source(
+        tables.credit_lots,
+        Operation,
+        ("account_id", "number", "lot.kind", "lot.source", "reference", "amount_micro", "lot.expires_at"),
+        where=lambda operation: operation.lot is not None,
+        created_at="at",
+    ).insert(),
+    _Source(
+        tables.credit_lots,
+        Operation,
+        ("account_id", "number", "closed_number"),
+        rows_of=_emptied_lots,
+    ).update(),
+    _Source(tables.credit_lots, rows.LotAnnouncedRow).update(),
     _Source(
         tables.holds,
         Operation,
@@ -201,6 +279,11 @@ STATEMENTS: tuple[RowStatement, ...] = (
     _Source(tables.task_events, rows.TaskEventRow).insert("on conflict do nothing"),
     _Source(tables.orders, Order, _NEW_ORDER, where=lambda order: order.version == 1).insert(),
     _Source(tables.orders, Order, _ORDER, where=lambda order: order.version > 1).update(),
+    _Source(tables.auto_top_ups, rows.AutoTopUpRow).insert(
+        "on conflict (account_id) do update set open_order_id = excluded.open_order_id, "
+        "wake_at = excluded.wake_at, state = excluded.state",
+        once_by=["account_id"],
+    ),
     _Source(tables.order_payments, rows.OrderPaymentRow).insert(),
     _Source(
         tables.payment_events, rows.PaymentEventRow, where=lambda event: event.verdict in APPLIED_VERDICTS
@@ -223,26 +306,57 @@ STATEMENTS: tuple[RowStatement, ...] = (
         where=attrgetter("has_new_usage"),
         ts="task.created_at",
     ).update(),
+    _Source(tables.usage_entries, rows.UsageCountedRow).count(),
     _Source(tables.assets, rows.AssetRow).insert(),
     _Source(tables.assets, rows.AssetsExpiryRow).update(["account_id", "request_id"]),
     _Source(tables.assets, rows.AssetsDeletedRow).delete(),
     _Source(tables.api_keys, rows.ApiKeyRow).insert(),
+    _Source(tables.api_keys, rows.ApiKeyChangedRow).update(),
+    _Source(tables.api_keys, rows.ApiKeyLimitRow).update(),
     _Source(tables.api_keys, rows.ApiKeyRevokedRow).update(),
     _Source(tables.api_keys, rows.ApiKeyUsedRow).update(),
+    _Source(tables.account_limits, rows.AccountLimitRow).insert(
+        "on conflict (account_id, limit_window) do update set limit_micro = excluded.limit_micro, "
+        "ceiling_micro = excluded.ceiling_micro, window_start = excluded.window_start, "
+        "captured_micro = excluded.captured_micro",
+        once_by=["account_id", "limit_window"],
+    ),
+    _Source(tables.coupon_uses, rows.CouponGrantedRow).update(),
     _Source(tables.sessions, rows.SessionRow).insert(),
     _Source(tables.sessions, rows.SessionRevokedRow).update(),
     _Source(tables.sign_ins, rows.SignInRow).update(),
     _Source(tables.idempotency_records, rows.IdempotencyRow).insert(
         "on conflict (account_id, route, key) do update set fingerprint = excluded.fingerprint, "
         "reply = excluded.reply, created_at = excluded.created_at",
+        once_by=["account_id", "route", "key"],
     ),
-    _Source(tables.outbox, rows.OutboxRow).insert(),
+    # A task's own webhook_url has the account's turn.
+    _Source(tables.outbox, rows.OutboxRow, receiver="account_id").insert(),
+    _Source(tables.outbox, event_rows.AccountEventRow, snapshot="data").insert(),
     _Source(tables.outbox, rows.OutboxOutcomeRow).update(["account_id", "event_id", "attempts", "round_at"]),
     _Source(tables.outbox, rows.OutboxResendRow).update(),
     _Source(tables.outbox_attempts, rows.OutboxAttemptRow).insert("on conflict do nothing"),
     _Source(tables.webhook_secrets, rows.WebhookSecretRow).insert("on conflict do nothing"),
+    _Source(tables.webhooks, event_rows.WebhookRow).insert(
+        "on conflict (account_id, webhook_id) do update set url = excluded.url, events = excluded.events, "
+        "enabled = excluded.enabled, updated_at = excluded.updated_at, "
+        "is_silent = webhooks.is_silent or webhooks.url <> excluded.url",
+        once_by=["account_id", "webhook_id"],
+    ),
+    _Source(tables.webhooks, event_rows.WebhookDeletedRow).delete(),
+    _Source(tables.alerts, event_rows.AlertsRow).insert(
+        "on conflict (account_id) do update set alerts = excluded.alerts", once_by=["account_id"]
+    ),
 )
 """Every statement of the write path, in the order a batch runs them."""
+
+EVENTS_FOR_WEBHOOKS = _Source(
+    tables.outbox,
+    rows.TaskChangedRow,
+    ("account_id", "event_id", "request_id", "kind", "created_at", "snapshot"),
+    rows_of=_task_events,
+).insert_for_webhooks()
+"""The events of tasks for the webhooks of their accounts: run only if some account of the batch has webhooks."""
 
 WRITTEN_KINDS = frozenset(statement.kind for statement in STATEMENTS)
 """The kinds of value that some statement writes."""
@@ -280,7 +394,7 @@ class Draft(NamedTuple):
 
 
 def preconditions_of(units: Iterable[Unit]) -> Preconditions:
-    """Return the rows that ``units`` need locked, and the idempotency keys that they expect to be unused."""
+    """Return the rows that ``units`` need locked, and the idempotency keys whose replies decide about them."""
     keys: dict[FenceKind, dict[str, int]] = {}
     probes: dict[IdempotencyProbe, None] = {}
     for unit in units:
@@ -288,6 +402,8 @@ def preconditions_of(units: Iterable[Unit]) -> Preconditions:
             keys.setdefault(fence.kind, {}).setdefault(fence.key, fence.expected)
         if unit.probe is not None:
             probes[unit.probe] = None
+        if unit.unless is not None:
+            probes[unit.unless.probe] = None
     first = [key for key, expected in keys.get("sign_in", {}).items() if expected == 0]
     return Preconditions(
         {kind: text_array(found) for kind, found in keys.items()},
@@ -296,8 +412,11 @@ def preconditions_of(units: Iterable[Unit]) -> Preconditions:
     )
 
 
-def draft_of(units: Iterable[Unit]) -> Draft:
-    """Return what writes ``units``. Many new rows of a kind are copied, before all changes."""
+def draft_of(units: Iterable[Unit], watched: Collection[str] = ()) -> Draft:
+    """Return what writes ``units``. Many or large new rows of a kind are copied, before all changes.
+
+    ``watched`` are the tasks of accounts that have webhooks.
+    """
     values: defaultdict[type[Any], list[Any]] = defaultdict(list)
     for unit in units:
         for value in unit.rows:
@@ -309,8 +428,15 @@ def draft_of(units: Iterable[Unit]) -> Draft:
         rows = statement.rows_of(found) if found else ()
         if not rows:
             continue
-        if statement.copy_sql is not None and len(rows) >= BULK_ROWS:
+        parameters = None
+        if statement.copy_sql is None or len(rows) < BULK_ROWS:
+            parameters = statement.parameters(rows)
+        if statement.copy_sql is not None and (parameters is None or sum(map(len, parameters)) >= BULK_BYTES):
             copies.append((statement.copy_sql, statement.copy_text(rows)))
-        else:
-            statements.append((statement.sql, statement.parameters(rows)))
+        elif parameters is not None:
+            statements.append((statement.sql, parameters))
+    if watched:
+        changes = [each for each in values.get(TaskChangedRow, ()) if each.task.request_id in watched]
+        if events := EVENTS_FOR_WEBHOOKS.rows_of(changes):
+            statements.append((EVENTS_FOR_WEBHOOKS.sql, EVENTS_FOR_WEBHOOKS.parameters(events)))
     return Draft(copies, statements)

@@ -19,6 +19,13 @@ class Fence(NamedTuple):
     expected: int
 
 
+class Unless(NamedTuple):
+    """A stored reply that voids a unit: one under the key of ``probe`` whose fingerprint is not ``known``."""
+
+    probe: IdempotencyProbe
+    known: bytes
+
+
 class Unit(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """One decision's effects: the values in ``rows``; an operation includes its postings and its hold.
 
@@ -30,6 +37,7 @@ class Unit(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     fences: tuple[Fence, ...] = ()
     rows: tuple[Row, ...] = ()
     probe: IdempotencyProbe | None = None
+    unless: Unless | None = None
     advances: bool = True
 
 
@@ -44,8 +52,9 @@ class Stale(msgspec.Struct, frozen=True):
 
 
 class AlreadyReplied(msgspec.Struct, frozen=True):
-    """The unit is void: its idempotency key had been used. Nothing of it was written."""
+    """The unit is void: there is a reply under its idempotency key, or one that it names. Nothing was written."""
 
+    probe: IdempotencyProbe
     stored: StoredReply
 
 

@@ -102,14 +102,16 @@ def _next_result(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, pq.abc.P
     return pgconn.get_result()
 
 
-def _find(table: str, key: str) -> str:
+def _find(table: str, key: str, is_watched: str = "false") -> str:
     # A join and not "= any": a plan made while the table was small would compare every row with every key.
-    return f"select t.{key}, t.version from unnest(%s::text[]) k join {table} t on t.{key} = k"
+    return f"select t.{key}, t.version, {is_watched} from unnest(%s::text[]) k join {table} t on t.{key} = k"
 
 
+# Whether a task's account has webhooks is found with the lock, so that a batch without such tasks costs nothing
+# more, and a webhook gets the event of every transition that is written after it was committed.
 _FIND: dict[FenceKind, str] = {
     "account": _find("accounts", "id"),
-    "task": _find("tasks", "request_id"),
+    "task": _find("tasks", "request_id", "exists (select from webhooks w where w.account_id = t.account_id)"),
     "sign_in": _find("sign_ins", "key"),
 }
 _LOCK: dict[FenceKind, str] = {kind: f"{find} order by 1 for no key update of t" for kind, find in _FIND.items()}
@@ -123,7 +125,7 @@ _PROBE = (
     "join unnest(%s::text[], %s::text[], %s::text[]) as p(account_id, route, key) "
     "on r.account_id = p.account_id and r.route = p.route and r.key = p.key where r.created_at > %s"
 )
-_MARK = "insert into journal_batches (batch_id, units, committed, at) values (%s, %s, true, now())"
+_MARK = "insert into journal_batches (batch_id, unit_count, committed, at) values (%s, %s, true, now())"
 """The marker has the time of the database's clock, which is also the clock by which markers are deleted."""
 _DISCARD_PLANS = "discard plans"
 REPLAN_UNITS = 64
@@ -244,7 +246,7 @@ class BatchWriter:
         try:
             connection = self._connected()
             inserted = connection.execute(
-                "insert into journal_batches (batch_id, units, committed, at) values (%s, 0, false, now()) "
+                "insert into journal_batches (batch_id, unit_count, committed, at) values (%s, 0, false, now()) "
                 "on conflict do nothing returning batch_id",
                 (batch_id,),
             ).fetchone()
@@ -266,14 +268,16 @@ class BatchWriter:
     def _transaction(self, units: Sequence[Unit], void: set[_RowKey], waits_for_locks: bool) -> list[UnitResult]:
         connection = self._connected()
         try:
-            versions, replies = self._check_preconditions(connection, preconditions_of(units), waits_for_locks)
+            versions, replies, watched = self._check_preconditions(
+                connection, preconditions_of(units), waits_for_locks
+            )
             if not waits_for_locks:
                 held = {row for row, version in versions.items() if version == _HELD}
                 self._held = self._held.difference(_rows_of(units)) | held
             versions.update(dict.fromkeys(void, _VOID))
             results = _results_of(units, versions, replies)
             passed = [unit for unit, result in zip(units, results, strict=True) if type(result) is Committed]
-            draft = draft_of(passed)
+            draft = draft_of(passed, watched)
             if draft.is_empty:
                 connection.rollback()
                 return results
@@ -305,13 +309,14 @@ class BatchWriter:
 
     def _check_preconditions(
         self, connection: psycopg.Connection[Any], preconditions: Preconditions, waits_for_locks: bool
-    ) -> tuple[dict[_RowKey, int], dict[IdempotencyProbe, StoredReply]]:
+    ) -> tuple[dict[_RowKey, int], dict[IdempotencyProbe, StoredReply], set[str]]:
         """Lock the fenced rows and look up the idempotency keys; return the versions, and the replies found.
 
-        Unless it ``waits_for_locks``, rows that another session has locked get the version :data:`_HELD`.
+        Unless it ``waits_for_locks``, rows that another session has locked get the version :data:`_HELD`. Also
+        returns the tasks whose accounts have webhooks.
         """
         if preconditions.is_empty:
-            return {}, {}
+            return {}, {}, set()
         found = None
         existing: dict[FenceKind, psycopg.Cursor[Any]] = {}
         with connection.pipeline():
@@ -327,15 +332,20 @@ class BatchWriter:
             if preconditions.probes:
                 found = connection.execute(_PROBE, (*preconditions.probes, self._now() - self._idempotency_ttl))
         versions: dict[_RowKey, int] = {
-            (kind, key): _HELD for kind, cursor in existing.items() for key, _ in cursor.fetchall()
+            (kind, key): _HELD for kind, cursor in existing.items() for key, *_ in cursor.fetchall()
         }
-        versions |= {(kind, key): version for kind, cursor in locks.items() for key, version in cursor.fetchall()}
+        watched = set[str]()
+        for kind, cursor in locks.items():
+            for key, version, is_watched in cursor.fetchall():
+                versions[kind, key] = version
+                if is_watched:
+                    watched.add(key)
         replies = {}
         if found is not None:
             for account_id, route, key, fingerprint, reply in found.fetchall():
                 probe = IdempotencyProbe(account_id, route, key)
                 replies[probe] = StoredReply(bytes(fingerprint), bytes(reply))
-        return versions, replies
+        return versions, replies, watched
 
     def _has_grown(self, units: int) -> bool:
         """Count the units of this connection; return whether they have doubled since plans were last discarded."""
@@ -402,9 +412,10 @@ def _results_of(
     for unit in units:
         left = _VOID
         outdated = tuple(fence for fence in unit.fences if versions.get((fence.kind, fence.key)) != fence.expected)
-        if unit.probe is not None and unit.probe in replies:
+        replied = _replied(unit, replies) if replies else None
+        if replied is not None:
             # Also of a unit void for another reason, so that all replays of a batch are known by its one reload.
-            results.append(AlreadyReplied(replies[unit.probe]))
+            results.append(replied)
         elif any(versions.get((fence.kind, fence.key)) == _HELD for fence in outdated):
             left = _HELD
             results.append(NotWritten("another session has locked its row"))
@@ -423,3 +434,14 @@ def _results_of(
         for fence in unit.fences:
             versions[fence.kind, fence.key] = left
     return results
+
+
+def _replied(unit: Unit, replies: dict[IdempotencyProbe, StoredReply]) -> AlreadyReplied | None:
+    """Return the stored reply that voids a unit, if one does."""
+    if unit.probe is not None and unit.probe in replies:
+        return AlreadyReplied(unit.probe, replies[unit.probe])
+    if unit.unless is not None:
+        stored = replies.get(unit.unless.probe)
+        if stored is not None and stored.fingerprint != unit.unless.known:
+            return AlreadyReplied(unit.unless.probe, stored)
+    return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Text, any_, bindparam, func, select, text
+from sqlalchemy import Connection, Text, any_, bindparam, func, or_, select, text
 
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.persistence.records.rows import StoredReply
@@ -22,10 +22,10 @@ from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 
 
 class FirstCallFacts(NamedTuple):
-    """The facts that readiness is computed from: the account's totals and its live keys."""
+    """The facts that readiness is computed from: the account's totals, and its keys that can be used."""
 
     totals: AccountTotals
-    live_keys: int
+    usable_keys: int
     writable_keys: int
 
 
@@ -50,10 +50,15 @@ _TOTALS = RepeatedQuery(
         accounts.c.id == one_of("account_ids", Text())
     )
 )
-_LIVE_KEYS = select(
+_USABLE_KEYS = select(
     func.count(),
     func.count().filter(bindparam("writing_scope") == any_(api_keys.c.scopes)),
-).where(api_keys.c.account_id == bindparam("account_id"), api_keys.c.revoked_at.is_(None))
+).where(
+    api_keys.c.account_id == bindparam("account_id"),
+    api_keys.c.revoked_at.is_(None),
+    api_keys.c.is_paused.is_(False),
+    or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > bindparam("now")),
+)
 
 _OVERVIEW = select(
     accounts.c.id,
@@ -94,10 +99,11 @@ def account_of_email(rows: Connection, email: str) -> str | None:
     return found
 
 
-def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str) -> FirstCallFacts:
-    """Return the account's totals, how many live keys it has, and how many of them have ``writing_scope``."""
-    live, writable = rows.execute(_LIVE_KEYS, {"account_id": account_id, "writing_scope": writing_scope}).one()
-    return FirstCallFacts(find_totals(rows, [account_id])[account_id], live, writable)
+def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str, now: datetime) -> FirstCallFacts:
+    """Return the account's totals, how many keys it can use, and how many of them have ``writing_scope``."""
+    given = {"account_id": account_id, "writing_scope": writing_scope, "now": now}
+    usable, writable = rows.execute(_USABLE_KEYS, given).one()
+    return FirstCallFacts(find_totals(rows, [account_id])[account_id], usable, writable)
 
 
 def account_overview(rows: Connection, account_id: str, *, now: datetime) -> AccountOverview | None:

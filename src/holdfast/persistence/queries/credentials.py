@@ -34,9 +34,11 @@ _BY_SECRET = RepeatedQuery(
     .join_from(api_keys, accounts, accounts.c.id == api_keys.c.account_id)
     .where(api_keys.c.secret_sha256 == _HASHES)
 )
-_OF_ACCOUNT = _KEY.where(api_keys.c.account_id == bindparam("account_id")).order_by(
+KEYS_OF_ACCOUNT = _KEY.where(api_keys.c.account_id == bindparam("account_id")).order_by(
     api_keys.c.created_at.desc(), api_keys.c.key_id.desc()
 )
+"""The keys of the account in the parameter ``account_id``, newest first, for :func:`api_key_of`."""
+_LIVE = _KEY.where(api_keys.c.account_id == bindparam("account_id"), api_keys.c.revoked_at.is_(None))
 _OF_ITS_ACCOUNT = ("email", "role", "disabled_at")
 _BY_TOKEN = RepeatedQuery(
     select(
@@ -51,17 +53,31 @@ _BY_TOKEN = RepeatedQuery(
 def find_api_keys(rows: Connection, sha256s: Sequence[bytes]) -> dict[bytes, tuple[ApiKeyRecord, datetime | None]]:
     """Return the keys whose secrets have these SHA-256, and since when their accounts are disabled."""
     found = _BY_SECRET.rows(rows, {"sha256s": sha256s})
-    return {sha256: (_record(record), disabled_at) for *record, disabled_at, sha256 in found}
+    return {sha256: (api_key_of(record), disabled_at) for *record, disabled_at, sha256 in found}
+
+
+def find_api_key(rows: Connection, account_id: str, key_id: str) -> ApiKeyRecord | None:
+    """Return a key of the account, also a revoked one that is still stored; None if it has no such key."""
+    found = rows.execute(
+        KEYS_OF_ACCOUNT.where(api_keys.c.key_id == key_id), {"account_id": account_id}
+    ).one_or_none()
+    return None if found is None else api_key_of(found)
 
 
 def api_keys_of_account(rows: Connection, account_id: str) -> list[ApiKeyRecord]:
     """Return the account's keys, newest first, also revoked ones that are still stored; their number is limited."""
-    return [_record(row) for row in rows.execute(_OF_ACCOUNT, {"account_id": account_id})]
+    return [api_key_of(row) for row in rows.execute(KEYS_OF_ACCOUNT, {"account_id": account_id})]
 
 
-def _record(row: Iterable[Any]) -> ApiKeyRecord:
+def live_api_keys(rows: Connection, account_id: str) -> list[ApiKeyRecord]:
+    """Return the account's keys that are not revoked; they may have expired, or be paused."""
+    return [api_key_of(row) for row in rows.execute(_LIVE, {"account_id": account_id})]
+
+
+def api_key_of(row: Iterable[Any]) -> ApiKeyRecord:
+    """Return the key of a row."""
     record = ApiKeyRecord._make(row)
-    return record._replace(scopes=tuple(record.scopes))
+    return record._replace(scopes=tuple(record.scopes), models=tuple(record.models))
 
 
 def find_sessions(rows: Connection, sha256s: Sequence[bytes]) -> dict[bytes, SessionRecord]:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Unpack
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, tuple_
+from sqlalchemy import Connection, Row, exists, func, select, tuple_
 
+from holdfast.ledger.alerts.account_events import AnyEventKind
 from holdfast.ledger.tasks.events import DeliveryStatus
-from holdfast.ledger.tasks.task import EventKind
 from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.rows import OutboxAttemptRow
 from holdfast.persistence.records.table_base import selected
@@ -19,15 +19,34 @@ from holdfast.persistence.records.tables import outbox, outbox_attempts
 ATTEMPTS_SHOWN_MAX: Final = 50
 """How many of an event's attempts are read, the newest ones."""
 COUNTED_MAX: Final = 10_000
-_HOST = func.regexp_replace(func.lower(func.substring(outbox.c.url, "^[A-Za-z]+://([^/?#]*)")), ":443$", "")
+MAIL: Final = "mail"
+"""The host of events that are sent by mail."""
+_HOST = func.coalesce(
+    func.regexp_replace(func.lower(func.substring(outbox.c.url, "^[A-Za-z]+://([^/?#]*)")), ":443$", ""), MAIL
+)
 """SQL: the host of an event's receiver, with its port unless that is the usual one."""
 
 
-class EventRecord(NamedTuple):
-    """An event, its delivery status, and its newest attempts, newest first."""
+class EventAddress(NamedTuple):
+    """An event, and whose deliveries wait for each other."""
 
+    account_id: str
     event_id: str
-    kind: EventKind
+    receiver: str
+
+
+class EventRecord(NamedTuple):
+    """An event, its delivery status, and its newest attempts, newest first.
+
+    It is of a task or of the account itself, for a webhook or another receiver.
+    """
+
+    account_id: str
+    event_id: str
+    receiver: str
+    request_id: str | None
+    webhook_id: str | None
+    kind: AnyEventKind
     url: str
     status: DeliveryStatus
     created_at: datetime
@@ -35,6 +54,11 @@ class EventRecord(NamedTuple):
     done_at: datetime | None
     reason: str | None
     attempts: tuple[OutboxAttemptRow, ...]
+
+    @property
+    def address(self) -> EventAddress:
+        """What is needed to send it again."""
+        return EventAddress(self.account_id, self.event_id, self.receiver)
 
 
 class HostFailures(NamedTuple):
@@ -53,16 +77,7 @@ class FailureCounts(NamedTuple):
     hosts: tuple[HostFailures, ...]
 
 
-class FailedEvent(NamedTuple):
-    """An event of a task, as operators see it."""
-
-    account_id: str
-    request_id: str
-    event: EventRecord
-
-
-_EVENT = selected(outbox, [name for name in EventRecord._fields if name != "attempts"])
-_OPERATED = selected(outbox, ["account_id", "request_id", *(n for n in EventRecord._fields if n != "attempts")])
+EVENT = selected(outbox, [name for name in EventRecord._fields if name != "attempts"])
 # The first attempt of a new event is counted when it begins, and recorded when it has failed.
 _FAILED = (outbox.c.status == "given_up") | (
     outbox.c.due_at.is_not(None)
@@ -83,37 +98,38 @@ _ATTEMPT = selected(outbox_attempts, OutboxAttemptRow.__struct_fields__).join_fr
 def events_of_task(
     rows: Connection, account_id: str, request_id: str, *, event_id: str | None = None
 ) -> list[EventRecord]:
-    """Return the account's events of a task, newest first; or the one named."""
-    where = (outbox.c.account_id == account_id) & (outbox.c.request_id == request_id)
+    """Return the account's events of a task for its own ``webhook_url``, newest first; or the one named."""
+    where = (
+        (outbox.c.account_id == account_id) & (outbox.c.request_id == request_id) & outbox.c.webhook_id.is_(None)
+    )
     if event_id is not None:
         where &= outbox.c.event_id == event_id
-    found = rows.execute(_EVENT.where(where).order_by(outbox.c.created_at.desc(), outbox.c.event_id.desc())).all()
-    attempts = _attempts_of(rows, where) if found else {}
-    return [EventRecord._make((*row, attempts.get((account_id, row.event_id), ()))) for row in found]
+    newest_first = EVENT.where(where).order_by(outbox.c.created_at.desc(), outbox.c.event_id.desc())
+    return with_attempts(rows, rows.execute(newest_first).all())
 
 
 def failed_events(
     rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
-) -> list[FailedEvent]:
+) -> list[EventRecord]:
     """Return a page of the events that were given up or had an attempt that failed, newest first.
 
     ``filters`` are exact matches by column name, and of the ``host``.
     """
     matches = [(_HOST if name == "host" else outbox.c[name]) == value for name, value in filters.items()]
-    found = page(rows, _OPERATED.where(_FAILED, *matches), (outbox.c.created_at, outbox.c.event_id), **options)
-    return _with_attempts(rows, found)
+    found = page(rows, EVENT.where(_FAILED, *matches), (outbox.c.created_at, outbox.c.event_id), **options)
+    return with_attempts(rows, found)
 
 
-def event_of_account(rows: Connection, account_id: str, event_id: str) -> FailedEvent | None:
+def event_of_account(rows: Connection, account_id: str, event_id: str) -> EventRecord | None:
     """Return an event, delivered or not; None if the account has no such event."""
-    found = rows.execute(_OPERATED.where(outbox.c.account_id == account_id, outbox.c.event_id == event_id)).all()
-    return next(iter(_with_attempts(rows, found)), None)
+    found = rows.execute(EVENT.where(outbox.c.account_id == account_id, outbox.c.event_id == event_id)).all()
+    return next(iter(with_attempts(rows, found)), None)
 
 
-def failed_event_keys(
+def failed_event_addresses(
     rows: Connection, now: datetime, *, most: int, account_id: str | None = None, host: str | None = None
-) -> list[tuple[str, str]]:
-    """Return account and id of failed events that are not due at ``now``, the oldest first.
+) -> list[EventAddress]:
+    """Return failed events that are not due at ``now``, the oldest first.
 
     They are those of an account, of a host, or both.
     """
@@ -123,8 +139,8 @@ def failed_event_keys(
     if host is not None:
         where &= host == _HOST
     order = (outbox.c.created_at, outbox.c.event_id)
-    found = rows.execute(select(outbox.c.account_id, outbox.c.event_id).where(where).order_by(*order).limit(most))
-    return [(row.account_id, row.event_id) for row in found]
+    found = rows.execute(selected(outbox, EventAddress._fields).where(where).order_by(*order).limit(most))
+    return [EventAddress(*row) for row in found]
 
 
 def failure_counts(rows: Connection, *, hosts_max: int = 20) -> FailureCounts:
@@ -144,26 +160,13 @@ def failure_counts(rows: Connection, *, hosts_max: int = 20) -> FailureCounts:
     return FailureCounts(by_status.get("pending", 0), by_status.get("given_up", 0), hosts)
 
 
-def _with_attempts(rows: Connection, found: Sequence[Row[*tuple[Any, ...]]]) -> list[FailedEvent]:
+def with_attempts(rows: Connection, found: Sequence[Row[*tuple[Any, ...]]]) -> list[EventRecord]:
+    """Return the events of rows of :data:`EVENT`, with their newest attempts."""
     if not found:
         return []
     keys = [(row.account_id, row.event_id) for row in found]
-    attempts = _attempts_of(rows, tuple_(outbox.c.account_id, outbox.c.event_id).in_(keys))
-    return [
-        FailedEvent(
-            row.account_id,
-            row.request_id,
-            EventRecord._make((*row[2:], attempts.get((row.account_id, row.event_id), ()))),
-        )
-        for row in found
-    ]
-
-
-def _attempts_of(
-    rows: Connection, where: ColumnElement[bool]
-) -> dict[tuple[str, str], tuple[OutboxAttemptRow, ...]]:
-    """Return the newest attempts by account and event, newest first."""
     attempts: defaultdict[tuple[str, str], list[OutboxAttemptRow]] = defaultdict(list)
-    for row in rows.execute(_ATTEMPT.where(where).order_by(outbox_attempts.c.number.desc())):
+    of_these = _ATTEMPT.where(tuple_(outbox.c.account_id, outbox.c.event_id).in_(keys))
+    for row in rows.execute(of_these.order_by(outbox_attempts.c.number.desc())):
         attempts[row.account_id, row.event_id].append(OutboxAttemptRow(*row))
-    return {key: tuple(each) for key, each in attempts.items()}
+    return [EventRecord._make((*row, tuple(attempts[row.account_id, row.event_id]))) for row in found]

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, select, text
 
-from holdfast.ledger.credit.operations import Operation
+from holdfast.ledger.credit.operations import Operation, Posting
 from holdfast.persistence.records.reading import OPERATION, operation_of
 from holdfast.persistence.records.tables import operations, postings
 
@@ -104,16 +104,16 @@ def statement_of_account(
     return [operation_of(row, found_postings.get(row.number, ())) for row in found]
 
 
-def _postings(rows: Connection, account_id: str, numbers: list[int]) -> dict[int, tuple[tuple[str, int], ...]]:
+def _postings(rows: Connection, account_id: str, numbers: list[int]) -> dict[int, tuple[Posting, ...]]:
     """Return the postings of these operations by number, in posting order."""
     if not numbers:
         return {}
     found = rows.execute(
-        select(postings.c.number, postings.c.ledger_account, postings.c.amount_micro)
+        select(postings.c.number, postings.c.ledger_account, postings.c.amount_micro, postings.c.lot)
         .where(postings.c.account_id == account_id, postings.c.number.in_(numbers))
         .order_by(postings.c.number, postings.c.line)
     )
     return {
-        number: tuple((posting.ledger_account, posting.amount_micro) for posting in group)
+        number: tuple(Posting(posting.ledger_account, posting.amount_micro, posting.lot) for posting in group)
         for number, group in groupby(found, key=lambda posting: int(posting.number))
     }

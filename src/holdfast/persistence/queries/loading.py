@@ -6,21 +6,40 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, Text, bindparam, cast, literal_column, select
 
+from holdfast.ledger.alerts.alerts import Alerts
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.account import AccountState
+from holdfast.ledger.credit.limits import AccountSpending
+from holdfast.ledger.credit.lots import Lot, LotPart, Lots, amounts_of
+from holdfast.ledger.credit.operations import LotKind, LotSource
+from holdfast.ledger.orders.top_ups import AutoTopUp
 from holdfast.ledger.public_types import Role
 from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.queries.credentials import live_api_keys
+from holdfast.persistence.queries.spending import LIMITS_OF_ACCOUNT, account_spending, limits_of
 from holdfast.persistence.queries.tasks import task_by_id
+from holdfast.persistence.queries.webhooks import read_alerts, webhooks_of_account
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.event_rows import WebhookRow
+from holdfast.persistence.records.reading import TOP_UP_STATE, top_up_of
 
 
 class LoadedAccount(NamedTuple):
-    """An account's credit, its live API keys (scopes by key id), and since when it is disabled."""
+    """An account's credit, the terms of its live API keys by their ids, and since when it is disabled.
+
+    ``spending`` is None if neither the account nor one of these keys has a limit. ``webhooks`` are by their ids.
+    ``top_up`` is None if the account has never saved a card or set one.
+    """
 
     state: AccountState
-    live_keys: dict[str, frozenset[str]]
+    live_keys: dict[str, KeyTerms]
     disabled_at: datetime | None
+    spending: AccountSpending | None
+    webhooks: dict[str, WebhookRow]
+    alerts: Alerts
+    top_up: AutoTopUp | None
 
 
 class LoadedSignIn(msgspec.Struct, frozen=True):
@@ -37,43 +56,107 @@ class RowMissing(Exception):
     """The row of an actor does not exist."""
 
 
-def load_account(connection: Connection, account_id: str) -> LoadedAccount:
-    """Load an account. Raises :class:`RowMissing`.
-
-    The head is read first: if the account changes between the statements, the version is older than the rows read
-    after it, so the fence rejects a decision based on both. In the other order it would not.
+# Read with the head of every account: most have neither.
+_ALERTS = (
+    select(cast(tables.alerts.c.alerts, Text))
+    .where(tables.alerts.c.account_id == tables.accounts.c.id)
+    .scalar_subquery()
+    .label("alerts")
+)
+_HAS_WEBHOOKS = (
+    select(tables.webhooks.c.webhook_id)
+    .where(tables.webhooks.c.account_id == tables.accounts.c.id)
+    .exists()
+    .label("has_webhooks")
+)
+_OPEN_LOTS: ColumnElement[str | None] = literal_column(
     """
-    accounts, holds, keys = tables.accounts, tables.holds, tables.api_keys
-    head = connection.execute(
-        select(
-            accounts.c.version,
-            accounts.c.operation_count,
-            accounts.c.balance_micro,
-            accounts.c.held_micro,
-            accounts.c.chain_head,
-            accounts.c.disabled_at,
-        ).where(accounts.c.id == account_id)
-    ).one_or_none()
+    (select cast(json_agg(json_build_array(number, kind, source, reference, amount_micro, expires_at,
+                                           announced_days)) as text)
+     from credit_lots where account_id = accounts.id and closed_number is null)
+    """
+)
+_OPEN_HOLDS: ColumnElement[str | None] = literal_column(
+    """
+    (select cast(json_agg(json_build_array(h.hold_id, h.amount_micro, p.lot, p.amount_micro)
+                          order by h.opened_number, p.line) as text)
+     from holds h cross join lateral (
+         -- The offset has each hold's postings found by their key.
+         select lot, line, amount_micro from postings
+         where account_id = h.account_id and number = h.opened_number and ledger_account = 'held' offset 0
+     ) p
+     where h.account_id = accounts.id and h.settled_number is null)
+    """
+)
+_CREDIT = select(
+    *(
+        tables.accounts.c[name]
+        for name in (
+            "version", "operation_count", "balance_micro", "held_micro", "chain_head", "disabled_at", "lots"
+        )
+    ),
+    _OPEN_LOTS.label("open_lots"),
+    _OPEN_HOLDS.label("open_holds"),
+    LIMITS_OF_ACCOUNT.label("limits"),
+    _ALERTS,
+    _HAS_WEBHOOKS,
+    TOP_UP_STATE,
+).outerjoin(tables.auto_top_ups, tables.auto_top_ups.c.account_id == tables.accounts.c.id).where(
+    tables.accounts.c.id == bindparam("account_id")
+)  # fmt: skip
+_LOTS = msgspec.json.Decoder(list[tuple[int, LotKind, LotSource, str, int, datetime | None, int | None]])
+_HOLDS = msgspec.json.Decoder(list[tuple[str, int, int | None, int]])
+
+
+def load_account(connection: Connection, account_id: str) -> LoadedAccount:
+    """Load an account.
+
+    Raises :class:`RowMissing` and :class:`~holdfast.persistence.records.unreadable.UnreadableRow`.
+
+    Its credit is one statement, so that lots, holds and totals agree. If the account changes before the rows read
+    after it, its version is older than they are, so the fence rejects a decision based on both.
+    """
+    head = connection.execute(_CREDIT, {"account_id": account_id}).one_or_none()
     if head is None:
         raise RowMissing(f"account {account_id}")
-    open_holds = connection.execute(
-        select(holds.c.hold_id, holds.c.amount_micro).where(
-            holds.c.account_id == account_id, holds.c.settled_number.is_(None)
-        )
-    ).all()
-    live_keys = connection.execute(
-        select(keys.c.key_id, keys.c.scopes).where(keys.c.account_id == account_id, keys.c.revoked_at.is_(None))
-    ).all()
+    keys = live_api_keys(connection, account_id)
+    webhooks = webhooks_of_account(connection, account_id) if head.has_webhooks else []
+    open_lots = _LOTS.decode(head.open_lots or "[]")
+    amounts = amounts_of(
+        (LotPart(lot[0], lot[4]) for lot in open_lots),
+        head.lots,
+        balance_micro=head.balance_micro,
+        held_micro=head.held_micro,
+    )
     state = AccountState(
         account_id,
         version=head.version,
         number=head.operation_count,
         balance_micro=head.balance_micro,
         held_micro=head.held_micro,
-        holds={row.hold_id: row.amount_micro for row in open_holds},
         chain_head=bytes(head.chain_head),
+        lots=Lots(Lot(*lot[:6], *amounts[lot[0]], announced_days=lot[6]) for lot in open_lots),
     )
-    return LoadedAccount(state, {row.key_id: frozenset(row.scopes) for row in live_keys}, head.disabled_at)
+    for hold_id, amount_micro, lot, part_micro in _HOLDS.decode(head.open_holds or "[]"):
+        state.holds[hold_id] = amount_micro
+        if lot is None and part_micro:
+            # A hold from before the account's opening balance, whose lot has what it had reserved.
+            lot = next(each.number for each in state.lots if each.source == "opening_balance")  # noqa: PLW2901
+        parts = state.reservations.get(hold_id, ())
+        state.reservations[hold_id] = parts if lot is None else (*parts, LotPart(lot, part_micro))
+    spending = account_spending(connection, account_id, keys, limits_of(account_id, head.limits))
+    top_up = None
+    if head.top_up is not None:
+        top_up = top_up_of(head.top_up, account_id)
+    return LoadedAccount(
+        state,
+        {key.key_id: key.terms for key in keys},
+        head.disabled_at,
+        spending if any(spending) else None,
+        {each.webhook_id: each for each in webhooks},
+        read_alerts(head.alerts, account_id),
+        top_up,
+    )
 
 
 def load_task_and_events(connection: Connection, request_id: str) -> tuple[Task, frozenset[tuple[str, str]]]:

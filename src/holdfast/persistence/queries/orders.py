@@ -9,10 +9,11 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select, text
 
 from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.top_ups import AutoTopUp
 from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
-from holdfast.persistence.records.reading import ORDER, order_of
-from holdfast.persistence.records.tables import accounts, orders, payment_events
+from holdfast.persistence.records.reading import ORDER, TOP_UP_STATE, order_of, top_up_of
+from holdfast.persistence.records.tables import accounts, auto_top_ups, orders, payment_events
 from holdfast.persistence.records.tables import order_payments as named
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
 
@@ -94,6 +95,12 @@ def troubled_orders(
         "orders",
         lambda row: (row.created_at, row.order_id),
     )
+
+
+def top_up_of_account(rows: Connection, account_id: str) -> AutoTopUp | None:
+    """Return an account's saved cards and automatic top-up; None if it has never had any."""
+    found = rows.scalar(select(TOP_UP_STATE).where(auto_top_ups.c.account_id == account_id))
+    return None if found is None else top_up_of(found, account_id)
 
 
 def pending_order_count(rows: Connection, account_id: str) -> int:

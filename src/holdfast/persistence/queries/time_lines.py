@@ -65,7 +65,8 @@ _OF_ACCOUNT: Final = (
     "select received_at as at, md5(provider || event_id) as id, 'payment_event' as source, type as what, "
     f"coalesce(order_id, '') as subject, verdict as text, {_NO_AMOUNTS} from payment_events",
     # Deliveries are entries of their tasks; here are those that do not succeed.
-    "select created_at as at, event_id as id, 'event' as source, kind as what, request_id as subject, "
+    "select created_at as at, event_id as id, 'event' as source, kind as what, "
+    "coalesce(request_id, webhook_id, event_id) as subject, "
     f"status || ' after ' || tries || ' attempts' || coalesce(': ' || reason, '') as text, {_NO_AMOUNTS} "
     "from outbox where (status = 'given_up' or tries > 1) and",
     "select created_at as at, session_id as id, 'session' as source, 'signed in' as what, session_id as subject, "

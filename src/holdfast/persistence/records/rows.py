@@ -11,13 +11,17 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from holdfast.ledger.api_keys import KeyTerms
+from holdfast.ledger.credit.limits import BEGINNING
 from holdfast.ledger.credit.operations import CHAIN_START, Operation
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.top_ups import AutoTopUp
+from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.tasks.events import events_of, public_snapshot
 from holdfast.ledger.tasks.inputs import input_until
-from holdfast.ledger.tasks.task import StatusEntry, Task, TaskStatus
+from holdfast.ledger.tasks.task import EventKind, StatusEntry, Task, TaskStatus
 from holdfast.persistence.records.table_base import Int16, Int32
 
 
@@ -29,7 +33,10 @@ class JournaledRow(msgspec.Struct, frozen=True, tag=True):
 
 
 class AccountHead(JournaledRow, frozen=True):
-    """An account's version and totals after a unit of work; the fence of every account unit."""
+    """An account's version and totals after a unit of work; the fence of every account unit.
+
+    ``lots`` are the amounts of its open lots, as :meth:`holdfast.ledger.credit.lots.Lots.encoded` returns them.
+    """
 
     id: str
     version: int = 0
@@ -37,6 +44,7 @@ class AccountHead(JournaledRow, frozen=True):
     balance_micro: int = 0
     held_micro: int = 0
     chain_head: bytes = CHAIN_START
+    lots: str | None = None
 
 
 class AccountRow(JournaledRow, frozen=True):
@@ -57,7 +65,10 @@ class AccountAccessRow(JournaledRow, frozen=True):
 
 
 class ApiKeyRecord(NamedTuple):
-    """An API key without its secret; it may be revoked."""
+    """An API key without its secret; it may be revoked.
+
+    ``captured_micro`` is what was captured of the holds of the limit's window that began at ``window_start``.
+    """
 
     account_id: str
     key_id: str
@@ -67,6 +78,18 @@ class ApiKeyRecord(NamedTuple):
     created_at: datetime
     last_used_at: datetime | None = None
     revoked_at: datetime | None = None
+    expires_at: datetime | None = None
+    is_paused: bool = False
+    models: tuple[str, ...] = ()
+    limit_micro: int | None = None
+    limit_window: LimitWindow | None = None
+    window_start: datetime = BEGINNING
+    captured_micro: int = 0
+
+    @property
+    def terms(self) -> KeyTerms:
+        """What the key may do, and until when."""
+        return KeyTerms(frozenset(self.scopes), self.models, self.expires_at, self.is_paused)
 
 
 class ApiKeyRow(JournaledRow, frozen=True):
@@ -74,6 +97,39 @@ class ApiKeyRow(JournaledRow, frozen=True):
 
     key: ApiKeyRecord
     secret_sha256: bytes
+
+
+class ApiKeyChangedRow(JournaledRow, frozen=True):
+    """What the owner of an API key may change, but for its limit."""
+
+    account_id: str
+    key_id: str
+    name: str
+    expires_at: datetime | None
+    is_paused: bool
+    models: tuple[str, ...]
+
+
+class ApiKeyLimitRow(JournaledRow, frozen=True):
+    """The limit of an API key, if any, and what was captured of it; written when either changes."""
+
+    account_id: str
+    key_id: str
+    limit_micro: int | None
+    limit_window: LimitWindow | None
+    window_start: datetime
+    captured_micro: int
+
+
+class AccountLimitRow(JournaledRow, frozen=True):
+    """An account's limit in a kind of window, an operator's ceiling, and what was captured, as of a key's limit."""
+
+    account_id: str
+    limit_window: LimitWindow
+    limit_micro: int | None
+    ceiling_micro: int | None
+    window_start: datetime
+    captured_micro: int
 
 
 class ApiKeyRevokedRow(JournaledRow, frozen=True):
@@ -142,6 +198,22 @@ class IdempotencyRow(JournaledRow, frozen=True):
     created_at: datetime
 
 
+class LotAnnouncedRow(JournaledRow, frozen=True):
+    """The notice that a lot expires within so many days."""
+
+    account_id: str
+    number: int
+    announced_days: int
+
+
+class CouponGrantedRow(JournaledRow, frozen=True):
+    """The end of a claim: its credit was given."""
+
+    account_id: str
+    coupon_id: str
+    granted_at: datetime
+
+
 # -------------------------------------------------------------------------------------------------- payment orders
 
 
@@ -150,11 +222,10 @@ APPLIED_VERDICTS: Final = ("applied", "stale")
 
 
 class PaymentEventRow(JournaledRow, frozen=True, tag=False):
-    """A provider's payment event as received.
+    """A provider's payment event as received. Both ids are None until its order is known.
 
     With one of :data:`APPLIED_VERDICTS` it replaces a stored one that had no effect. With another verdict (refused,
-    ignored, of an unknown order) the first one received is stored. ``account_id`` and ``order_id`` are None until
-    the event's order is known.
+    ignored, of an unknown order) the first one received is stored.
     """
 
     provider: str
@@ -165,6 +236,20 @@ class PaymentEventRow(JournaledRow, frozen=True, tag=False):
     received_at: datetime
     verdict: str
     body: bytes
+
+
+class AutoTopUpRow(JournaledRow, frozen=True):
+    """An account's saved cards and automatic top-up. ``wake_at`` is when a worker should have it resumed."""
+
+    account_id: str
+    open_order_id: str | None
+    wake_at: datetime | None
+    state: AutoTopUp
+
+    @classmethod
+    def of(cls, state: AutoTopUp) -> AutoTopUpRow:
+        """Return the row of a state."""
+        return cls(state.account_id, state.open_order_id, state.resume_at, state)
 
 
 class OrderPaymentRow(JournaledRow, frozen=True):
@@ -182,13 +267,15 @@ class OrderPaymentRow(JournaledRow, frozen=True):
 class TaskChangedRow(JournaledRow, frozen=True):
     """A task after a transition made by the process ``owner``.
 
-    The task's request is written too if it ``has_new_request``, its usage entry if it ``has_new_usage``.
+    The task's request is written too if it ``has_new_request``, its usage entry if it ``has_new_usage``. ``kinds``
+    are the events that the transition is: the account's webhooks receive them.
     """
 
     task: Task
     owner: str
     has_new_request: bool = False
     has_new_usage: bool = False
+    kinds: tuple[EventKind, ...] = ()
 
     @property
     def input_until(self) -> datetime | None:
@@ -209,7 +296,10 @@ class TaskEventRow(JournaledRow, frozen=True):
 
 
 class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A task's entry in the usage log, written with the task. ``ts`` is when the task was created."""
+    """A task's entry in the usage log, written with the task. ``ts`` is when the task was created.
+
+    ``end_user`` is whom the customer says that the task was for.
+    """
 
     account_id: str
     request_id: str
@@ -226,6 +316,19 @@ class UsageEntry(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     operation_id: str | None
     status_history: tuple[StatusEntry, ...]
+    end_user: str | None = None
+
+
+class UsageCountedRow(JournaledRow, frozen=True):
+    """The usage of a task that has ended, added to its account's totals. ``ts`` is when the task was created."""
+
+    account_id: str
+    ts: datetime
+    model: str
+    api_key_id: str | None
+    status: TaskStatus
+    end_user: str | None
+    cost_micro: int
 
 
 class AssetRow(JournaledRow, frozen=True):
@@ -386,6 +489,7 @@ TaskRow: TypeAlias = (
     | OutboxRow
     | TaskChangedRow
     | TaskEventRow
+    | UsageCountedRow
 )
 """What a task's step writes: sent to the task's account if it settles the hold."""
 
@@ -396,9 +500,8 @@ Row: TypeAlias = JournaledRow | Operation | Order | Task
 def payment_rows(before: Order, after: Order) -> tuple[OrderPaymentRow, ...]:
     """Return the rows of the payments and charges that a decision was the first to name for its order."""
     new = set(after.state.provider_object_ids).difference(before.state.provider_object_ids)
-    return tuple(
-        OrderPaymentRow(after.request.provider, each, after.account_id, after.order_id) for each in sorted(new)
-    )
+    provider = after.request.provider
+    return tuple(OrderPaymentRow(provider, each, after.account_id, after.order_id) for each in sorted(new))
 
 
 def synthetic_event_rows(
@@ -447,6 +550,20 @@ def new_asset_rows(before: Task, after: Task) -> tuple[AssetRow, ...]:
             )
         )
     return tuple(rows)
+
+
+def usage_counted_row(task: Task) -> UsageCountedRow:
+    """Return the row that counts the usage of a task that has just ended."""
+    request, cost_micro = task.request, task.state.cost_micro
+    return UsageCountedRow(
+        task.account_id,
+        task.created_at,
+        task.model,
+        request.api_key_id,
+        task.status,
+        request.end_user,
+        cost_micro,
+    )
 
 
 def ended_assets_row(task: Task) -> AssetsExpiryRow | AssetsDeletedRow:

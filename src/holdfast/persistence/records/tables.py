@@ -31,6 +31,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.records.credit_tables import coupon_tries, coupon_uses, coupons, credit_lots
+from holdfast.persistence.records.event_rows import AlertsRow, WebhookRow
 from holdfast.persistence.records.operator_tables import (
     check_callbacks,
     operator_actions,
@@ -38,8 +40,10 @@ from holdfast.persistence.records.operator_tables import (
     poison_messages,
 )
 from holdfast.persistence.records.rows import (
+    AccountLimitRow,
     AssetRow,
     AuditProgress,
+    AutoTopUpRow,
     FileRow,
     KnownDifference,
     OrderPaymentRow,
@@ -52,7 +56,10 @@ from holdfast.persistence.records.rows import (
 )
 from holdfast.persistence.records.table_base import Time, columns_of, metadata
 
-__all__ = ["check_callbacks", "metadata", "operator_actions", "operator_sessions", "poison_messages"]
+__all__ = [
+    "check_callbacks", "coupon_tries", "coupon_uses", "coupons", "credit_lots", "metadata", "operator_actions",
+    "operator_sessions", "poison_messages",
+]  # fmt: skip
 
 accounts = Table(
     "accounts",
@@ -71,6 +78,9 @@ accounts = Table(
     Column("balance_micro", BigInteger, nullable=False),
     Column("held_micro", BigInteger, nullable=False),
     Column("chain_head", LargeBinary, nullable=False),
+    # The amounts of its open lots, where several are open: number, remaining, reserved of each that was used, as
+    # JSON. Those of a lone lot follow from the totals, so that an operation on it changes nothing here.
+    Column("lots", Text),
     # In the order of bytes, so that operators find an address by its beginning.
     Index("uq_accounts_email", "email", unique=True, postgresql_ops={"email": "text_pattern_ops"}),
     postgresql_with={"fillfactor": "60"},
@@ -79,7 +89,7 @@ accounts = Table(
 operations = Table(
     "operations",
     metadata,
-    *columns_of(Operation, without=["postings"]),
+    *columns_of(Operation, without=["postings", "lot", "emptied"]),
     PrimaryKeyConstraint("account_id", "number"),
     Index("uq_operations_operation_id", "operation_id", unique=True),
     # For sums by day. Operations are appended in the order of their times, so that it stays small.
@@ -99,9 +109,10 @@ postings = Table(
     metadata,
     Column("account_id", Text, nullable=False),
     Column("number", BigInteger, nullable=False),
-    Column("line", SmallInteger, nullable=False),
+    Column("line", Integer, nullable=False),
     Column("ledger_account", Text, nullable=False),
     Column("amount_micro", BigInteger, nullable=False),
+    Column("lot", BigInteger),
     PrimaryKeyConstraint("account_id", "number", "line"),
 )
 
@@ -211,6 +222,31 @@ usage_entries = Table(
     postgresql_with={"fillfactor": "80"},
 )
 
+usage_totals = Table(
+    "usage_totals",
+    metadata,
+    # How many tasks of an account have ended, and what was captured for them, by the time of their creation. Each
+    # task is counted in a quarter of an hour, an hour and a day of UTC: the one of ``span_s`` that begins at
+    # ``start_at``. Tasks that have not ended are in no total.
+    Column("account_id", Text, nullable=False),
+    # "": the totals of all tasks by model, API key and status. Otherwise the totals of each end user by one of
+    # these: all of them together might have as many rows as there are tasks. A column by which a row does not count
+    # is "", as is the key of tasks without one.
+    Column("end_user_by", Text, nullable=False),
+    Column("span_s", Integer, nullable=False),
+    Column("start_at", Time, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("api_key_id", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("end_user", Text, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    Column("cost_micro", BigInteger, nullable=False),
+    PrimaryKeyConstraint(
+        "account_id", "end_user_by", "span_s", "start_at", "model", "api_key_id", "status", "end_user"
+    ),
+    postgresql_with={"fillfactor": "80"},
+)
+
 assets = Table(
     "assets",
     metadata,
@@ -256,10 +292,27 @@ api_keys = Table(
     Column("created_at", Time, nullable=False),
     Column("last_used_at", Time),
     Column("revoked_at", Time),
+    Column("expires_at", Time),
+    Column("is_paused", Boolean, nullable=False),
+    # The models it may use, and patterns of them; none: every model.
+    Column("models", ARRAY(Text), nullable=False),
+    # Its limit, if it has one, and what was captured of the holds of the window that began at that time.
+    Column("limit_micro", BigInteger),
+    Column("limit_window", Text),
+    Column("window_start", Time, nullable=False),
+    Column("captured_micro", BigInteger, nullable=False),
     PrimaryKeyConstraint("account_id", "key_id"),
     Index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
     Index("ix_api_keys_prefix", "prefix"),
     Index("ix_api_keys_revoked_at", "revoked_at", postgresql_where=text("revoked_at is not null")),
+)
+
+account_limits = Table(
+    "account_limits",
+    metadata,
+    # The limits of whole accounts. A limit that was removed keeps its row, without an amount.
+    *columns_of(AccountLimitRow),
+    PrimaryKeyConstraint("account_id", "limit_window"),
 )
 
 sessions = Table(
@@ -294,6 +347,7 @@ orders = Table(
     # No fence of its own: every change of an order is a change of its account.
     Column("version", BigInteger, nullable=False),
     Column("provider", Text, nullable=False),
+    Column("origin", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("reconcile_status", Text, nullable=False),
     Column("created_at", Time, nullable=False),
@@ -311,12 +365,26 @@ orders = Table(
     postgresql_with={"fillfactor": "70"},
 )
 
+auto_top_ups = Table(
+    "auto_top_ups",
+    metadata,
+    # As orders without a fence of its own: a part of the account's state.
+    *columns_of(AutoTopUpRow, key=["account_id"]),
+    Index("ix_auto_top_ups_due", "wake_at", postgresql_where=text("wake_at is not null")),
+)
+
 outbox = Table(
     "outbox",
     metadata,
     Column("account_id", Text, nullable=False),
     Column("event_id", Text, nullable=False),
-    Column("request_id", Text, nullable=False),
+    # The task; null for an event of the account itself.
+    Column("request_id", Text),
+    # The webhook of the account; null for a task's own webhook_url, and for mail.
+    Column("webhook_id", Text),
+    # Whose deliveries wait for each other: the webhook, the account (for the webhook_url of its tasks), or
+    # "mail:" and the account. Every other receiver has its turn meanwhile.
+    Column("receiver", Text, nullable=False),
     Column("kind", Text, nullable=False),
     Column("url", Text, nullable=False),
     Column("created_at", Time, nullable=False),
@@ -330,12 +398,20 @@ outbox = Table(
     Column("tries", Integer, nullable=False),
     Column("done_at", Time),
     Column("reason", Text),
-    # The task as it was: the event's body is rendered from it.
+    # The task as it was, or the data of an account's event: the body is rendered from it.
     Column("snapshot", JSON, nullable=False),
     PrimaryKeyConstraint("account_id", "event_id"),
     Index("ix_outbox_task", "account_id", "request_id"),
-    # Finds the next event of each account.
-    Index("ix_outbox_pending", "account_id", "due_at", postgresql_where=text("due_at is not null")),
+    Index(
+        "ix_outbox_webhook",
+        "account_id",
+        "webhook_id",
+        "created_at",
+        "event_id",
+        postgresql_where=text("webhook_id is not null"),
+    ),
+    # Finds the next event of each receiver.
+    Index("ix_outbox_pending", "receiver", "due_at", postgresql_where=text("due_at is not null")),
     Index("ix_outbox_given_up", "created_at", "event_id", postgresql_where=text("status = 'given_up'")),
     Index(
         "ix_outbox_retried",
@@ -358,10 +434,22 @@ outbox_attempts = Table(
 silent_receivers = Table(
     "silent_receivers",
     metadata,
-    # The accounts whose last delivery had no answer in time.
-    Column("account_id", Text, primary_key=True),
+    # The receivers, other than webhooks, whose last delivery had no answer in time.
+    Column("receiver", Text, primary_key=True),
     Column("since", Time, nullable=False),
 )
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    *columns_of(WebhookRow, key=["account_id", "webhook_id"], without=["events"]),
+    Column("events", ARRAY(Text), nullable=False),
+    # Whether its last delivery had no answer in time, or its address has had none yet.
+    Column("is_silent", Boolean, nullable=False, server_default=text("true")),
+    Index("ix_webhooks_webhook_id", "webhook_id"),
+)
+
+alerts = Table("alerts", metadata, *columns_of(AlertsRow, key=["account_id"]))
 
 webhook_secrets = Table(
     "webhook_secrets",
@@ -410,7 +498,7 @@ contents = Table(
     metadata,
     Column("sha256", Text, nullable=False),
     Column("content_type", Text, nullable=False),
-    Column("claimed_at", Time, nullable=False),
+    Column("claimed_until", Time, nullable=False),
     Column("marked_at", Time),
     PrimaryKeyConstraint("sha256", "content_type"),
 )
@@ -420,7 +508,7 @@ journal_batches = Table(
     metadata,
     # Written inside each batch's transaction: after a lost response to COMMIT, the row shows whether it committed.
     Column("batch_id", Text, primary_key=True),
-    Column("units", Integer, nullable=False),
+    Column("unit_count", Integer, nullable=False),
     Column("committed", Boolean, nullable=False),
     Column("at", Time, nullable=False),
     Index("ix_journal_batches_at", "at"),

@@ -1,0 +1,87 @@
+"""An account's lots of credit, and all coupons, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple, Unpack
+
+from sqlalchemy import Connection, select
+
+from holdfast.ledger.credit.lots import LotAmounts, LotPart, amounts_of
+from holdfast.ledger.credit.operations import LotKind, LotSource
+from holdfast.persistence.queries.paging import PageOptions, page
+from holdfast.persistence.records.credit_tables import CouponRow
+from holdfast.persistence.records.tables import accounts, coupons, credit_lots
+
+_COLUMNS = (
+    "number", "kind", "source", "reference", "amount_micro", "created_at", "expires_at", "closed_number"
+)  # fmt: skip
+_LOTS = select(
+    *(credit_lots.c[name] for name in _COLUMNS), accounts.c.lots, accounts.c.balance_micro, accounts.c.held_micro
+).join(accounts, accounts.c.id == credit_lots.c.account_id)
+_NOTHING = LotAmounts(0, 0)
+
+
+class LotRecord(NamedTuple):
+    """A lot, and what is left of it; ``closed_number`` is the operation that used the last of it."""
+
+    number: int
+    kind: LotKind
+    source: LotSource
+    reference: str
+    amount_micro: int
+    created_at: datetime
+    expires_at: datetime | None
+    closed_number: int | None
+    remaining_micro: int
+    reserved_micro: int
+
+
+def lots_of_account(
+    rows: Connection,
+    account_id: str,
+    *,
+    limit: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    before_number: int | None = None,
+    kind: str | None = None,
+    is_open: bool | None = None,
+) -> list[LotRecord]:
+    """Return up to ``limit`` lots numbered below ``before_number``, newest first.
+
+    ``since`` is inclusive, ``until`` exclusive. A lot is open while something is left of it.
+    """
+    query = _LOTS.where(credit_lots.c.account_id == account_id)
+    if since is not None:
+        query = query.where(credit_lots.c.created_at >= since)
+    if until is not None:
+        query = query.where(credit_lots.c.created_at < until)
+    if before_number is not None:
+        query = query.where(credit_lots.c.number < before_number)
+    if kind is not None:
+        query = query.where(credit_lots.c.kind == kind)
+    if is_open is not None:
+        closed = credit_lots.c.closed_number
+        query = query.where(closed.is_(None) if is_open else closed.is_not(None))
+    found = rows.execute(query.order_by(credit_lots.c.number.desc()).limit(limit)).all()
+    if not found:
+        return []
+    account = found[0]
+    amounts: Mapping[int, LotAmounts] = amounts_of(
+        (LotPart(row.number, row.amount_micro) for row in found if row.closed_number is None),
+        account.lots,
+        balance_micro=account.balance_micro,
+        held_micro=account.held_micro,
+    )
+    return [LotRecord._make((*row[: len(_COLUMNS)], *amounts.get(row.number, _NOTHING))) for row in found]
+
+
+def list_coupons(
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
+) -> list[CouponRow]:
+    """Return a page of coupons, newest first. There are no filters."""
+    assert not filters
+    found = page(rows, select(coupons), (coupons.c.created_at, coupons.c.coupon_id), **options)
+    return [CouponRow(**row._asdict()) for row in found]

@@ -1,0 +1,105 @@
+"""The rows and tables of lots of credit, and of the coupons that give some."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import BigInteger, Column, Index, Integer, PrimaryKeyConstraint, Table, Text, text
+
+from holdfast.persistence.records.table_base import Time, columns_of, metadata
+
+
+class CouponRow(NamedTuple):
+    """A coupon: a code that gives credit to ``uses_max`` accounts, once to each.
+
+    The credit expires ``credit_days`` after it was given. ``disabled_at`` and ``redeem_until`` end its redemption.
+    """
+
+    coupon_id: str
+    code: str
+    amount_micro: int
+    uses_max: int
+    credit_days: int | None
+    redeem_until: datetime | None
+    created_at: datetime
+    uses: int = 0
+    disabled_at: datetime | None = None
+
+
+class CouponClaim(msgspec.Struct, frozen=True):
+    """A claimed use of a coupon by an account, which has yet to be given the credit."""
+
+    account_id: str
+    coupon_id: str
+    claim_id: str
+    code: str
+    amount_micro: int
+    credit_days: int | None
+
+
+credit_lots = Table(
+    "credit_lots",
+    metadata,
+    # What an operation has opened, numbered as the operation; its hash covers the facts.
+    Column("account_id", Text, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("reference", Text, nullable=False),
+    Column("amount_micro", BigInteger, nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("expires_at", Time),
+    # The operation that left nothing of it.
+    Column("closed_number", BigInteger),
+    # How many days before its expiry the owner was last notified.
+    Column("announced_days", Integer),
+    PrimaryKeyConstraint("account_id", "number"),
+    Index("ix_credit_lots_open", "account_id", postgresql_where=text("closed_number is null")),
+    # The last guard against giving the credit of one claim twice; the account's stored replies come first.
+    Index(
+        "uq_credit_lots_claim",
+        "account_id",
+        "reference",
+        unique=True,
+        postgresql_where=text("source = 'coupon'"),
+    ),
+    Index(
+        "ix_credit_lots_expires_at",
+        "expires_at",
+        postgresql_where=text("closed_number is null and expires_at is not null"),
+    ),
+)
+
+# Written without the journal: the credit that a coupon gives is decided by its account, which ends the claim.
+coupons = Table(
+    "coupons",
+    metadata,
+    *columns_of(CouponRow, key=["coupon_id"]),
+    Index("uq_coupons_code", "code", unique=True),
+    Index("ix_coupons_created_at", "created_at", "coupon_id"),
+)
+
+coupon_uses = Table(
+    "coupon_uses",
+    metadata,
+    Column("account_id", Text, nullable=False),
+    Column("coupon_id", Text, nullable=False),
+    # What the lot of the credit refers to.
+    Column("claim_id", Text, nullable=False),
+    Column("amount_micro", BigInteger, nullable=False),
+    Column("claimed_at", Time, nullable=False),
+    Column("granted_at", Time),
+    PrimaryKeyConstraint("account_id", "coupon_id"),
+    Index("ix_coupon_uses_claimed_at", "claimed_at", postgresql_where=text("granted_at is null")),
+)
+
+coupon_tries = Table(
+    "coupon_tries",
+    metadata,
+    # The wrong codes that an account has sent since a time.
+    Column("account_id", Text, primary_key=True),
+    Column("since", Time, nullable=False),
+    Column("wrong", Integer, nullable=False),
+)

@@ -1,0 +1,90 @@
+"""The rows of accounts' events, of the webhooks that get them, and of alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from holdfast.ledger.alerts.account_events import AccountEventData, AccountEventKind, kind_of, receives
+from holdfast.ledger.alerts.alerts import Alerts
+from holdfast.ledger.ids import new_id
+from holdfast.persistence.records.rows import JournaledRow
+
+MAIL_URL: Final = "mailto:owner"
+"""The URL of an event for the account's owner by mail, whose address is looked up for each attempt."""
+
+
+class AccountEventRow(JournaledRow, frozen=True):
+    """A new event of an account, for one of its webhooks, or by mail to its owner without ``webhook_id``.
+
+    ``receiver`` is whom deliveries wait for: those to one never delay those to another.
+    """
+
+    account_id: str
+    event_id: str
+    webhook_id: str | None
+    receiver: str
+    kind: AccountEventKind
+    url: str
+    created_at: datetime
+    due_at: datetime | None
+    round_at: datetime
+    data: AccountEventData
+    status: str = "pending"
+    attempts: int = 0
+    tries: int = 0
+
+
+class WebhookRow(JournaledRow, frozen=True):
+    """A webhook of an account, new or changed: an endpoint that gets the account's and its tasks' events."""
+
+    account_id: str
+    webhook_id: str
+    url: str
+    events: tuple[str, ...]
+    enabled: bool
+    created_at: datetime
+    updated_at: datetime
+
+
+class WebhookDeletedRow(JournaledRow, frozen=True):
+    """The deletion of a webhook. Its events are ended when they are claimed, if not before."""
+
+    account_id: str
+    webhook_id: str
+
+
+class AlertsRow(JournaledRow, frozen=True):
+    """The alerts of an account; no row: it has set none, and none was announced."""
+
+    account_id: str
+    alerts: Alerts
+
+
+def account_event_rows(
+    account_id: str, webhooks: Iterable[WebhookRow], data: AccountEventData, at: datetime, *, is_mailed: bool
+) -> tuple[AccountEventRow, ...]:
+    """Return an event of an account, due immediately: for each webhook that receives it, and if so by mail."""
+    kind = kind_of(data)
+    receivers = [
+        (each.webhook_id, each.webhook_id, each.url)
+        for each in webhooks
+        if each.enabled and receives(each.events, kind)
+    ]
+    mail = [(None, f"mail:{account_id}", MAIL_URL)] if is_mailed else []
+    return tuple(
+        AccountEventRow(
+            account_id=account_id,
+            event_id=new_id("evt"),
+            webhook_id=webhook_id,
+            receiver=receiver,
+            kind=kind,
+            url=url,
+            created_at=at,
+            due_at=at,
+            round_at=at,
+            data=data,
+        )
+        for webhook_id, receiver, url in (*receivers, *mail)
+    )
