@@ -51,7 +51,7 @@ class MigrationReport(msgspec.Struct, frozen=True):
 def migrate(url: str) -> MigrationReport:
     """Migrate the database at ``url``. Blocks.
 
-    Raises :class:`MigrationRefused` (newer than this release, or another process holds the lock too long),
+    Raises :class:`MigrationRefused` (newer than this release, or another session holds a lock too long),
     :class:`~holdfast.persistence.server.database_faults.DatabaseTooOld` or
     :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
     """
@@ -66,6 +66,10 @@ def migrate(url: str) -> MigrationReport:
     except (DBAPIError, psycopg.Error) as exc:
         if is_away(exc):
             raise DatabaseAway(str(exc)) from exc
+        if isinstance(exc, psycopg.errors.LockNotAvailable):
+            raise MigrationRefused(
+                f"Another session, such as a backup, has used a table for more than {DDL_LOCK_S} s; try again."
+            ) from exc
         raise
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from alembic import command
+from alembic import command, op
 from alembic.config import Config
 from sqlalchemy import Connection
 
@@ -18,6 +18,14 @@ def upgrade(connection: Connection, revision: str) -> None:
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
     connection.commit()
+
+
+def run_script(revision: str) -> None:
+    """Run the SQL beside the file of a revision; called by that file."""
+    # The driver's own connection, which sends a script of several statements as it is.
+    connection = op.get_bind().connection.driver_connection
+    assert connection is not None
+    connection.execute(Path(revision).with_suffix(".sql").read_bytes())
 
 
 def alembic_config() -> Config:

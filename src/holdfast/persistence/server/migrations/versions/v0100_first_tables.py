@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from alembic import op
+from holdfast.persistence.server.upgrade import run_script
 
 revision = "0100"
 down_revision = None
@@ -12,7 +10,4 @@ down_revision = None
 
 def upgrade() -> None:
     """Create every table, index and trigger."""
-    # The driver's own connection, which sends a script of several statements as it is.
-    connection = op.get_bind().connection.driver_connection
-    assert connection is not None
-    connection.execute(Path(__file__).with_suffix(".sql").read_bytes())
+    run_script(__file__)
