@@ -7,11 +7,20 @@ from collections.abc import Sequence
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.runtime.refs import TellRef
 from holdfast.actors.task.messages import EventsDue
+from holdfast.ledger.alerts.account_events import TEST, WebhookTest
 from holdfast.ledger.clock import Now
+from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, Unknown
-from holdfast.persistence.records.rows import OutboxResendRow, PaymentEventRow, Row, WebhookSecretRow
+from holdfast.persistence.queries.events import EventAddress
+from holdfast.persistence.records.event_rows import AccountEventRow, WebhookRow
+from holdfast.persistence.records.rows import (
+    OutboxResendRow,
+    PaymentEventRow,
+    Row,
+    WebhookSecretRow,
+)
 
 
 async def write_unfenced(journal: Journal, *rows: Row) -> None:
@@ -27,23 +36,39 @@ async def write_unfenced(journal: Journal, *rows: Row) -> None:
 
 
 class EventCommands:
-    """What an account's owner does with webhooks. The methods raise as :func:`write_unfenced` does."""
+    """What an account's owner does with events. The methods raise as :func:`write_unfenced` does."""
 
     def __init__(self, journal: Journal, outbox: TellRef, now: Now) -> None:
         self._journal = journal
         self._outbox = outbox
         self._now = now
 
-    async def resend(self, account_id: str, event_id: str) -> None:
-        """Make an event due now under the same id, in any delivery status, with no attempts made."""
-        await self.resend_all([(account_id, event_id)])
-
-    async def resend_all(self, events: Sequence[tuple[str, str]]) -> None:
-        """As :meth:`resend`, for a number of events of any accounts, in one commit."""
+    async def resend(self, events: Sequence[EventAddress]) -> None:
+        """Make events due now under the same ids, in any delivery status, with no attempts made, in one commit."""
         at = self._now()
-        await write_unfenced(self._journal, *(OutboxResendRow(*each, due_at=at, round_at=at) for each in events))
-        for account_id in {account_id for account_id, _ in events}:
-            self._outbox.tell(EventsDue(account_id))
+        again = (OutboxResendRow(each.account_id, each.event_id, due_at=at, round_at=at) for each in events)
+        await write_unfenced(self._journal, *again)
+        for receiver in {each.receiver for each in events}:
+            self._outbox.tell(EventsDue(receiver))
+
+    async def send_test(self, webhook: WebhookRow) -> AccountEventRow:
+        """Send a test event to a webhook now, whatever that subscribes to."""
+        at, webhook_id = self._now(), webhook.webhook_id
+        row = AccountEventRow(
+            account_id=webhook.account_id,
+            event_id=new_id("evt"),
+            webhook_id=webhook_id,
+            receiver=webhook_id,
+            kind=TEST,
+            url=webhook.url,
+            created_at=at,
+            due_at=at,
+            round_at=at,
+            data=WebhookTest(webhook.account_id, webhook_id),
+        )
+        await write_unfenced(self._journal, row)
+        self._outbox.tell(EventsDue(webhook_id))
+        return row
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:
         """Start signing with ``generation``. A repeat for the same generation keeps the first time."""

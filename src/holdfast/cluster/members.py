@@ -32,7 +32,9 @@ from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)
 
-SINGLETONS = frozenset({"checker", "reconciler", "order-sweeper", "asset-sweeper", "sweeper"})
+SINGLETONS = frozenset(
+    {"checker", "reconciler", "order-sweeper", "top-ups", "asset-sweeper", "lot-sweeper", "sweeper"}
+)
 """The work that one member does for all, besides assigning the slots of each provider."""
 LOST_MAX = 8
 """How many members that ended without draining are remembered, for operators."""

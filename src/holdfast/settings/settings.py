@@ -211,6 +211,7 @@ class Settings(ServiceLocation):
     asset_link_ttl_s: Count = 3600
     recharge_max_micro: MicroCredits = Field(10_000_000_000, alias="RECHARGE_MAX")
     order_max_micro: MicroCredits = Field(10_000_000_000, alias="ORDER_MAX")
+    paid_credit_days: int = Field(0, ge=0, le=36_500)
     sandbox_order_ttl_s: int = Field(1800, ge=1, le=86_400)
     card_order_ttl_s: int = Field(86_400, ge=1, le=86_400)
     body_bytes_max: int = Field(2 * 1024 * 1024, ge=1024, le=16 * 1024 * 1024)
@@ -245,6 +246,7 @@ class Settings(ServiceLocation):
     webhook_timeout_s: Seconds = 15.0
     webhook_give_up_s: Count = 259_200
     webhook_local_allowed: bool = True
+    webhooks_max: int = Field(16, ge=1, le=1000)
     studio_port: Port = 0
     card_emulator_port: Port = 0
     card_timeout_s: Seconds = 10.0

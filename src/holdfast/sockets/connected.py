@@ -46,7 +46,9 @@ class ConnectedSocket(trio.abc.HalfCloseableStream):
                 raise trio.BrokenResourceError from fault
 
     def is_readable(self) -> bool:
-        """Whether there is something to receive: data, the end, or an error."""
+        """Whether there is something to receive: data, the end, or an error; also if it is closed here."""
+        if self._socket.fileno() == -1:
+            return True
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))

@@ -162,7 +162,7 @@ class KeyedChild:
     @property
     def is_idle(self) -> bool:
         """Whether its actor is active with no message to handle."""
-        return self.state == "active" and self.mailbox.empty() and not self.mailbox.has_system
+        return self.state == "active" and self.mailbox.empty() and not self.mailbox.system
 
     @property
     def has_crashed_lately(self) -> bool:

@@ -279,7 +279,7 @@ class KeyedLives:
                 return
             self._emptied = trio.Event()
             for child in self.children.values():
-                if child.state == "active" and not child.mailbox.has_system:
+                if child.state == "active" and not child.mailbox.system:
                     child.mailbox.put_system(SystemMessage.STOP)
             with trio.move_on_after(0.5):
                 await self._emptied.wait()

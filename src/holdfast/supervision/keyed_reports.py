@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 import trio
+from prometheus_client import Counter
 
 from holdfast.actors.runtime.faults import Crashed
 from holdfast.actors.runtime.mailbox import Envelope
@@ -63,6 +65,7 @@ class KeyedReports:
         self.restarts: OrderedDict[str, deque[KeyRestart]] = OrderedDict()
         """Of the keys that restarted last. They outlive the child, which is forgotten once it is idle."""
         self._name = name
+        self._active = metrics.ACTORS_ACTIVE.labels(name)
         self._limits = limits
         self._reporter = reporter
         self._dead_letters = dead_letters
@@ -70,11 +73,11 @@ class KeyedReports:
 
     def count(self, event: str) -> None:
         """Count an event of an actor."""
-        metrics.ACTOR_EVENTS.labels(self._name, event).inc()
+        _events(self._name, event).inc()
 
     def active(self, count: int) -> None:
         """Set the gauge of active actors."""
-        metrics.ACTORS_ACTIVE.labels(self._name).set(count)
+        self._active.set(count)
 
     def dead_letter(
         self, child: KeyedChild, reason: DeadReason, envelope: Envelope, *, is_reported: bool = True
@@ -215,3 +218,8 @@ class KeyedReports:
 def _last_message(child: KeyedChild) -> str | None:
     last = child.actor.last_message if child.actor is not None else None
     return last.__name__ if last is not None else None
+
+
+@functools.cache
+def _events(group: str, event: str) -> Counter:
+    return metrics.ACTOR_EVENTS.labels(group, event)

@@ -10,6 +10,8 @@ from datetime import datetime
 from functools import partial
 from typing import Final, cast
 
+import msgspec
+
 from holdfast.actors.account.actor import AccountActor, AccountLimits
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.journaled import Tell
@@ -24,6 +26,7 @@ from holdfast.actors.workers.poison_writer import PoisonQueue, PoisonWriter
 from holdfast.cluster.codec import ACCOUNTS, SIGN_INS, TASKS, CannotEncode, codecs
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.clock import Now
+from holdfast.ledger.orders.order import Seller
 from holdfast.ledger.places import place_carried_by, place_of
 from holdfast.ledger.sign_in_codes import CodeLimits
 from holdfast.ledger.tasks.task import Task
@@ -145,6 +148,8 @@ def create_account(
         tasks_in_flight_max=settings.tasks_in_flight_max,
         task_creates_per_s=settings.task_creates_per_account_s,
         task_creates_burst=settings.task_creates_burst,
+        webhooks_max=settings.webhooks_max,
+        paid_credit_days=settings.paid_credit_days,
     )
 
     async def load(account_id: str) -> LoadedAccount:
@@ -155,7 +160,14 @@ def create_account(
         return Tell(dispatcher, TaskQueued(task.provider, task.request_id))
 
     return partial(
-        AccountActor, journal=journal, load=load, database=database, announce=announce, now=now, limits=limits
+        AccountActor,
+        journal=journal,
+        load=load,
+        database=database,
+        announce=announce,
+        now=now,
+        limits=limits,
+        seller=msgspec.convert(settings, Seller, from_attributes=True),
     )
 
 

@@ -10,7 +10,6 @@ from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.dependencies import Dependencies, Readiness
 from holdfast.persistence.server.embedded import EmbeddedPostgres
-from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.settings.settings import Settings
@@ -58,6 +57,7 @@ def assemble(
     parts = parts_of(settings, database_url=database_url, local_url=local_url, embedded=embedded, worker=worker)
     actors = actors_of(parts)
     order_checks = OrderChecks(
+        conditions=parts.conditions,
         database=parts.database,
         accounts=actors.accounts,
         card=None if parts.card is None else parts.card.provider,
@@ -116,7 +116,7 @@ def _dependencies(
         catalog_of=registry.catalog_of,
         asset_store=parts.store,
         claims=parts.claims,
-        mailer=_mailer(settings),
+        mailer=parts.mailer,
         callback_secrets=registry.callback_secrets,
         sandbox_secrets=(settings.sandbox_secret,),
         card=parts.card,
@@ -145,9 +145,3 @@ def _dependencies(
         now=now,
         conditions=parts.conditions,
     )
-
-
-def _mailer(settings: Settings) -> Mailer:
-    if settings.smtp_url is not None:
-        return SmtpMailer(settings.smtp_url, settings.mail_from)
-    return NoMailer() if settings.is_production else DevelopmentMailer(settings.data_dir / "mail")

@@ -24,6 +24,7 @@ from holdfast.persistence.queries.reports import newest_position, reports_after
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.service_clock import ServiceClock
+from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
 from holdfast.settings.settings import PREFIX, Settings, SettingsFault
@@ -72,6 +73,7 @@ class Parts:
     store: AssetStore
     claims: ContentClaims
     card: CardSetup | None
+    mailer: Mailer
     database: Database
     changes: Changes
     journal: Journal
@@ -133,6 +135,7 @@ def parts_of(
         registry=registry,
         store=store,
         claims=ContentClaims(database.connect_writer),
+        mailer=_mailer(settings),
         card=card_setup(settings, conditions.watch(CARD)),
         database=database,
         changes=changes,
@@ -175,3 +178,9 @@ def asset_store(settings: Settings) -> AssetStore:
         line = f"{PREFIX}ASSET_STORE: s3 needs a library that is not installed: pip install 'holdfast[s3]'"
         raise SettingsFault((line,)) from None
     return S3Store(settings.s3)
+
+
+def _mailer(settings: Settings) -> Mailer:
+    if settings.smtp_url is not None:
+        return SmtpMailer(settings.smtp_url, settings.mail_from)
+    return NoMailer() if settings.is_production else DevelopmentMailer(settings.data_dir / "mail")

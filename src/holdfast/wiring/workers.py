@@ -6,25 +6,29 @@ import random
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
+from typing import cast
 
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
 from holdfast.actors.workers.checker import Checker, Pace
 from holdfast.actors.workers.dispatcher import Dispatcher
 from holdfast.actors.workers.heartbeat import Heartbeat
 from holdfast.actors.workers.hosting import HostingWorker
+from holdfast.actors.workers.lot_sweeper import LotSweeper
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.outbox import DELIVERIES_MAX, LEASE_MARGIN_S, OutboxWorker
 from holdfast.actors.workers.passes import Passes
 from holdfast.actors.workers.provider_calls import ProviderCaller
 from holdfast.actors.workers.provider_watch import ProviderWatch
-from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler
+from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler, TopUpWorker
 from holdfast.actors.workers.report_writer import ReportWriter
 from holdfast.actors.workers.sampler import DatabaseMetrics, Sampler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.cluster.members import slots_of
-from holdfast.http.replicate.shapes import webhook_body
-from holdfast.ledger.clock import utc_now
+from holdfast.http.schemas.replicate import webhook_body
+from holdfast.ledger.alerts.account_events import AccountEventKind, account_payload
+from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.tasks.public import event_payload
+from holdfast.ledger.tasks.task import EventKind
 from holdfast.persistence.claims.outbox import DueEvent, claim_due
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
@@ -35,6 +39,7 @@ from holdfast.supervision.turn_watch import TurnWatch
 from holdfast.telemetry.metrics.samples import ProcessMeter
 from holdfast.telemetry.reports.conditions import STORAGE
 from holdfast.wiring.actors import Actors, masked_key, poison_writer
+from holdfast.wiring.alert_mail import AlertMail
 from holdfast.wiring.cluster import outbox_that_reports
 from holdfast.wiring.parts import Parts
 
@@ -134,10 +139,13 @@ def _outbox(parts: Parts, actors: Actors) -> Callable[[], Child]:
     reporting = outbox_that_reports(parts.refs.outbox, parts.members)
 
     def payload(event: DueEvent) -> bytes:
-        task = event.task
-        if task.request.webhook_format == "prediction":
+        if event.request_id is None:
+            kind, at = cast(AccountEventKind, event.kind), format_time(event.created_at)
+            return account_payload(event.event_id, kind, at, event.snapshot)
+        task, kind_of_task = event.task, cast(EventKind, event.kind)
+        if event.webhook_id is None and task.request.webhook_format == "prediction":
             return webhook_body(urls, task, now=now())
-        return event_payload(urls, event.event_id, event.kind, event.created_at, task, now=now())
+        return event_payload(urls, event.event_id, kind_of_task, event.created_at, task, now=now())
 
     return lambda: OutboxWorker(
         parts.refs.outbox,
@@ -154,6 +162,7 @@ def _outbox(parts: Parts, actors: Actors) -> Callable[[], Child]:
         tasks=actors.tasks,
         render=payload,
         send=partial(post_event, webhooks, timeout_s=settings.webhook_timeout_s, now=utc_now),
+        send_mail=AlertMail(parts.database, actors.accounts, parts.mailer, urls).send,
         secrets_key=settings.derived_key("webhook secrets"),
         give_up_s=settings.webhook_give_up_s,
         now=now,
@@ -178,10 +187,16 @@ def _sweeping(parts: Parts, actors: Actors, order_checks: OrderChecks) -> Starts
         "order-sweeper": lambda: RunningChild(
             OrderSweeper(database=database, order_checks=order_checks, is_ours=is_ours("order-sweeper")).run
         ),
+        "top-ups": lambda: RunningChild(
+            TopUpWorker(database=database, order_checks=order_checks, is_ours=is_ours("top-ups")).run
+        ),
         "asset-sweeper": lambda: RunningChild(
             AssetSweeper(
                 database=database, tasks=actors.tasks, store=parts.store, now=now, is_ours=is_ours("asset-sweeper")
             ).run
+        ),
+        "lot-sweeper": lambda: RunningChild(
+            LotSweeper(database=database, accounts=actors.accounts, now=now, is_ours=is_ours("lot-sweeper")).run
         ),
         "sweeper": lambda: RunningChild(
             Sweeper(

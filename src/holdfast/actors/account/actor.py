@@ -1,4 +1,4 @@
-"""The account actor: decides all changes of one account's credit, payment orders, API keys and sessions.
+"""The account actor: decides all changes of one account's credit, payment orders, keys, sessions and webhooks.
 
 Each command is decided on the newest decided state and becomes one unit of work, fenced by the account's version.
 Refusals come first, in the order each docstring lists them.
@@ -8,46 +8,77 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Self, TypeAlias
 
+from holdfast.actors.account.alerts import decide_alerts
 from holdfast.actors.account.create_rate import CreateRate
+from holdfast.actors.account.keys import AccountKeys, model_not_allowed
 from holdfast.actors.account.messages import (
     AdjustCredit,
+    AlertCommand,
+    AllowMail,
+    AnnounceExpiry,
+    BeginAttempt,
+    ChangeApiKey,
     CreateApiKey,
     CreateOrder,
     CreateTask,
     CreditChanged,
-    OperatorCommand,
+    DeleteWebhook,
+    ExpireLots,
+    GrantCredit,
+    LotsExpired,
     OrderCommand,
+    PutWebhook,
     Recharge,
+    RecordCustomer,
     RecordKeyUse,
+    RedeemCoupon,
     RefuseTask,
+    RemoveCard,
+    ResumeTopUp,
     RevokeApiKey,
+    SaveCard,
     SetAccess,
+    SetAlerts,
+    SetAutoTopUp,
+    SetCeiling,
+    SetLimits,
     SettleTask,
     SignOut,
+    StopMail,
+    SwitchOffTopUp,
     TaskAccepted,
+    TopUpCommand,
 )
 from holdfast.actors.account.orders import AccountOrders
 from holdfast.actors.account.replies import RecentReplies
+from holdfast.actors.account.top_ups import AccountTopUp
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit, JournaledActor, LogEvent, LogFields, Tell, Turn
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import idempotency_of, reply_type
-from holdfast.ledger.clock import Now
+from holdfast.ledger.alerts.account_events import AccountDisabled, CreditExpiring
+from holdfast.ledger.api_keys import is_model_allowed
+from holdfast.ledger.clock import Now, format_time
 from holdfast.ledger.credit.account import (
     OperationDetails,
     decide_adjustment,
     decide_capture,
     decide_credit,
+    decide_expiry,
+    decide_grant,
     decide_hold,
     decide_release,
 )
+from holdfast.ledger.credit.limits import LimitedHold
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.ids import new_id, new_id_of_account
-from holdfast.ledger.orders.order import OrderResult
-from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.orders.order import OrderResult, Seller
+from holdfast.ledger.orders.top_ups import AutoTopUp
+from holdfast.ledger.refusals import ACCOUNT_DISABLED, SUPERSEDED, Refusal
 from holdfast.ledger.tasks.task import Task, accept_task
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.journal.journal import Journal
@@ -55,38 +86,55 @@ from holdfast.persistence.journal.units import Committed, Fence, Unit, UnitResul
 from holdfast.persistence.queries.loading import LoadedAccount
 from holdfast.persistence.records.rows import (
     AccountAccessRow,
-    ApiKeyRecord,
-    ApiKeyRevokedRow,
-    ApiKeyRow,
     ApiKeyUsedRow,
+    CouponGrantedRow,
+    LotAnnouncedRow,
+    Row,
     SessionRevokedRow,
 )
 from holdfast.persistence.server.database import Database
 
 AccountCommand: TypeAlias = (
     CreateTask
+    | BeginAttempt
     | RefuseTask
     | SettleTask
     | Recharge
     | CreateApiKey
+    | ChangeApiKey
     | RevokeApiKey
     | RecordKeyUse
+    | SetLimits
     | SignOut
+    | AlertCommand
     | OrderCommand
-    | OperatorCommand
+    | TopUpCommand
+    | AdjustCredit
+    | SetAccess
+    | SetCeiling
+    | GrantCredit
+    | RedeemCoupon
+    | ExpireLots
+    | AnnounceExpiry
 )
+
+
+EXPIRIES_MAX = 100
+"""How many lots one unit of work expires; the rest is asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """The limits of one account. ``task_creates_per_s`` 0: no limit."""
+    """The limits of one account. ``task_creates_per_s`` 0: no limit. ``paid_credit_days`` 0: it never expires."""
 
     tasks_in_flight_max: int = 1000
     task_creates_per_s: float = 0
     task_creates_burst: int = 20_000
     live_keys_max: int = 100
+    webhooks_max: int = 16
     replies_max: int = 128
     orders_pending_max: int = 1000
+    paid_credit_days: int = 0
 
 
 class AccountActor(JournaledActor):
@@ -106,6 +154,7 @@ class AccountActor(JournaledActor):
         announce: Callable[[Task], Tell],
         now: Now,
         limits: AccountLimits,
+        seller: Seller,
     ) -> None:
         super().__init__(mailbox, journal)
         self._account_id = account_id
@@ -113,8 +162,9 @@ class AccountActor(JournaledActor):
         self._announce = announce
         self._now = now
         self._limits = limits
+        self._seller = seller
         self._units: AccountUnits
-        self._live_keys: dict[str, frozenset[str]]
+        self._keys: AccountKeys
         self._disabled_at: datetime | None
         self._replies = RecentReplies(account_id, replies_max=limits.replies_max)
         self._database = database
@@ -122,9 +172,28 @@ class AccountActor(JournaledActor):
         self._create_rate = CreateRate(limits.task_creates_per_s, limits.task_creates_burst)
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
-        """Read the account's head, open holds and live keys."""
-        state, self._live_keys, self._disabled_at = await self._load(self._account_id)
-        self._units = AccountUnits(state, self._replies, self._now)
+        """Read the account's head, holds, live keys, what is spent of limits, webhooks, alerts and top-up."""
+        loaded = await self._load(self._account_id)
+        self._disabled_at = loaded.disabled_at
+        self._units = AccountUnits(
+            loaded.state,
+            self._replies,
+            self._now,
+            webhooks=loaded.webhooks,
+            alerts=loaded.alerts,
+            paid_credit_days=self._limits.paid_credit_days,
+        )
+        if loaded.top_up is not None:
+            self._units.top_up = self._top_up_of(loaded.top_up)
+        self._keys = AccountKeys(
+            self._units,
+            loaded.live_keys,
+            loaded.spending,
+            database=self._database,
+            now=self._now,
+            await_durable=self.await_durable,
+            live_max=self._limits.live_keys_max,
+        )
 
     def inherit(self, before: Self) -> None:
         """Take over the replies that were found in rows, and what is left of the allowance of creates."""
@@ -148,26 +217,29 @@ class AccountActor(JournaledActor):
         match message:
             case CreateTask():
                 return self._create_task(message)
+            case BeginAttempt():
+                return self._begin_attempt(message)
             case RefuseTask():
                 return self._refuse_task(message)
             case SettleTask():
                 return self._settle_task(message)
-            case Recharge():
-                return self._recharge(message)
-            case CreateApiKey():
-                return self._create_api_key(message)
-            case RevokeApiKey():
-                return self._revoke_api_key(message)
+            case CreateApiKey() | ChangeApiKey() | RevokeApiKey() | SetLimits() | SetCeiling():
+                return self._keys.decide(message)
             case RecordKeyUse():
                 return self._record_key_use(message)
             case SignOut():
                 return self._sign_out(message)
-            case AdjustCredit():
-                return self._adjust(message)
+            case Recharge() | AdjustCredit() | GrantCredit() | RedeemCoupon() | ExpireLots():
+                return self._change_credit(message)
+            case AnnounceExpiry():
+                return self._announce_expiry(message)
             case SetAccess():
                 return self._set_access(message)
+            case PutWebhook() | DeleteWebhook() | SetAlerts() | StopMail() | AllowMail():
+                most = self._limits.webhooks_max
+                return decide_alerts(message, self._units, self._now(), webhooks_max=most)
             case _:
-                return self._change_order(message)
+                return self._change_payments(message)
 
     def unit_ended(self, unit: Unit, result: UnitResult) -> None:
         """Take the journal's result for a unit; the orders whose decision it was may then be evicted."""
@@ -180,47 +252,106 @@ class AccountActor(JournaledActor):
 
     # --------------------------------------------------------------------------------------------------- credit
 
-    def _recharge(self, command: Recharge) -> Turn[CreditChanged]:
-        """Refuses as :meth:`_change_credit`."""
-        operation_id = new_id("op")
-        operation = decide_credit(
-            self._units.state,
-            amount_micro=command.amount_micro,
-            source="sandbox",
-            operation_id=operation_id,
-            reference=operation_id,
-            reason="sandbox recharge",
-            at=self._now(),
-        )
-        fields: LogFields = {"account_id": self._account_id, "amount_micro": command.amount_micro}
-        return self._change_credit(command, operation, LogEvent("account recharged", fields))
-
-    def _adjust(self, command: AdjustCredit) -> Turn[CreditChanged]:
-        """Refuses as :meth:`_change_credit`."""
-        operation = decide_adjustment(
-            self._units.state,
-            amount_micro=command.amount_micro,
-            operation_id=new_id("op"),
-            reference=command.action_id,
-            reason=command.note,
-            at=self._now(),
-        )
-        return self._change_credit(command, operation)
-
     def _change_credit(
-        self, command: Recharge | AdjustCredit, operation: Operation | Refusal, log_event: LogEvent | None = None
-    ) -> Turn[CreditChanged]:
-        """Post an operation of no task or order. Refuses: 1. the ledger's refusals."""
+        self, command: Recharge | AdjustCredit | GrantCredit | RedeemCoupon | ExpireLots
+    ) -> Turn[CreditChanged] | Turn[LotsExpired]:
+        """Post operations of no task or order. Refuses: 1. the ledger's refusals."""
+        if isinstance(command, ExpireLots):
+            return self._expire_lots(command)
+        state, at = self._units.state, self._now()
+        operation, log_event = self._decide_credit(command, at)
         if isinstance(operation, Refusal):
             return self._units.refuse(command, operation)
-        self._units.state.apply(operation)
-        reply = CreditChanged(operation.operation_id, command.amount_micro, self._units.state.totals)
-        return self._units.change(command, reply, operations=(operation,), log_event=log_event)
+        state.apply(operation)
+        rows: tuple[Row, ...] = ()
+        if isinstance(command, RedeemCoupon):
+            rows = (CouponGrantedRow(self._account_id, command.claim.coupon_id, at),)
+        reply = CreditChanged(operation.operation_id, operation.amount_micro, state.totals)
+        return self._units.change(command, reply, operations=(operation,), rows=rows, log_event=log_event)
+
+    def _decide_credit(
+        self, command: Recharge | AdjustCredit | GrantCredit | RedeemCoupon, at: datetime
+    ) -> tuple[Operation | Refusal, LogEvent | None]:
+        state, operation_id = self._units.state, new_id("op")
+        amount_micro = command.claim.amount_micro if isinstance(command, RedeemCoupon) else command.amount_micro
+        fields: LogFields = {"account_id": self._account_id, "amount_micro": amount_micro}
+        match command:
+            case Recharge():
+                operation = decide_credit(
+                    state,
+                    amount_micro=amount_micro,
+                    source="sandbox",
+                    origin="recharge",
+                    expires_at=self._units.paid_until(at),
+                    operation_id=operation_id,
+                    reference=operation_id,
+                    reason="sandbox recharge",
+                    at=at,
+                )
+                return operation, LogEvent("account recharged", fields)
+            case AdjustCredit(action_id=action_id, note=note):
+                details = OperationDetails(operation_id=operation_id, reference=action_id, reason=note, at=at)
+                return decide_adjustment(state, amount_micro=amount_micro, **details), None
+            case GrantCredit(action_id=action_id, note=note):
+                details = OperationDetails(operation_id=operation_id, reference=action_id, reason=note, at=at)
+                until = command.expires_at
+                operation = decide_grant(
+                    state, amount_micro=amount_micro, origin="grant", expires_at=until, **details
+                )
+                return operation, LogEvent("credit granted", fields)
+            case RedeemCoupon(claim=claim):
+                details = OperationDetails(
+                    operation_id=operation_id, reference=claim.claim_id, reason=f"coupon {claim.code}", at=at
+                )
+                until = None if claim.credit_days is None else at + timedelta(days=claim.credit_days)
+                operation = decide_grant(
+                    state, amount_micro=amount_micro, origin="coupon", expires_at=until, **details
+                )
+                return operation, LogEvent("coupon redeemed", fields)
+
+    def _expire_lots(self, command: ExpireLots) -> Turn[LotsExpired]:
+        """Each lot has an operation of its own."""
+        state, at = self._units.state, self._now()
+        operations: list[Operation] = []
+        expired = state.lots.expired(at)
+        for lot in expired[:EXPIRIES_MAX]:
+            operation = decide_expiry(state, lot, operation_id=new_id("op"), at=at)
+            state.apply(operation)
+            operations.append(operation)
+        amount_micro = sum(operation.amount_micro for operation in operations)
+        reply = LotsExpired(amount_micro, is_more_due=len(expired) > EXPIRIES_MAX)
+        if not operations:
+            return self._units.confirm(reply)
+        fields: LogFields = {"account_id": self._account_id, "amount_micro": amount_micro}
+        log_event = LogEvent("credit expired", fields)
+        return self._units.change(command, reply, operations=tuple(operations), log_event=log_event)
+
+    def _announce_expiry(self, command: AnnounceExpiry) -> Turn[None]:
+        state, at = self._units.state, self._now()
+        rows: list[Row] = []
+        for lot in list(state.lots):
+            days = lot.notice_due(at)
+            if days is None or len(rows) > EXPIRIES_MAX:
+                continue
+            assert lot.expires_at is not None
+            lot.announced_days = days
+            remaining, expires_at = format_amount(lot.remaining_micro), format_time(lot.expires_at)
+            expiring = CreditExpiring(self._account_id, lot.number, remaining, expires_at)
+            rows += LotAnnouncedRow(self._account_id, lot.number, days), *self._units.event_rows(expiring, at)
+        return self._units.change(command, None, rows=tuple(rows)) if rows else self._units.confirm(None)
 
     def _create_task(self, command: CreateTask) -> Turn[TaskAccepted]:
-        """Refuses: 1. a create above the rate limit; 2. too many tasks; 3. insufficient credit."""
-        request = command.request
+        """Refuses: 1. a superseded attempt; 2. a model the key may not use; 3. a create above the rate limit;
+        4. too many tasks; 5. a limit that would be exceeded, the key's before the account's; 6. too little credit.
+        """
+        request, after = command.request, command.after
         state, terms = self._units.state, request.terms
+        if after is not None and self._replies.is_superseded(after):
+            return self._units.refuse(command, SUPERSEDED)
+        key_id = request.api_key_id or ""
+        models = self._keys.live[key_id].models
+        if models and not is_model_allowed(models, terms.model):
+            return self._units.refuse(command, model_not_allowed(terms.model, models))
         refusal = self._create_rate.refuse()
         if refusal is not None:
             # It does not depend on the account's state, so the rows need not confirm it.
@@ -232,7 +363,12 @@ class AccountActor(JournaledActor):
                 retry_after_s=5,
             )
             return self._units.refuse(command, refusal)
-        at = self._now()
+        at, spending = self._now(), self._keys.spending
+        if spending is not None:
+            at = spending.time_of(key_id, at)
+            exceeded = spending.exceeded(key_id, request.hold_micro, at)
+            if exceeded is not None:
+                return self._keys.refuse_hold(command, exceeded, at)
         request_id = new_id_of_account("task", state.account_id)
         operation = decide_hold(
             state,
@@ -243,8 +379,18 @@ class AccountActor(JournaledActor):
             at=at,
         )
         if isinstance(operation, Refusal):
-            return self._units.refuse(command, operation)
+            # What a refund took is topped up at the next spending, which may be one that cannot be afforded.
+            top_up = self._units.top_up
+            rows = () if top_up is None else top_up.rows_after(state.available_micro, (), is_asked=True)
+            return (
+                self._units.change(command, operation, rows=rows)
+                if rows
+                else self._units.refuse(command, operation)
+            )
         state.apply(operation)
+        rows = ()
+        if spending is not None:
+            rows = self._keys.opened(request.hold_id, LimitedHold(key_id, request.hold_micro, at))
         self._create_rate.take()
         task = accept_task(state.account_id, request_id, request, at)
         reply = TaskAccepted(
@@ -254,10 +400,15 @@ class AccountActor(JournaledActor):
             command,
             reply,
             operations=(operation,),
-            rows=(task,),
+            rows=(task, *rows),
             tells=(self._announce(task),),
             log_event=_created(task),
+            unless=None if after is None else self._replies.unless_superseded(after),
         )
+
+    def _begin_attempt(self, command: BeginAttempt) -> Turn[None]:
+        """Refuses nothing more."""
+        return self._units.change(command, None, rows=(self._replies.begin(command.attempt, self._now()),))
 
     def _refuse_task(self, command: RefuseTask) -> Turn[TaskAccepted]:
         """Refuses as the command says."""
@@ -281,13 +432,43 @@ class AccountActor(JournaledActor):
         if isinstance(operation, Refusal):
             return self._units.refuse(command, operation)
         state.apply(operation)
+        rows: tuple[Row, ...] = command.rows
+        if self._keys.spending is not None:
+            rows = (*rows, *self._keys.settled(settlement.hold_id, settlement.charge_micro, settlement.at))
         return self._units.change(
             command,
             settlement,
             operations=(operation,),
-            rows=command.rows,
+            rows=rows,
             fences=(Fence("task", command.request_id, command.task_version),),
         )
+
+    def _change_payments(
+        self, command: OrderCommand | TopUpCommand
+    ) -> Turn[AutoTopUp] | Awaitable[Turn[OrderResult]]:
+        match command:
+            case SetAutoTopUp() | RecordCustomer() | SaveCard() | RemoveCard() | SwitchOffTopUp() | ResumeTopUp():
+                return self._change_top_up(command)
+            case _:
+                return self._change_order(command)
+
+    def _change_top_up(self, command: TopUpCommand) -> Turn[AutoTopUp]:
+        """Refuses what :meth:`AccountTopUp.decide` refuses. The reply has the attempt that follows, if any does."""
+        top_up = self._units.top_up or self._top_up_of(AutoTopUp(account_id=self._account_id))
+        decided = top_up.decide(command)
+        if isinstance(decided, Refusal):
+            return self._units.refuse(command, decided)
+        is_asked = isinstance(command, SetAutoTopUp | ResumeTopUp)
+        if decided == top_up.state and not is_asked:
+            return self._units.confirm(decided)
+        self._units.top_up, top_up.state = top_up, decided
+        rows = top_up.rows_after(self._units.state.available_micro, (), is_asked=is_asked)
+        if not rows:
+            return self._units.confirm(top_up.state)
+        return self._units.change(command, top_up.state, rows=rows)
+
+    def _top_up_of(self, state: AutoTopUp) -> AccountTopUp:
+        return AccountTopUp(state, self._seller, self._now, is_disabled=self._disabled_at is not None)
 
     async def _change_order(self, command: OrderCommand) -> Turn[OrderResult]:
         """Refuses what :class:`AccountOrders` refuses."""
@@ -297,29 +478,6 @@ class AccountActor(JournaledActor):
         return await self._orders.decide(command)
 
     # --------------------------------------------------------------------------------------- keys and sessions
-
-    def _create_api_key(self, command: CreateApiKey) -> Turn[ApiKeyRecord]:
-        """Refuses: 1. too many live keys."""
-        if len(self._live_keys) >= self._limits.live_keys_max:
-            refusal = Refusal(
-                code="api_key_limit_reached",
-                message=f"This account has {len(self._live_keys)} live API keys, the most allowed.",
-                final=True,
-            )
-            return self._units.refuse(command, refusal)
-        at = self._now()
-        self._live_keys[command.key_id] = frozenset(command.scopes)
-        key = ApiKeyRecord(self._account_id, command.key_id, command.prefix, command.name, command.scopes, at)
-        return self._units.change(command, key, rows=(ApiKeyRow(key, command.secret_sha256),))
-
-    def _revoke_api_key(self, command: RevokeApiKey) -> Turn[ApiKeyRevokedRow]:
-        """Refuses: 1. a key that is not live here."""
-        if self._live_keys.pop(command.key_id, None) is None:
-            return self._units.refuse(
-                command, Refusal(code="api_key_not_found", message="This account has no such live API key.")
-            )
-        row = ApiKeyRevokedRow(self._account_id, command.key_id, self._now())
-        return self._units.change(command, row, rows=(row,))
 
     def _record_key_use(self, command: RecordKeyUse) -> Turn[None]:
         return Commit(Unit(rows=(ApiKeyUsedRow(self._account_id, command.key_id, command.at),)), None)
@@ -332,29 +490,34 @@ class AccountActor(JournaledActor):
         """An account that is disabled already keeps its time."""
         if command.is_disabled == (self._disabled_at is not None):
             return self._units.confirm(AccountAccessRow(self._account_id, self._disabled_at))
-        self._disabled_at = self._now() if command.is_disabled else None
+        at = self._now()
+        self._disabled_at = at if command.is_disabled else None
+        if self._units.top_up is not None:
+            self._units.top_up.is_disabled = command.is_disabled
         row = AccountAccessRow(self._account_id, self._disabled_at)
-        return self._units.change(command, row, rows=(row,))
+        disabled = AccountDisabled(self._account_id, format_time(at))
+        events = self._units.event_rows(disabled, at) if command.is_disabled else ()
+        return self._units.change(command, row, rows=(row, *events))
 
     def _refuse_access(self, message: AccountCommand) -> Refusal | None:
-        """Refuse what a disabled account gets no more, and tasks by an API key that is not live or lacks scope."""
+        """Refuse what a disabled account gets no more, and tasks by an API key that cannot be used for them now."""
         match message:
-            case CreateTask():
-                return self._refuse_key(message.request.api_key_id, message.scope)
-            case RefuseTask():
-                return self._refuse_key(message.api_key_id, message.scope)
-            case Recharge() | CreateApiKey() | CreateOrder() if self._disabled_at is not None:
+            case (
+                CreateTask()
+                | BeginAttempt()
+                | RefuseTask()
+                | Recharge()
+                | CreateApiKey()
+                | CreateOrder()
+                | PutWebhook()
+                | RecordCustomer()
+                | SetAutoTopUp()
+            ) if self._disabled_at is not None:
                 return ACCOUNT_DISABLED
-        return None
-
-    def _refuse_key(self, key_id: str | None, scope: str) -> Refusal | None:
-        if self._disabled_at is not None:
-            return ACCOUNT_DISABLED
-        scopes = self._live_keys.get(key_id or "")
-        if scopes is None:
-            return Refusal(code="invalid_api_key", message="This API key is not valid.")
-        if scope not in scopes:
-            return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {scope}.")
+            case CreateTask():
+                return self._keys.refuse(message.request.api_key_id or "", message.scope)
+            case RefuseTask() | BeginAttempt():
+                return self._keys.refuse(message.api_key_id, message.scope)
         return None
 
 

@@ -1,8 +1,9 @@
 """The messages to an account, and their replies.
 
-They are about its credit, its tasks' holds, its keys and sessions; from operators, about its credit and whether it
-may be used; and about its payment orders. Each of the last is replied to with :class:`OrderResult`, which contains
-the whole order after the command, or a refusal: ``payment_order_not_found`` for an order that is not the account's.
+They are about its credit, its tasks' holds, its keys and sessions, its webhooks and alerts, its saved cards and
+automatic top-up; from operators, about its credit and whether it may be used; and about its payment orders. Each of
+the last is replied to with :class:`OrderResult`, which contains the whole order after the command, or a refusal:
+``payment_order_not_found`` for an order that is not the account's.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
+from holdfast.ledger.alerts.alerts import Alerts, MailStop
 from holdfast.ledger.credit.account import AccountTotals
+from holdfast.ledger.credit.limits import Limit
 from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import OrderRequest, OrderResult
 from holdfast.ledger.orders.sandbox_signature import SandboxValues
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
+from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard, TopUpSettings
+from holdfast.ledger.public_types import LimitWindow
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskRequest, TaskStatus
 from holdfast.ledger.tasks.transitions import Settlement
+from holdfast.persistence.records.credit_tables import CouponClaim
+from holdfast.persistence.records.event_rows import WebhookDeletedRow, WebhookRow
 from holdfast.persistence.records.rows import (
     AccountAccessRow,
     ApiKeyRecord,
@@ -31,7 +38,7 @@ from holdfast.persistence.records.rows import (
 
 
 class CreditChanged(msgspec.Struct, frozen=True, tag="recharged"):
-    """Sandbox credit was added, or an operator gave credit, or took it if the amount is below zero."""
+    """Sandbox credit was added, or credit was granted or adjusted; it was taken if the amount is below zero."""
 
     operation_id: str
     amount_micro: int
@@ -56,15 +63,38 @@ class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
     basis: str
 
 
+class RequestAttempt(msgspec.Struct, frozen=True):
+    """An attempt at a request of a ``group``, whose requests are equal; an empty id is no attempt."""
+
+    group: str
+    attempt_id: str = ""
+
+
 class CreateTask(Command[TaskAccepted | Replayed[TaskAccepted]], frozen=True):
     """Hold credit and accept a task. Reply: :class:`TaskAccepted`.
 
-    ``request`` contains the id of its hold, and its API key, which must still have ``scope``.
+    ``request`` contains the id of its hold, and its API key, which must still have ``scope``. ``after`` is the
+    newest attempt of its group that its sender knew of: once a later one has begun, it is refused with
+    ``superseded``, however long it was on its way.
     """
 
     request: TaskRequest
     scope: str
     idempotency: IdempotencyKey | None = None
+    after: RequestAttempt | None = None
+
+
+class BeginAttempt(Command[None], frozen=True):
+    """Begin another attempt at a request, so that earlier ones create nothing any more. Reply: None.
+
+    What the account has decided before is then in the rows. ``api_key_id`` must be live and have ``scope``, as for
+    :class:`CreateTask`. The attempt has its id for itself, and begins once: were it begun again after a later one,
+    that would count as the earlier.
+    """
+
+    attempt: RequestAttempt
+    api_key_id: str
+    scope: str
 
 
 class RefuseTask(Command[TaskAccepted | Replayed[TaskAccepted]], frozen=True):
@@ -101,6 +131,25 @@ class CreateApiKey(Command[ApiKeyRecord], frozen=True):
     prefix: str
     name: str
     scopes: tuple[str, ...]
+    expires_at: datetime | None = None
+    models: tuple[str, ...] = ()
+    limit: Limit | None = None
+
+
+class ChangeApiKey(Command[None], frozen=True):
+    """Change what is given of an API key. Its new limit counts what was spent in the window before.
+
+    Refused for a key that is not live: ``api_key_not_found``.
+    """
+
+    is_idempotent: ClassVar[bool] = True
+
+    key_id: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    expires_at: datetime | msgspec.UnsetType | None = msgspec.UNSET
+    is_paused: bool | msgspec.UnsetType = msgspec.UNSET
+    models: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    limit: Limit | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class RevokeApiKey(Command[ApiKeyRevokedRow], frozen=True):
@@ -124,6 +173,56 @@ class SignOut(Command[SessionRevokedRow], frozen=True):
     session_id: str
 
 
+class PutWebhook(Command[WebhookRow], frozen=True):
+    """Create a webhook, or change one: ``is_new`` says which. None leaves a field as it is.
+
+    Reply: the webhook. Refused with ``webhook_limit_reached``, ``webhook_not_found``, and a new one of a disabled
+    account with ``account_disabled``.
+    """
+
+    webhook_id: str
+    is_new: bool
+    url: str | None = None
+    events: tuple[str, ...] | None = None
+    enabled: bool | None = None
+
+
+class DeleteWebhook(Command[WebhookDeletedRow], frozen=True):
+    """Delete a webhook. Reply: the row that was written, or a refusal ``webhook_not_found``."""
+
+    webhook_id: str
+
+
+class SetAlerts(Command[Alerts], frozen=True):
+    """Set what is announced to the account's owner. Reply: the account's alerts.
+
+    ``email`` True also ends an unsubscription, but not what an address has refused.
+    """
+
+    is_idempotent: ClassVar[bool] = True
+
+    balance_below_micro: int | None
+    limit_share: float
+    email: bool
+
+
+class StopMail(Command[Alerts], frozen=True):
+    """Send no more mail: its owner unsubscribed, or the address was refused. Reply: the account's alerts."""
+
+    is_idempotent: ClassVar[bool] = True
+
+    why: MailStop
+
+
+class AllowMail(Command[Alerts], frozen=True):
+    """An operator's decision that an address which was refused gets mail again. Reply: the account's alerts."""
+
+    is_idempotent: ClassVar[bool] = True
+
+
+AlertCommand: TypeAlias = PutWebhook | DeleteWebhook | SetAlerts | StopMail | AllowMail
+
+
 class AdjustCredit(Command[CreditChanged | Replayed[CreditChanged]], frozen=True):
     """Give credit, or take it if ``amount_micro`` is below zero. Reply: :class:`CreditChanged`.
 
@@ -135,6 +234,29 @@ class AdjustCredit(Command[CreditChanged | Replayed[CreditChanged]], frozen=True
     action_id: str
     note: str
     idempotency: IdempotencyKey
+
+
+class SetLimits(Command[None], frozen=True):
+    """Replace the limits of the whole account, at most one for each kind of window.
+
+    Refused with ``limit_above_ceiling`` if one is above an operator's ceiling for its window.
+    """
+
+    is_idempotent: ClassVar[bool] = True
+
+    limits: tuple[Limit, ...]
+
+
+class SetCeiling(Command[None], frozen=True):
+    """Set the ceiling of the account's limit in a kind of window, or remove it.
+
+    It counts also without a limit, or with a higher one.
+    """
+
+    is_idempotent: ClassVar[bool] = True
+
+    window: LimitWindow
+    ceiling_micro: int | None
 
 
 class SetAccess(Command[AccountAccessRow], frozen=True):
@@ -149,7 +271,52 @@ class SetAccess(Command[AccountAccessRow], frozen=True):
     is_disabled: bool
 
 
-OperatorCommand: TypeAlias = AdjustCredit | SetAccess
+class GrantCredit(Command[CreditChanged | Replayed[CreditChanged]], frozen=True):
+    """Give promotional credit, until ``expires_at`` or for good. Reply: :class:`CreditChanged`.
+
+    ``action_id`` is the operator's recorded action; the account's owner reads ``note`` in the statement. Refused
+    like :func:`holdfast.ledger.credit.account.decide_grant`.
+    """
+
+    amount_micro: int
+    expires_at: datetime | None
+    action_id: str
+    note: str
+    idempotency: IdempotencyKey
+
+
+class RedeemCoupon(Command[CreditChanged | Replayed[CreditChanged]], frozen=True):
+    """Give the credit of a claimed coupon, and end the claim. Reply: :class:`CreditChanged`.
+
+    ``idempotency`` has the claim's id as its key. Refused like :class:`GrantCredit`.
+    """
+
+    claim: CouponClaim
+    idempotency: IdempotencyKey
+
+
+def redeem_coupon(claim: CouponClaim) -> RedeemCoupon:
+    """Return the command for a claim; it may be sent again until the claim has ended."""
+    return RedeemCoupon(claim, IdempotencyKey("coupon", claim.claim_id, claim.claim_id.encode()))
+
+
+class LotsExpired(msgspec.Struct, frozen=True, tag="lots_expired"):
+    """How much of an account's credit has expired, and whether more has than one unit of work withdraws."""
+
+    amount_micro: int
+    is_more_due: bool = False
+
+
+class AnnounceExpiry(Command[None], frozen=True):
+    """Notify the account's owner of the paid credit that expires soon, as far as that was not done."""
+
+    is_idempotent: ClassVar[bool] = True
+
+
+class ExpireLots(Command[LotsExpired], frozen=True):
+    """Withdraw what is left of the lots whose time has come, except what holds have reserved."""
+
+    is_idempotent: ClassVar[bool] = True
 
 
 class CreateOrder(Command[OrderResult | Replayed[OrderResult]], frozen=True):
@@ -240,3 +407,50 @@ OrderCommand: TypeAlias = (
     | ReconcileOrder
     | ResolveOrder
 )
+
+
+class RecordCustomer(Command[AutoTopUp], frozen=True):
+    """The account's customer at the card provider, in its ``livemode``. The first one stays. Reply: the state."""
+
+    is_idempotent: ClassVar[bool] = True
+
+    customer_id: str
+    livemode: bool | None
+
+
+class SaveCard(Command[AutoTopUp], frozen=True):
+    """The account's owner has saved a card at the provider. Reply: the state. Refused: ``card_limit_reached``."""
+
+    is_idempotent: ClassVar[bool] = True
+
+    card: SavedCard
+
+
+class RemoveCard(Command[AutoTopUp], frozen=True):
+    """The caller has detached a card at the provider. Reply: the state. Refused: ``card_not_found``."""
+
+    card_id: str
+
+
+class SetAutoTopUp(Command[AutoTopUp], frozen=True):
+    """Set the automatic top-up. Reply: the state, with an attempt if one is due. Refused: ``card_required``."""
+
+    is_idempotent: ClassVar[bool] = True
+
+    settings: TopUpSettings
+    enabled: bool
+
+
+class SwitchOffTopUp(Command[AutoTopUp], frozen=True):
+    """An operator switches the automatic top-up off. An open attempt goes on. Reply: the state."""
+
+    is_idempotent: ClassVar[bool] = True
+
+
+class ResumeTopUp(Command[AutoTopUp], frozen=True):
+    """Open the attempt that was due and that the limits prevented, if they allow it now. Reply: the state."""
+
+    is_idempotent: ClassVar[bool] = True
+
+
+TopUpCommand: TypeAlias = RecordCustomer | SaveCard | RemoveCard | SetAutoTopUp | SwitchOffTopUp | ResumeTopUp

@@ -33,10 +33,12 @@ from holdfast.actors.account.messages import (
 )
 from holdfast.actors.account.units import AccountUnits
 from holdfast.actors.runtime.journaled import Commit, LogEvent, Turn
+from holdfast.ledger.alerts.account_events import PaymentCredited, PaymentReversed, TopUpFailed
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.account import AccountState, decide_credit, decide_reversal
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.decisions import (
     SANDBOX_EVENT_TYPE,
     attach_intent,
@@ -227,9 +229,17 @@ class AccountOrders:
                 return self._mark_mismatch(command, order, after.updated_at, _refused(event))
             return self._units.confirm(OF_ANOTHER_ORDER, _refused(event))
         moves = after.state.moves[len(order.state.moves) :]
-        operations = _post(order, moves, self._units.state, after.updated_at)
+        at = after.updated_at
+        operations = _post(order, moves, self._units.state, at, expires_at=self._units.paid_until(at))
         if isinstance(operations, Refusal):
             return self._units.confirm(operations, _refused(event))
+        if order.request.origin == "top_up":
+            assert self._units.top_up is not None
+            off_reason = self._units.top_up.order_changed(order, after)
+            if off_reason is not None:
+                amount = format_amount(order.request.amount_micro)
+                failed = TopUpFailed(order.account_id, order.order_id, amount, off_reason)
+                more = (*more, *self._units.event_rows(failed, after.updated_at))
         if after.statuses.risk_status == "mismatch" != order.statuses.risk_status:
             log.warning(
                 "a payment does not match its order",
@@ -241,8 +251,20 @@ class AccountOrders:
         rows: list[Row] = [after, *payment_rows(order, after), *more]
         if event is not None:
             rows.append(event)
+        rows += self._event_rows(after, moves)
         log_event = _log_event_of(order, after, moves)
         return self._change(command, result, operations=operations, rows=tuple(rows), log_event=log_event)
+
+    def _event_rows(self, order: Order, moves: Sequence[LedgerMove]) -> list[Row]:
+        """Return the account's events of an order's moves: one of what they give, one of what they take back."""
+        credit_micro, reversed_micro = _sums(moves)
+        state, at = self._units.state, order.updated_at
+        rows: list[Row] = []
+        for event, amount_micro in ((PaymentCredited, credit_micro), (PaymentReversed, reversed_micro)):
+            if amount_micro:
+                balance, amount = format_amount(state.balance_micro), format_amount(amount_micro)
+                rows += self._units.event_rows(event(state.account_id, order.order_id, amount, balance), at)
+        return rows
 
     def _mark_mismatch(
         self, command: OrderCommand, order: Order, now: datetime, refused: tuple[PaymentEventRow, ...]
@@ -329,8 +351,7 @@ def _log_event(event: str, order: Order, **amounts_micro: int | None) -> LogEven
 
 def _log_event_of(before: Order, after: Order, moves: Sequence[LedgerMove]) -> LogEvent | None:
     """Return the event that a decision is: credit given or taken back, or another status."""
-    credit_micro = sum(move.amount_micro for move in moves if move.kind == "credit")
-    reversed_micro = sum(move.amount_micro for move in moves if move.kind != "credit")
+    credit_micro, reversed_micro = _sums(moves)
     if credit_micro or reversed_micro:
         event = "order reversed" if reversed_micro else "order credited"
         amounts = {"credited_micro": credit_micro or None, "reversed_micro": reversed_micro or None}
@@ -340,16 +361,22 @@ def _log_event_of(before: Order, after: Order, moves: Sequence[LedgerMove]) -> L
     return None
 
 
+def _sums(moves: Sequence[LedgerMove]) -> tuple[int, int]:
+    """Return the credit that the moves give, and what they take back."""
+    credit_micro = sum(move.amount_micro for move in moves if move.kind == "credit")
+    return credit_micro, sum(move.amount_micro for move in moves) - credit_micro
+
+
 def _post(
-    order: Order, moves: Sequence[LedgerMove], state: AccountState, at: datetime
+    order: Order, moves: Sequence[LedgerMove], state: AccountState, at: datetime, *, expires_at: datetime | None
 ) -> tuple[Operation, ...] | Refusal:
-    """Apply an order's moves to the account. Refuses as the ledger does.
+    """Apply an order's moves to the account; what is credited expires then. Refuses as the ledger does.
 
     Only the first move can be refused, so that nothing is applied then: a credit is followed by reversals only.
     """
     operations: list[Operation] = []
     for move in moves:
-        decide = decide_credit if move.kind == "credit" else decide_reversal
+        decide = decide_reversal if move.kind == "reversal" else partial(decide_credit, expires_at=expires_at)
         operation = decide(
             state,
             operation_id=move.operation_id,

@@ -12,14 +12,27 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast.actors.account.messages import RequestAttempt
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
+from holdfast.persistence.journal.units import Unless
 from holdfast.persistence.records.rows import IdempotencyProbe, IdempotencyRow, StoredReply
 
 R = TypeVar("R")
 
-STORED_REFUSALS = frozenset({"insufficient_credit", "quote_expired", "task_not_terminal"})
+STORED_REFUSALS = frozenset(
+    {
+        "account_limit_exceeded",
+        "insufficient_credit",
+        "key_limit_exceeded",
+        "quote_expired",
+        "task_not_terminal",
+    }
+)
 """Codes of refusals that are stored and replayed; for any other, a repeated call is decided again."""
+
+NEWEST_ATTEMPT = "newest attempt"
+"""The route under which the newest attempt of each group is stored, with its id as the fingerprint."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -59,3 +72,17 @@ class RecentReplies:
         if len(self._replies) > self._max:
             self._replies.popitem(last=False)
         return IdempotencyRow(IdempotencyProbe(self._account_id, route, key), stored, at)
+
+    def begin(self, attempt: RequestAttempt, at: datetime) -> IdempotencyRow:
+        """Remember an attempt as the newest of its group, and return its row, which replaces that of another."""
+        return self.add(IdempotencyKey(NEWEST_ATTEMPT, attempt.group, attempt.attempt_id.encode()), None, at)
+
+    def is_superseded(self, after: RequestAttempt) -> bool:
+        """Whether another attempt than this is known to be the newest of the group."""
+        newest = self._replies.get((NEWEST_ATTEMPT, after.group))
+        return newest is not None and newest.fingerprint != after.attempt_id.encode()
+
+    def unless_superseded(self, after: RequestAttempt) -> Unless:
+        """Return the condition that no other attempt than this is the newest of the group in the rows."""
+        probe = IdempotencyProbe(self._account_id, NEWEST_ATTEMPT, after.group)
+        return Unless(probe, after.attempt_id.encode())

@@ -19,14 +19,14 @@ the mailbox ``_envelope.Envelope``, in the future ``Future._get_hook``.
 from __future__ import annotations
 
 import functools
-import inspect
 from enum import Enum
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import ClassVar, Literal, NoReturn, Protocol, TypeAlias
 
 import pykka
 import structlog
 import trio
+from msgspec import Struct
 
 from holdfast.actors.runtime.faults import (
     Crashed,
@@ -161,7 +161,7 @@ class TrioActor(pykka.Actor):
         mailbox = self.actor_inbox
         turns_left = self.turns_between_checkpoints
         while True:
-            if self.is_void or mailbox.has_system:
+            if self.is_void or mailbox.system:
                 ending = await self._ending()
                 if ending is not None:
                     return ending
@@ -205,8 +205,12 @@ class TrioActor(pykka.Actor):
         span = start_span(f"turn {self.last_message.__name__}", trace, link=link)
         traceparent.set(trace if span is None else span.traceparent)
         try:
-            result: object = self._handle_receive(envelope.message)
-            if inspect.iscoroutine(result):
+            message = envelope.message
+            # The others are pykka's own, of its proxies.
+            result: object = (
+                self.on_receive(message) if isinstance(message, Struct) else self._handle_receive(message)
+            )
+            if type(result) is CoroutineType:
                 result = await result
         except trio.Cancelled:
             envelope.fail(OutcomeUnknown("the actor was stopped while handling the command"))

@@ -226,7 +226,7 @@ class JournaledActor(TrioActor):
                 self._follow_up(commit, envelope)
             self._flush_replies()
         else:
-            self._on_not_committed(envelope, unit, result)
+            self._on_not_committed(envelope, result)
         if not self._units_open and self.actor_stopped.is_set():
             # It was killed or crashed while units were open, so no loop returns its messages.
             self._requeue()
@@ -253,7 +253,7 @@ class JournaledActor(TrioActor):
             else:
                 self.send_reply(envelope, reply)
 
-    def _on_not_committed(self, envelope: Envelope, unit: Unit, result: UnitResult) -> None:
+    def _on_not_committed(self, envelope: Envelope, result: UnitResult) -> None:
         if isinstance(result, Unknown):
             envelope.fail(OutcomeUnknown(result.reason))
         elif isinstance(result, Broken):
@@ -267,8 +267,8 @@ class JournaledActor(TrioActor):
             envelope.fail(StaleFence(stale))
         else:
             self._become_void("database" if isinstance(result, NotWritten) else "stale")
-            if isinstance(result, AlreadyReplied) and unit.probe is not None:
-                self.learned.append((unit.probe, result.stored))
+            if isinstance(result, AlreadyReplied):
+                self.learned.append((result.probe, result.stored))
             self._void.append(envelope)
         self.is_void = True
         self._flush_replies()

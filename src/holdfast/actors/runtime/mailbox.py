@@ -77,13 +77,14 @@ class Envelope(PykkaEnvelope[object]):
 class Mailbox:
     """Messages in order of arrival, and system messages. Satisfies pykka's inbox protocol."""
 
-    __slots__ = ("_messages", "_reader", "_system", "capacity")
+    __slots__ = ("_messages", "_reader", "capacity", "system")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         # Lists, for there are rarely many: a deque would cost each mailbox 760 bytes.
         self._messages: list[Envelope] = []
-        self._system: list[SystemMessage] = []
+        self.system: list[SystemMessage] = []
+        """The system messages."""
         self._reader: trio.lowlevel.Task | None = None
 
     def __len__(self) -> int:
@@ -105,21 +106,21 @@ class Mailbox:
 
     def put_system(self, message: SystemMessage) -> None:
         """Add a system message. It is never refused."""
-        self._system.append(message)
+        self.system.append(message)
         self.wake()
 
     def get_system(self) -> SystemMessage | None:
         """Take the oldest system message, if any."""
-        return self._system.pop(0) if self._system else None
+        return self.system.pop(0) if self.system else None
 
     def clear_system(self) -> None:
         """Drop the system messages of an incarnation that has ended."""
-        self._system.clear()
+        self.system.clear()
 
     def drop_orders(self) -> None:
         """Drop what an operator requested of an incarnation that has ended."""
-        if self._system:
-            self._system = [m for m in self._system if m not in {SystemMessage.END, SystemMessage.CRASH}]
+        if self.system:
+            self.system = [m for m in self.system if m not in {SystemMessage.END, SystemMessage.CRASH}]
 
     def get(self) -> Envelope:
         """Take the oldest message. Raises IndexError if there is none."""
@@ -133,11 +134,6 @@ class Mailbox:
     def empty(self) -> bool:
         """Whether it has no messages, system messages aside."""
         return not self._messages
-
-    @property
-    def has_system(self) -> bool:
-        """Whether it has system messages."""
-        return bool(self._system)
 
     def oldest_sent_at(self) -> float | None:
         """Return when the oldest message was sent (trio's clock)."""

@@ -7,6 +7,7 @@ not at all. Work outside follows the commit, as messages to the workers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import assert_never
@@ -46,12 +47,13 @@ from holdfast.ledger.tasks.decisions import (
     on_wake,
 )
 from holdfast.ledger.tasks.dispatch import RejectionCode, SubmitOutcome, on_silence, on_submit_failed, on_submitted
+from holdfast.ledger.tasks.events import kinds_of
 from holdfast.ledger.tasks.hosting import on_hosted
 from holdfast.ledger.tasks.inputs import on_input_expired
 from holdfast.ledger.tasks.provider_updates import on_poll, on_update
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import Context, HostingFailure, Step
-from holdfast.persistence.claims.contents import CLAIM_USABLE_S
+from holdfast.persistence.claims.contents import RESULT_CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import RowMissing
@@ -63,10 +65,12 @@ from holdfast.persistence.records.rows import (
     ended_assets_row,
     new_asset_rows,
     new_event_rows,
+    usage_counted_row,
 )
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent, Rejected, Submission
 from holdfast.telemetry import metrics
 from holdfast.telemetry.logs import log_event
+from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 from holdfast.telemetry.scrubbing import scrub
 
 log = structlog.get_logger(__name__)
@@ -207,7 +211,7 @@ class TaskActor(JournaledActor):
     ) -> tuple[OutputItem | HostingFailure, ...]:
         """Drop outputs stored so long ago that they may be swept before their row is written."""
         retention_s = self._task.request.terms.hosting.retention_s
-        soonest = at + timedelta(seconds=retention_s - CLAIM_USABLE_S)
+        soonest = at + timedelta(seconds=retention_s - RESULT_CLAIM_USABLE_S)
         return tuple(
             each
             for each in results
@@ -241,10 +245,13 @@ class TaskActor(JournaledActor):
             self._deps.process_id,
             has_new_request=after.request is not before.request,
             has_new_usage=(after.status, after.state.error) != (before.status, before.state.error),
+            kinds=kinds_of(before, after),
         )
         rows = (changed, *rows, *events)
-        if after.is_terminal and not before.is_terminal and before.state.output:
-            rows = (*rows, ended_assets_row(after))
+        if after.is_terminal and not before.is_terminal:
+            rows = (*rows, usage_counted_row(after))
+            if before.state.output:
+                rows = (*rows, ended_assets_row(after))
         if step.settle is None:
             self._task = after
             unit = Unit(fences=(Fence("task", self._request_id, before.version),), rows=rows)
@@ -314,7 +321,7 @@ def _log_mismatch(task: Task, step: Step) -> None:
 def _measure_end(task: Task) -> None:
     if task.is_terminal:
         lasted_s = (task.updated_at - task.created_at).total_seconds()
-        metrics.TASK_S.labels(task.provider, task.status).observe(lasted_s)
+        _lifetime(task.provider, task.status).observe(lasted_s)
 
 
 def _log_end(before: Task, after: Task) -> None:
@@ -347,3 +354,8 @@ def log_event_of(before: Task, after: Task) -> LogEvent | None:
 def _event(event: str, task: Task, **fields: str | int | None) -> LogEvent:
     about = {"task_id": task.request_id, "account_id": task.account_id, "provider": task.provider}
     return LogEvent(event, {**about, **fields})
+
+
+@functools.cache
+def _lifetime(provider: str, status: str) -> BatchedHistogram:
+    return metrics.TASK_S.labels(provider, status)

@@ -179,6 +179,6 @@ class DeliveryEnded(Command[None], frozen=True):
 
 
 class EventsDue(Command[None], frozen=True):
-    """To the outbox worker: events of an account are due."""
+    """To the outbox worker: events for a receiver are due; the ``webhook_url`` of tasks are by the account."""
 
-    account_id: str
+    receiver: str

@@ -7,7 +7,6 @@ failed round means.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,7 +26,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.task import OutputItem
 from holdfast.ledger.tasks.transitions import HostingFailure
-from holdfast.persistence.claims.contents import Content, ContentClaims
+from holdfast.persistence.claims.contents import RESULT_CLAIM_S, Content, ContentClaims
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.downloads import (
     Downloaded,
@@ -116,12 +115,18 @@ class HostingWorker(Worker):
 
     async def _results(self, host: Host) -> list[OutputItem | HostingFailure]:
         """Store the outputs once there is a turn; after ``TURN_TIMEOUT_S`` without one the task waits longer."""
-        outputs = host.effect.outputs
-        with trio.move_on_after(TURN_TIMEOUT_S) as waiting:
-            async with self._rounds[host.provider]:
-                waiting.deadline = math.inf
-                return [await self._store_output(output, host) for output in outputs]
-        return [_not_stored(output, "other results are being stored") for output in outputs]
+        outputs, turns = host.effect.outputs, self._rounds[host.provider]
+        try:
+            turns.acquire_nowait()
+        except trio.WouldBlock:
+            with trio.move_on_after(TURN_TIMEOUT_S) as waiting:
+                await turns.acquire()
+            if waiting.cancelled_caught:
+                return [_not_stored(output, "other results are being stored") for output in outputs]
+        try:
+            return [await self._store_output(output, host) for output in outputs]
+        finally:
+            turns.release()
 
     async def _store_output(self, output: Output, host: Host) -> OutputItem | HostingFailure:
         hosting = host.hosting
@@ -164,8 +169,9 @@ class HostingWorker(Worker):
     ) -> OutputItem | HostingFailure | OSError:
         """Claim and store a content; blocks. A fault of the storage is returned."""
         claimed_at = self._now()
+        until = claimed_at + timedelta(seconds=RESULT_CLAIM_S)
         try:
-            if not self._claims.claim(Content(found.sha256, found.content_type), claimed_at):
+            if not self._claims.claim(Content(found.sha256, found.content_type), until):
                 return _not_stored(output, "the same content is being removed")
             self._store.put(found.content, found.sha256, EXTENSIONS[found.content_type])
         except DatabaseAway:

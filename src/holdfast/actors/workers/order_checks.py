@@ -16,12 +16,14 @@ from holdfast.actors.account.messages import (
     ExpireOrder,
     ReconcileOrder,
     RecordIntentRefused,
+    ResumeTopUp,
 )
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.ledger.clock import Now
 from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
+from holdfast.ledger.orders.top_ups import NOT_CHARGED
 from holdfast.ledger.orders.transitions import can_expire
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.orders import expect_change
@@ -29,6 +31,7 @@ from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database
 from holdfast.providers.card.base import CardFault, CardProvider, CardRejected, minor_from_micro
 from holdfast.telemetry import metrics
+from holdfast.telemetry.reports.conditions import TOP_UPS, Conditions
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +41,8 @@ CheckResult = Literal[
 """The order's reconcile status after a comparison, or: expired, its intent found or refused, nothing to do."""
 
 EXPECTED_WITHIN = timedelta(minutes=1)
+UNDECIDED_FOR = timedelta(hours=1)
+"""After how long an unknown outcome of a top-up is reported, and asked for less often."""
 
 
 class Checked(NamedTuple):
@@ -51,12 +56,20 @@ class OrderChecks:
     """Checks orders. Without a ``card`` provider card orders are left as they are: their intents may be paid."""
 
     def __init__(
-        self, *, database: Database, accounts: Directory, card: CardProvider | None, env: str, now: Now
+        self,
+        *,
+        database: Database,
+        accounts: Directory,
+        card: CardProvider | None,
+        env: str,
+        now: Now,
+        conditions: Conditions | None = None,
     ) -> None:
         self._database = database
         self._accounts = accounts
         self._card = card
         self._env = env
+        self._conditions = conditions
         self.now = now
 
     async def expect_change(self, order: Order) -> None:
@@ -89,6 +102,8 @@ class OrderChecks:
             return await self._expire(order) if is_expired else Checked("left", order)
         if self._card is None:
             return Checked("left", order)
+        if order.request.origin == "top_up" and order.status == "pending":
+            return await self._check_top_up(order, self._card)
         payment_id = order.state.payment_id
         if payment_id is None:
             if is_expired:
@@ -108,6 +123,78 @@ class OrderChecks:
             # Before the comparison, so that the order's history has the expiry as the reason for the cancellation.
             await self._expire(order)
         return await self._reconcile(order, seen)
+
+    async def resume_top_up(self, account_id: str) -> None:
+        """Have an account open the top-up that is due and that its limits had prevented."""
+        await self._accounts.ref(account_id).ask(ResumeTopUp())
+
+    async def _check_top_up(self, order: Order, card: CardProvider) -> Checked:
+        """Charge the saved card, or find out what became of the charge.
+
+        Until that is known the order stays pending, and it is checked again.
+        """
+        try:
+            checked = await self._outcome_of_top_up(order, card)
+        except CardFault as fault:
+            log.debug("the outcome of a top-up is not known", order_id=order.order_id, reason=str(fault))
+            if self.now() - order.request.created_at <= UNDECIDED_FOR:
+                await self.expect_change(order)
+            elif self._conditions is not None:
+                self._conditions.failed(TOP_UPS, order.order_id, str(fault), account_id=order.account_id)
+            return Checked("error", order)
+        if self._conditions is not None and checked.order.status != "pending":
+            self._conditions.ended(TOP_UPS, order.order_id)
+        return checked
+
+    async def _outcome_of_top_up(self, order: Order, card: CardProvider) -> Checked:
+        """Raises :class:`CardFault`."""
+        as_of = int(self.now().timestamp())
+        payment_id = order.state.payment_id
+        if payment_id is None:
+            charged = await self._charge(order, card)
+            if isinstance(charged, RecordIntentRefused):
+                return Checked("refused", await self._ask(order, charged))
+            payment_id = charged
+            order = await self._ask(order, AttachIntent(order.order_id, payment_id))
+        checked = await self._reconcile(order, await card.retrieve(payment_id, as_of=as_of))
+        if checked.order.status == "pending" and checked.order.statuses.processing_status != "processing":
+            # It waits for its cardholder, who is not there.
+            seen = await card.cancel_intent(payment_id, as_of=as_of)
+            checked = await self._reconcile(checked.order, seen)
+        return checked
+
+    async def _charge(self, order: Order, card: CardProvider) -> str | RecordIntentRefused:
+        """Return the intent of an order's charge, or that there is none. Raises :class:`CardFault`.
+
+        The call is repeated under the same key, so that there is one charge, but only while the provider certainly
+        remembers that. Whenever it refuses, it may still have charged at an earlier call whose response was lost;
+        so the intent is looked for.
+        """
+        request = order.request
+        assert request.customer_id is not None
+        assert request.card_id is not None
+        reason = NOT_CHARGED
+        if self.now() < request.expires_at:
+            try:
+                return await card.charge_saved_card(
+                    request.order_id,
+                    request.account_id,
+                    minor_from_micro(request.amount_micro, request.currency),
+                    request.currency,
+                    customer_id=request.customer_id,
+                    card_id=request.card_id,
+                    env=self._env,
+                )
+            except CardRejected as fault:
+                reason = fault.provider_code
+        try:
+            found = await card.find_intent(request.order_id, request.customer_id, since=request.created_at)
+        except CardRejected as fault:
+            if fault.provider_code != "resource_missing" or self.now() < request.expires_at:
+                raise
+            # The provider's account was changed: this one has no such customer, and so no charge of it.
+            return RecordIntentRefused(request.order_id, fault.provider_code)
+        return RecordIntentRefused(request.order_id, reason) if found is None else found
 
     async def _expire(self, order: Order) -> Checked:
         after = await self._ask(order, ExpireOrder(order.order_id))

@@ -1,11 +1,13 @@
-"""The outbox worker: delivers events to customers' webhook URLs, with retries.
+"""The outbox worker: delivers events to customers' webhook URLs and by mail, with retries.
 
 A claimed event counts as a failed attempt until its outcome is written, so a crash repeats a delivery and never
-loses one. Receivers recognise a repeated event by its id. Concurrent deliveries are bounded, in all and per
-account, and receivers that hang are counted apart: they delay only their own account.
+loses one. Receivers recognise a repeated event by its id. Concurrent deliveries are bounded, in all, per account
+and per receiver, and receivers that hang are counted apart: they delay only their own events. So is mail, which
+waits for one server. An account's webhooks are receivers of their own, and so is its mail; the ``webhook_url`` of
+its tasks are one together.
 
-Messages name the accounts that have new events. All accounts are looked through every few seconds, and once a
-delivery may begin again after none could.
+Messages name the receivers that have new events. All are looked through every few seconds, and once a delivery may
+begin again after none could.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import structlog
 import trio
@@ -29,9 +31,10 @@ from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.events import ASSETS_READY, DeliveryResponse, DeliveryState, after_attempt
 from holdfast.ledger.tasks.webhook_secrets import signing_at, webhook_secret
-from holdfast.persistence.claims.outbox import ACCOUNTS_PROBED_MAX, FIRST, Capacity, DueEvent
+from holdfast.persistence.claims.outbox import FIRST, RECEIVERS_PROBED_MAX, Capacity, DueEvent, Share
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
+from holdfast.persistence.queries.events import MAIL
 from holdfast.persistence.records.rows import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.outbound.urls import parse_url
@@ -44,11 +47,15 @@ log = structlog.get_logger(__name__)
 
 TICK_S = 2.0
 """How often due events are looked for, besides when a message says that an account has some."""
-PER_ACCOUNT_MAX = 4
+PER_RECEIVER_MAX = 4
+PER_ACCOUNT_MAX = 16
+"""Of each share."""
 LEASE_MARGIN_S = 5.0
 FINISH_S = 2.0
 """How long running deliveries may take to finish once the worker stops."""
 ERROR_MAX_CHARS = 200
+
+Key = TypeVar("Key")
 
 Claim = Callable[
     [datetime, str | None, Collection[str], Capacity, Mapping[str, bool]],
@@ -64,6 +71,9 @@ Render = Callable[[DueEvent], bytes]
 
 Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[DeliveryResponse]]
 """Sends an account's event: URL, body and headers. One attempt, with its own timeout."""
+
+SendMail = Callable[[DueEvent], Awaitable[DeliveryResponse]]
+"""Sends an event to its account's owner by mail. One attempt, with its own timeout; its status is SMTP's."""
 
 
 class OutboxWorker(Worker):
@@ -84,6 +94,7 @@ class OutboxWorker(Worker):
         tasks: Directory,
         render: Render,
         send: Send,
+        send_mail: SendMail,
         secrets_key: bytes,
         give_up_s: float,
         now: Now,
@@ -98,6 +109,7 @@ class OutboxWorker(Worker):
         self._tasks = tasks
         self._render = render
         self._send = send
+        self._send_mail = send_mail
         self._secrets_key = secrets_key
         self._give_up_s = give_up_s
         self._now = now
@@ -106,9 +118,10 @@ class OutboxWorker(Worker):
         self._reporting = reporting or ref
         self._tick_s = tick_s
         self._busy: Counter[str] = Counter()
+        self._accounts_busy: Counter[tuple[str, Share]] = Counter()
         self._capacity = DeliveryCapacity(self._look)
         self._named: set[str] = set()
-        # The account after which the look through all accounts continues; None if none is under way.
+        # The receiver after which the look through all continues; None if none is under way.
         self._after: str | None = None
         self._look_at = -math.inf
         self._wake = trio.Event()
@@ -123,7 +136,7 @@ class OutboxWorker(Worker):
         self.nursery.cancel_scope.deadline = trio.current_time() + FINISH_S
 
     def on_receive(self, message: object) -> None:
-        """Deliver at once what has become due of an account, or note a result of any member's delivery."""
+        """Deliver at once what has become due of a receiver, or note a result of any member's delivery."""
         if isinstance(message, DeliveryEnded):
             if message.reason is None:
                 self._conditions.ended(WEBHOOKS, message.host)
@@ -132,18 +145,18 @@ class OutboxWorker(Worker):
                 self._conditions.failed(WEBHOOKS, message.host, message.reason, **concerned)
         else:
             assert isinstance(message, EventsDue)
-            self._note_due(message.account_id)
+            self._note_due(message.receiver)
 
-    def _note_due(self, account_id: str) -> None:
-        """Claim this account's events soon; with too many such accounts, look through all instead."""
-        if len(self._named) < ACCOUNTS_PROBED_MAX:
-            self._named.add(account_id)
+    def _note_due(self, receiver: str) -> None:
+        """Claim this receiver's events soon; with too many such receivers, look through all instead."""
+        if len(self._named) < RECEIVERS_PROBED_MAX:
+            self._named.add(receiver)
             self._wake.set()
         else:
             self._look()
 
     def _look(self) -> None:
-        """Look through all accounts as soon as possible."""
+        """Look through all receivers as soon as possible."""
         self._look_at = trio.current_time()
         self._wake.set()
 
@@ -166,11 +179,19 @@ class OutboxWorker(Worker):
             self._wake = trio.Event()
 
     async def _deliver_due(self) -> bool:
-        """Claim due events up to the limits and start their deliveries; return whether other accounts follow."""
+        """Claim due events up to the limits and start their deliveries; return whether other receivers follow."""
         if self._after is None and trio.current_time() >= self._look_at:
             self._after, self._look_at = FIRST, math.inf
-        capacity = Capacity(self._capacity.to_silent, self._capacity.quick, PER_ACCOUNT_MAX, dict(self._busy))
-        if not capacity.to_silent and not capacity.quick:
+        capacity = Capacity(
+            self._capacity.to_mail,
+            self._capacity.to_silent,
+            self._capacity.quick,
+            PER_RECEIVER_MAX,
+            dict(self._busy),
+            PER_ACCOUNT_MAX,
+            dict(self._accounts_busy),
+        )
+        if not capacity.to_mail and not capacity.to_silent and not capacity.quick:
             self._look_within_a_tick()
             return False
         named, self._named = self._named, set()
@@ -183,8 +204,9 @@ class OutboxWorker(Worker):
         if self._after is None:
             self._look_within_a_tick()
         for event in due:
-            self._busy[event.account_id] += 1
-            delivery = self._capacity.begin(event.account_id, is_silent=event.is_silent)
+            self._busy[event.receiver] += 1
+            self._accounts_busy[event.account_id, event.share] += 1
+            delivery = self._capacity.begin(event.receiver, event.share)
             self.nursery.start_soon(self._deliver, event, delivery)
         return self._after is not None
 
@@ -198,27 +220,24 @@ class OutboxWorker(Worker):
             log.exception("delivery failed")
         finally:
             self._capacity.discard(delivery)
-            was_full = self._busy[event.account_id] >= PER_ACCOUNT_MAX
-            self._busy[event.account_id] -= 1
-            if not self._busy[event.account_id]:
-                del self._busy[event.account_id]
-            if was_full:
-                self._note_due(event.account_id)
+            if _end_one(self._busy, event.receiver) >= PER_RECEIVER_MAX:
+                self._note_due(event.receiver)
+            if _end_one(self._accounts_busy, (event.account_id, event.share)) >= PER_ACCOUNT_MAX:
+                # Which of its receivers wait is not known.
+                self._look()
 
     async def _attempt(self, event: DueEvent, delivery: RunningDelivery) -> None:
         at, started = self._now(), trio.current_time()
-        try:
-            body = self._render(event)
-        except Exception:
-            # A later version may be able to render it; until then it fails and is given up like any other.
-            log.exception("event not rendered")
-            answer = DeliveryResponse(None, error="internal fault")
-        else:
-            # The result if the delivery is ended for others.
-            answer = DeliveryResponse(None, error="ended early, because too many receivers are slow")
-            with delivery.scope:
-                answer = await self._send(event.account_id, event.url, body, self._headers(event, at, body))
-            self._capacity.end(delivery, is_answered=answer.status_code is not None)
+        if event.ended is not None:
+            # Its webhook is gone, so it is not tried; if this is not written, the next claim finds the same.
+            ended = DeliveryState("given_up", reason=event.ended)
+            await self._write(event, (_outcome_row(event, ended, at),), ended)
+            return
+        # The result if the delivery is ended for others.
+        answer = DeliveryResponse(None, error="ended early, because too many receivers are slow")
+        with delivery.scope:
+            answer = await self._sent(event, at)
+        self._capacity.end(delivery, is_answered=answer.status_code is not None)
         duration_ms = round((trio.current_time() - started) * 1000)
         outcome = after_attempt(
             answer,
@@ -230,13 +249,24 @@ class OutboxWorker(Worker):
         )
         await self._write(event, _rows_of(event, answer, outcome, at, duration_ms), outcome)
         # The URL may contain a secret, so the receiver is named by its host.
-        host = parse_url(event.url).netloc
+        host = MAIL if event.is_mail else parse_url(event.url).netloc
         reason = None if outcome.status == "delivered" else answer.error or f"status {answer.status_code}"
         self._reporting.tell(DeliveryEnded(host, event.account_id, event.event_id, reason))
         result = "failed" if outcome.status == "pending" else outcome.status
         metrics.EVENT_DELIVERIES.labels(result).inc()
         if outcome.status == "given_up":
             log.info("event given up", reason=outcome.reason)
+
+    async def _sent(self, event: DueEvent, at: datetime) -> DeliveryResponse:
+        try:
+            if event.is_mail:
+                return await self._send_mail(event)
+            body = self._render(event)
+            return await self._send(event.account_id, event.url, body, self._headers(event, at, body))
+        except Exception:
+            # A later version may be able to send it; until then it fails and is given up like any other.
+            log.exception("event not sent")
+            return DeliveryResponse(None, error="internal fault")
 
     def _headers(self, event: DueEvent, at: datetime, body: bytes) -> dict[str, str]:
         secrets = [
@@ -246,15 +276,25 @@ class OutboxWorker(Worker):
         return standard_headers(secrets, event.event_id, int(at.timestamp()), body)
 
     async def _write(
-        self, event: DueEvent, rows: tuple[OutboxAttemptRow, OutboxOutcomeRow], outcome: DeliveryState
+        self, event: DueEvent, rows: tuple[OutboxAttemptRow | OutboxOutcomeRow, ...], outcome: DeliveryState
     ) -> None:
-        if event.kind == ASSETS_READY and outcome.status != "pending":
+        if event.kind == ASSETS_READY and event.webhook_id is None and outcome.status != "pending":
             # The task shows whether this event was delivered: its actor writes both in one commit.
+            assert event.request_id is not None
             self._tasks.ref(event.request_id).tell(RecordAnnouncement(outcome.status == "delivered", rows))
             return
         verdict = await self._journal.write(Unit(rows=rows))
         if not isinstance(verdict, Committed):
             log.info("delivery outcome not written", result=type(verdict).__name__)
+
+
+def _end_one(counts: Counter[Key], key: Key) -> int:
+    """Count one less, forgetting a key without any; return how many there were."""
+    before = counts[key]
+    counts[key] -= 1
+    if before == 1:
+        del counts[key]
+    return before
 
 
 def _rows_of(
@@ -269,17 +309,20 @@ def _rows_of(
         error=None if answer.error is None else answer.error[:ERROR_MAX_CHARS],
         duration_ms=duration_ms,
     )
-    end = OutboxOutcomeRow(
+    return attempt, _outcome_row(event, outcome, at + timedelta(milliseconds=duration_ms))
+
+
+def _outcome_row(event: DueEvent, outcome: DeliveryState, at: datetime) -> OutboxOutcomeRow:
+    return OutboxOutcomeRow(
         account_id=event.account_id,
         event_id=event.event_id,
         attempts=event.attempts,
         round_at=event.round_at,
         due_at=outcome.due_at,
         status=outcome.status,
-        done_at=None if outcome.status == "pending" else at + timedelta(milliseconds=duration_ms),
+        done_at=None if outcome.status == "pending" else at,
         reason=outcome.reason,
     )
-    return attempt, end
 
 
 SLOW_AFTER_S: Final = 1.0
@@ -289,22 +332,25 @@ SLOW_MAX: Final = 128
 TO_SILENT_MAX: Final = 96
 """Deliveries to silent receivers begin only up to here: the rest is for those that become slow."""
 DELIVERIES_MAX: Final = QUICK_MAX + SLOW_MAX
+MAIL_MAX: Final = 4
 
 
 @dataclass(slots=True, eq=False)
 class RunningDelivery:
     """One delivery. ``scope`` is cancelled when it is ended for others; ``is_silent``: its receiver was, before."""
 
-    account_id: str
+    receiver: str
     is_silent: bool
     began_at: float = field(default_factory=trio.current_time)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 class DeliveryCapacity:
-    """The deliveries of one process. ``on_free`` is called when a quick one may begin again after none could.
+    """The deliveries of one process.
 
-    ``learned`` has what became known of accounts since it was last stored: whether their receivers are silent.
+    ``on_free`` is called when a quick one or one by mail may begin again after none could.
+
+    ``learned`` has what became known of receivers since it was last stored: whether they are silent.
     """
 
     def __init__(self, on_free: Callable[[], None]) -> None:
@@ -313,6 +359,12 @@ class DeliveryCapacity:
         # Each in the order in which they began, or became slow.
         self._quick: dict[RunningDelivery, None] = {}
         self._slow: dict[RunningDelivery, None] = {}
+        self._mail: dict[RunningDelivery, None] = {}
+
+    @property
+    def to_mail(self) -> int:
+        """How many deliveries by mail may begin."""
+        return max(0, MAIL_MAX - len(self._mail))
 
     @property
     def quick(self) -> int:
@@ -324,22 +376,27 @@ class DeliveryCapacity:
         """How many deliveries may begin to silent receivers."""
         return max(0, TO_SILENT_MAX - len(self._slow))
 
-    def begin(self, account_id: str, *, is_silent: bool) -> RunningDelivery:
+    def begin(self, receiver: str, share: Share) -> RunningDelivery:
         """Count a delivery from now on."""
-        delivery = RunningDelivery(account_id, is_silent)
-        (self._slow if is_silent else self._quick)[delivery] = None
+        delivery = RunningDelivery(receiver, is_silent=share == "silent")
+        {"mail": self._mail, "silent": self._slow, "quick": self._quick}[share][delivery] = None
         return delivery
 
     def end(self, delivery: RunningDelivery, *, is_answered: bool) -> None:
         """Count it no longer, and learn from it whether its receiver is silent."""
         is_silent = not is_answered and trio.current_time() >= delivery.began_at + SLOW_AFTER_S
-        if is_silent != delivery.is_silent:
-            self.learned[delivery.account_id] = is_silent
+        if is_silent != delivery.is_silent and delivery not in self._mail:
+            self.learned[delivery.receiver] = is_silent
         self.discard(delivery)
 
     def discard(self, delivery: RunningDelivery) -> None:
         """Count it no longer; nothing happens if it has ended."""
         self._slow.pop(delivery, None)
+        if delivery in self._mail:
+            was_full = not self.to_mail
+            del self._mail[delivery]
+            if was_full:
+                self._on_free()
         if delivery in self._quick:
             self._remove_quick(delivery)
 

@@ -6,8 +6,7 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -56,22 +55,28 @@ class Passes:
 _watched: ContextVar[tuple[Passes, str, BatchedHistogram] | None] = ContextVar("watched worker", default=None)
 
 
-@contextmanager
-def one_pass(what: str, *, bound_s: float = 0.0) -> Iterator[None]:
-    """Time one pass of the present worker, whose work is named by ``what``."""
-    watched = _watched.get()
-    if watched is None:
-        yield
-        return
-    passes, worker, pass_s = watched
-    began_at = trio.current_time()
-    this = Pass(worker, what, bound_s, began_at, trio.lowlevel.current_task())
-    passes.open[this] = None
-    try:
-        yield
-    finally:
-        del passes.open[this]
-        pass_s.observe(trio.current_time() - began_at)
+class one_pass:  # noqa: N801 - used as a function; a generator would cost each pass several calls more
+    """A context that times one pass of the present worker, whose work is named by ``what``."""
+
+    __slots__ = ("_bound_s", "_pass", "_watched", "_what")
+
+    def __init__(self, what: str, *, bound_s: float = 0.0) -> None:
+        self._what = what
+        self._bound_s = bound_s
+        self._watched = _watched.get()
+
+    def __enter__(self) -> None:
+        if self._watched is not None:
+            passes, worker, _pass_s = self._watched
+            began_at, task = trio.current_time(), trio.lowlevel.current_task()
+            self._pass = Pass(worker, self._what, self._bound_s, began_at, task)
+            passes.open[self._pass] = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._watched is not None:
+            passes, _worker, pass_s = self._watched
+            del passes.open[self._pass]
+            pass_s.observe(trio.current_time() - self._pass.began_at)
 
 
 def always() -> bool:

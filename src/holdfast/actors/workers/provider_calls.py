@@ -139,9 +139,13 @@ class ProviderCaller(Worker):
 
 
 async def _acquire(limiter: trio.CapacityLimiter) -> bool:
-    with trio.move_on_after(SEND_WAIT_S) as waiting:
-        await limiter.acquire()
-    return not waiting.cancelled_caught
+    try:
+        limiter.acquire_nowait()
+    except trio.WouldBlock:
+        with trio.move_on_after(SEND_WAIT_S) as waiting:
+            await limiter.acquire()
+        return not waiting.cancelled_caught
+    return True
 
 
 async def _submit(provider: MediaProvider, job: Job) -> Submission:

@@ -1,12 +1,13 @@
-"""The two workers for payment orders: one reconciles them with the card provider, one expires them.
+"""The workers for payment orders: they reconcile them with the card provider, expire them, and charge top-ups.
 
-Both find due orders by ``wake_at`` and claim them by moving it forward under ``SKIP LOCKED``. So any number of
+They find due orders by ``wake_at`` and claim them by moving it forward under ``SKIP LOCKED``. So any number of
 processes share the work, and a claim whose process dies lapses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import structlog
@@ -15,7 +16,7 @@ import trio
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.passes import always, repeat
-from holdfast.persistence.claims.orders import claim_expired_orders, claim_unreconciled_orders
+from holdfast.persistence.claims.orders import Due, claim_due
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -32,7 +33,7 @@ CHECKS_BOUND_S = 300.0
 class OrderWorker:
     """Claims due orders, a bounded number at a time, and checks each."""
 
-    claim: ClassVar[Callable[..., list[str]]]
+    claimed: ClassVar[Due]
 
     def __init__(
         self, *, database: Database, order_checks: OrderChecks, is_ours: Callable[[], bool] = always
@@ -54,7 +55,7 @@ class OrderWorker:
 
     async def poll_due(self) -> int:
         """Claim due orders, check each, and return their number. Raises :class:`DatabaseAway`."""
-        due = await self._database.work(self.claim, most=ORDERS_MAX, now=self._order_checks.now())
+        due = await self._database.work(claim_due, self.claimed, most=ORDERS_MAX, now=self._order_checks.now())
         limiter = trio.CapacityLimiter(CONCURRENT_MAX)
         async with trio.open_nursery() as nursery:
             for order_id in due:
@@ -63,20 +64,41 @@ class OrderWorker:
 
     async def _check(self, order_id: str, limiter: trio.CapacityLimiter) -> None:
         async with limiter:
-            try:
+            with _postponing(order_id=order_id):
                 await self._order_checks.check(order_id)
-            except (AskFault, Crashed, DatabaseAway, UnreadableRow) as fault:
-                # Its claim lapses, and the order is checked again.
-                log.debug("order check postponed", order_id=order_id, reason=str(fault))
+
+
+@contextmanager
+def _postponing(**about: str) -> Iterator[None]:
+    """Leave work that could not be done to a later round: its claim lapses."""
+    try:
+        yield
+    except (AskFault, Crashed, DatabaseAway, UnreadableRow) as fault:
+        log.debug("order check postponed", reason=str(fault), **about)
 
 
 class Reconciler(OrderWorker):
     """Compares card orders with their provider, and finds lost intents."""
 
-    claim = staticmethod(claim_unreconciled_orders)
+    claimed = "unreconciled_orders"
 
 
 class OrderSweeper(OrderWorker):
     """Expires unpaid orders."""
 
-    claim = staticmethod(claim_expired_orders)
+    claimed = "expired_orders"
+
+
+class TopUpWorker(OrderWorker):
+    """Charges automatic top-ups, and resumes those that the limits of a day or month have prevented."""
+
+    claimed = "top_ups"
+
+    async def poll_due(self) -> int:
+        """Resume accounts, then charge what is due; return how many of the larger group there were."""
+        now = self._order_checks.now()
+        resuming = await self._database.work(claim_due, "resuming_accounts", most=ORDERS_MAX, now=now)
+        for account_id in resuming:
+            with _postponing(account_id=account_id):
+                await self._order_checks.resume_top_up(account_id)
+        return max(len(resuming), await super().poll_due())

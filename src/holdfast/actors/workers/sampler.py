@@ -12,6 +12,7 @@ from prometheus_client import Gauge
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.workers.passes import repeat
 from holdfast.ledger.clock import Now
+from holdfast.persistence.claims.files import all_files_total
 from holdfast.persistence.queries.backlog import WalSyncs, measure_backlog, read_wal_syncs
 from holdfast.persistence.queries.events import failure_counts
 from holdfast.persistence.server.database import Database
@@ -102,6 +103,8 @@ class Sampler:
 
 BACKLOG_S = 30.0
 BACKLOG_BOUND_S = 120.0
+FILES_S = 300.0
+"""Reads all rows of files."""
 
 Labels = TypeVar("Labels", bound=Hashable)
 
@@ -125,6 +128,11 @@ class DatabaseMetrics:
                     repeat, self.measure_backlog, every_s=BACKLOG_S, name="backlog metrics", bound_s=BACKLOG_BOUND_S
                 )
             )
+            nursery.start_soon(
+                partial(
+                    repeat, self.measure_files, every_s=FILES_S, name="metrics of files", bound_s=BACKLOG_BOUND_S
+                )
+            )
             nursery.start_soon(partial(repeat, self.measure_syncs, every_s=SAMPLE_S, name="metrics of the log"))
 
     async def measure_backlog(self) -> None:
@@ -142,6 +150,12 @@ class DatabaseMetrics:
         metrics.ORDERS_MISMATCHED.set(found.operators.mismatched)
         metrics.REVIEWS_OPEN.set(found.operators.in_review)
         metrics.REVIEWS_AGE_S.set(found.review_age_s)
+
+    async def measure_files(self) -> None:
+        """Count the files of all accounts. Raises :class:`DatabaseAway`."""
+        found = await self._database.scan(all_files_total)
+        metrics.FILES.set(found.files)
+        metrics.FILES_BYTES.set(found.bytes)
 
     async def measure_syncs(self) -> None:
         """Measure the flushes since the last call, by any process. Raises :class:`DatabaseAway`."""

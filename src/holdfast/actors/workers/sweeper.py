@@ -11,6 +11,7 @@ from holdfast.actors.workers.passes import always, repeat
 from holdfast.ledger.clock import Now
 from holdfast.ledger.sign_in_codes import PROVEN_FOR
 from holdfast.ledger.tasks.webhook_secrets import OVERLAP_S
+from holdfast.persistence.claims.coupons import WRONG_CODES_S
 from holdfast.persistence.claims.expired import delete_expired, delete_surplus_keys
 from holdfast.persistence.claims.reports import delete_old_reports
 from holdfast.persistence.journal.journal import MARKER_RETENTION_S
@@ -55,6 +56,7 @@ class Sweeper:
             "api_keys": revoked_keys_retention_s,
             "sessions": SESSIONS_RETENTION_S,
             "operator_sessions": SESSIONS_RETENTION_S,
+            "coupon_tries": WRONG_CODES_S,
             "check_callbacks": CHECKS_RETENTION_S,
             "payment_events": EVENTS_RETENTION_S,
             "outbox": OUTBOX_RETENTION_S,

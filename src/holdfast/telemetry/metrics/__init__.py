@@ -111,7 +111,8 @@ ACTORS_QUARANTINED = Gauge(
 CONDITIONS = Gauge(
     "holdfast_conditions",
     "Lasting trouble: of how many subjects (such as providers) a process sees it, by condition: database, "
-    "provider, card, mail, storage, webhooks, callbacks, unavailable (requests get 503), lockouts, crash-loops.",
+    "provider, card, top-ups, mail, storage, webhooks, callbacks, unavailable (requests get 503), lockouts, "
+    "crash-loops.",
     ["condition"],
     multiprocess_mode="livesum",
 )
@@ -220,6 +221,14 @@ ORDER_CHECKS = Counter(
     "Checks of due orders: the order's reconcile status after a comparison with the card provider, or "
     "expired, attached or refused (its intent), left (nothing to do).",
     ["result"],
+)
+FILES = Gauge(
+    "holdfast_files", "Uploaded files that are stored, in the database.", multiprocess_mode="livemostrecent"
+)
+FILES_BYTES = Gauge(
+    "holdfast_files_bytes",
+    "Bytes of the uploaded files that are stored, in the database; those with equal bytes share them in the store.",
+    multiprocess_mode="livemostrecent",
 )
 ORDERS_HELD = Gauge(
     "holdfast_orders_held",

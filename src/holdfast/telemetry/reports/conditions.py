@@ -67,6 +67,15 @@ _STORED: Final = "results are stored and read"
 DATABASE: Final = Condition("database", "outage", "holdfast/database", "the database is", "the database answers")
 PROVIDER: Final = Condition("provider", "outage", _WATCH, "the provider is", "the provider is up")
 CARD: Final = Condition("card", "outage", _HTTP, "the card provider fails", "the card provider answers")
+TOP_UPS: Final = Condition(
+    "top-ups",
+    "outage",
+    "holdfast/workers/top-ups",
+    "it is not known whether a saved card was charged",
+    "it is known whether the saved card was charged",
+    quiet_s=12 * 3600,
+)
+"""Each order is checked again within six hours."""
 MAIL: Final = Condition("mail", "outage", _HTTP, "mail is not sent", "mail is sent")
 STORAGE: Final = Condition("storage", "outage", _HOSTING, "results cannot be stored or read", _STORED)
 WEBHOOKS: Final = Condition(
