@@ -1,4 +1,4 @@
-"""Send sign-in codes by mail: through an SMTP server, or in development into files."""
+"""Send sign-in codes and alerts by mail: through an SMTP server, or in development into files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime, make_msgid, parseaddr
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import structlog
@@ -24,6 +24,8 @@ TIMEOUT_S = 15.0
 TOTAL_TIMEOUT_S = 30.0
 """For a whole message, including the wait for a thread and the look-up of the server's name."""
 THREADS_MAX_COUNT = 4
+ALERT_THREADS_MAX_COUNT = 2
+"""For alerts, apart from those for codes: a user waits for a code to sign in."""
 DEVELOPMENT_SENDER = "holdfast@localhost"
 
 _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,64}@[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,253}\Z")
@@ -52,14 +54,33 @@ _POLICY = SMTP.clone(header_factory=_HeaderClasses())
 
 
 class MailFault(Exception):
-    """The message was not sent. The reason contains no address and no code."""
+    """The message was not sent. The reason contains no address and no code.
+
+    ``is_refused``: the mail server refuses the address for good.
+    """
+
+    def __init__(self, reason: str, *, is_refused: bool = False) -> None:
+        super().__init__(reason)
+        self.is_refused = is_refused
+
+
+class Alert(NamedTuple):
+    """A mail about an account. ``message_id`` is the same each time it is sent; the link ends such mail."""
+
+    message_id: str
+    subject: str
+    text: str
+    unsubscribe_url: str
 
 
 class Mailer(Protocol):
-    """Sends codes."""
+    """Sends codes and alerts."""
 
     async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
         """Send a sign-in code. Raises :class:`MailFault`."""
+
+    async def send_alert(self, email: str, alert: Alert) -> None:
+        """Send an alert. Raises :class:`MailFault`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -96,20 +117,32 @@ class SmtpMailer:
         self._timeout_s = timeout_s
         self._total_timeout_s = total_timeout_s
         self._ssl_context = ssl_context or ssl.create_default_context()
-        self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
+        self._code_threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
+        self._alert_threads = trio.CapacityLimiter(ALERT_THREADS_MAX_COUNT)
 
     async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
         """Send a sign-in code. Raises :class:`MailFault`."""
         message = write_code(self._mail_from, email, code, expires_in_s)
+        await self._send_in_time(message, email, self._code_threads)
+
+    async def send_alert(self, email: str, alert: Alert) -> None:
+        """Send an alert. Raises :class:`MailFault`."""
+        await self._send_in_time(write_alert(self._mail_from, email, alert), email, self._alert_threads)
+
+    async def _send_in_time(self, message: EmailMessage, email: str, threads: trio.CapacityLimiter) -> None:
         try:
             with trio.fail_after(self._total_timeout_s):
                 # An abandoned thread keeps its token of the limiter until it ends.
-                await trio.to_thread.run_sync(
-                    self._send, message, email, limiter=self._threads, abandon_on_cancel=True
-                )
+                await trio.to_thread.run_sync(self._send, message, email, limiter=threads, abandon_on_cancel=True)
         except trio.TooSlowError as fault:
             _log.warning("mail not sent", fault="timeout")
             raise MailFault("the mail server did not accept the message in time") from fault
+        except smtplib.SMTPRecipientsRefused as fault:
+            [(code, answer)] = fault.recipients.values()
+            _log.warning("mail not sent", fault=type(fault).__name__, status=code)
+            raise MailFault(
+                f"the mail server refused the address: {code}", is_refused=_is_unknown_address(code, answer)
+            ) from fault
         except (smtplib.SMTPException, OSError, UnicodeError) as fault:
             _log.warning("mail not sent", fault=type(fault).__name__)
             raise MailFault(f"the mail server did not accept the message: {type(fault).__name__}") from fault
@@ -130,6 +163,8 @@ class SmtpMailer:
                 link.ehlo()
             if server.user is not None:
                 link.login(server.user, server.password or "")
+            # What was reported as not sent is not sent afterwards.
+            trio.from_thread.check_cancelled()
             link.send_message(message, parseaddr(self._mail_from)[1], [email])
             # The message has been accepted: an error while quitting must not look like a failure.
             with contextlib.suppress(smtplib.SMTPException, OSError):
@@ -146,6 +181,11 @@ class NoMailer:
         del email, code, expires_in_s
         raise MailFault("no mail server is configured")
 
+    async def send_alert(self, email: str, alert: Alert) -> None:
+        """Always raises :class:`MailFault`."""
+        del email, alert
+        raise MailFault("no mail server is configured")
+
 
 class DevelopmentMailer:
     """Writes each message into a file of its own in ``directory``, and the code into the log."""
@@ -156,12 +196,19 @@ class DevelopmentMailer:
 
     async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
         """Write a sign-in code. Raises :class:`MailFault`."""
-        message = write_code(DEVELOPMENT_SENDER, email, code, expires_in_s)
+        path = await self._write_in_thread(write_code(DEVELOPMENT_SENDER, email, code, expires_in_s))
+        _log.info("mail written to a file", email=email, code=code, file=str(path))
+
+    async def send_alert(self, email: str, alert: Alert) -> None:
+        """Write an alert. Raises :class:`MailFault`."""
+        path = await self._write_in_thread(write_alert(DEVELOPMENT_SENDER, email, alert))
+        _log.info("mail written to a file", email=email, subject=alert.subject, file=str(path))
+
+    async def _write_in_thread(self, message: EmailMessage) -> Path:
         try:
-            path = await trio.to_thread.run_sync(self._write, message.as_bytes(), limiter=self._threads)
+            return await trio.to_thread.run_sync(self._write, message.as_bytes(), limiter=self._threads)
         except OSError as fault:
             raise MailFault(f"the message cannot be written: {fault.strerror}") from fault
-        _log.info("mail written to a file", email=email, code=code, file=str(path))
 
     def _write(self, content: bytes) -> Path:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -174,20 +221,11 @@ class DevelopmentMailer:
 
 def write_code(mail_from: str, email: str, code: str, expires_in_s: int) -> EmailMessage:
     """Return the message with the code. Raises :class:`MailFault` unless ``email`` is one address."""
-    if not _ADDRESS.match(email):
-        raise MailFault("the recipient is not one plain address")
     if not code.isascii() or not code.isalnum():
         raise MailFault("the code is malformed")
-    message = EmailMessage(policy=_POLICY.clone(utf8=not email.isascii()))
-    try:
-        message["From"] = mail_from
-        message["To"] = email
-    except (ValueError, IndexError) as fault:
-        raise MailFault("an address cannot be used in a header") from fault
+    message = _new_message(mail_from, email)
     message["Subject"] = f"Your sign-in code: {code}"
-    message["Date"] = format_datetime(datetime.now(UTC))
-    message["Message-ID"] = make_msgid(domain=parseaddr(mail_from)[1].rpartition("@")[2] or "localhost")
-    message["Auto-Submitted"] = "auto-generated"
+    message["Message-ID"] = make_msgid(domain=_domain(mail_from))
     minutes = max(1, expires_in_s // 60)
     message.set_content(
         f"Your sign-in code is {code}\n\n"
@@ -195,6 +233,49 @@ def write_code(mail_from: str, email: str, code: str, expires_in_s: int) -> Emai
         "If you did not request it, you can ignore this message.\n"
     )
     return message
+
+
+def write_alert(mail_from: str, email: str, alert: Alert) -> EmailMessage:
+    """Return the message of an alert. Raises :class:`MailFault` unless ``email`` is one address."""
+    message = _new_message(mail_from, email)
+    message["Subject"] = alert.subject
+    message["Message-ID"] = f"<{alert.message_id}@{_domain(mail_from)}>"
+    # As RFC 8058 says: a mail program may unsubscribe its user by one POST.
+    message["List-Unsubscribe"] = f"<{alert.unsubscribe_url}>"
+    message["List-Unsubscribe-Post"] = "List-Unsubscribe=One-Click"
+    message.set_content(f"{alert.text}\n\nTo get no more of these mails: {alert.unsubscribe_url}\n")
+    return message
+
+
+def _new_message(mail_from: str, email: str) -> EmailMessage:
+    if not _ADDRESS.match(email):
+        raise MailFault("the recipient is not one plain address")
+    message = EmailMessage(policy=_POLICY.clone(utf8=not email.isascii()))
+    try:
+        message["From"] = mail_from
+        message["To"] = email
+    except (ValueError, IndexError) as fault:
+        raise MailFault("an address cannot be used in a header") from fault
+    message["Date"] = format_datetime(datetime.now(UTC))
+    message["Auto-Submitted"] = "auto-generated"
+    return message
+
+
+def _is_unknown_address(code: int, answer: bytes) -> bool:
+    """Whether a refusal says that the address takes no mail. With the same code relays refuse for faults of ours.
+
+    The enhanced status, by RFC 3463, says which: 5.1 is about addresses, ours in 5.1.7 and 5.1.8; 5.2.1 is a
+    mailbox that is disabled. Without one, or with 5.0.0, only the code is known.
+    """
+    found = re.match(rb"5\.(\d{1,3}\.\d{1,3})\b", answer)
+    status = b"0.0" if found is None else found[1]
+    if status == b"0.0":
+        return code in (550, 551, 553)
+    return status == b"2.1" or (status.startswith(b"1.") and status not in (b"1.7", b"1.8"))
+
+
+def _domain(mail_from: str) -> str:
+    return parseaddr(mail_from)[1].rpartition("@")[2] or "localhost"
 
 
 def _read_url(smtp_url: str) -> _Server:

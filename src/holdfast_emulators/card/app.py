@@ -17,7 +17,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from holdfast.ledger.clock import Now, utc_now
-from holdfast_emulators.card import intents, reversals
+from holdfast_emulators.card import intents, reversals, saved_cards
 from holdfast_emulators.card.changes import Changes, Reply, StateFile, WebhookSender, load_state
 from holdfast_emulators.card.controls import add_controls
 from holdfast_emulators.card.state import ApiError, Store
@@ -36,7 +36,7 @@ from holdfast_emulators.card.wire import (
 from holdfast_emulators.serving import RETRY_DELAYS_S, serve_app
 
 BODY_MAX_BYTES: Final = 1024 * 1024
-PUBLIC_CALLS: Final = ("payment_intents.retrieve", "payment_intents.confirm")
+PUBLIC_CALLS: Final = ("payment_intents.retrieve", "payment_intents.confirm", "setup_intents.confirm")
 """What a publishable key allows, with the client secret of the intent."""
 
 SETTLE_DELAY_S = 1.0
@@ -73,7 +73,9 @@ class RequestHandler:
         return form
 
     def _has_client_secret(self, form: Form) -> bool:
-        intent = self._changes.store.state.intents.get((request.view_args or {}).get("object_id", ""))
+        object_id = (request.view_args or {}).get("object_id", "")
+        state = self._changes.store.state
+        intent = state.intents.get(object_id) or state.setup_intents.get(object_id)
         given = (string(form, "client_secret") or "").encode("utf-8", "surrogatepass")
         return intent is not None and hmac.compare_digest(given, intent.client_secret.encode())
 
@@ -93,6 +95,7 @@ def create_card_emulator(changes: Changes, *, api_key: str) -> QuartTrio:
         return await refuse(ApiError(fault.code or 500, f"Unrecognized request: {request.path[:200]}"))
 
     _add_intents(app, handler, changes)
+    _add_saved_cards(app, handler, changes)
     _add_reads(app, handler, changes)
 
     @app.post("/v1/refunds")
@@ -122,16 +125,28 @@ def _add_intents(app: QuartTrio, handler: RequestHandler, changes: Changes) -> N
         def create(form: Form) -> Json:
             required(form, "amount")
             automatic = fields(form, "automatic_payment_methods")
+            customer = string(form, "customer")
+            if customer is not None:
+                store.customer(customer)
+            card = None
+            if string(form, "confirm") == "true":
+                card = intents.saved_card_of(store, customer, required(form, "payment_method"))
             intent = intents.create(
                 store,
                 amount=integer(form, "amount") or 0,
                 currency=required(form, "currency"),
                 metadata=fields(form, "metadata"),
                 automatic_payment_methods={**automatic, "enabled": True} if automatic else None,
+                customer=customer,
             )
+            if card is not None:
+                intents.charge_saved(store, intent, card)
             return render(store, intent, form)
 
-        allowed = ("amount", "currency", "metadata", "automatic_payment_methods")
+        allowed = (
+            "amount", "currency", "metadata", "automatic_payment_methods", "customer", "payment_method", "confirm",
+            "off_session", "error_on_requires_action",
+        )  # fmt: skip
         return await handler.post("payment_intents.create", allowed, create)
 
     @app.post("/v1/payment_intents/<object_id>/confirm")
@@ -153,6 +168,49 @@ def _add_intents(app: QuartTrio, handler: RequestHandler, changes: Changes) -> N
         return await handler.post("payment_intents.cancel", ("cancellation_reason",), cancel)
 
 
+def _add_saved_cards(app: QuartTrio, handler: RequestHandler, changes: Changes) -> None:
+    store = changes.store
+
+    @app.post("/v1/customers")
+    async def create_customer() -> Response:
+        def create(form: Form) -> Json:
+            customer = saved_cards.create_customer(store, metadata=fields(form, "metadata"))
+            return render(store, customer, form)
+
+        return await handler.post("customers.create", ("metadata",), create)
+
+    @app.post("/v1/setup_intents")
+    async def create_setup_intent() -> Response:
+        def create(form: Form) -> Json:
+            customer = store.customer(required(form, "customer"))
+            usage = string(form, "usage") or "off_session"
+            intent = saved_cards.create_setup_intent(
+                store, customer, usage=usage, metadata=fields(form, "metadata")
+            )
+            return render(store, intent, form)
+
+        allowed = ("customer", "usage", "metadata", "automatic_payment_methods")
+        return await handler.post("setup_intents.create", allowed, create)
+
+    @app.post("/v1/setup_intents/<object_id>/confirm")
+    async def confirm_setup_intent(object_id: str) -> Response:
+        def confirm(form: Form) -> Json:
+            intent = store.setup_intent(object_id)
+            saved_cards.confirm(store, intent, string(form, "payment_method"))
+            return render(store, intent, form)
+
+        return await handler.post("setup_intents.confirm", ("payment_method", "return_url"), confirm)
+
+    @app.post("/v1/payment_methods/<object_id>/detach")
+    async def detach_payment_method(object_id: str) -> Response:
+        def detach(form: Form) -> Json:
+            card = store.payment_method(object_id)
+            saved_cards.detach(store, card)
+            return render(store, card, form)
+
+        return await handler.post("payment_methods.detach", (), detach)
+
+
 def _add_reads(app: QuartTrio, handler: RequestHandler, changes: Changes) -> None:
     store, state = changes.store, changes.store.state
 
@@ -162,14 +220,18 @@ def _add_reads(app: QuartTrio, handler: RequestHandler, changes: Changes) -> Non
         async def list_() -> Response:
             def read(form: Form) -> Json:
                 wanted = {each: value for each in filters if (value := string(form, each)) is not None}
+                if "customer" in wanted:
+                    store.customer(wanted["customer"])
+                since = integer({**fields(form, "created")}, "gte") or 0
                 found = [
                     thing
                     for thing in collection.values()
-                    if all(getattr(thing, each) == value for each, value in wanted.items())
+                    if thing.created >= since
+                    and all(getattr(thing, each) == value for each, value in wanted.items())
                 ]
                 return render_list(store, f"/v1/{name}", found, form)
 
-            return await handler.get(f"{name}.list", ("limit", "starting_after", *filters), read)
+            return await handler.get(f"{name}.list", ("limit", "starting_after", "created", *filters), read)
 
         async def retrieve(object_id: str) -> Response:
             return await handler.get(f"{name}.retrieve", (), lambda form: render(store, one(object_id), form))
@@ -177,7 +239,10 @@ def _add_reads(app: QuartTrio, handler: RequestHandler, changes: Changes) -> Non
         app.add_url_rule(f"/v1/{name}", f"list_{name}", list_, methods=["GET"])
         app.add_url_rule(f"/v1/{name}/<object_id>", f"retrieve_{name}", retrieve, methods=["GET"])
 
-    add("payment_intents", state.intents, store.intent)
+    add("payment_intents", state.intents, store.intent, "customer")
+    add("customers", state.customers, store.customer)
+    add("setup_intents", state.setup_intents, store.setup_intent, "customer")
+    add("payment_methods", state.payment_methods, store.payment_method, "customer")
     add("charges", state.charges, store.charge, "payment_intent")
     add("refunds", state.refunds, store.refund, "payment_intent")
     add("disputes", state.disputes, store.dispute, "payment_intent")

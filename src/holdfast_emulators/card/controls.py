@@ -17,7 +17,7 @@ import msgspec
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from holdfast_emulators.card import intents, reversals
+from holdfast_emulators.card import intents, reversals, saved_cards
 from holdfast_emulators.card.changes import Changes
 from holdfast_emulators.card.state import ApiError, State, Store
 
@@ -47,6 +47,7 @@ class ActionOptions(msgspec.Struct, frozen=True):
     currency: str | None = None
     decline_code: str = "generic_decline"
     reason: str | None = None
+    payment_method: str = "pm_card_visa"
     pending: bool = False
     inquiry: bool = False
 
@@ -68,6 +69,9 @@ ACTIONS: Final[Mapping[tuple[str, str], Action]] = {
     ("payment_intents", "process"): lambda store, key, _: intents.process(store, store.intent(key)),
     ("payment_intents", "cancel"): lambda store, key, options: intents.cancel(
         store, store.intent(key), options.reason
+    ),
+    ("setup_intents", "confirm"): lambda store, key, options: saved_cards.confirm(
+        store, store.setup_intent(key), options.payment_method
     ),
     ("charges", "settle"): lambda store, key, _: intents.settle(store, key),
     ("charges", "refund"): lambda store, key, options: reversals.refund(
@@ -138,11 +142,16 @@ def show(state: State) -> Mapping[str, object]:
             }
             for intent in shown
         ],
+        "setups": [
+            {**msgspec.to_builtins(each), "client_secret": None}
+            for each in list(state.setup_intents.values())[: -PAGE_INTENTS_COUNT - 1 : -1]
+        ],
         "events": [
             {"id": event.id, "type": event.type, "created": event.created, "delivery": state.outbound.get(event.id)}
             for event in list(state.events.values())[: -PAGE_EVENTS_COUNT - 1 : -1]
         ],
         "declines": intents.DECLINES,
+        "saved_cards": [*intents.SAVED_CARDS],
         "dispute_reasons": reversals.DISPUTE_REASONS,
     }
 

@@ -7,14 +7,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, Literal
 
-from holdfast_emulators.card.state import UNFINISHED, ApiError, Charge, PaymentIntent, Store
+import msgspec
+
+from holdfast_emulators.card.state import UNFINISHED, ApiError, Charge, PaymentIntent, PaymentMethod, Store
 
 AMOUNT_MAX_MINOR: Final = 99_999_999
 AMOUNT_MIN_MINOR: Final = 50
 FEE_THOUSANDTHS: Final = 29
 FEE_FIXED_MINOR: Final = 30
 
-DECLINES: Final = ("generic_decline", "insufficient_funds", "lost_card", "stolen_card", "fraudulent")
+DECLINES: Final = (
+    "generic_decline", "insufficient_funds", "lost_card", "stolen_card", "fraudulent", "authentication_required",
+)  # fmt: skip
 
 
 def create(
@@ -24,6 +28,7 @@ def create(
     currency: str,
     metadata: dict[str, str],
     automatic_payment_methods: dict[str, object] | None = None,
+    customer: str | None = None,
 ) -> PaymentIntent:
     """Create an intent."""
     code = currency.lower()
@@ -41,6 +46,7 @@ def create(
         client_secret=f"{intent_id}_secret_{secrets.token_hex(12)}",
         created=store.now_s(),
         currency=code,
+        customer=customer,
         metadata=metadata,
     )
     store.state.intents[intent_id] = intent
@@ -60,6 +66,24 @@ def confirm(store: Store, intent: PaymentIntent, payment_method: str | None) -> 
     intent.payment_method = payment_method
     outcome = attempt(store, intent)
     if isinstance(outcome, ApiError):
+        raise outcome
+
+
+def saved_card_of(store: Store, customer: str | None, card_id: str) -> PaymentMethod:
+    """Return a customer's saved card. Raises :class:`ApiError`."""
+    card = store.payment_method(card_id)
+    if card.customer is None or card.customer != customer:
+        message = "The payment method is not attached to this customer."
+        raise ApiError(400, message, code="payment_method_unexpected_state", param="payment_method")
+    return card
+
+
+def charge_saved(store: Store, intent: PaymentIntent, card: PaymentMethod) -> None:
+    """Charge a customer's saved card without its cardholder. Raises :class:`ApiError` if it is declined."""
+    intent.payment_method = card.id
+    outcome = SAVED_CARDS[card.test_card](store, intent)
+    if isinstance(outcome, ApiError):
+        outcome.body["error"]["payment_intent"] = msgspec.to_builtins(intent)
         raise outcome
 
 
@@ -90,7 +114,9 @@ def settle(store: Store, charge_id: str) -> None:
         store.emit("charge.updated", charge)
 
 
-def decline(store: Store, intent: PaymentIntent, reason: str = "generic_decline") -> ApiError:
+def decline(
+    store: Store, intent: PaymentIntent, reason: str = "generic_decline", *, code: str = "card_declined"
+) -> ApiError:
     """Fail an attempt; the intent may be tried again. Returns the error for the caller."""
     _expect_unfinished(intent, "decline")
     if reason not in DECLINES:
@@ -101,13 +127,13 @@ def decline(store: Store, intent: PaymentIntent, reason: str = "generic_decline"
     intent.last_payment_error = {
         "type": "card_error",
         "charge": charge.id,
-        "code": "card_declined",
+        "code": code,
         "decline_code": reason,
         "message": message,
     }
     store.emit("charge.failed", charge)
     store.emit("payment_intent.payment_failed", intent)
-    return ApiError(402, message, kind="card_error", code="card_declined", decline_code=reason)
+    return ApiError(402, message, kind="card_error", code=code, decline_code=reason)
 
 
 def require_action(store: Store, intent: PaymentIntent) -> None:
@@ -139,6 +165,18 @@ CARDS: Final[Mapping[str, Callable[[Store, PaymentIntent], object]]] = {
     "pm_card_threeDSecure2Required": require_action,
 }
 """What an attempt with each of the provider's test cards does."""
+
+
+SAVED_CARDS: Final[Mapping[str, Callable[[Store, PaymentIntent], object]]] = {
+    "pm_card_visa": pay,
+    "pm_card_mastercard": pay,
+    "pm_card_chargeCustomerFail": decline,
+    "pm_card_authenticationRequired": partial(
+        decline, code="authentication_required", reason="authentication_required"
+    ),
+    "pm_card_slow": process,
+}
+"""What a charge of a saved test card does without its cardholder. Of the slow one the outcome is left open."""
 
 
 def _expect_unfinished(intent: PaymentIntent, what: str) -> None:

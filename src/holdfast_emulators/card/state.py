@@ -41,10 +41,14 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         decline_code: str | None = None,
+        payment_intent: Fields | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
-        error = {"type": kind, "code": code, "message": message, "param": param, "decline_code": decline_code}
+        error = {
+            "type": kind, "code": code, "message": message, "param": param, "decline_code": decline_code,
+            "payment_intent": payment_intent,
+        }  # fmt: skip
         self.body = {"error": {name: value for name, value in error.items() if value is not None}}
 
 
@@ -65,6 +69,7 @@ class PaymentIntent(Amount, kw_only=True):
     automatic_payment_methods: Fields | None = None
     cancellation_reason: str | None = None
     client_secret: str
+    customer: str | None = None
     last_payment_error: Fields | None = None
     latest_charge: str | None = None
     livemode: bool = False
@@ -72,6 +77,45 @@ class PaymentIntent(Amount, kw_only=True):
     next_action: Fields | None = None
     payment_method: str | None = None
     status: IntentStatus = "requires_payment_method"
+
+
+class Customer(msgspec.Struct, kw_only=True):
+    """Someone with saved cards."""
+
+    id: str
+    object: str = "customer"
+    created: int
+    livemode: bool = False
+    metadata: dict[str, str] = {}
+
+
+class SetupIntent(msgspec.Struct, kw_only=True):
+    """One attempt of a customer to save a card."""
+
+    id: str
+    object: str = "setup_intent"
+    client_secret: str
+    created: int
+    customer: str
+    last_setup_error: Fields | None = None
+    livemode: bool = False
+    metadata: dict[str, str] = {}
+    payment_method: str | None = None
+    status: Literal["requires_payment_method", "succeeded", "canceled"] = "requires_payment_method"
+    usage: str = "off_session"
+
+
+class PaymentMethod(msgspec.Struct, kw_only=True):
+    """A saved card; without a customer once it is detached. ``test_card`` is which of the test cards it is."""
+
+    id: str
+    object: str = "payment_method"
+    card: Fields
+    created: int
+    customer: str | None
+    livemode: bool = False
+    test_card: str
+    type: str = "card"
 
 
 class Charge(Amount, kw_only=True):
@@ -157,6 +201,9 @@ class State(msgspec.Struct, kw_only=True):
     """The whole state as stored on disk. Everything is in order of creation."""
 
     intents: dict[str, PaymentIntent] = {}
+    customers: dict[str, Customer] = {}
+    setup_intents: dict[str, SetupIntent] = {}
+    payment_methods: dict[str, PaymentMethod] = {}
     charges: dict[str, Charge] = {}
     refunds: dict[str, Refund] = {}
     disputes: dict[str, Dispute] = {}
@@ -185,6 +232,18 @@ class Store:
     def intent(self, intent_id: str) -> PaymentIntent:
         """Return the payment intent with that id."""
         return _of(self.state.intents, intent_id, "payment_intent")
+
+    def customer(self, customer_id: str) -> Customer:
+        """Return the customer with that id."""
+        return _of(self.state.customers, customer_id, "customer")
+
+    def setup_intent(self, setup_intent_id: str) -> SetupIntent:
+        """Return the setup intent with that id."""
+        return _of(self.state.setup_intents, setup_intent_id, "setup_intent")
+
+    def payment_method(self, payment_method_id: str) -> PaymentMethod:
+        """Return the saved card with that id."""
+        return _of(self.state.payment_methods, payment_method_id, "payment_method")
 
     def charge(self, charge_id: str) -> Charge:
         """Return the charge with that id."""
@@ -253,8 +312,9 @@ class Store:
         delivered = [key for key, each in state.outbound.items() if each.state not in ("waiting", "held")]
         for key in delivered[: len(surplus)]:
             del state.events[key], state.outbound[key]
-        for key in _surplus(state.answers):
-            del state.answers[key]
+        for collection in (state.answers, state.setup_intents):
+            for key in _surplus(collection):
+                del collection[key]
 
 
 def _of(collection: dict[str, T], given: str, kind: str) -> T:

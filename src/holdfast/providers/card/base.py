@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final, Protocol
 
 from holdfast.ledger.money import MICRO
@@ -87,6 +88,26 @@ class IntentCreated:
 
 
 @dataclass(frozen=True, slots=True)
+class SetupIntentCreated:
+    """A setup intent, by which a customer saves a card. ``client_secret`` as in :class:`IntentCreated`."""
+
+    setup_intent_id: str
+    client_secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardDetails:
+    """A saved card, and the customer it is attached to; None once it is detached."""
+
+    card_id: str
+    customer_id: str | None
+    brand: str
+    last4: str
+    exp_month: int
+    exp_year: int
+
+
+@dataclass(frozen=True, slots=True)
 class RefundMade:
     """A refund at the provider; its status is the provider's, and may still change.
 
@@ -128,6 +149,44 @@ class CardProvider(Protocol):
         """Refund a payment, None: what is left of it; or return the refund made before under this ``key``.
 
         ``request`` names what is asked for: a refund under this key with another one was made for another request.
+        Raises :class:`CardFault`.
+        """
+
+    async def create_customer(self, account_id: str, *, env: str) -> str:
+        """Create the customer of an account, or return the one created within the last day; return its id.
+
+        Raises :class:`CardFault`.
+        """
+
+    async def create_setup_intent(self, customer_id: str, account_id: str, *, env: str) -> SetupIntentCreated:
+        """Create an intent by which the customer saves a card for later charges. Raises :class:`CardFault`."""
+
+    async def retrieve_card(self, card_id: str) -> CardDetails:
+        """Read a saved card. Raises :class:`CardFault`."""
+
+    async def detach_card(self, card_id: str) -> None:
+        """Detach a card from its customer, so that it cannot be charged any more. Raises :class:`CardFault`."""
+
+    async def charge_saved_card(
+        self,
+        order_id: str,
+        account_id: str,
+        amount_minor: int,
+        currency: str,
+        *,
+        customer_id: str,
+        card_id: str,
+        env: str,
+    ) -> str:
+        """Charge a saved card for an order, without its cardholder, or find the charge made before.
+
+        Returns the intent's id, also if the card was declined. Raises :class:`CardFault`; a charge that was made
+        more than a day ago would not be found, but made again.
+        """
+
+    async def find_intent(self, order_id: str, customer_id: str, *, since: datetime) -> str | None:
+        """Return the intent that names the order, of those created for the customer since a time.
+
         Raises :class:`CardFault`.
         """
 

@@ -8,6 +8,7 @@ since a provider account may serve other systems too.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import msgspec
 
@@ -57,6 +58,9 @@ HANDLED_TYPES = (
 )
 """Every event type that changes an order; a webhook endpoint subscribes to these."""
 
+SETUP_SUCCEEDED = "setup_intent.succeeded"
+"""The event type by which a customer's card is saved; a webhook endpoint subscribes to it, too."""
+
 _ORDER_ID = re.compile(r"ord_[0-9A-Za-z_-]{1,64}", re.ASCII)
 _DECODER = msgspec.json.Decoder(float_hook=str)
 
@@ -79,6 +83,25 @@ def parse_card_event(body: bytes) -> PaymentEvent | Refusal:
         return _parse(event)
     except Malformed as fault:
         return _invalid(f"The event is not well-formed: {fault}.")
+
+
+class SavedByCustomer(NamedTuple):
+    """What a succeeded setup intent says: whose card was saved, by our own id and by the provider's."""
+
+    account_id: str
+    customer_id: str
+    card_id: str
+
+
+def parse_setup(body: bytes) -> SavedByCustomer | None:
+    """Parse a :data:`SETUP_SUCCEEDED` that :func:`parse_card_event` has accepted; None if it is not ours."""
+    intent = _DECODER.decode(body)["data"]["object"]
+    metadata = intent.get("metadata")
+    account_id = metadata.get("account_id") if isinstance(metadata, dict) else None
+    customer_id, card_id = reference(intent.get("customer")), reference(intent.get("payment_method"))
+    if not isinstance(account_id, str) or customer_id is None or card_id is None:
+        return None
+    return SavedByCustomer(account_id, customer_id, card_id)
 
 
 def _parse(body: Object) -> PaymentEvent:

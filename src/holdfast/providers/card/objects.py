@@ -29,7 +29,7 @@ from holdfast.ledger.orders.facts import (
     join,
 )
 from holdfast.ledger.orders.snapshots import ProviderSnapshot, SnapshotState, synthetic_events
-from holdfast.providers.card.base import micro_per_minor
+from holdfast.providers.card.base import CardDetails, micro_per_minor
 
 Object = Mapping[str, object]
 """A JSON object; numbers with a fraction are decoded as strings, so that amounts are never floats."""
@@ -45,6 +45,8 @@ _CURRENCY = re.compile(r"[A-Za-z]{3}", re.ASCII)
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _RATE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,18})?", re.ASCII)
 _MOMENT_MAX = 10**11
+_LAST4 = re.compile(r"[0-9]{4}", re.ASCII)
+YEAR_MAX = 9999
 
 _DISPUTE_CATEGORIES = frozenset({"dispute", "dispute_reversal", ""})
 _STATES: Mapping[object, SnapshotState] = {
@@ -250,6 +252,26 @@ def balance_fact(
         currency=currency,
         available_on=None if available_on is None else moment(entry, "available_on"),
         exchange_rate=str(rate) if rate is not None and _RATE.fullmatch(str(rate)) else None,
+    )
+
+
+def card_of(method: Object) -> CardDetails:
+    """Return a saved card. What is shown of it may be missing; it is then empty or zero."""
+    shown = method.get("card")
+    card = shown if isinstance(shown, dict) else {}
+    last4 = card.get("last4")
+
+    def number(name: str) -> int:
+        value = card.get(name)
+        return value if isinstance(value, int) and 0 <= value <= YEAR_MAX else 0
+
+    return CardDetails(
+        card_id=object_id(method),
+        customer_id=reference(method.get("customer")),
+        brand=code(card.get("brand")) or "unknown",
+        last4=last4 if isinstance(last4, str) and _LAST4.fullmatch(last4) else "",
+        exp_month=number("exp_month"),
+        exp_year=number("exp_year"),
     )
 
 

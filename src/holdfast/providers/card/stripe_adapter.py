@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import Any, ClassVar, Final, TypeVar
 
 import httpx2
@@ -28,6 +29,7 @@ from stripe import _util as stripe_util
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.providers.card.base import (
+    CardDetails,
     CardFault,
     CardRateLimited,
     CardRejected,
@@ -35,8 +37,18 @@ from holdfast.providers.card.base import (
     CardUnavailable,
     IntentCreated,
     RefundMade,
+    SetupIntentCreated,
 )
-from holdfast.providers.card.objects import Malformed, Object, code, listed, object_id, snapshot_of
+from holdfast.providers.card.objects import (
+    Malformed,
+    Object,
+    card_of,
+    code,
+    listed,
+    object_id,
+    reference,
+    snapshot_of,
+)
 from holdfast.providers.outbound.connection_pool import BodyTooLarge, parse_retry_after, tls_context
 from holdfast.telemetry.reports.conditions import Watch, unwatched
 from holdfast.telemetry.traces import trace_header
@@ -50,6 +62,7 @@ _ERROR_WITHOUT_MESSAGE = b'{"error": {"type": "api_error"}}'
 
 PAGE_COUNT: Final = 100
 PAGES_MAX_COUNT: Final = 20
+CLOCK_DIFFERENCE_S: Final = 600
 REFUND_KEY: Final = "holdfast_refund"
 REFUND_REQUEST: Final = "holdfast_refund_request"
 """The name of a refund's key in its metadata."""
@@ -201,17 +214,13 @@ class StripeProvider:
             "currency": currency.lower(),
             "metadata": {"order_id": order_id, "account_id": account_id, "env": env},
             "expand": ["latest_charge"],
+            **self._payment_methods(),
         }
-        if self._automatic_payment_methods:
-            params["automatic_payment_methods"] = {"enabled": True, "allow_redirects": "never"}
         options: Any = {"idempotency_key": f"{order_id}:create"}
 
         async def create() -> IntentCreated:
             intent = (await self._v1.payment_intents.create_async(params, options)).to_dict()
-            client_secret = intent.get("client_secret")
-            if not isinstance(client_secret, str) or not client_secret:
-                raise Malformed("client_secret is missing")
-            return IntentCreated(object_id(intent), client_secret)
+            return IntentCreated(object_id(intent), _client_secret_of(intent))
 
         return await self._call(create)
 
@@ -244,9 +253,108 @@ class StripeProvider:
         """
         return await self._call(lambda: self._refund(provider_payment_id, amount_minor, key, request))
 
+    async def create_customer(self, account_id: str, *, env: str) -> str:
+        """Create the customer of an account, or return the one created within the last day."""
+        params: Any = {"metadata": {"account_id": account_id, "env": env}}
+        options: Any = {"idempotency_key": f"{account_id}:{env}:customer"}
+
+        async def create() -> str:
+            return object_id((await self._v1.customers.create_async(params, options)).to_dict())
+
+        return await self._call(create)
+
+    async def create_setup_intent(self, customer_id: str, account_id: str, *, env: str) -> SetupIntentCreated:
+        """Create an intent by which the customer saves a card for charges without its cardholder."""
+        params: Any = {
+            "customer": customer_id,
+            "usage": "off_session",
+            "metadata": {"account_id": account_id, "env": env},
+            **self._payment_methods(),
+        }
+
+        async def create() -> SetupIntentCreated:
+            intent = (await self._v1.setup_intents.create_async(params)).to_dict()
+            return SetupIntentCreated(object_id(intent), _client_secret_of(intent))
+
+        return await self._call(create)
+
+    async def retrieve_card(self, card_id: str) -> CardDetails:
+        """Read a saved card."""
+
+        async def retrieve() -> CardDetails:
+            return card_of((await self._v1.payment_methods.retrieve_async(card_id)).to_dict())
+
+        return await self._call(retrieve)
+
+    async def detach_card(self, card_id: str) -> None:
+        """Detach a card, which may be detached already."""
+
+        async def detach() -> None:
+            await self._v1.payment_methods.detach_async(card_id)
+
+        try:
+            await self._call(detach)
+        except CardRejected as fault:
+            if fault.provider_code == "resource_missing":
+                return
+            if (await self.retrieve_card(card_id)).customer_id is not None:
+                raise
+
+    async def charge_saved_card(
+        self,
+        order_id: str,
+        account_id: str,
+        amount_minor: int,
+        currency: str,
+        *,
+        customer_id: str,
+        card_id: str,
+        env: str,
+    ) -> str:
+        """Charge a saved card; a card that needs its cardholder is declined. Returns the intent's id."""
+        params: Any = {
+            "amount": amount_minor,
+            "currency": currency.lower(),
+            "metadata": {"order_id": order_id, "account_id": account_id, "env": env},
+            "customer": customer_id,
+            "payment_method": card_id,
+            "off_session": True,
+            "confirm": True,
+            "error_on_requires_action": True,
+            **self._payment_methods(),
+        }
+        options: Any = {"idempotency_key": f"{order_id}:charge"}
+
+        async def charge() -> str:
+            try:
+                return object_id((await self._v1.payment_intents.create_async(params, options)).to_dict())
+            except stripe.CardError as declined:
+                intent_id = _declined_intent(declined)
+                if intent_id is None:
+                    raise
+                return intent_id
+
+        return await self._call(charge)
+
+    async def find_intent(self, order_id: str, customer_id: str, *, since: datetime) -> str | None:
+        """Return the customer's intent that names the order in its metadata."""
+        # The provider's clock may be behind ours.
+        created = {"gte": int(since.timestamp()) - CLOCK_DIFFERENCE_S}
+
+        async def find() -> str | None:
+            made = await _all(self._v1.payment_intents.list_async, {"customer": customer_id, "created": created})
+            return next((object_id(each) for each in made if _metadata_of(each).get("order_id") == order_id), None)
+
+        return await self._call(find)
+
     async def close(self) -> None:
         """Close connections."""
         await self._http.close_async()
+
+    def _payment_methods(self) -> dict[str, object]:
+        if not self._automatic_payment_methods:
+            return {}
+        return {"automatic_payment_methods": {"enabled": True, "allow_redirects": "never"}}
 
     async def _retrieve(self, intent_id: str, as_of: int) -> ProviderSnapshot:
         expand: Any = {"expand": _RETRIEVE}
@@ -305,6 +413,20 @@ async def _all(list_page: Callable[[Any], Awaitable[Any]], params: Mapping[str, 
             return found
         cursor = {"starting_after": object_id(found[-1])}
     raise CardUnavailable("a list of the provider has too many pages")
+
+
+def _client_secret_of(intent: Object) -> str:
+    client_secret = intent.get("client_secret")
+    if not isinstance(client_secret, str) or not client_secret:
+        raise Malformed("client_secret is missing")
+    return client_secret
+
+
+def _declined_intent(declined: stripe.CardError) -> str | None:
+    """Return the intent that the provider names with a decline."""
+    body = declined.json_body
+    error = body.get("error") if isinstance(body, dict) else None
+    return reference(error.get("payment_intent")) if isinstance(error, dict) else None
 
 
 def _refund_of(refund: Object) -> RefundMade:

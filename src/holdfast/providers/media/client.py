@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ from holdfast.providers.outbound.connection_pool import (
 )
 from holdfast.providers.outbound.urls import parse_url
 from holdfast.telemetry import metrics
+from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 from holdfast.telemetry.traces import trace_header
 from holdfast.telemetry.traces.spans import span
 
@@ -130,7 +132,7 @@ class ProviderClient:
                 self.health.failed("calls", type(fault).__name__)
             raise
         finally:
-            metrics.PROVIDER_CALL_S.labels(self._name, call).observe(trio.current_time() - begun)
+            _duration(self._name, call).observe(trio.current_time() - begun)
         if response.status >= 500 or response.status in REFUSING_STATUSES:
             self._count_error(call, f"status_{response.status}")
         self.health.call_answered(response.status)
@@ -191,3 +193,8 @@ def detail_of(body: bytes) -> str:
         # Validation errors are a list, each with a message.
         reason = "; ".join(str(item["msg"]) for item in reason[:8] if isinstance(item, dict) and "msg" in item)
     return tidy(reason if isinstance(reason, str) else None, MESSAGE_MAX_CHARS - 50) or "no reason given"
+
+
+@functools.cache
+def _duration(provider: str, call: ProviderCall) -> BatchedHistogram:
+    return metrics.PROVIDER_CALL_S.labels(provider, call)

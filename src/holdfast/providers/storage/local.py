@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
-from uuid import uuid4
 
 import trio
 
+from holdfast.ledger.ids import new_id
 from holdfast.providers.storage.base import (
     BLOCK_BYTES,
     PRIVATE,
@@ -52,13 +54,12 @@ class LocalStore:
         """Store the content and return its key, durably; blocks. Raises :class:`AssetCorrupt`."""
         key = asset_key(sha256, extension)
         target = self._path(key)
-        aside = self._aside / uuid4().hex
+        aside = self._aside / new_id("asset")
         try:
             with _created(aside) as file:
                 if _write(content, file) != sha256:
                     raise AssetCorrupt("the content does not have the announced hash")
-                file.flush()
-                os.fsync(file.fileno())
+                os.fsync(file)
                 # While it is locked: otherwise it could be taken for a leftover.
                 try:
                     aside.replace(target)
@@ -108,28 +109,43 @@ def _open(path: Path, start: int) -> tuple[IO[bytes], int]:
     return file, os.fstat(file.fileno()).st_size
 
 
-def _created(path: Path) -> IO[bytes]:
+@contextmanager
+def _created(path: Path) -> Iterator[int]:
+    """Create a file, lock it, and give its descriptor, for as long as the context.
+
+    A file object would make three more system calls, each of which hands the interpreter over and back.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        file = path.open("xb")
+        file = os.open(path, flags, 0o640)
     except FileNotFoundError:
         path.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-        file = path.open("xb")
-    os.fchmod(file.fileno(), 0o640)
-    fcntl.flock(file, fcntl.LOCK_EX)
-    return file
+        file = os.open(path, flags, 0o640)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(file)
 
 
-def _write(content: Content, target: IO[bytes]) -> str:
+def _write(content: Content, target: int) -> str:
     """Write a content's bytes and return their hash."""
     if isinstance(content, bytes):
-        target.write(content)
+        _write_all(target, content)
         return hashlib.sha256(content).hexdigest()
     digest = hashlib.sha256()
     content.seek(0)
     while block := content.read(BLOCK_BYTES):
         digest.update(block)
-        target.write(block)
+        _write_all(target, block)
     return digest.hexdigest()
+
+
+def _write_all(file: int, block: bytes) -> None:
+    """Write a block; a call may write a part only, as one into a nearly full disk does."""
+    rest = memoryview(block)
+    while rest:
+        rest = rest[os.write(file, rest) :]
 
 
 def _sync_directory(directory: Path) -> None:

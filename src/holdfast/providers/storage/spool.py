@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -59,4 +60,6 @@ class Spool:
         """Discard the content."""
         self._blocks.clear()
         if self._file is not None:
-            self._file.close()
+            # A full disk does not take what the file's buffer still has.
+            with suppress(OSError):
+                self._file.close()
