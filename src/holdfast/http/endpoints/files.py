@@ -34,20 +34,11 @@ _GONE: Final = Refusal(
     code="asset_expired", message="The link has expired. Retrieve the file for a new one while it is stored."
 )
 
-_DISPOSITION: Final = Parameter(
+DISPOSITION: Final = Parameter(
     name="Content-Disposition",
     place="header",
     description='The name of a file that is the whole body, as in `attachment; filename="cat.png"`.',
 )
-
-UPLOAD_ERRORS: Final = (
-    "invalid_form",
-    "missing_parameter",
-    "invalid_parameter",
-    "file_limit_reached",
-    "storage_full",
-)
-"""The codes of a route that stores files."""
 
 
 @route(
@@ -57,17 +48,9 @@ UPLOAD_ERRORS: Final = (
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     files_max=1,
-    request_content={
-        "multipart/form-data": {
-            "type": "object",
-            "required": ["file"],
-            "properties": {"file": {"type": "string", "format": "binary", "description": "The file."}},
-        },
-        "application/octet-stream": {"type": "string", "format": "binary"},
-    },
+    form_files={"file": "The file."},
     reply=FileBody,
-    parameters=(_DISPOSITION,),
-    errors=UPLOAD_ERRORS,
+    parameters=(DISPOSITION,),
 )
 async def upload_file(call: Call) -> Outcome:
     """The type in the response is that of the file's first bytes, whatever its name or its sender say."""
@@ -153,8 +136,8 @@ async def remove_file(call: Call) -> Outcome:
     if isinstance(key, Refusal):
         return key
     file_id, now = call.path["file_id"], call.deps.now()
-    if not is_id(file_id) or not await call.deps.write_record(
-        lambda rows: delete_file(rows, key.account_id, file_id, now)
+    if not is_id(file_id) or not await call.write(
+        key.account_id, lambda rows: delete_file(rows, key.account_id, file_id, now)
     ):
         return file_not_found(file_id)
     return FileDeleted(file_id=file_id, deleted=True)
@@ -183,4 +166,6 @@ async def own_file(call: Call) -> FileRow | Refusal:
 async def _linked_file(call: Call) -> FileRow | Refusal:
     """Verify the link before any row is read, and return its file."""
     file_id = call.path["file_id"]
-    return refuse_link(call, file_id, _GONE) or await call.find_by_id(file_by_id, file_id) or _GONE
+    refusal = refuse_link(call, file_id, _GONE)
+    file = None if refusal is not None else await call.find_by_id(file_by_id, file_id)
+    return refusal or (file if file is not None and file.expires_at > file.created_at else _GONE)

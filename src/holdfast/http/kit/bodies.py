@@ -82,7 +82,12 @@ _ERROR_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _NUMBER_FOR_TEXT = re.compile(r"Expected `str(?: \| null)?`, got `(?:int|float)`")
 _UNKNOWN_VALUE = re.compile(r"Invalid enum value (.*)")
 _INTEGER_DIGITS_MAX: Final = 20
-_OWN_CODES: Final = {"amount": "invalid_amount", "email": "invalid_email"}
+_OWN_CODES: Final = {
+    "amount": "invalid_amount",
+    "balance_below": "invalid_amount",
+    "credits": "invalid_amount",
+    "email": "invalid_email",
+}
 
 
 class _Refused(ValueError):
@@ -157,7 +162,10 @@ def _invalid_parameter(message: str, shape: type[msgspec.Struct]) -> Refusal:
     if missing:
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
         return missing_parameter(param)
-    code = _OWN_CODES.get(field, "invalid_parameter")
+    # Whether to send mail is no address.
+    is_choice = reason.startswith("Expected `bool`")
+    own_code = _OWN_CODES.get((param or "").rpartition(".")[2], "invalid_parameter")
+    code = "invalid_parameter" if is_choice else own_code
     if _NUMBER_FOR_TEXT.fullmatch(reason):
         kind = 'decimal string in quotes, such as "10.00"' if code == "invalid_amount" else "string in quotes"
         return Refusal(code=code, message=f"The {param} must be a {kind}, not a JSON number.", param=param)

@@ -1,7 +1,7 @@
 """One HTTP call: its caller, its body, and what a handler can do with them.
 
-The order is the same for every route: form of the credential → caller (for routes with a body) → body → handler. A
-call without a body authenticates its caller in its handler, with the lookups that the handler needs.
+The order is the same for every route: form of the credential → caller (for sessions, and for routes with a body) →
+body → handler. Any other call authenticates its caller in its handler, with the lookups that the handler needs.
 
 Nothing here changes state: a client that disconnects cancels its handler at any point, so handlers only read and
 ask actors. Refusals are values, exceptions are faults.
@@ -27,16 +27,18 @@ from holdfast.http.kit import bodies
 from holdfast.http.kit.bodies import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
 from holdfast.http.kit.client_address import client_address, origin_of
 from holdfast.http.kit.credentials import (
+    TASKS_READ,
     Bearer,
     CredentialKind,
     KnownKey,
+    lacking_scope,
     needs_session_or,
     read_bearer,
     valid_key,
     valid_session,
 )
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.forms import Form, FormFile, is_form, parse_form
+from holdfast.http.kit.forms import Form, FormFile, is_form
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.http.kit.requests import HoldfastRequest
@@ -52,7 +54,7 @@ from holdfast.persistence.server.lookups import Find, Lookup
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
-Method = Literal["GET", "POST", "DELETE"]
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Caller: TypeAlias = SessionRecord | ApiKeyRecord
 
 _FIND: Final[dict[CredentialKind, Find[bytes, Any]]] = {"session": find_sessions, "api_key": find_api_keys}
@@ -84,10 +86,12 @@ class Needs:
     With ``body_optional`` a body without required fields may be omitted. A body has at most
     :data:`SMALL_BODY_BYTES_MAX` bytes; if the route ``takes_input`` of a model the limit is a setting, or
     :data:`ANONYMOUS_BODY_BYTES_MAX` for a caller without a credential. A route with ``raw_body_bytes_max``
-    receives the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call. A route that
-    ``takes_form`` accepts its body as ``multipart/form-data`` too, with files. A body with up to ``files_max``
-    files is not read before the handler runs, which authenticates the caller. ``action`` names what an operator
-    does by it, which is then recorded; an ``is_urgent`` one is also done while the database is away.
+    receives the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call. A body with up to
+    ``files_max`` files is not read before the handler runs, which authenticates the caller; if the route has a
+    ``body``, that is so of a form only. If it ``waits_for_end``, the header ``Prefer`` says how long to wait for
+    the end of a task, and not for an actor. If it ``returns_results`` of a task, the key needs the scope to read
+    these, too. ``action`` names what an operator does by it, which is then recorded; an ``is_urgent`` one is also
+    done while the database is away.
     """
 
     method: Method
@@ -98,10 +102,11 @@ class Needs:
     body: type[msgspec.Struct] | None = None
     body_optional: bool = False
     takes_input: bool = False
-    takes_form: bool = False
     raw_body_bytes_max: int | None = None
     raw_body_limit: Callable[[Call], int] | None = None
     files_max: int = 0
+    waits_for_end: bool = False
+    returns_results: bool = False
     action: str | None = None
     is_urgent: bool = False
 
@@ -133,15 +138,15 @@ _ROLES: Final[dict[Auth, OperatorRole]] = {Auth.OPERATOR_READ: "read", Auth.OPER
 class Call:
     """One request, as its handler sees it.
 
-    For a route with a body, ``session`` or ``known_key`` is set before the handler runs, for a route of operators
-    ``operator``; ``action`` is the record of what the operator does. ``json`` and ``body`` are the parsed body,
-    ``files`` those of a form, ``raw`` its bytes.
+    Before the handler runs, ``session`` is set for a route of sessions, ``known_key`` for one of keys with a body,
+    ``operator`` for one of operators; ``action`` is the record of what the operator does. ``json`` and ``body`` are
+    the parsed body, ``files`` those of a form, ``raw`` its bytes, and ``body_bytes`` how many of it are in memory.
     """
 
     __slots__ = (
-        "_body", "_caller_id", "_fingerprint", "_is_heavy",
-        "action", "bearer", "deps", "files", "json", "known_key", "operator", "path", "raw", "read_shares",
-        "request", "route", "session",
+        "_body", "_caller_id", "_fingerprint", "_is_heavy", "_known_key", "_session",
+        "action", "bearer", "body_bytes", "deps", "files", "json", "operator", "path", "raw",
+        "read_shares", "request", "route",
     )  # fmt: skip
 
     def __init__(self, deps: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
@@ -151,14 +156,15 @@ class Call:
         self.request = request
         self.path = path
         self.bearer: Bearer | None = None
-        self.session: SessionRecord | None = None
-        self.known_key: KnownKey | None = None
         self.operator: Operator | None = None
         self.action: OperatorAction | None = None
         self.json: bodies.JsonObject = {}
         self.files: tuple[FormFile, ...] = ()
         self.raw = b""
+        self.body_bytes = 0
         self._body: msgspec.Struct | None = None
+        self._session: SessionRecord | None = None
+        self._known_key: KnownKey | None = None
         self._fingerprint: bytes | None = None
         self._is_heavy = False
         self._caller_id: str | None = None
@@ -199,21 +205,29 @@ class Call:
                 bytes_max = min(bytes_max, ANONYMOUS_BODY_BYTES_MAX)
                 if (length or 0) > bytes_max:
                     return _too_large(bytes_max, " without a valid credential")
-        if refusal is None and self.route.body is not None:
+        if refusal is None and (self.route.body is not None or self.route.auth is Auth.SESSION):
             refusal = await self._authenticate()
-        if refusal is not None or self.route.method == "GET" or self.route.files_max:
+        if refusal is not None or self.route.method == "GET" or self._is_read_by_handler():
             return refusal
         self.raw = raw = await self.request.read_body(bytes_max)
+        self.body_bytes = len(raw)
         if self.route.raw_body_bytes_max is not None:
             return None
         self._is_heavy = len(raw) > LIGHT_BYTES_MAX or json_size(raw, LIGHT_VALUES_MAX) is None
         refusal = await self.compute(partial(self._read_body, raw))
         return None if refusal is None else await self.refuse_authenticated(refusal)
 
+    def _is_read_by_handler(self) -> bool:
+        """Whether the body may have files."""
+        route = self.route
+        return route.files_max > 0 and (
+            route.body is None or is_form(next(iter(self.request.sent(b"content-type")), None))
+        )
+
     def body_bytes_max(self) -> int:
         """Return the limit of the body in bytes."""
         route, most = self.route, self.deps.settings.body_bytes_max
-        if route.files_max:
+        if self._is_read_by_handler():
             return route.files_max * self.deps.settings.file_bytes_max + FORM_BYTES_MAX
         if route.raw_body_limit is not None:
             return min(route.raw_body_bytes_max or most, route.raw_body_limit(self))
@@ -236,9 +250,7 @@ class Call:
         if not raw.strip() and (shape is None or self.route.body_optional):
             self._body = None if shape is None else shape()
             return None
-        content_type = self.request.headers.get("Content-Type")
-        if self.route.takes_form and content_type is not None and is_form(content_type):
-            return self._read_form(content_type, raw)
+        content_type = next(iter(self.request.sent(b"content-type")), None)
         refusal = bodies.check_media_type(content_type)
         if refusal is not None:
             return refusal
@@ -257,17 +269,13 @@ class Call:
             self._fingerprint = bodies.fingerprint(self.request.path, parsed)
         return None
 
-    def _read_form(self, content_type: str, raw: bytes) -> Refusal | None:
-        form = parse_form(content_type, raw)
-        assert self.route.body is not None
-        return form if isinstance(form, Refusal) else self.take_form(form, self.route.body)
-
     def take_form(self, form: Form, shape: type[msgspec.Struct]) -> Refusal | None:
         """Take a form as the body."""
         body = bodies.convert_body(form.fields, shape, strict=False)
         if isinstance(body, Refusal):
             return body
         self.json, self.files, self._body = form.fields, form.files, body
+        self.body_bytes, self._is_heavy = form.memory_bytes, form.memory_bytes > LIGHT_BYTES_MAX
         self._fingerprint = bodies.fingerprint(self.request.path, form.facts)
         return None
 
@@ -288,7 +296,7 @@ class Call:
             return None
         if self.route.auth is Auth.KEY_OR_LINK and "sig" in self.request.args:
             return None
-        found = read_bearer(self.request.headers.getlist("Authorization"), _WANTED.get(self.route.auth))
+        found = read_bearer(self.request.sent(b"authorization"), _WANTED.get(self.route.auth))
         if isinstance(found, Refusal):
             return None if self.route.auth is Auth.OPTIONAL else found
         self.bearer = found
@@ -311,20 +319,22 @@ class Call:
 
     async def _authenticate(self) -> Refusal | None:
         if self.route.auth is Auth.SESSION:
-            session = await self.verify_session()
+            session = await self._verify()
             if isinstance(session, Refusal):
                 return session
-            self.session = session
+            assert isinstance(session, SessionRecord)
+            self._session = session
         elif self.route.auth is Auth.API_KEY:
             assert self.bearer is not None
-            self.known_key = self.deps.key_cache.get(self.bearer.sha256)
-            if self.known_key is not None:
-                self._record_use(self.known_key)
+            self._known_key = self.deps.key_cache.get(self.bearer.sha256)
+            if self._known_key is not None:
+                self._record_use(self._known_key)
             else:
                 key = await self.verify_key()
                 if isinstance(key, Refusal):
                     return key
-                self.known_key = KnownKey(key.account_id, key.key_id)
+            if self.route.returns_results and TASKS_READ not in self.known_key.scopes:
+                return await self.refuse_authenticated(lacking_scope(TASKS_READ))
             self._caller_id = self.known_key.account_id
         return None
 
@@ -335,14 +345,17 @@ class Call:
         if self.deps.key_cache.is_use_due(self.bearer.sha256, now):
             self.deps.accounts.ref(key.account_id).tell(RecordKeyUse(key.key_id, now))
 
-    async def verify_session(self, *lookups: Lookup[Any, Any]) -> SessionRecord | Refusal:
-        """Authenticate the session, and run ``lookups`` with the lookup of its row.
+    @property
+    def session(self) -> SessionRecord:
+        """The session that a route of sessions is called with."""
+        assert self._session is not None
+        return self._session
 
-        Refuses as :func:`~holdfast.http.kit.credentials.valid_session` does.
-        """
-        session = await self._verify(*lookups)
-        assert not isinstance(session, ApiKeyRecord)
-        return session
+    @property
+    def known_key(self) -> KnownKey:
+        """The API key that a route of keys with a body is called with."""
+        assert self._known_key is not None
+        return self._known_key
 
     async def verify_key(self, *lookups: Lookup[Any, Any]) -> ApiKeyRecord | Refusal:
         """Authenticate the API key, check its scope, and run ``lookups`` with the lookup of its row.
@@ -360,6 +373,8 @@ class Call:
         return caller if isinstance(caller, Refusal) else caller.account_id
 
     async def _verify(self, *lookups: Lookup[Any, Any]) -> Caller | Refusal:
+        if self._session is not None and not lookups:
+            return self._session
         assert self.bearer is not None
         lookup = Lookup(_FIND[self.bearer.kind], self.bearer.sha256)
         await self._look_up(lookup, *lookups)
@@ -373,7 +388,9 @@ class Call:
         assert self.bearer is not None
         if self.bearer.kind == "session":
             return valid_session(found, now)
-        key, scope = valid_key(found, self.route.scope), self.route.scope
+        key, scope = valid_key(found, self.route.scope, now), self.route.scope
+        if self.route.returns_results and not isinstance(key, Refusal) and TASKS_READ not in key.scopes:
+            return lacking_scope(TASKS_READ)
         is_out_of_scope = isinstance(key, Refusal) and key.code == "insufficient_scope"
         if is_out_of_scope and scope is not None and self.route.auth is Auth.SESSION_OR_KEY:
             return needs_session_or(scope)
@@ -385,7 +402,7 @@ class Call:
         if isinstance(caller, SessionRecord):
             known = KnownKey(caller.account_id, caller.session_id)
         else:
-            known = KnownKey(caller.account_id, caller.key_id)
+            self._known_key = known = KnownKey(caller.account_id, caller.key_id, frozenset(caller.scopes))
             self._record_use(known)
         self.deps.key_cache.put(self.bearer.sha256, known)
 
@@ -405,6 +422,10 @@ class Call:
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Run a query in the share of the caller."""
         return await self.read_shares.run(self._reader(), partial(self.deps.database.read, query))
+
+    async def write(self, account_id: str, change: Callable[[Connection], T]) -> T:
+        """Write what the journal does not, in the share of an account: sweepers and operators write there, too."""
+        return await self.deps.write_shares.run(account_id, partial(self.deps.write_record, change))
 
     async def find_by_id(self, find: Callable[[Connection, str], T | None], sent_id: str) -> T | None:
         """Return what ``find`` finds by an id that was sent, or None: the database is not asked for other texts."""
@@ -452,7 +473,7 @@ class Call:
 
     async def ask(self, ref: AskRef, command: Command[T]) -> T | Refusal:
         """Ask an actor, as the header ``Prefer`` says. Raises its faults, which are in the error table."""
-        prefer = self.request.headers.getlist("Prefer")
+        prefer = () if self.route.waits_for_end else self.request.sent(b"prefer")
         deadline_s, while_down = read_prefer(prefer, self.deps.settings.ask_deadline_s)
         return await ref.ask(command, deadline_s=deadline_s, while_down=while_down)
 
@@ -467,7 +488,7 @@ class Call:
 
     def idempotency_keys(self) -> list[str]:
         """Return the values of the header ``Idempotency-Key``, of which there should be at most one."""
-        return self.request.headers.getlist("Idempotency-Key")
+        return self.request.sent(b"idempotency-key")
 
     def required_idempotency(self) -> IdempotencyKey | Refusal:
         """Return the Idempotency-Key. Refuses: 1. ``missing_parameter``; 2. ``invalid_idempotency_key``."""

@@ -35,7 +35,7 @@ def code_samples(
         headers["Authorization"] = f"Bearer {{{_CREDENTIALS[route.auth]}}}"
     if route.idempotent:
         headers["Idempotency-Key"] = "{IDEMPOTENCY_KEY}"
-    if form is not None:
+    if form is not None and body is None:
         texts, file = _form_example(form)
         return [
             {"lang": "bash", "label": "curl", "source": _curl_upload(url, headers, texts, file)},

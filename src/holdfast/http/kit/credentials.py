@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+from holdfast.ledger.api_keys import refuse_unusable
 from holdfast.ledger.places import PLACE_DIGITS, place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.queries.credentials import SessionRecord
@@ -154,11 +155,13 @@ def needs_session_or(scope: str) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """The immutable facts of an API key or a session; whether it is revoked is not one of them."""
+    """The immutable facts of an API key or a session; whether it is valid is not one of them."""
 
     account_id: str
     key_id: str
     """The key's id or the session's."""
+    scopes: frozenset[str] = frozenset()
+    """What the key may do; a session has none."""
 
 
 USE_RECORDED_EVERY: Final = timedelta(minutes=1)
@@ -167,7 +170,7 @@ USE_RECORDED_EVERY: Final = timedelta(minutes=1)
 class KeyCache:
     """The account and key of a hash, for the ``entries_max`` most recently used keys and session tokens.
 
-    The facts are immutable, so an entry is never stale; the account's actor checks for revocation.
+    The facts are immutable, so an entry is never stale; the account's actor checks whether the key is still valid.
     """
 
     def __init__(self, *, entries_max: int = 50_000) -> None:
@@ -231,10 +234,13 @@ def valid_session(session: SessionRecord | None, now: datetime) -> SessionRecord
     return session if session.disabled_at is None else ACCOUNT_DISABLED
 
 
-def valid_key(found: tuple[ApiKeyRecord, datetime | None] | None, scope: str | None) -> ApiKeyRecord | Refusal:
+def valid_key(
+    found: tuple[ApiKeyRecord, datetime | None] | None, scope: str | None, now: datetime
+) -> ApiKeyRecord | Refusal:
     """Return an API key that was found, with the time since which its account is disabled, if it is valid.
 
-    Refuses: 1. ``invalid_api_key`` (unknown or revoked); 2. ``account_disabled``; 3. ``insufficient_scope``.
+    Refuses: 1. ``invalid_api_key`` (unknown or revoked); 2. ``account_disabled``; 3. ``api_key_expired``;
+    4. ``api_key_paused``; 5. ``insufficient_scope``.
     """
     if found is None:
         return INVALID_API_KEY
@@ -243,6 +249,9 @@ def valid_key(found: tuple[ApiKeyRecord, datetime | None] | None, scope: str | N
         return INVALID_API_KEY
     if disabled_at is not None:
         return ACCOUNT_DISABLED
+    unusable = refuse_unusable(expires_at=key.expires_at, is_paused=key.is_paused, now=now)
+    if unusable is not None:
+        return unusable
     if scope is not None and scope not in key.scopes:
         return lacking_scope(scope)
     return key

@@ -16,9 +16,12 @@ from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.errors import RefusedRequests
 from holdfast.http.kit.fair_shares import (
+    CARD_CALLS_MAX,
+    CARD_CALLS_WAITING_MAX,
     STREAM_READS_MAX,
     FairShares,
     FairThreads,
+    SendRate,
     TokenTries,
     Uploads,
     WaitingCalls,
@@ -143,8 +146,10 @@ class Dependencies:
     service time, by which all times that the service has written are judged; ``wall`` judges those that others
     have signed. ``write_record`` writes what the journal does not: operators' actions and sessions, which must be
     possible while an operator repairs that, and the rows of files. ``claims`` are of contents that are stored.
-    ``read_shares`` are those of accounts, and of
-    origins for credentials that have not been verified; ``stream_shares`` are those of an account's streams.
+    ``read_shares`` are those of accounts, and of origins for credentials that have not been verified;
+    ``stream_shares`` are those of an account's streams, ``write_shares`` those of what accounts have written as
+    records, and ``card_shares`` those of the calls to the card provider that accounts cause. ``test_rate`` and
+    ``resend_rate`` limit the events that an account has sent on demand.
     """
 
     settings: Settings
@@ -179,6 +184,12 @@ class Dependencies:
     threads: FairThreads = field(default_factory=FairThreads)
     read_shares: FairShares = field(default_factory=FairShares)
     stream_shares: FairShares = field(default_factory=lambda: FairShares(at_once_max=STREAM_READS_MAX))
+    write_shares: FairShares = field(default_factory=lambda: FairShares(at_once_max=1))
+    card_shares: FairShares = field(
+        default_factory=lambda: FairShares(at_once_max=CARD_CALLS_MAX, jobs_max=CARD_CALLS_WAITING_MAX)
+    )
+    test_rate: SendRate = field(default_factory=lambda: SendRate(20, 30.0))
+    resend_rate: SendRate = field(default_factory=lambda: SendRate(100, 1.0))
     token_tries: TokenTries = field(default_factory=TokenTries)
     seen_sessions: SeenSessions = field(default_factory=SeenSessions)
     changes: Changes = field(default_factory=Changes)

@@ -22,6 +22,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown, Overloaded, Quarantined
 from holdfast.http.kit.values import shown
 from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import SpendingLimit, Time, time_or_none
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -81,6 +82,8 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "invalid_session": ErrorRow(401, AUTHENTICATION, "the session is unknown or was signed out", challenge=True),
     "session_expired": ErrorRow(401, AUTHENTICATION, "sign in again", challenge=True),
     "invalid_api_key": ErrorRow(401, AUTHENTICATION, "the key is unknown or was revoked", challenge=True),
+    "api_key_expired": ErrorRow(401, AUTHENTICATION, "the key has expired", challenge=True),
+    "api_key_paused": ErrorRow(401, AUTHENTICATION, "the key is paused by its owner", challenge=True),
     "wrong_credential_type": ErrorRow(
         401,
         AUTHENTICATION,
@@ -148,14 +151,29 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "api_key_limit_reached": ErrorRow(
         409, CONFLICT, "too many live keys, or too many with the revoked ones", final=True
     ),
+    "api_key_revoked": ErrorRow(409, CONFLICT, "a revoked key cannot be changed", final=True),
     "account_not_found": ErrorRow(404, NOT_FOUND, "the account does not exist"),
     # Credit.
     "invalid_amount": ErrorRow(400, INVALID, "not an amount, or out of bounds"),
     "amount_too_small": ErrorRow(400, INVALID, "below the least amount"),
     "amount_too_large": ErrorRow(400, INVALID, "above the largest amount"),
+    "lot_limit_reached": ErrorRow(409, CONFLICT, "too many lots of credit of which something is left", final=True),
     "sandbox_disabled": ErrorRow(403, PERMISSION, "the sandbox is disabled"),
     "insufficient_credit": ErrorRow(402, CREDIT, "less is available than must be held"),
+    # Limits.
+    "key_limit_exceeded": ErrorRow(402, CREDIT, "the hold exceeds what is left of the API key's `limit`"),
+    "account_limit_exceeded": ErrorRow(402, CREDIT, "the hold exceeds what is left of the account's `limit`"),
+    "limit_above_ceiling": ErrorRow(403, PERMISSION, "the limit is above the ceiling that an operator has set"),
+    "model_not_allowed": ErrorRow(403, PERMISSION, "the API key may not use the model"),
+    "coupon_not_found": ErrorRow(404, NOT_FOUND, "no coupon has this code or id"),
+    "coupon_ended": ErrorRow(409, CONFLICT, "the coupon cannot be redeemed any more", final=True),
+    "coupon_used_up": ErrorRow(409, CONFLICT, "the coupon was redeemed as often as it may be", final=True),
+    "coupon_already_redeemed": ErrorRow(409, CONFLICT, "the account has redeemed the coupon", final=True),
+    "coupon_code_taken": ErrorRow(409, CONFLICT, "another coupon has this code", final=True),
     # Payment orders.
+    "card_not_found": ErrorRow(404, NOT_FOUND, "the account has no such saved card"),
+    "card_required": ErrorRow(409, CONFLICT, "automatic top-up needs a saved card", final=True),
+    "card_limit_reached": ErrorRow(409, CONFLICT, "too many saved cards; remove one first", final=True),
     "payment_order_not_found": ErrorRow(404, NOT_FOUND, "the payment order does not exist"),
     "payment_order_expired": ErrorRow(409, CONFLICT, "the order expired before it was paid", final=True),
     "payment_order_not_payable": ErrorRow(409, CONFLICT, "the order has ended in another way", final=True),
@@ -211,7 +229,10 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
     "content_policy_violation": ErrorRow(
         400, INVALID, "the provider refuses the content; nothing was charged", final=True
     ),
-    "event_not_found": ErrorRow(404, NOT_FOUND, "the task has no such event"),
+    "event_not_found": ErrorRow(404, NOT_FOUND, "the task or the webhook has no such event"),
+    "webhook_not_found": ErrorRow(404, NOT_FOUND, "the webhook does not exist"),
+    "webhook_limit_reached": ErrorRow(409, CONFLICT, "the account's webhooks are too many", final=True),
+    "webhook_disabled": ErrorRow(409, CONFLICT, "the webhook is disabled", final=True),
     "review_not_found": ErrorRow(404, NOT_FOUND, "the review does not exist"),
     "review_not_open": ErrorRow(409, CONFLICT, "the task is not in review, or was decided otherwise"),
     "concurrency_limit_exceeded": ErrorRow(
@@ -275,9 +296,15 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     request_id: str
     """The request's id, also in the header `X-Request-Id`."""
     required: str | msgspec.UnsetType = msgspec.UNSET
-    """The credit that must be held; present for `insufficient_credit` only. A decimal string."""
+    """The credit that must be held; present for `insufficient_credit`, and with `limit`. A decimal string."""
     available: str | msgspec.UnsetType = msgspec.UNSET
     """The credit that is available; present for `insufficient_credit` only. A decimal string."""
+    limit: SpendingLimit | msgspec.UnsetType = msgspec.UNSET
+    """The limit that would be exceeded; present for `key_limit_exceeded` and `account_limit_exceeded` only."""
+    spent: str | msgspec.UnsetType = msgspec.UNSET
+    """What is captured and held in the limit's window; present with `limit` only. A decimal string."""
+    resets_at: Time | msgspec.UnsetType | None = msgspec.UNSET
+    """When the limit's window ends, null for `total`; present with `limit` only."""
     provider_code: str | msgspec.UnsetType = msgspec.UNSET
     """The payment provider's own code; present for `provider_rejected` only."""
 
@@ -309,6 +336,13 @@ def error_response(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[
         available=_amount(refusal.available_micro),
         provider_code=msgspec.UNSET if refusal.provider_code is None else refusal.provider_code,
     )
+    if (limit := refusal.limit) is not None:
+        body = msgspec.structs.replace(
+            body,
+            limit=SpendingLimit(format_amount(limit.credits_micro), limit.window),
+            spent=format_amount(limit.spent_micro),
+            resets_at=time_or_none(limit.resets_at),
+        )
     headers = {}
     # The row's time applies to refusals that waiting can resolve; a final one has a time only if it sets its own.
     usual_s = None if refusal.final else row.retry_after_s

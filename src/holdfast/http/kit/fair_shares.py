@@ -1,13 +1,15 @@
 """A share of something bounded for each caller, so that no caller can block the others.
 
-Shared are threads, database reads, tries of a secret token, uploads, and requests that wait.
+Shared are threads, database reads, calls to the card provider, tries of a secret token, uploads, requests that
+wait, and events that are sent on demand.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar
 
 import trio
@@ -32,6 +34,9 @@ UPLOADS_MAX: Final = 256
 UPLOADS_PER_ACCOUNT_MAX: Final = 32
 UPLOADS_WAITING_MAX: Final = 256
 UPLOAD_TURN_TIMEOUT_S: Final = 30.0
+CARD_CALLS_MAX: Final = 2
+CARD_CALLS_WAITING_MAX: Final = 8
+"""With those that are made: each may take as long as the provider's timeouts allow."""
 WRONG_TRIES_AT_ONCE: Final = 10
 WRONG_TRY_S: Final = 0.02
 TRIES_WAITING_MAX: Final = 1_000_000
@@ -67,7 +72,15 @@ class FairShares:
         self._shares: dict[str, _Share] = {}
 
     async def run(self, caller: str, job: Callable[[], Awaitable[T]]) -> T:
-        """Run a job in its turn. Raises :class:`Overloaded` if the caller has too many jobs."""
+        """Run a job in its turn. Raises as :meth:`begin`."""
+        await self.begin(caller)
+        try:
+            return await job()
+        finally:
+            self.end(caller)
+
+    async def begin(self, caller: str) -> None:
+        """Wait for a turn, which :meth:`end` ends. Raises :class:`Overloaded` if the caller has too many jobs."""
         share = self._shares.get(caller)
         if share is None:
             share = self._shares[caller] = _Share()
@@ -75,10 +88,6 @@ class FairShares:
             share.turns += 1
         else:
             await self._wait(caller, share)
-        try:
-            return await job()
-        finally:
-            self._end_turn(caller, share)
 
     async def _wait(self, caller: str, share: _Share) -> None:
         """Wait until another job passes its turn on."""
@@ -91,7 +100,7 @@ class FairShares:
                 await turn.wait()
         except trio.Cancelled:
             if turn.is_set():  # it was given the turn when it was cancelled already
-                self._end_turn(caller, share)
+                self.end(caller)
             raise
         finally:
             if not turn.is_set():
@@ -99,8 +108,9 @@ class FairShares:
         if not turn.is_set():
             raise Overloaded("the caller's other jobs take too long")
 
-    def _end_turn(self, caller: str, share: _Share) -> None:
-        """Pass a turn on to the next waiting job."""
+    def end(self, caller: str) -> None:
+        """End a turn: pass it on to the caller's next waiting job."""
+        share = self._shares[caller]
         if share.waiting:
             share.waiting.popleft().set()
             return
@@ -155,19 +165,21 @@ class Uploads:
             at_once_max=UPLOADS_PER_ACCOUNT_MAX, jobs_max=UPLOADS_WAITING_MAX, timeout_s=UPLOAD_TURN_TIMEOUT_S
         )
 
-    async def run(self, account_id: str, job: Callable[[], Awaitable[T]]) -> T:
-        """Run ``job`` when the account may upload. Raises :class:`Overloaded` if that takes too long."""
-        return await self._shares.run(account_id, lambda: self._run(job))
-
-    async def _run(self, job: Callable[[], Awaitable[T]]) -> T:
-        with trio.move_on_after(UPLOAD_TURN_TIMEOUT_S) as waiting:
-            await self._turns.acquire()
-        if waiting.cancelled_caught:
-            raise Overloaded("too many uploads are in progress")
+    @asynccontextmanager
+    async def turn(self, account_id: str) -> AsyncIterator[None]:
+        """Wait until the account may upload within this context. Raises :class:`Overloaded` if that takes long."""
+        await self._shares.begin(account_id)
         try:
-            return await job()
+            with trio.move_on_after(UPLOAD_TURN_TIMEOUT_S) as waiting:
+                await self._turns.acquire()
+            if waiting.cancelled_caught:
+                raise Overloaded("too many uploads are in progress")
+            try:
+                yield
+            finally:
+                self._turns.release()
         finally:
-            self._turns.release()
+            self._shares.end(account_id)
 
 
 class WaitingCalls:
@@ -209,3 +221,30 @@ class WaitingCalls:
             if not self._of_account[account_id]:
                 del self._of_account[account_id]
             metrics.HTTP_WAITING.set(self.count)
+
+
+class SendRate:
+    """How often a caller may have an event sent: ``burst`` times at once, in the long run once each ``every_s``."""
+
+    def __init__(self, burst: int, every_s: float) -> None:
+        self._burst = burst
+        self._every_s = every_s
+        # Until when each caller has used its turns, the one that came last at the end.
+        self._used_until: dict[str, float] = {}
+
+    def refuse(self, caller: str) -> Refusal | None:
+        """Use one turn. Refuses: 1. ``rate_limit_exceeded``."""
+        now = trio.current_time()
+        used_until = max(now, self._used_until.get(caller, now))
+        late_s = used_until - now - (self._burst - 1) * self._every_s
+        if late_s > 0:
+            return Refusal(
+                code="rate_limit_exceeded",
+                message=f"{self._burst} events were sent on demand lately, the most allowed; wait before the next.",
+                retry_after_s=math.ceil(late_s),
+            )
+        self._used_until.pop(caller, None)
+        self._used_until[caller] = used_until + self._every_s
+        while self._used_until and next(iter(self._used_until.values())) <= now:
+            del self._used_until[next(iter(self._used_until))]
+        return None

@@ -24,7 +24,7 @@ import io
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, get_args
 
 import msgspec
@@ -34,8 +34,10 @@ from sqlalchemy import Connection
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Declaration, Media, Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter, missing_parameter
+from holdfast.ledger.clock import midnight
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskStatus
+from holdfast.persistence.queries.ledger import NUMBER_MAX
 from holdfast.persistence.records.unreadable import UnreadableEntry
 
 E = TypeVar("E")
@@ -61,6 +63,7 @@ _DATE_TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})",
     re.ASCII,
 )
+_TIME_RULE: Final = "must be an RFC 3339 time with an offset, or a date"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}", re.ASCII)
 _NUMBER = re.compile(r"-[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -184,11 +187,11 @@ def is_asked_for(position: Position, options: ListOptions) -> bool:
     )
 
 
-def read_window(call: Call) -> Window | Refusal:
+def read_window(call: Call, *, zone: tzinfo = UTC) -> Window | Refusal:
     """Parse the query string of a list by the parameters of its route; repeated keys are refused.
 
-    A filter whose schema has an ``enum`` accepts its values only. Refuses with ``invalid_parameter`` or
-    ``missing_parameter``, naming the key.
+    A date is midnight in ``zone``. A filter whose schema has an ``enum`` accepts its values only. Refuses with
+    ``invalid_parameter`` or ``missing_parameter``, naming the key.
     """
     route, query, values = call.route, call.query(), dict[str, str]()
     assert isinstance(route, Declaration)
@@ -205,9 +208,9 @@ def read_window(call: Call) -> Window | Refusal:
     times: dict[str, datetime] = {}
     for name in ("from", "to"):
         if name in values:
-            at = read_time(values[name])
+            at = read_time(values[name], zone)
             if at is None:
-                return invalid_parameter(name, "must be an RFC 3339 time with an offset, or a date", values[name])
+                return invalid_parameter(name, _TIME_RULE, values[name])
             times[name] = at
     if "from" in times and "to" in times and times["from"] >= times["to"]:
         return invalid_parameter("from", "must be earlier than to", values["from"])
@@ -238,17 +241,27 @@ def _refuse_filter(parameter: Parameter, value: str | None) -> Refusal | None:
     return None
 
 
-def read_time(text: str) -> datetime | None:
-    """Parse an RFC 3339 time with an offset, or a date as its midnight in UTC; None for anything else."""
+def read_time(text: str, zone: tzinfo = UTC) -> datetime | None:
+    """Parse an RFC 3339 time with an offset, or a date as its midnight in ``zone``; None for anything else."""
     text = text.replace(" ", "+")  # an offset's plus sign, sent unencoded in a query string
     try:
         if _DATE.fullmatch(text):
-            return datetime.fromisoformat(text).replace(tzinfo=UTC)
+            return midnight(date.fromisoformat(text), zone)
         if _DATE_TIME.fullmatch(text):
             return datetime.fromisoformat(text.upper()).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
     return None
+
+
+def read_given_time(name: str, sent: str | None, *, after: datetime | None = None) -> datetime | Refusal | None:
+    """Parse an optional time, which must be later than ``after``, now. Refuses with ``invalid_parameter``."""
+    if sent is None:
+        return None
+    at = read_time(sent)
+    if at is None:
+        return invalid_parameter(name, _TIME_RULE, sent)
+    return at if after is None or at > after else invalid_parameter(name, "must be later than now", sent)
 
 
 # ------------------------------------------------------------------------------------------ cursors
@@ -285,6 +298,14 @@ def read_cursor(owner: str, window: Window) -> Position | Refusal | None:
 INVALID_CURSOR: Final = Refusal(
     code="invalid_cursor", message="The cursor does not belong to this list and its filters.", param="cursor"
 )
+
+
+def number_of(position: Position | None) -> int | Refusal | None:
+    """Return the id of a position in a list of numbered entries. Refuses with ``invalid_cursor``."""
+    if position is None:
+        return None
+    is_number = position.id.isdigit() and int(position.id) <= NUMBER_MAX
+    return int(position.id) if is_number else INVALID_CURSOR
 
 
 def _binding(owner: str, window: Window) -> str:

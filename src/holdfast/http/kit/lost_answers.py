@@ -10,11 +10,9 @@ This is known to one process for as long as it runs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from secrets import token_hex
 from typing import Final, NamedTuple
-from uuid import uuid4
 
 import trio
 
@@ -24,12 +22,12 @@ NOTICED_WITHIN_S: Final = 0.05
 LOST_MAX: Final = 10_000
 
 
-@dataclass
+@dataclass(slots=True)
 class UnderWay:
-    """How many equal requests are being answered; ``one_ended`` is set, and replaced, when one has been."""
+    """How many equal requests are being answered. Who waits for the end of one sets ``one_ended``."""
 
     count: int = 0
-    one_ended: trio.Event = field(default_factory=trio.Event)
+    one_ended: trio.Event | None = None
 
 
 class LostAnswer(NamedTuple):
@@ -46,35 +44,43 @@ class LostAnswers:
         self._under_way: dict[bytes, UnderWay] = {}
         self._lost: dict[bytes, list[LostAnswer]] = {}
 
-    @asynccontextmanager
-    async def key_of(self, digest: bytes) -> AsyncIterator[str]:
-        """Yield the Idempotency-Key of a request, within which it is answered.
+    def key_of(self, digest: bytes) -> AnswerContext:
+        """Return the context in which a request is answered; it yields the request's Idempotency-Key.
 
         ``digest`` is equal for equal requests of one API key. The request counts as lost if this context is left by
         an exception, as the cancellation for a client that disconnects is one.
         """
+        return AnswerContext(self, digest)
+
+    async def begin(self, digest: bytes) -> str:
+        """Begin to answer a request, and return its key."""
         if (equal := self._under_way.get(digest)) is not None:
+            if equal.one_ended is None:
+                equal.one_ended = trio.Event()
             with trio.move_on_after(NOTICED_WITHIN_S):
                 await equal.one_ended.wait()
-        key = self._take(digest) or uuid4().hex
-        under_way = self._under_way.setdefault(digest, UnderWay())
-        under_way.count += 1
-        try:
-            yield key
-        except BaseException:
-            self._remember(digest, key)
-            raise
-        finally:
-            under_way.count -= 1
+        key = self._take(digest) or token_hex(16)
+        self._under_way.setdefault(digest, UnderWay()).count += 1
+        return key
+
+    def end(self, digest: bytes, lost_key: str | None) -> None:
+        """End the answer to a request, which was lost if its key is given."""
+        if lost_key is not None:
+            self._remember(digest, lost_key)
+        under_way = self._under_way[digest]
+        under_way.count -= 1
+        if under_way.one_ended is not None:
             under_way.one_ended.set()
-            under_way.one_ended = trio.Event()
-            if not under_way.count:
-                del self._under_way[digest]
+            under_way.one_ended = None
+        if not under_way.count:
+            del self._under_way[digest]
 
     def _take(self, digest: bytes) -> str | None:
         """Return the key of the oldest lost request with this digest, which from now on is no longer lost."""
+        if digest not in self._lost:
+            return None
         now = trio.current_time()
-        lost = [each for each in self._lost.pop(digest, ()) if each.until > now]
+        lost = [each for each in self._lost.pop(digest) if each.until > now]
         if len(lost) > 1:
             self._lost[digest] = lost[1:]
         return lost[0].key if lost else None
@@ -85,3 +91,21 @@ class LostAnswers:
             self._lost = {each: lost for each, lost in self._lost.items() if lost[-1].until > now}
         if len(self._lost) < LOST_MAX:
             self._lost.setdefault(digest, []).append(LostAnswer(key, now + REMEMBERED_S))
+
+
+class AnswerContext:
+    """The context of one answer; of a class, since a generator's costs each create twenty calls."""
+
+    __slots__ = ("_answers", "_digest", "_key")
+
+    def __init__(self, answers: LostAnswers, digest: bytes) -> None:
+        self._answers = answers
+        self._digest = digest
+        self._key = ""
+
+    async def __aenter__(self) -> str:
+        self._key = await self._answers.begin(self._digest)
+        return self._key
+
+    async def __aexit__(self, kind: type[BaseException] | None, fault: BaseException | None, _: object) -> None:
+        self._answers.end(self._digest, None if kind is None else self._key)

@@ -22,9 +22,9 @@ from holdfast.http.kit.listing import PAGE
 from holdfast.http.kit.operators import CSRF_HEADER
 from holdfast.http.kit.problems import PROBLEM_JSON, Problem, has_problems, problem_status
 from holdfast.http.kit.routes import Media, Parameter, Route
+from holdfast.ledger.alerts.account_events import PAYLOADS, AnyEventKind
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.public import TaskEvent
-from holdfast.ledger.tasks.task import EventKind
 
 JsonSchema = dict[str, Any]
 
@@ -48,9 +48,11 @@ _RECORDED: Final = files("holdfast.http.kit") / "responses.json"
 """Responses of a real service by the type of their body, and events by their kind, which the tests record."""
 
 _FORM: Final = "multipart/form-data"
+_FILE: Final = {"type": "string", "format": "binary"}
 _REF: Final = "#/components/schemas/{name}"
 
 _BEARER_CODES: Final = ("missing_credentials", "invalid_credentials", "wrong_credential_type")
+_KEY_CODES: Final = ("invalid_api_key", "api_key_expired", "api_key_paused", "account_disabled")
 _OPERATOR_CODES: Final = (
     *_BEARER_CODES,
     "invalid_session",
@@ -62,19 +64,20 @@ _OPERATOR_CODES: Final = (
 )
 _AUTH_CODES: Final[dict[Auth, tuple[str, ...]]] = {
     Auth.SESSION: (*_BEARER_CODES, "invalid_session", "session_expired", "account_disabled"),
-    Auth.API_KEY: (*_BEARER_CODES, "invalid_api_key", "account_disabled", "insufficient_scope"),
-    Auth.SESSION_OR_KEY: (
-        *_BEARER_CODES,
-        "invalid_session",
-        "session_expired",
-        "invalid_api_key",
-        "account_disabled",
-    ),
-    Auth.KEY_OR_LINK: (*_BEARER_CODES, "invalid_api_key", "account_disabled", "insufficient_scope"),
+    Auth.API_KEY: (*_BEARER_CODES, *_KEY_CODES, "insufficient_scope"),
+    Auth.SESSION_OR_KEY: (*_BEARER_CODES, "invalid_session", "session_expired", *_KEY_CODES),
+    Auth.KEY_OR_LINK: (*_BEARER_CODES, *_KEY_CODES, "insufficient_scope"),
     Auth.OPERATOR_READ: _OPERATOR_CODES,
     Auth.OPERATOR_ACT: (*_OPERATOR_CODES, "invalid_csrf_token"),
 }
-_BODY_CODES: Final = ("invalid_json", "unsupported_media_type", "request_too_large", "request_timeout")
+_BODY_CODES: Final = ("unsupported_media_type", "request_too_large", "request_timeout")
+_UPLOAD_CODES: Final = (
+    "invalid_form",
+    "missing_parameter",
+    "invalid_parameter",
+    "file_limit_reached",
+    "storage_full",
+)
 _IDEMPOTENCY_CODES: Final = ("invalid_idempotency_key", "idempotency_key_reused", "idempotency_key_in_use")
 _EVERYWHERE: Final = ("malformed_request", "headers_too_large", "internal_error")
 _BEHIND_ROWS: Final = ("temporarily_unavailable", "overloaded")
@@ -109,6 +112,7 @@ _IN_PATHS: Final = {
     "poison_id": "The message's id, `poi_…`.",
     "provider": "The media provider's name in the catalog.",
     "request_id": "The task's id, `task_…`.",
+    "webhook_id": "The webhook's id, `wh_…`.",
     "review_case_id": "The review's id, `rev_…`.",
 }
 """Descriptions of parameters in paths, by name."""
@@ -127,9 +131,10 @@ Prepaid credit and media tasks. Amounts are decimal strings (1 credit = 1 USD), 
 are null, never omitted; new fields may be added. Success is 200. Every response has `X-Request-Id`.
 
 **Errors** have one format: `{"error": {"message", "type", "code", "param", "request_id"}}`. Branch on `code`;
-`message` names the wrong value and may change. `insufficient_credit` adds `required` and `available`,
-`provider_rejected` the provider's own `provider_code`. If waiting helps there is `Retry-After`; if repeating never
-helps there is `X-Should-Retry: false`. Objects of other accounts are 404. The codes are listed below.
+`message` names the wrong value and may change. `insufficient_credit` adds `required` and `available`, an exceeded
+limit `required`, `limit`, `spent` and `resets_at`, `provider_rejected` the provider's own `provider_code`. If
+waiting helps there is `Retry-After`; if repeating never helps there is `X-Should-Retry: false`. Objects of other
+accounts are 404. The codes are listed below.
 
 **Idempotency-Key** makes a request safe to repeat for 24 hours: the repeat gets the first response again, with
 `Idempotent-Replayed: true`. After a 503 to a request that changes something, the change may have happened: repeat
@@ -155,7 +160,7 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
     """Return the OpenAPI 3.1 document of these routes, served at ``public_url``."""
     bodies = {route.body for route in routes if route.body is not None}
     replies = {shape for route in routes for shape in (route.reply, route.other_reply) if shape is not None}
-    shapes: set[type[msgspec.Struct]] = {*bodies, *replies, ErrorResponse, Problem, TaskEvent}
+    shapes: set[type[msgspec.Struct]] = {*bodies, *replies, ErrorResponse, Problem, TaskEvent, *PAYLOADS.values()}
     schemas = _components(shapes)
     received = structs_in(bodies)
     for shape in structs_in(shapes):
@@ -171,7 +176,10 @@ def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
         "servers": [{"url": public_url}],
         "tags": [{"name": tag} for tag in dict.fromkeys((*_TAGS, *(route.tag for route in routes)))],
         "paths": dict(paths),
-        "webhooks": {kind: {"post": _webhook(kind, recorded)} for kind in EVENT_KINDS},
+        "webhooks": {
+            kind: {"post": _webhook(kind, shape, recorded)}
+            for kind, shape in (dict.fromkeys(EVENT_KINDS, TaskEvent) | PAYLOADS).items()
+        },
         "components": {
             "schemas": schemas,
             "headers": {
@@ -232,6 +240,8 @@ def _finish(schema: JsonSchema, docs: Mapping[str, str], *, is_received: bool) -
         if has_default and not is_received:
             schema["required"].append(name)
         of_type = [each.pop("description") for each in (field, *field.get("anyOf", ())) if "description" in each]
+        if len(field.get("enum", ())) == 1:
+            of_type.append(f"Always `{field['enum'][0]}`.")
         description = " ".join(_markdown(each) for each in (docs.get(name, ""), *of_type) if each)
         if default is not None:
             description += f" By default {json.dumps(default)}."
@@ -258,11 +268,15 @@ def _markdown(docstring: str) -> str:
     return cleandoc(docstring).replace("``", "`")
 
 
-def _webhook(kind: EventKind, recorded: JsonSchema) -> JsonSchema:
+def _webhook(kind: AnyEventKind, shape: type[msgspec.Struct], recorded: JsonSchema) -> JsonSchema:
     """Describe the request sent to a customer's endpoint."""
+    is_of_task = shape is TaskEvent
+    summary = (
+        "a task, sent to its webhook_url and to webhooks" if is_of_task else "an account, sent to its webhooks"
+    )
     return {
         "operationId": f"receive_{kind.replace('.', '_')}",
-        "summary": f"The event {kind} of a task, sent to its webhook_url",
+        "summary": f"The event {kind} of {summary}",
         "description": "A request of this service to yours, signed as Standard Webhooks says.",
         "tags": ["Webhooks"],
         "security": [],
@@ -270,8 +284,8 @@ def _webhook(kind: EventKind, recorded: JsonSchema) -> JsonSchema:
         "parameters": [{**_parameter(header), "x-py-typing": "str"} for header in _WEBHOOK_HEADERS],
         "requestBody": {
             "required": True,
-            "content": _json(_reference(TaskEvent), recorded.get(kind)),
-            "x-py-typing": TaskEvent.__name__,
+            "content": _json(_reference(shape), recorded.get(kind)),
+            "x-py-typing": shape.__name__,
         },
         "responses": {"2XX": {"description": "Delivered. Any other status is retried; 410 ends the delivery."}},
     }
@@ -308,7 +322,11 @@ def error_codes(route: Route) -> list[str]:
         codes.append("invalid_cursor")
     codes += (*_EVERYWHERE, *_AUTH_CODES.get(route.auth, ()))
     if route.method != "GET":
-        codes += _BODY_CODES[1:] if route.files_max else _BODY_CODES
+        codes += _BODY_CODES
+        if route.files_max:
+            codes += _UPLOAD_CODES
+        if not route.files_max or route.body is not None:
+            codes.append("invalid_json")
     if route.body is not None:
         codes += ("missing_parameter", "invalid_parameter")
     if route.idempotent:
@@ -320,7 +338,7 @@ def error_codes(route: Route) -> list[str]:
 
 def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: JsonSchema) -> JsonSchema:
     body = example_body(route, schemas)
-    content = {kind: _with_fields(schema, route.form) for kind, schema in route.request_content.items()}
+    form = _form(route) if route.form_files else None
     operation: JsonSchema = {
         "operationId": route.handler.__name__,
         "summary": route.summary,
@@ -329,31 +347,38 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: Jso
         "security": _SECURITY[route.auth],
         "parameters": [_parameter(each) for each in (*_path_parameters(route.path), *route.parameters)],
         "responses": _responses(route, recorded),
-        "x-codeSamples": code_samples(route, public_url, body, content.get(_FORM)),
+        "x-codeSamples": code_samples(route, public_url, body, form),
     }
-    if content:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {kind: {"schema": schema} for kind, schema in content.items()},
-        }
-    elif route.body is not None or route.raw_body_bytes_max is not None:
+    if route.body is not None or route.raw_body_bytes_max is not None:
         schema = {"type": "object", "additionalProperties": True} if route.body is None else _reference(route.body)
         operation["requestBody"] = {
             "required": not route.body_optional,
             "content": _json(schema, body),
         }
-        if route.takes_form:
-            operation["requestBody"]["content"][_FORM] = {"schema": schema}
+    if form is not None:
+        bodies = operation.setdefault("requestBody", {"required": True, "content": {}})
+        # First: of several bodies, generators of TypeScript take the first, and import a form that comes later from
+        # where they write none.
+        bodies["content"] = {_FORM: {"schema": form}, **bodies["content"]}
+        if route.form is None:
+            bodies["content"]["application/octet-stream"] = {"schema": _FILE}
     return operation
 
 
-def _with_fields(schema: Mapping[str, Any], shape: type[msgspec.Struct] | None) -> JsonSchema:
-    """Add the fields of ``shape`` to the schema of a form."""
-    if shape is None:
-        return dict(schema)
-    fields = _components({shape})[shape.__name__]
-    _finish(fields, field_docs(shape), is_received=True)
-    return {**schema, "properties": {**schema["properties"], **fields["properties"]}}
+def _form(route: Route) -> JsonSchema:
+    """Return the schema of a form: its files, and its fields, in which null cannot be sent."""
+    properties = {name: {**_FILE, "description": text} for name, text in route.form_files.items()}
+    schema = {"type": "object", "required": [] if route.body else list(properties)[:1], "properties": properties}
+    if route.form is None:
+        return schema
+    fields = _components({route.form})[route.form.__name__]
+    _finish(fields, field_docs(route.form), is_received=True)
+    for each in fields["properties"].values():
+        sent = [branch for branch in each.pop("anyOf", ()) if branch != {"type": "null"}]
+        each.update(sent[0] if len(sent) == 1 else {"anyOf": sent} if sent else {})
+    schema["required"] += fields["required"]
+    schema["properties"] = properties | fields["properties"]
+    return {**schema, "additionalProperties": {"type": "string", "description": "A field of the model's own."}}
 
 
 def _responses(route: Route, recorded: JsonSchema) -> JsonSchema:

@@ -29,14 +29,15 @@ from holdfast.ledger.ids import new_id
 from holdfast.telemetry.traces import HEADER, new_traceparent, read_traceparent, request_id, traceparent
 from holdfast.telemetry.traces.spans import Span, start_span
 
+_NO_HEADERS: Final = Headers()
+
 
 class HoldfastRequest(TrioRequest):
     """A request whose body stays in the server until it is read."""
 
     def __init__(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> None:
         client = scope.get("client")
-        headers = Headers()
-        headers[:] = [(name.decode("latin1").title(), value.decode("latin1")) for name, value in scope["headers"]]
+        self._headers: Headers | None = None
         # Not Quart's own: it makes a lock and a buffer with two events for a body that would be sent to it.
         SansIORequest.__init__(
             self,
@@ -46,7 +47,7 @@ class HoldfastRequest(TrioRequest):
             "",
             scope["path"],
             scope["query_string"],
-            headers,
+            _NO_HEADERS,
             client[0] if client else None,
         )
         self.http_version = scope["http_version"]
@@ -61,9 +62,27 @@ class HoldfastRequest(TrioRequest):
         self.span: Span | None = None
 
     @property
+    def headers(self) -> Headers:
+        """All headers, as werkzeug reads them. :meth:`sent` finds one at a tenth of the cost."""
+        if self._headers is None:
+            headers = self._headers = Headers()
+            headers[:] = [
+                (name.decode("latin1").title(), value.decode("latin1")) for name, value in self.scope["headers"]
+            ]
+        return self._headers
+
+    @headers.setter
+    def headers(self, _: Headers) -> None:
+        """Ignore what the constructor sets: the headers are made when they are first read."""
+
+    def sent(self, name: bytes) -> list[str]:
+        """Return the values of the headers with this name, which is in lower case."""
+        return [value.decode("latin1") for each, value in self.scope["headers"] if each == name]
+
+    @property
     def content_length(self) -> int | None:
         """The length of the body; None for no body or one in chunks. The server has checked it."""
-        sent = self.headers.getlist("Content-Length")
+        sent = self.sent(b"content-length")
         return int(sent[0]) if sent else None
 
     async def close(self) -> None:
@@ -116,7 +135,7 @@ def start_trace(request: HoldfastRequest) -> None:
     """
     request.id = new_id("req")
     request_id.set(request.id)
-    sent = [value.decode("latin-1") for name, value in request.scope["headers"] if name == _HEADER]
+    sent = request.sent(_HEADER)
     continued = request.traceresponse = read_traceparent(sent) if sent else None
     request.span = None
     if continued is not None or request.path not in _UNTRACED:

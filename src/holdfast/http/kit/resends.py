@@ -13,8 +13,10 @@ from typing import Final
 
 import trio
 
+from holdfast.actors.account.messages import RequestAttempt
+
 KEPT_MAX: Final = 10_000
-"""Of how many tasks, and of how many refused requests, it is known at a time."""
+"""Of how many tasks, refused requests, and groups it is known at a time."""
 REFUSED_S: Final = 120.0
 """How long after a refusal its client may send the request again: they wait two minutes at most."""
 
@@ -29,6 +31,18 @@ class Resends:
         self._served: OrderedDict[str, None] = OrderedDict()
         """Tasks that a request waits for, or was answered with."""
         self._refused: OrderedDict[tuple[str, int], deque[float]] = OrderedDict()
+        self._newest: OrderedDict[str, RequestAttempt] = OrderedDict()
+
+    def newest(self, group: str) -> RequestAttempt:
+        """Return the newest attempt at a request of a group that is known here; without an id if none is."""
+        return self._newest.get(group) or RequestAttempt(group)
+
+    def learn(self, newest: RequestAttempt) -> None:
+        """Note that this is the newest attempt of its group."""
+        self._newest[newest.group] = newest
+        self._newest.move_to_end(newest.group)
+        if len(self._newest) > KEPT_MAX:
+            self._newest.popitem(last=False)
 
     @asynccontextmanager
     async def turn(self, group: str) -> AsyncIterator[None]:
@@ -65,10 +79,17 @@ class Resends:
     def choose(self, group: str, newest_first: list[str], attempt: int) -> str | None:
         """Return the task of a group that an attempt most likely belongs to; None if it is to have a new one.
 
-        Each attempt takes the task with the highest number below its own. So those of other requests, whose numbers
-        are lower, are left for these, whichever order they come in. Between equals, one that a request waits for or
-        was answered with comes last: a client that sends again was not answered. If all are such ones, and the
-        attempt before was refused, it has no task.
+        Each attempt takes the task with the highest number below its own, which then has its number. So those of
+        other requests, whose numbers are lower, are left for these, whichever order they come in. And so there are
+        for any number at most as many tasks with it or a higher one as requests whose last attempt here has it or a
+        higher one: if none is left for an attempt, each has been taken by another request. Between equals, one that
+        a request waits for or was answered with comes last: a client that sends again was not answered.
+
+        If all are such ones, and an attempt before was refused, this one has no task: most likely it is that one's
+        resend. But it may be the resend of a request whose answer was lost after it left this process, equal to the
+        refused one. They differ in nothing that is sent. It then creates the task of the
+        refused request, whose own resend finds the other: as many tasks as requests, and one more than was accepted
+        only if that resend never comes.
         """
         free = [each for each in newest_first if self._joined.get(each, 0) < attempt]
         lost = [each for each in free if each not in self._served]

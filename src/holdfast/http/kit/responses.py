@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Final, TypeVar, cast
 
 import msgspec
 import structlog
 import trio
 from quart import Response
+from quart.wrappers.response import ResponseBody
 from werkzeug.exceptions import HTTPException
 
 from holdfast.actors.runtime.messages import Replayed
@@ -39,6 +41,22 @@ def reply_outcome(reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.
         stored = reply.reply
         return replayed(stored if isinstance(stored, Refusal) else body(stored))
     return reply if isinstance(reply, Refusal) else body(reply)
+
+
+def streamed(
+    body: AbstractAsyncContextManager[AsyncIterator[bytes]],
+    headers: Mapping[str, str],
+    *,
+    status: int = 200,
+    timeout_s: float | None = None,
+) -> Response:
+    """Return a response that sends what a context yields, which is entered when it starts and left when it ends."""
+    response = Response(None, status=status, headers=dict(headers))
+    # It has all that is used of a body: it is entered, iterated and left.
+    response.response = cast(ResponseBody, body)
+    if timeout_s is not None:
+        response.timeout = timeout_s
+    return response
 
 
 IF_NONE_MATCH: Final = Parameter(
@@ -103,12 +121,16 @@ def outcome_response(outcome: Outcome) -> Response:
         case Refusal():
             return refusal_response(outcome)
         case BodyResponse(body, status, headers):
-            response = outcome_response(body)
-            response.status_code = status or response.status_code
-            response.headers.update(headers)
+            response = refusal_response(body) if isinstance(body, Refusal) else _json_response(body, status)
+            if headers:
+                response.headers.update(headers)
             return response
         case _:
-            return Response(msgspec.json.encode(outcome), content_type="application/json")
+            return _json_response(outcome)
+
+
+def _json_response(body: msgspec.Struct, status: int | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status=status or 200, content_type="application/json")
 
 
 def refusal_response(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:

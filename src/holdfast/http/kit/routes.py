@@ -66,14 +66,15 @@ class Media:
 class Declaration(Needs):
     """What is declared of an endpoint.
 
-    ``request_content`` has the schemas of a body with files, by content type; its form has the fields of ``form``
-    too. ``other_reply`` is a second type of a successful response. ``errors`` are the codes of the handler, in
-    addition to those that other fields imply.
+    ``form_files`` describes the files of a form by their names; the first is required unless there may be a
+    ``body`` without them. The form has the fields of ``form``, too; without any, a file may be the whole body.
+    ``other_reply`` is a second type of a successful response. ``errors`` are the codes of the handler, in addition
+    to those that other fields imply.
     """
 
     summary: str
     raw_body_example: Mapping[str, object] | None = None
-    request_content: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    form_files: Mapping[str, str] = field(default_factory=dict)
     form: type[msgspec.Struct] | None = None
     reply: type[msgspec.Struct] | None = None
     other_reply: type[msgspec.Struct] | None = None
@@ -142,10 +143,11 @@ def _takes(fields: Callable[P, object]) -> Callable[[Callable[..., T]], Callable
 
 
 class RouteTable:
-    """The routes of one module, in order of declaration."""
+    """The routes of one module, in order of declaration. ``auth`` is that of routes that do not say otherwise."""
 
-    def __init__(self, tag: str) -> None:
+    def __init__(self, tag: str, *, auth: Auth = Auth.NONE) -> None:
         self._tag = tag
+        self._auth = auth
         self.routes: list[Route] = []
 
     @_takes(Declaration)
@@ -153,7 +155,7 @@ class RouteTable:
         """Declare the decorated handler as a route."""
 
         def declare(handler: Handler) -> Handler:
-            self.routes.append(Route(*args, **fields, tag=self._tag, handler=handler))
+            self.routes.append(Route(*args, **{"auth": self._auth, **fields}, tag=self._tag, handler=handler))
             return handler
 
         return declare

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 from urllib.parse import quote
 
 from quart import Response
-from quart.wrappers.response import ResponseBody
 
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.responses import has_entity_tag, refusal_response
+from holdfast.http.kit.responses import has_entity_tag, refusal_response, streamed
 from holdfast.http.kit.routes import Media, Outcome, Parameter
 from holdfast.http.kit.values import shown
 from holdfast.ledger.links import check_link
@@ -33,7 +32,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 _STORE_AWAY: Final = Refusal(
     code="temporarily_unavailable", message="Stored results cannot be read; try again later."
 )
-_INVALID_LINK: Final = Refusal(code="invalid_link", message="The link's signature is not valid.")
+INVALID_LINK: Final = Refusal(code="invalid_link", message="The link's signature is not valid.")
 
 RANGE: Final = Parameter(name="Range", place="header", description="One range of bytes, such as bytes=0-1023.")
 IF_CACHED: Final = Parameter(name="If-None-Match", place="header", description="The ETag of the cached file.")
@@ -82,11 +81,11 @@ def refuse_link(call: Call, name: str, gone: Refusal) -> Refusal | None:
     query = call.query()
     exp, sig = query.get("exp", []), query.get("sig", [])
     if len(exp) != 1 or len(sig) != 1:
-        return _INVALID_LINK
+        return INVALID_LINK
     verdict = check_link(name, exp[0], sig[0], call.deps.urls.link_key, call.deps.now())
     if verdict == "valid":
         return None
-    return gone if verdict == "expired" else _INVALID_LINK
+    return gone if verdict == "expired" else INVALID_LINK
 
 
 async def serve_content(
@@ -123,11 +122,7 @@ async def serve_content(
         raise
     if isinstance(reader, Refusal):
         return reader
-    response = Response(None, status=status, headers=headers)
-    # It has all that is used of a body: it is entered, iterated and left.
-    response.response = cast(ResponseBody, reader)
-    response.timeout = SEND_TIMEOUT_S
-    return response
+    return streamed(reader, headers, status=status, timeout_s=SEND_TIMEOUT_S)
 
 
 async def open_stored(call: Call, key: str, *span: int) -> AssetReader | Refusal:

@@ -2,18 +2,19 @@
 
 A body is read as it comes, into a few hundred KiB of memory and then into temporary files, however large it is and
 however many come at once. Nothing is stored before all of it has come and its form is valid. Then each content is
-claimed, put into the asset store, and gets its row. A process that is killed in between leaves content that no row
-refers to, which the asset sweeper removes.
+claimed, its row is added within the account's limits, and it is put into the asset store. What a killed process
+leaves in between has such a row, and is swept with it.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 import trio
@@ -26,28 +27,31 @@ from multipart import (
 )
 
 from holdfast.http.kit.calls import FORM_BYTES_MAX, Call
+from holdfast.http.kit.forms import LIST_SUFFIX, Form, FormFile, is_form
+from holdfast.http.kit.routes import Declaration
 from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter, shown
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
-from holdfast.persistence.claims.contents import CLAIM_USABLE_S, Content
-from holdfast.persistence.claims.files import FilesTotal, add_file, files_total
+from holdfast.persistence.claims.contents import Content
+from holdfast.persistence.claims.files import UPLOAD_S, FilesTotal, add_file, drop_file, files_total, keep_file
 from holdfast.persistence.records.rows import FileRow
 from holdfast.providers.storage.sniffing import EXTENSIONS, HEAD_BYTES, UNKNOWN_TYPE, sniff
+from holdfast.providers.storage.spool import Content as SpooledContent
 from holdfast.providers.storage.spool import Spool
 from holdfast.telemetry.reports.conditions import STORAGE
 
 BLOCK_BYTES: Final = 256 * 1024
 """How much is collected before it is hashed and written, in a thread."""
 SPOOL_MEMORY_BYTES: Final = 256 * 1024
-"""The most of one file that is held in memory."""
+"""The most that is held in memory of the files of one body."""
 WRITERS_MAX: Final = 4
 STORERS_MAX: Final = 8
 CLAIM_TRIES: Final = 10
 CLAIM_PAUSE_S: Final = 1.0
 """A content that is being removed from the store can be stored again after a moment."""
 
-PARTS_MAX: Final = 64
+PARTS_MAX: Final = 128
 FIELDS_BYTES_MAX: Final = INPUT_SMALL_BYTES_MAX
 """Of all fields together, which the files are apart from."""
 FILENAME_CHARS_MAX: Final = 200
@@ -59,12 +63,8 @@ _storers = trio.CapacityLimiter(STORERS_MAX)
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedForm:
-    """A form: the values of its fields, and its files by the names of their parts, in the order of the body."""
-
-    fields: dict[str, list[str]]
-    files: list[tuple[str, FileRow]]
+StoredNames: TypeAlias = Callable[[Mapping[str, Any], Sequence[str]], Collection[str] | Refusal]
+"""Which files of a form with these fields, by their names, are stored; others are kept in memory, or refused."""
 
 
 class _Refused(Exception):
@@ -87,6 +87,11 @@ class _Incoming:
     waiting_bytes: int = 0
 
     @property
+    def name(self) -> str:
+        """What the file is of the form."""
+        return self.part.removesuffix(LIST_SUFFIX)
+
+    @property
     def bytes_count(self) -> int:
         """The bytes that have come so far."""
         return self.spool.bytes_count + self.waiting_bytes
@@ -99,7 +104,11 @@ class _Incoming:
             raise _Refused(Refusal(code="request_too_large", message=message, param=self.part))
         self.blocks.append(block)
         if self.waiting_bytes >= BLOCK_BYTES:
-            await trio.to_thread.run_sync(self.write, limiter=_writers)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Hash and write what was collected. Raises ``OSError``."""
+        await trio.to_thread.run_sync(self.write, limiter=_writers)
 
     def write(self) -> None:
         """Hash and write what was collected; blocks. Raises ``OSError``."""
@@ -108,62 +117,84 @@ class _Incoming:
         self.blocks.clear()
         self.waiting_bytes = 0
 
+    def finish(self) -> SpooledContent:
+        """Return the whole file, which must not be empty; blocks. Raises ``OSError``."""
+        self.write()
+        if not self.spool.bytes_count:
+            raise _Refused(invalid_parameter(self.part, "is an empty file"))
+        return self.spool.finish()
+
 
 class _Upload:
-    """The files of one body."""
+    """The files of one body. The first waits for the account's turn, which lasts until ``at_end`` is left."""
 
-    def __init__(self, call: Call, account_id: str) -> None:
+    def __init__(self, call: Call, account_id: str, at_end: AsyncExitStack) -> None:
         self._call = call
         self._account_id = account_id
+        self._at_end = at_end
         self._files: list[_Incoming] = []
 
-    def begin(self, part: str, filename: str | None) -> _Incoming:
+    async def begin(self, part: str, filename: str | None) -> _Incoming:
         """Begin a file; what is added to it is in memory, then in a temporary file."""
         settings = self._call.deps.settings
         if len(self._files) >= self._call.route.files_max:
             raise _Refused(invalid_parameter(part, f"is one file too many; the maximum is {len(self._files)}"))
-        spool = Spool(settings.data_dir / "incoming", memory_bytes_max=SPOOL_MEMORY_BYTES)
+        if not self._files:
+            await self._at_end.enter_async_context(self._call.deps.uploads.turn(self._account_id))
+            await self._check_room()
+        memory_bytes_max = SPOOL_MEMORY_BYTES // self._call.route.files_max
+        spool = Spool(settings.data_dir / "incoming", memory_bytes_max=memory_bytes_max)
+        self._at_end.callback(spool.close)
         self._files.append(_Incoming(part, filename, settings.file_bytes_max, spool))
         return self._files[-1]
 
-    async def store(self) -> list[tuple[str, FileRow]]:
-        """Store the files, all of which have come. Raises ``OSError`` and ``DatabaseAway``."""
-        # Before anything is in the store, where it would stay for hours; a row is checked again when it is added.
-        settings, bytes_count = self._call.deps.settings, sum(each.bytes_count for each in self._files)
+    async def _check_room(self) -> None:
+        """Refuse a body that cannot be stored before it is received. What is stored is decided with each row."""
+        settings = self._call.deps.settings
         total = await self._call.read(lambda rows: files_total(rows, self._account_id))
-        if (
-            total.files + len(self._files) > settings.files_max
-            or total.bytes + bytes_count > settings.files_bytes_max
-        ):
+        left = settings.files_bytes_max + FORM_BYTES_MAX - total.bytes
+        if total.files >= settings.files_max or (self._call.request.content_length or 0) > left:
             raise _Refused(_limit_reached(self._call, total))
-        return [(each.part, await self._store(each)) for each in self._files]
 
-    def close(self) -> None:
-        """Discard what was received."""
-        for each in self._files:
-            each.spool.close()
+    async def store(self, retention_s: float) -> list[FileRow]:
+        """Store the files, all of which have come. Raises ``OSError`` and ``DatabaseAway``."""
+        return [await self._store(each, retention_s) for each in self._files]
 
-    async def _store(self, incoming: _Incoming) -> FileRow:
-        deps = self._call.deps
-        spool, settings = incoming.spool, deps.settings
-        content_type = await trio.to_thread.run_sync(_finish, incoming, limiter=_writers)
-        if not spool.bytes_count:
-            raise _Refused(invalid_parameter(incoming.part, "is an empty file"))
-        content = Content(spool.sha256, content_type)
-        claimed_at = deps.now()
+    async def take(self, fields: Mapping[str, Any], stored_names: StoredNames) -> list[FormFile]:
+        """Store the files that are to be stored, for a task of this request, and read the others.
+
+        Raises ``OSError`` and ``DatabaseAway``.
+        """
+        stored = stored_names(fields, [each.name for each in self._files])
+        if isinstance(stored, Refusal):
+            raise _Refused(stored)
+        bytes_max = self._call.deps.settings.body_bytes_max
+        if sum(each.bytes_count for each in self._files if each.name not in stored) > bytes_max:
+            message = f"The files are too large: this model takes them in its input, at most {bytes_max} bytes."
+            raise _Refused(Refusal(code="request_too_large", message=message))
+        return [await (self._stored(each) if each.name in stored else _read(each)) for each in self._files]
+
+    async def _stored(self, incoming: _Incoming) -> FormFile:
+        row = await self._store(incoming, UPLOAD_S)
+        return FormFile(incoming.name, row.sha256, row)
+
+    async def _store(self, incoming: _Incoming, retention_s: float) -> FileRow:
+        """Claim a content, add its row, and put it into the store."""
+        deps, spool = self._call.deps, incoming.spool
+        settings = deps.settings
+        content_type = await trio.to_thread.run_sync(_type_of, incoming, limiter=_writers)
+        content, claimed_at = Content(spool.sha256, content_type), deps.now()
         for _ in range(CLAIM_TRIES):
             claimed_at = deps.now()
-            put = partial(self._claim_and_put, content, spool, claimed_at)
-            if await trio.to_thread.run_sync(put, limiter=_storers):
+            claim = partial(deps.claims.claim, content, claimed_at + timedelta(seconds=UPLOAD_S))
+            if await trio.to_thread.run_sync(claim, limiter=_storers):
                 break
             # The same content is being removed from the store.
             await trio.sleep(CLAIM_PAUSE_S)
         else:
             raise _Refused(_NOT_STORED)
         now = deps.now()
-        if now - claimed_at > timedelta(seconds=CLAIM_USABLE_S):
-            raise _Refused(_NOT_STORED)
-        file = FileRow(
+        added = FileRow(
             account_id=self._account_id,
             file_id=new_id("file"),
             filename=clean_filename(incoming.filename, EXTENSIONS[content_type]),
@@ -171,101 +202,125 @@ class _Upload:
             bytes=spool.bytes_count,
             sha256=content.sha256,
             created_at=now,
-            expires_at=now + timedelta(seconds=settings.file_retention_s),
+            expires_at=now,
         )
-        add = partial(add_file, file=file, count_max=settings.files_max, bytes_max=settings.files_bytes_max)
-        total = await deps.write_record(add)
+        add = partial(add_file, file=added, count_max=settings.files_max, bytes_max=settings.files_bytes_max)
+        total = await self._call.write(self._account_id, add)
         if total is not None:
             raise _Refused(_limit_reached(self._call, total))
+        put = partial(deps.asset_store.put, spool.finish(), content.sha256, EXTENSIONS[content_type])
+        try:
+            await trio.to_thread.run_sync(put, limiter=_storers)
+        except OSError:
+            await deps.write_record(partial(drop_file, file=added))
+            raise
+        file = added._replace(expires_at=now + timedelta(seconds=retention_s))
+        is_late = deps.now() - claimed_at > timedelta(seconds=UPLOAD_S / 2)
+        if is_late or not await deps.write_record(partial(keep_file, file=file)):
+            raise _Refused(_NOT_STORED)
         deps.conditions.ended(STORAGE, "")
         return file
 
-    def _claim_and_put(self, content: Content, spool: Spool, at: datetime) -> bool:
-        """Store a content unless it is being removed; blocks. Raises ``OSError`` and ``DatabaseAway``."""
-        if not self._call.deps.claims.claim(content, at):
-            return False
-        self._call.deps.asset_store.put(spool.finish(), content.sha256, EXTENSIONS[content.content_type])
-        return True
 
-
-async def receive_file(call: Call, account_id: str, part: str = "file") -> FileRow | Refusal:
+async def receive_file(
+    call: Call, account_id: str, part: str = "file", *, texts: Collection[str] = ()
+) -> FileRow | Refusal:
     """Receive the body as one file and store it: the ``part`` of a form, or a body of any other type.
 
-    Refuses: 1. as :func:`receive_form`; 2. ``missing_parameter`` (a form without the part).
-    """
-    if _content_type(call)[0].startswith("multipart/"):
-        form = await receive_form(call, account_id, {part})
-        return form if isinstance(form, Refusal) else form.files[0][1]
-
-    async def receive(upload: _Upload) -> FileRow:
-        _, _, filename = parse_content_disposition(call.request.headers.get("Content-Disposition", ""))
-        incoming = upload.begin(part, filename)
-        while (block := await call.request.read_part(call.body_bytes_max())) is not None:
-            await incoming.add(block)
-        [(_, file)] = await upload.store()
-        return file
-
-    return await _in_turn(call, account_id, receive)
-
-
-async def receive_form(
-    call: Call, account_id: str, parts: Collection[str], *, texts: Collection[str] = ()
-) -> ReceivedForm | Refusal:
-    """Receive a form (``multipart/form-data``) and store its files, which are the parts with these names.
-
-    One of them at least is required. Any other part is a field, and must not have a file's name unless it is one of
-    ``texts``.
+    Other parts of a form are ignored; they must not have a file's name unless they are of ``texts``.
 
     Refuses: 1. ``unsupported_media_type``; 2. ``file_limit_reached`` and ``request_too_large``, if the size of the
     body shows it; 3. ``invalid_form``, ``invalid_parameter``, ``missing_parameter`` and ``request_too_large``;
-    4. ``storage_full`` and ``temporarily_unavailable``; 5. ``file_limit_reached``. Raises ``Overloaded`` and
+    4. ``file_limit_reached``; 5. ``storage_full`` and ``temporarily_unavailable``. Raises ``Overloaded`` and
     ``DatabaseAway``.
     """
-    content_type, options = _content_type(call)
-    if content_type != "multipart/form-data" or not options.get("boundary"):
-        message = "The body must be multipart/form-data with a boundary."
+    sent = call.request.headers.get("Content-Type", "")
+    content_type = parse_options_header(sent)[0]
+    if content_type == "application/x-www-form-urlencoded":
+        message = f"A body of {content_type} is no file. Send the file as the part {part} of multipart/form-data"
+        message += ", or alone with a Content-Type of its own, such as application/octet-stream."
         return Refusal(code="unsupported_media_type", message=message)
+    boundary = _boundary(sent) if content_type.startswith("multipart/") else ""
+    if isinstance(boundary, Refusal):
+        return boundary
 
-    async def receive(upload: _Upload) -> ReceivedForm:
-        fields = await _read_form(call, upload, options["boundary"], parts, texts)
-        files = await upload.store()
-        if not files:
-            raise _Refused(missing_parameter(min(parts)))
-        return ReceivedForm(fields, files)
+    async def receive(upload: _Upload) -> FileRow:
+        if boundary:
+            await _read_form(call, upload, boundary, {part}, texts)
+        else:
+            _, _, filename = parse_content_disposition(call.request.headers.get("Content-Disposition", ""))
+            incoming = await upload.begin(part, filename)
+            while (block := await call.request.read_part(call.body_bytes_max())) is not None:
+                await incoming.add(block)
+        stored = await upload.store(call.deps.settings.file_retention_s)
+        if not stored:
+            raise _Refused(missing_parameter(part))
+        return stored[0]
 
-    return await _in_turn(call, account_id, receive)
+    return await _receive(call, account_id, receive)
 
 
-async def _in_turn(call: Call, account_id: str, receive: Callable[[_Upload], Awaitable[T]]) -> T | Refusal:
-    """Receive a body when it is the account's turn, and return what of it was refused."""
+async def receive_form(call: Call, stored_names: StoredNames) -> Refusal | None:
+    """Receive as the body the form (``multipart/form-data``) that the route declares; nothing was read of it yet.
 
-    async def run() -> T:
-        length, settings = call.request.content_length or 0, call.deps.settings
-        total = await call.read(lambda rows: files_total(rows, account_id))
-        left = settings.files_bytes_max + FORM_BYTES_MAX - total.bytes
-        if total.files >= settings.files_max or length > left:
-            raise _Refused(_limit_reached(call, total))
-        upload = _Upload(call, account_id)
-        try:
-            return await receive(upload)
-        finally:
-            upload.close()
+    Files are the parts that the route names, and those that have a file's name. What is stored of them lasts for
+    :data:`UPLOAD_S`, and until the task that names it has ended.
 
+    Refuses: 1. as the key is refused; 2. as :func:`receive_file`; 3. as ``stored_names`` does.
+    """
+    key = await call.verify_key()
+    if isinstance(key, Refusal):
+        return key
+    boundary = _boundary(call.request.headers.get("Content-Type", ""))
+    if isinstance(boundary, Refusal):
+        return boundary
+
+    route = call.route
+    assert isinstance(route, Declaration)
+    assert route.form is not None
+    parts = {name + suffix for name in route.form_files for suffix in ("", LIST_SUFFIX)}
+
+    async def receive(upload: _Upload) -> Form:
+        fields = _named(await _read_form(call, upload, boundary, parts, None))
+        files = tuple(await upload.take(fields, stored_names))
+        memory_bytes = len(msgspec.json.encode(fields)) + sum(len(each.content) for each in files)
+        return Form(fields, files, memory_bytes)
+
+    form = await _receive(call, key.account_id, receive)
+    return form if isinstance(form, Refusal) else call.take_form(form, route.form)
+
+
+async def _receive(call: Call, account_id: str, receive: Callable[[_Upload], Awaitable[T]]) -> T | Refusal:
+    """Receive a body, discard what of it is not stored, and return what of it was refused."""
     try:
-        return await call.deps.uploads.run(account_id, run)
+        async with AsyncExitStack() as at_end:
+            return await receive(_Upload(call, account_id, at_end))
     except _Refused as refused:
         return refused.refusal
     except MultipartError as fault:
-        return Refusal(code="invalid_form", message=f"The body is not a valid form: {fault}.")
+        return Refusal(code="invalid_form", message=f"The body is not a valid form: {fault.args[0]}.")
     except OSError as fault:
         call.deps.conditions.failed(STORAGE, "", fault.strerror or type(fault).__name__)
         return _STORAGE_FULL if fault.errno in _FULL else _NOT_STORED
 
 
+def _boundary(content_type: str) -> str | Refusal:
+    """Return the boundary of a form. Refuses with ``unsupported_media_type``."""
+    boundary: str = parse_options_header(content_type)[1].get("boundary", "")
+    if is_form(content_type) and boundary:
+        return boundary
+    message = "The body must be multipart/form-data with a boundary."
+    return Refusal(code="unsupported_media_type", message=message)
+
+
 async def _read_form(
-    call: Call, upload: _Upload, boundary: str, parts: Collection[str], texts: Collection[str]
+    call: Call, upload: _Upload, boundary: str, parts: Collection[str], texts: Collection[str] | None
 ) -> dict[str, list[str]]:
-    """Read a form's files into ``upload``, and return its fields."""
+    """Read a form's files into ``upload``, and return its fields.
+
+    Files are the ``parts`` with these names. Others that have a file's name are refused unless they are of
+    ``texts``; without these they are files too.
+    """
     parser = PushMultipartParser(boundary, max_segment_count=PARTS_MAX)
     reader = _FormReader(upload, parts, texts)
     # The parser takes text before the first line, and a bare line feed in a header, or not, depending on where they
@@ -287,7 +342,7 @@ async def _read_form(
 class _FormReader:
     """Takes the events of a form's parser: the head of a part, its bytes, and None for its end."""
 
-    def __init__(self, upload: _Upload, parts: Collection[str], texts: Collection[str]) -> None:
+    def __init__(self, upload: _Upload, parts: Collection[str], texts: Collection[str] | None) -> None:
         self.fields: dict[str, list[str]] = {}
         self._upload = upload
         self._parts = parts
@@ -300,10 +355,12 @@ class _FormReader:
     async def take(self, event: MultipartSegment | bytes | None) -> None:
         """Take the next event. Raises ``OSError``."""
         if isinstance(event, MultipartSegment):
-            self._begin(event)
+            await self._begin(event)
         elif event is None:
             if self._file is None:
                 self.fields.setdefault(self._name, []).append(_text(self._name, self._value))
+            else:
+                await self._file.flush()
         elif self._file is not None:
             await self._file.add(event)
         else:
@@ -313,13 +370,14 @@ class _FormReader:
                 message = f"makes the fields of the form larger than {FIELDS_BYTES_MAX} bytes"
                 raise _Refused(_invalid(self._name, message))
 
-    def _begin(self, head: MultipartSegment) -> None:
+    async def _begin(self, head: MultipartSegment) -> None:
         if any("\n" in line for _, line in head.headerlist):
             raise MultipartError("a header has a line feed")
         self._name, self._file, self._value = head.name or "", None, b""
-        if self._name in self._parts:
-            self._file = self._upload.begin(self._name, head.filename)
-        elif head.filename is not None and self._name not in self._texts:
+        is_file = head.filename is not None
+        if self._name in self._parts or (is_file and self._texts is None):
+            self._file = await self._upload.begin(self._name, head.filename)
+        elif is_file and self._texts is not None and self._name not in self._texts:
             taken = ", ".join(sorted(self._parts))
             raise _Refused(_invalid(self._name, f"is not a file of this endpoint, which takes {taken}"))
 
@@ -339,18 +397,32 @@ def _text(name: str, value: bytes) -> str:
     return text
 
 
-def _content_type(call: Call) -> tuple[str, dict[str, str]]:
-    """Return the body's type, and its options."""
-    content_type, options = parse_options_header(call.request.headers.get("Content-Type", ""))
-    return content_type, options
+def _named(sent: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return the fields of a form by their names: texts, and lists of those whose name says so."""
+    fields: dict[str, Any] = {}
+    for sent_name, texts in sent.items():
+        name = sent_name.removesuffix(LIST_SUFFIX)
+        is_list = name != sent_name
+        if name in fields or (len(texts) > 1 and not is_list):
+            raise _Refused(_invalid(name, "was sent more than once"))
+        if "\0" in name:
+            raise _Refused(_invalid(name, "has a NUL in its name"))
+        fields[name] = texts if is_list else texts[0]
+    return fields
 
 
-def _finish(incoming: _Incoming) -> str:
-    """Write the rest of a file, and return the type that its first bytes show; blocks."""
-    incoming.write()
-    content = incoming.spool.finish()
+def _type_of(incoming: _Incoming) -> str:
+    """Return the type that the first bytes of a file show; blocks."""
+    content = incoming.finish()
     head = content[:HEAD_BYTES] if isinstance(content, bytes) else content.read(HEAD_BYTES)
     return sniff(head) or UNKNOWN_TYPE
+
+
+async def _read(incoming: _Incoming) -> FormFile:
+    content = await trio.to_thread.run_sync(incoming.finish, limiter=_writers)
+    # One that had to be written to the disk is far smaller than a stored file may be.
+    read = content if isinstance(content, bytes) else await trio.to_thread.run_sync(content.read, limiter=_writers)
+    return FormFile(incoming.name, incoming.spool.sha256, content=read)
 
 
 def clean_filename(sent: str | None, extension: str) -> str:
@@ -365,7 +437,8 @@ def _limit_reached(call: Call, total: FilesTotal) -> Refusal:
     return Refusal(
         code="file_limit_reached",
         message=f"The account has {total.files} files with {total.bytes} bytes; it may have {settings.files_max} "
-        f"with {settings.files_bytes_max} bytes. Delete some, or wait until they expire.",
+        f"with {settings.files_bytes_max} bytes. Delete some, or wait until they expire. "
+        f"A deleted file counts for {UPLOAD_S // 60} minutes after its upload.",
         final=True,
     )
 

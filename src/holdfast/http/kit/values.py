@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from holdfast.actors.runtime.refs import WhileDown
-from holdfast.ledger.money import format_amount, parse_amount
+from holdfast.ledger.money import AMOUNT_MICRO_MAX, format_amount, parse_amount
 from holdfast.ledger.refusals import Refusal
 
 SHOWN_CHARS_MAX: Final = 80
@@ -40,19 +40,22 @@ ORDER_DECIMALS_MAX: Final = 2
 """How many decimals the amount of a payment may have."""
 
 
-def read_amount(text: str, *, max_micro: int, decimals_max: int = ORDER_DECIMALS_MAX) -> int | Refusal:
-    """Parse an amount as micro-credits. Refuses with ``invalid_amount``."""
+def read_amount(
+    text: str, *, max_micro: int = AMOUNT_MICRO_MAX, decimals_max: int = 6, param: str = "amount"
+) -> int | Refusal:
+    """Parse an amount as micro-credits, sent as ``param``. Refuses with ``invalid_amount``."""
     amount_micro = parse_amount(text, decimals_max=decimals_max)
     if amount_micro is None:
-        rule = f"is not a plain decimal above zero with at most {decimals_max} decimals"
+        most = format_amount(max_micro)
+        rule = f"is not a plain decimal above zero and up to {most}, with at most {decimals_max} decimals"
     elif amount_micro > max_micro:
         rule = f"is above the maximum of {format_amount(max_micro)}"
     else:
         return amount_micro
-    return Refusal(code="invalid_amount", message=f"The amount {shown(text)} {rule}.", param="amount")
+    return Refusal(code="invalid_amount", message=f"The amount {shown(text)} {rule}.", param=param)
 
 
-_WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?=$|[,;])", re.ASCII | re.IGNORECASE)
+_WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*(?:=\s*"?([0-9]{1,6})"?\s*)?(?=$|[,;])', re.ASCII | re.IGNORECASE)
 _KEY_TEXT = re.compile(r"[\x20-\x7e]{1,255}", re.ASCII)
 
 NO_IDEMPOTENCY_KEY: Final = Refusal(
@@ -76,13 +79,18 @@ def read_idempotency_key(sent: Sequence[str]) -> str | Refusal | None:
     return key
 
 
+def preferred_wait_s(headers: Sequence[str], *, bare_s: int | None = None) -> int | None:
+    """Return the seconds of the preference ``wait``, and ``bare_s`` if it has none; None without the preference."""
+    match = _WAIT.search(",".join(headers)[:1024]) if headers else None
+    return None if match is None else int(match[1]) if match[1] else bare_s
+
+
 def read_prefer(headers: Sequence[str], deadline_s: float) -> tuple[float, WhileDown]:
     """Return the deadline of a request's asks, at most ``deadline_s``, and what they do while an actor is down.
 
     ``wait=0`` is to fail at once, ``wait=5`` to wait up to 5 seconds. Other preferences are ignored.
     """
-    match = _WAIT.search(",".join(headers)[:1024]) if headers else None
-    if match is None:
+    wait_s = preferred_wait_s(headers)
+    if wait_s is None:
         return deadline_s, "queue"
-    wait_s = int(match[1])
     return (deadline_s, "fail") if wait_s == 0 else (min(wait_s, deadline_s), "wait")

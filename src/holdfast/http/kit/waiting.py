@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 from quart import Response
-from quart.wrappers.response import ResponseBody
 
+from holdfast.http.kit.responses import streamed
 from holdfast.http.kit.routes import Media, Parameter
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.ledger.refusals import Refusal
@@ -68,12 +68,7 @@ def stream_media(description: str) -> Media:
 
 def stream_response(body: AbstractAsyncContextManager[AsyncIterator[bytes]]) -> Response:
     """Return the response that sends server-sent events; the body is entered when it starts, left when it ends."""
-    response = Response(
-        None, content_type=EVENT_STREAM, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    )
-    # It has all that is used of a body: it is entered, iterated and left.
-    response.response = cast(ResponseBody, body)
-    return response
+    return streamed(body, {"Content-Type": EVENT_STREAM, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
 
 def event(kind: str, data: msgspec.Struct, event_id: int | None = None) -> bytes:

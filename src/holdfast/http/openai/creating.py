@@ -1,29 +1,26 @@
 """Creating a task for OpenAI's clients, once however often they send the request, and waiting for its end.
 
-These clients send a request again after a lost connection, a 5xx or a time-out, without an Idempotency-Key; the
-header ``x-stainless-retry-count`` says so. Each create stores its reply under a route of its own for each group of
-equal requests of one API key. Two equal requests that are no resends have two keys there, and are two tasks. A
-resend first asks the account: the reply says that whatever the account decided before is in the rows. Its client
-had given up on the attempt before, whose handler has asked the account by then or, cancelled, never does. So the
-group's replies name the task of the attempt before, or there is none, and the resend creates it.
+These clients number their attempts at a request in the header ``x-stainless-retry-count``, from 0
+(:mod:`holdfast.http.endpoints.tasks.resent_creates`).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Final, TypeAlias
 
-import msgspec
 import trio
 
-from holdfast.actors.account.messages import RefuseTask, TaskAccepted
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
-from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.http.endpoints.tasks.media_tasks import CREATE_ERRORS, accepted_task, end_of_task, own_task
+from holdfast.http.endpoints.tasks.resent_creates import (
+    CLIENT_TIMEOUT_S,
+    create_once,
+    id_of_accepted,
+    newest_known,
+    note_refused,
+)
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import BodyResponse, Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.inputs import input_of
@@ -31,21 +28,13 @@ from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.queries.accounts import replies_of_route
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 
 HELD_MAX_S: Final = 570.0
 """How long a request is held open: less than the ten minutes after which these clients give up."""
-CLIENT_TIMEOUT_S: Final = 600.0
 TIMEOUT_SHARE: Final = 0.9
 """The share of its client's own time-out after which a request is answered."""
-BETWEEN_ATTEMPTS_S: Final = 120.0
-"""The longest time between two attempts of one request."""
-
-HANG_UP_ROUNDS: Final = 4
-"""After so many rounds of the loop it has been read that a client hung up before its request was read."""
-
 RETRY_COUNT: Final = Parameter(
     name="X-Stainless-Retry-Count",
     place="header",
@@ -54,7 +43,16 @@ RETRY_COUNT: Final = Parameter(
 )
 LAYER_ERRORS: Final = (*CREATE_ERRORS, "outcome_unknown")
 """The codes of a create, beside those that a route's other fields imply."""
-HELD_ERRORS: Final = ("task_not_found", "task_not_ended", "task_failed", "content_policy_violation", "overloaded")
+HELD_ERRORS: Final = (
+    *LAYER_ERRORS,
+    "task_not_found",
+    "task_not_ended",
+    "task_failed",
+    "content_policy_violation",
+    "overloaded",
+    "asset_expired",
+)
+"""Those of a create whose response is its result."""
 
 TASK_ID: Final = "X-Task-Id"
 """The header that names the task in a response."""
@@ -62,7 +60,6 @@ TASK_ID: Final = "X-Task-Id"
 Unanswered: TypeAlias = Refusal | BodyResponse
 """Why there is no result."""
 
-_CHECKED: Final = Refusal(code="task_not_found", message="The account has decided all that it was asked before.")
 _OUTCOME_UNKNOWN: Final = Refusal(
     code="outcome_unknown",
     message="No result in time; the task may exist. List the account's tasks before you create it again.",
@@ -70,9 +67,6 @@ _OUTCOME_UNKNOWN: Final = Refusal(
 """The response to a client whose resend would not be recognized."""
 _CODES: Final = {"content_policy": "content_policy_violation", "invalid_upstream_input": "invalid_input"}
 """The codes of responses about tasks that would fail again, by the tasks' own."""
-_REFUSED_FOR_NOW: Final = frozenset(
-    {"rate_limit_exceeded", "concurrency_limit_exceeded", "stored_input_limit_reached", "overloaded"}
-)
 
 
 def own_fields(call: Call, *names: str) -> dict[str, object]:
@@ -91,6 +85,7 @@ async def accept(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     The model must be one that ``makes`` what the endpoint returns. An Idempotency-Key of the caller's own is used
     as it is anywhere else. Refuses as a native create does.
     """
+    after = newest_known(call)
     model = call.deps.catalog().models.get(model_id)
     if model is not None and model.modality != makes:
         return await call.refuse_authenticated(
@@ -103,70 +98,16 @@ async def accept(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
-    # A client that had hung up before the request was read must not create a task: its resend may have come first.
-    # The end of its connection is read some rounds of the loop after the request.
-    for _ in range(HANG_UP_ROUNDS):
-        await trio.lowlevel.checkpoint()
     if idempotency is not None:
-        return _request_id(await accepted_task(call, wanted, idempotency))
-    attempt, group = _attempt(call), _group(call)
-    key = IdempotencyKey(route=group, key=call.request.id, fingerprint=call.fingerprint())
-    if not attempt:
-        return await _create(call, wanted, key)
-    async with call.deps.resends.turn(group):
-        return await _task_before(call, key, attempt) or await _create(call, wanted, key)
-
-
-def _group(call: Call) -> str:
-    """Return the route under which the replies to requests that are equal to this one are stored."""
-    assert call.known_key is not None
-    return f"resendable {hashlib.sha256(call.known_key.key_id.encode() + call.fingerprint()).hexdigest()}"
-
-
-async def _create(call: Call, wanted: CreateTaskRequest, key: IdempotencyKey) -> str | Refusal:
-    resends, attempt = call.deps.resends, _attempt(call)
+        return id_of_accepted(await accepted_task(call, wanted, idempotency))
+    attempt = _attempt(call)
     try:
-        reply = _request_id(await accepted_task(call, wanted, key))
+        return await create_once(call, wanted, after, attempt, _timeout_s(call))
     except OutcomeUnknown:
         if attempt is None:
             # Nothing would recognize this client's resend.
             return _OUTCOME_UNKNOWN
         raise
-    except AskFault:
-        resends.refuse(key.route, attempt or 0)
-        raise
-    if isinstance(reply, str):
-        if attempt:
-            resends.join(reply, attempt)
-    elif reply.code in _REFUSED_FOR_NOW:
-        resends.refuse(key.route, attempt or 0)
-    return reply
-
-
-def _request_id(reply: TaskAccepted | Replayed[TaskAccepted] | Refusal) -> str | Refusal:
-    accepted = reply.reply if isinstance(reply, Replayed) else reply
-    if not isinstance(accepted, TaskAccepted):
-        return accepted
-    return accepted.request_id
-
-
-async def _task_before(call: Call, key: IdempotencyKey, attempt: int) -> str | Refusal | None:
-    """Return the task that an earlier attempt created, None if there is none. Refuses as the key is refused."""
-    known = call.known_key
-    assert known is not None
-    account = call.deps.accounts.ref(known.account_id)
-    checked = await call.ask(account, RefuseTask(_CHECKED, known.key_id, TASKS_WRITE, key))
-    if not isinstance(checked, Refusal) or checked.code != _CHECKED.code:
-        return checked if isinstance(checked, Refusal) else _request_id(checked)
-    longest_s = attempt * (max(_timeout_s(call), CLIENT_TIMEOUT_S) + BETWEEN_ATTEMPTS_S)
-    oldest = call.deps.now() - timedelta(seconds=min(longest_s, call.deps.settings.idempotency_ttl_s))
-    stored = await call.read(lambda rows: replies_of_route(rows, known.account_id, route=key.route, oldest=oldest))
-    replies = [msgspec.json.decode(each, type=TaskAccepted | Refusal) for each in stored]
-    tasks = [each.request_id for each in replies if isinstance(each, TaskAccepted)]
-    chosen = call.deps.resends.choose(key.route, tasks, attempt)
-    if chosen is not None:
-        call.deps.resends.join(chosen, attempt)
-    return chosen
 
 
 async def finish(call: Call, model_id: str, makes: Modality, fields: Mapping[str, object]) -> Task | Unanswered:
@@ -176,11 +117,10 @@ async def finish(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     client that does not number its attempts is asked not to.
     """
     until = trio.current_time() + min(HELD_MAX_S, TIMEOUT_SHARE * _timeout_s(call))
-    assert call.known_key is not None
     deps, attempt = call.deps, _attempt(call)
     with deps.waiting.counted(call.known_key.account_id) as refusal:
         if refusal is not None:
-            deps.resends.refuse(_group(call), attempt or 0)
+            note_refused(call, attempt)
             return refusal
         request_id = await accept(call, model_id, makes, fields)
         if isinstance(request_id, Refusal):
@@ -241,14 +181,14 @@ def _result(task: Task, *, is_resent: bool) -> Task | Unanswered:
 
 def _attempt(call: Call) -> int | None:
     """Return the number of the client's attempt at this request, None if it does not number them."""
-    sent = call.request.headers.get("X-Stainless-Retry-Count", "")
+    sent = next(iter(call.request.sent(b"x-stainless-retry-count")), "")
     return int(sent) if sent.isascii() and sent.isdigit() and len(sent) <= 4 else None
 
 
 def _timeout_s(call: Call) -> float:
     """Return after how long the client gives up."""
-    for name in ("X-Stainless-Read-Timeout", "X-Stainless-Timeout"):
-        sent = call.request.headers.get(name, "")
+    for name in (b"x-stainless-read-timeout", b"x-stainless-timeout"):
+        sent = next(iter(call.request.sent(name)), "")
         whole, _, decimals = sent.partition(".")
         if sent.isascii() and whole.isdigit() and len(sent) <= 20 and (not decimals or decimals.isdigit()):
             return max(1.0, float(sent))

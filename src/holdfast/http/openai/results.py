@@ -5,17 +5,17 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final, cast
+from typing import Final
 
-import msgspec
 from quart import Response
-from quart.wrappers.response import ResponseBody
 
 from holdfast.http.endpoints.tasks.asset_files import send_asset
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.routes import BodyResponse, Outcome
+from holdfast.http.kit.responses import streamed
+from holdfast.http.kit.routes import BodyResponse, Media, Outcome
 from holdfast.http.kit.stored_content import SEND_TIMEOUT_S, open_stored
 from holdfast.http.openai.creating import task_headers
+from holdfast.http.schemas.openai import ImageItem, ImagesBody
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.public import public_task
 from holdfast.ledger.tasks.task import Task
@@ -23,25 +23,8 @@ from holdfast.persistence.queries.tasks import asset_by_id
 from holdfast.providers.storage.base import AssetMissing, AssetReader, asset_key
 from holdfast.providers.storage.sniffing import EXTENSIONS
 
+AT_PROVIDER: Final = Media(status=302, content_types=(), description="The file is at its provider.")
 _NOT_STORED: Final = Refusal(code="asset_expired", message="The result is no longer stored.")
-
-
-class ImageItem(msgspec.Struct, frozen=True):
-    """One image, as a link or as its bytes."""
-
-    url: str | None = None
-    """A signed link that works for an hour; null if the bytes were asked for."""
-    b64_json: str | None = None
-    """The file in base64; null unless `response_format` is `b64_json`."""
-
-
-class ImagesBody(msgspec.Struct, frozen=True):
-    """The images of a task."""
-
-    created: int
-    """When the task was created, in unix seconds."""
-    data: list[ImageItem]
-    """The images, in order."""
 
 
 def image_links(call: Call, task: Task) -> Outcome:
@@ -66,11 +49,8 @@ async def image_bytes(call: Call, task: Task) -> Outcome:
                 return reader
             readers.append(await opened.enter_async_context(reader))
         kept = opened.pop_all()
-    response = Response(None, content_type="application/json", headers=dict(task_headers(task.request_id)))
-    # It has all that is used of a body: it is entered, iterated and left.
-    response.response = cast(ResponseBody, _sent(_image_json(task, readers), kept))
-    response.timeout = SEND_TIMEOUT_S
-    return response
+    headers = {"Content-Type": "application/json", **dict(task_headers(task.request_id))}
+    return streamed(_sent(_image_json(task, readers), kept), headers, timeout_s=SEND_TIMEOUT_S)
 
 
 async def file_of(call: Call, task: Task) -> Outcome:

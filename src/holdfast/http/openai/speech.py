@@ -2,56 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-import msgspec
-
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Media, Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter
-from holdfast.http.openai.creating import HELD_ERRORS, LAYER_ERRORS, RETRY_COUNT, delivered, finish, own_fields
-from holdfast.http.openai.results import file_of
+from holdfast.http.openai.creating import HELD_ERRORS, RETRY_COUNT, delivered, finish, own_fields
+from holdfast.http.openai.results import AT_PROVIDER, file_of
+from holdfast.http.schemas.openai import SpeechRequest
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.tasks.task import Task
 from holdfast.providers.storage.sniffing import EXTENSIONS
 
-route = RouteTable("OpenAI's clients")
-
-
-class SpeechRequest(msgspec.Struct, frozen=True):
-    """The sound to make. Other fields are the model's own, by their names in its `input_schema`."""
-
-    model: Annotated[str, msgspec.Meta(examples=["studio/tone-1"])]
-    """The id of a model of sounds."""
-    input: Annotated[str, msgspec.Meta(examples=["rain on a tin roof"])]
-    """The text to speak, or what the sound is about; the model may call it `text` or `prompt`."""
-    voice: Annotated[str | None, msgspec.Meta(examples=["alloy"])] = None
-    """The voice, by a name that the model knows."""
-    response_format: Annotated[str | None, msgspec.Meta(examples=["wav"])] = None
-    """The file type, if the model makes several or only this one; null is the model's default."""
-    stream_format: Literal["audio"] | None = None
-    """Only `audio`: the file's bytes."""
+route = RouteTable("OpenAI's clients", auth=Auth.API_KEY)
 
 
 @route(
     "POST",
     "/v1/audio/speech",
     summary="Make a sound, and respond with the file when it is ready",
-    auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     body=SpeechRequest,
     takes_input=True,
+    returns_results=True,
     media=(
         Media(
             status=200,
             content_types=tuple(sorted(each for each in EXTENSIONS if each.startswith("audio/"))),
             description="The file.",
         ),
-        Media(status=302, content_types=(), description="The file is at its provider."),
+        AT_PROVIDER,
     ),
     parameters=(RETRY_COUNT, IDEMPOTENCY_KEY),
-    errors=(*LAYER_ERRORS, *HELD_ERRORS, "asset_expired"),
+    errors=HELD_ERRORS,
 )
 async def make_speech(call: Call) -> Outcome:
     """A client that hangs up ends its request, and not the task."""

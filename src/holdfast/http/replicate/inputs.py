@@ -1,7 +1,7 @@
-"""The input of a prediction as the model's schema names its fields.
+"""The input of a prediction as the model's schema names its fields, and as these take a data URI.
 
-What a client's own words say, and what the model does not take by that name, is sent on by the model's: a number of
-images, a size, a duration. Everything else stays as it is, so that the schema refuses it by name.
+What a client's own words say is sent on by the model's: a number of images, a size, a duration. Everything else
+stays as it is, so that the schema refuses it by name.
 """
 
 from __future__ import annotations
@@ -10,40 +10,20 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from holdfast.http.kit.model_words import Measure, in_words_of
 from holdfast.ledger.catalog.models import Model
+from holdfast.ledger.refusals import Refusal
 
-_SIZE: Final = re.compile(r"([0-9]{1,5})x([0-9]{1,5})", re.ASCII)
+_WORDS: Final[dict[str, Measure]] = {"num_outputs": "count", "duration": "seconds", "size": "size"}
 _DATA: Final = re.compile(r"data:[^,]{0,200};base64,", re.ASCII)
 
 
-def native_input(model: Model, given: Mapping[str, object]) -> dict[str, object]:
-    """Return the input for the native API; ``given`` is not changed.
+def native_input(model: Model, given: Mapping[str, object]) -> dict[str, object] | Refusal:
+    """Return the input for the native API, with a data URI as its base64 where the field takes that.
 
-    - ``num_outputs`` is the field that counts outputs, and 1 for a model that has none;
-    - ``duration`` is the field that measures seconds;
-    - ``size`` of the form 768x512 is ``width`` and ``height``;
-    - a data URI is its base64, where the field takes that.
+    ``given`` is not changed. Refuses with ``invalid_parameter``.
     """
-    found = {name: _plain(model, name, value) for name, value in given.items()}
-    units = model.units
-    if "num_outputs" in found:
-        _rename(model, found, "num_outputs", units.n)
-        if units.n is None and not model.schema.field("num_outputs") and found.get("num_outputs") == 1:
-            del found["num_outputs"]
-    if "duration" in found:
-        _rename(model, found, "duration", units.seconds)
-    size = found.get("size")
-    match = _SIZE.fullmatch(size) if isinstance(size, str) and not model.schema.field("size") else None
-    names = (units.width or "width", units.height or "height")
-    if match and all(model.schema.field(name) and name not in found for name in names):
-        del found["size"]
-        found |= zip(names, map(int, match.groups()), strict=True)
-    return found
-
-
-def _rename(model: Model, found: dict[str, object], name: str, own: str | None) -> None:
-    if own is not None and own not in found and not model.schema.field(name):
-        found[own] = found.pop(name)
+    return in_words_of(model, {name: _plain(model, name, value) for name, value in given.items()}, _WORDS)
 
 
 def _plain(model: Model, name: str, value: object) -> object:

@@ -5,79 +5,23 @@ from __future__ import annotations
 import functools
 import hashlib
 from datetime import UTC, datetime
-from typing import Literal
 
 import msgspec
 
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome, RouteTable
-from holdfast.http.replicate.shapes import BASE
+from holdfast.http.schemas.replicate import BASE, ModelVersion, ModelVersionList, ReplicateModel, ReplicateModelList
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.quotes import model_not_found
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import PublicUrls
-from holdfast.ledger.public_types import FreeForm, Time
+from holdfast.ledger.public_types import FreeForm
 
 COG_VERSION = "0.16.0"
 """The clients read how to take a schema by it; this one marks outputs that arrive one by one."""
 
 route = RouteTable("Replicate")
-
-
-class ModelVersion(msgspec.Struct, frozen=True):
-    """The version of a model. Its id changes with the model's schema."""
-
-    id: str
-    """64 hexadecimal digits."""
-
-    created_at: Time
-    """When the model was created."""
-
-    cog_version: str
-    """How to read the schema: as one of this version of Cog."""
-
-    openapi_schema: FreeForm
-    """An OpenAPI document whose schemas `Input` and `Output` are those of the model."""
-
-
-class ModelVersionList(msgspec.Struct, frozen=True):
-    """A model's versions: one."""
-
-    results: list[ModelVersion]
-    """The one version."""
-
-
-class ReplicateModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model. What Holdfast does not know of it is null."""
-
-    url: str
-    """The address of this."""
-
-    owner: str
-    """The part of the model's id before the slash."""
-
-    name: str
-    """The part of the model's id after the slash."""
-
-    description: str | None
-    """What the model makes. Null: not described."""
-
-    visibility: Literal["public"] = "public"
-    """Always `public`."""
-
-    run_count: int = 0
-    """Always 0."""
-
-    latest_version: ModelVersion
-    """The version, with the model's schema."""
-
-
-class ReplicateModelList(msgspec.Struct, frozen=True):
-    """All models that run, on one page."""
-
-    results: list[ReplicateModel]
-    """The models, in the order of the catalog."""
 
 
 @route("GET", f"{BASE}/models", summary="List the models that run", reply=ReplicateModelList)

@@ -22,20 +22,25 @@ import trio
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
-from holdfast.actors.task.messages import CancelTask
 from holdfast.http.endpoints.tasks.following import follow_task
-from holdfast.http.endpoints.tasks.media_tasks import CREATE_ERRORS, accepted_task, ended_task, own_task
+from holdfast.http.endpoints.tasks.media_tasks import (
+    CREATE_ERRORS,
+    accepted_task,
+    canceled_task,
+    ended_task,
+    own_task,
+)
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, Bearer
 from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.listing import CURSOR, LIMIT, Position, list_of_account
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import link_parameters, refuse_link
-from holdfast.http.kit.values import shown
+from holdfast.http.kit.values import preferred_wait_s, shown
 from holdfast.http.kit.waiting import WAIT_MAX_S, stream_media
 from holdfast.http.replicate.inputs import native_input
 from holdfast.http.replicate.models import model_of_version, path_model_id
-from holdfast.http.replicate.shapes import (
+from holdfast.http.schemas.replicate import (
     BASE,
     EVENT_KINDS,
     PredictionBody,
@@ -57,7 +62,7 @@ from holdfast.persistence.queries.tasks import tasks_of_account
 
 log = structlog.get_logger(__name__)
 
-route = RouteTable("Replicate")
+route = RouteTable("Replicate", auth=Auth.API_KEY)
 
 WAIT_USED: Final = 0.95
 """The part of a wait that is used: the client gives up half a second after it."""
@@ -69,7 +74,6 @@ PREFER: Final = Parameter(
     "A prediction that has not ended by then is `starting`, whatever it does.",
     schema={"type": "string", "pattern": "^wait(=[0-9]{1,2})?$"},
 )
-_WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*(?:=\s*"?([0-9]{1,6})"?\s*)?(?=$|[,;])', re.ASCII | re.IGNORECASE)
 
 _RESENDING: Final = re.compile(r"\b(?:replicate-javascript|ai-sdk)/", re.ASCII)
 """The User-Agent of clients that send a request again when its connection breaks; those in Python do not."""
@@ -83,18 +87,23 @@ _LINK_EXPIRED: Final = Refusal(
 )
 
 
-@route(
+_creates: Final = functools.partial(
+    route,
     "POST",
-    f"{BASE}/models/{{owner}}/{{name}}/predictions",
-    summary="Create a prediction; its credit is held and the work starts",
-    auth=Auth.API_KEY,
     scope=TASKS_WRITE,
-    body=PredictionRequest,
     takes_input=True,
+    waits_for_end=True,
     reply=PredictionBody,
     statuses=(201,),
     parameters=(PREFER, IDEMPOTENCY_KEY),
     errors=(*CREATE_ERRORS, "outcome_unknown"),
+)
+
+
+@_creates(
+    f"{BASE}/models/{{owner}}/{{name}}/predictions",
+    summary="Create a prediction; its credit is held and the work starts",
+    body=PredictionRequest,
 )
 async def create_prediction(call: Call) -> Outcome:
     """The task is created as by `POST /v2/task/create`. The input may use the clients' own words for what the model
@@ -103,18 +112,8 @@ async def create_prediction(call: Call) -> Outcome:
     return await _create(call, path_model_id(call), call.body(PredictionRequest))
 
 
-@route(
-    "POST",
-    f"{BASE}/predictions",
-    summary="Create a prediction of a version of a model",
-    auth=Auth.API_KEY,
-    scope=TASKS_WRITE,
-    body=VersionPredictionRequest,
-    takes_input=True,
-    reply=PredictionBody,
-    statuses=(201,),
-    parameters=(PREFER, IDEMPOTENCY_KEY),
-    errors=(*CREATE_ERRORS, "outcome_unknown"),
+@_creates(
+    f"{BASE}/predictions", summary="Create a prediction of a version of a model", body=VersionPredictionRequest
 )
 async def create_prediction_of_version(call: Call) -> Outcome:
     """As a prediction of a model is created; the model is that of the version."""
@@ -133,16 +132,17 @@ async def create_prediction_of_version(call: Call) -> Outcome:
 
 async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outcome:
     """Create the task, under an Idempotency-Key of its own if the client may resend the request without one."""
-    until = trio.current_time() + _take_wait_s(call)
+    until = trio.current_time() + _wait_s(call)
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
     native = await call.compute(functools.partial(_native, call, model_id, wanted))
+    if isinstance(native, Refusal):
+        return await call.refuse_authenticated(native)
     created = functools.partial(_created, call, native, wanted.input, until)
     try:
-        if idempotency is not None or not _RESENDING.search(call.request.headers.get("User-Agent", "")):
+        if idempotency is not None or not _RESENDING.search(" ".join(call.request.sent(b"user-agent"))):
             return await created(idempotency)
-        assert call.known_key is not None
         digest = hashlib.sha256(f"{call.known_key.key_id} {call.request.path}\n".encode() + call.raw).digest()
         async with call.deps.lost_answers.key_of(digest) as key:
             return await created(IdempotencyKey(route=call.route.name, key=key, fingerprint=digest))
@@ -150,34 +150,27 @@ async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outco
         return _OUTCOME_UNKNOWN
 
 
-def _take_wait_s(call: Call) -> float:
-    """Return how long to wait for the end of the prediction, and remove the header that says so.
-
-    Elsewhere it says how long to wait for an actor.
-    """
-    sent = call.request.headers.getlist("Prefer")
-    match = _WAIT.search(",".join(sent)[:1024]) if sent else None
-    if sent:
-        call.request.headers.remove("Prefer")
-    if match is None:
+def _wait_s(call: Call) -> float:
+    """Return how long to wait for the end of the prediction, which a key that may not read it does not see."""
+    wait_s = preferred_wait_s(call.request.sent(b"prefer"), bare_s=WAIT_MAX_S)
+    if wait_s is None or TASKS_READ not in call.known_key.scopes:
         return 0.0
-    return WAIT_USED * (WAIT_MAX_S if match[1] is None else min(int(match[1]), WAIT_MAX_S))
+    return WAIT_USED * min(wait_s, WAIT_MAX_S)
 
 
-def _native(call: Call, model_id: str, wanted: PredictionRequest) -> CreateTaskRequest:
+def _native(call: Call, model_id: str, wanted: PredictionRequest) -> CreateTaskRequest | Refusal:
     """Return the request as the native endpoint takes it."""
     model = call.deps.catalog().models.get(model_id)
-    chosen = wanted.webhook_events_filter
+    given = wanted.input if model is None else native_input(model, wanted.input)
+    if isinstance(given, Refusal):
+        return given
+    url, chosen = wanted.webhook or wanted.webhook_completed, wanted.webhook_events_filter
     if chosen is None or wanted.webhook is None:
         chosen = ["completed"]
     kinds = list(dict.fromkeys(kind for each in chosen for kind in EVENT_KINDS[each]))
-    url = (wanted.webhook or wanted.webhook_completed) if kinds else None
-    return CreateTaskRequest(
-        model=model_id,
-        input=wanted.input if model is None else native_input(model, wanted.input),
-        webhook_url=url,
-        webhook_events=kinds if url else None,
-    )
+    if url is None or not kinds:
+        return CreateTaskRequest(model_id, given)
+    return CreateTaskRequest(model_id, given, webhook_url=url, webhook_events=kinds)
 
 
 async def _created(
@@ -220,10 +213,7 @@ async def _ended(call: Call, request_id: str, until: float) -> Task | None:
         if refusal_of_fault(fault) is None:
             log.error("unexpected fault", exc_info=fault)
         return None
-    if isinstance(found, Refusal):
-        return None
-    task, key = found
-    return task if task.is_terminal and TASKS_READ in key.scopes else None
+    return None if isinstance(found, Refusal) or not found[0].is_terminal else found[0]
 
 
 def _started(call: Call, request_id: str, model_id: str, given: FreeForm) -> PredictionBody:
@@ -232,17 +222,8 @@ def _started(call: Call, request_id: str, model_id: str, given: FreeForm) -> Pre
     return PredictionBody(
         id=request_id,
         model=model_id,
-        version="hidden",
         input=given,
-        output=None,
-        logs="",
-        error=None,
-        status="starting",
-        metrics={},
         created_at=format_time(now),
-        started_at=None,
-        completed_at=None,
-        data_removed=False,
         urls=prediction_urls(call.deps.urls, request_id, _stream_link(call, request_id, now)),
     )
 
@@ -251,7 +232,6 @@ def _started(call: Call, request_id: str, model_id: str, given: FreeForm) -> Pre
     "GET",
     f"{BASE}/predictions",
     summary="List the account's predictions, newest first",
-    auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=PredictionList,
     parameters=(CURSOR, LIMIT),
@@ -273,7 +253,6 @@ async def list_predictions(call: Call) -> Outcome:
     "GET",
     f"{BASE}/predictions/{{request_id}}",
     summary="Retrieve a prediction; the links to its results are signed for this response",
-    auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=PredictionBody,
     errors=("task_not_found",),
@@ -288,21 +267,17 @@ async def read_prediction(call: Call) -> Outcome:
     "POST",
     f"{BASE}/predictions/{{request_id}}/cancel",
     summary="Cancel a prediction and release its whole hold; one that has ended is returned as it is",
-    auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     reply=PredictionBody,
     errors=("task_not_found",),
 )
 async def cancel_prediction(call: Call) -> Outcome:
     """If the prediction ends at the same time, the response shows which of the two won."""
-    found = await own_task(call)
-    if isinstance(found, Refusal):
-        return found
-    done = await call.ask(call.deps.tasks.ref(found[0].request_id), CancelTask())
-    if not isinstance(done, Refusal):
-        return _body(call, done.task)
-    if done.code != "task_already_terminal":
-        return done
+    task = await canceled_task(call)
+    if not isinstance(task, Refusal):
+        return _body(call, task)
+    if task.code != "task_already_terminal":
+        return task
     found = await own_task(call)
     return found if isinstance(found, Refusal) else _body(call, found[0])
 
@@ -316,6 +291,7 @@ def _body(call: Call, task: Task) -> PredictionBody:
     "GET",
     f"{BASE}/predictions/{{request_id}}/stream",
     summary="Follow a prediction until it has ended, by the link in its urls",
+    auth=Auth.NONE,
     scope=TASKS_READ,
     media=(
         stream_media(

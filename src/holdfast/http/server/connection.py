@@ -1,7 +1,8 @@
 """One connection: a task that reads and a task that responds, from the first byte to the close.
 
 - A client that disconnects (also by a half-close) cancels the handler of its request, and nothing else. The last
-  part of a response is still written.
+  part of a response is still written. After a stall of the process, no handler is called for one that has
+  disconnected meanwhile.
 - The reader pauses while requests or a body wait for the responder, so that at most the read-ahead is buffered.
 - Waits have deadlines, which :class:`~holdfast.http.server.connections.Connections` checks for all connections;
   there are no timers here. A client that does not read its response is disconnected with a reset.
@@ -89,6 +90,10 @@ class Owner(Protocol):
     """The owner of all connections."""
 
     is_stopping: bool
+
+    def ran_late(self) -> bool:
+        """Whether the process did not run for a while until now, or shortly before."""
+        ...
 
     def became_idle(self, connection: ServerConnection) -> None:
         """Called when the connection has no request."""
@@ -286,6 +291,8 @@ class ServerConnection:
         if request is None:
             return False
         framing = self._framing = ResponseFraming(close=not request.keep_alive)
+        if request.refusal is None and self._owner.ran_late() and await self._has_hung_up():
+            return False
         if request.refusal is None:
             self._call_state = "called"
             if self._sources is None:
@@ -312,6 +319,18 @@ class ServerConnection:
             await self._responder.park()
         request = ready.popleft()
         return None if self._is_hung_up and request.refusal is None else request
+
+    async def _has_hung_up(self) -> bool:
+        """Whether the client has disconnected, although that may not have been read yet.
+
+        The end of a connection is read after the request before it, usually while that is answered. A process that
+        was stalled may find both: its client may have sent the request again, elsewhere, long ago.
+        """
+        while isinstance(self._stream, ConnectedSocket) and not (self._is_hung_up or self._is_full()):
+            if not self._stream.is_readable():
+                break
+            await trio.lowlevel.checkpoint()
+        return self._is_hung_up
 
     async def _complete(self, request: ParsedRequest) -> None:
         """Complete the last response of the connection, if the application has not."""

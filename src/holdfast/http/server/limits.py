@@ -31,6 +31,11 @@ STALLED_S: Final = 5.0
 SWEEP_INTERVAL_S: Final = 0.5
 """How often deadlines are checked, which is also how late they may be noticed."""
 
+LATE_S: Final = 0.25
+"""If a check of deadlines is so late, the process did not run, and clients may have gone meanwhile."""
+AFTER_STALL_S: Final = 1.0
+"""For so long after that it is looked up of each request whether its client has."""
+
 CHUNK_OVERHEAD_BYTES_MAX: Final = 64 * 1024
 """The bytes that a chunked body may have beyond eight times its data, for extensions and trailers."""
 

@@ -88,6 +88,7 @@ def sealed_check(call: Call) -> tuple[str, str] | None:
 route = RouteTable("Callbacks")
 
 SIGNATURE_HEADER: Final = "X-Callback-Signature"
+_SIGNATURE_HEADER: Final = SIGNATURE_HEADER.lower().encode()
 
 
 class _Sender(msgspec.Struct):
@@ -132,7 +133,7 @@ async def receive_callback(call: Call) -> Outcome:
 async def receive_signed(call: Call, provider: str | None = None) -> Outcome:
     """Receive an update with our own signature; ``provider`` is the one named in the path, if any."""
     deps = call.deps
-    sent = call.request.headers.getlist(SIGNATURE_HEADER)
+    sent = call.request.sent(_SIGNATURE_HEADER)
     header = sent[0] if len(sent) == 1 else ",".join(sent)
     named = key_name(header)
     if provider is not None and named is None:
@@ -321,7 +322,7 @@ def _container_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Re
 
 def _shows_token(call: Call, config: ProviderConfig) -> bool:
     """Whether the request's token is one of the provider's own secrets; the common secret is not accepted."""
-    given = call.request.headers.getlist("Authorization")
+    given = call.request.sent(b"authorization")
     scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     matched = False
     for secret in config.own_secrets:

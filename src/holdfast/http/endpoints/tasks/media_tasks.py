@@ -16,7 +16,7 @@ import trio
 from prometheus_client import Counter
 from sqlalchemy import Connection
 
-from holdfast.actors.account.messages import CreateTask, RefuseTask, TaskAccepted
+from holdfast.actors.account.messages import CreateTask, RefuseTask, RequestAttempt, TaskAccepted
 from holdfast.actors.account.replies import STORED_REFUSALS
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.actors.task.messages import CancelTask
@@ -56,6 +56,9 @@ METADATA_VALUE_MAX_CHARS: Final = 512
 
 CREATE_ERRORS: Final = (
     "insufficient_credit",
+    "key_limit_exceeded",
+    "account_limit_exceeded",
+    "model_not_allowed",
     "model_not_found",
     "model_not_available",
     "model_not_async",
@@ -99,12 +102,16 @@ async def accepted_task(
     idempotency: IdempotencyKey | None,
     *,
     webhook_format: WebhookFormat | None = None,
+    after: RequestAttempt | None = None,
 ) -> TaskAccepted | Replayed[TaskAccepted] | Refusal:
-    """Price the input, then ask the account for a task; the call's key is known."""
-    assert call.known_key is not None
+    """Price the input, then ask the account for a task; the call's key is known.
+
+    With ``after`` it refuses as :class:`CreateTask` does.
+    """
     key = call.known_key
-    command = await call.compute(functools.partial(_command, call, wanted, key, idempotency, webhook_format))
-    if len(call.raw) > INPUT_SMALL_BYTES_MAX:
+    given = functools.partial(_command, call, wanted, key, idempotency, webhook_format=webhook_format, after=after)
+    command = await call.compute(given)
+    if call.body_bytes > INPUT_SMALL_BYTES_MAX:
         command = await _refuse_stored_inputs(call, key.account_id) or command
     return await _ask_account(call, key, command, idempotency)
 
@@ -149,7 +156,7 @@ async def _ask_account(
 async def _claim_files(call: Call, account_id: str, command: CreateTask) -> CreateTask | Refusal:
     """Have the files of an input stored until the task ends. Refuses with ``file_not_found``."""
     request = command.request
-    missing = await call.deps.write_record(_claims(claim_files, account_id, request, at=call.deps.now()))
+    missing = await call.write(account_id, _claims(claim_files, account_id, request, at=call.deps.now()))
     if not missing:
         return command
     path, file_id = next((each.path, each.file_id) for each in request.files if each.file_id in missing)
@@ -177,7 +184,9 @@ def _command(
     wanted: CreateTaskRequest,
     key: KnownKey,
     idempotency: IdempotencyKey | None,
+    *,
     webhook_format: WebhookFormat | None,
+    after: RequestAttempt | None,
 ) -> CreateTask | Refusal:
     refusal = _refuse_metadata(wanted.metadata or {}) or _refuse_webhook(
         call.deps, wanted.webhook_url, wanted.webhook_events
@@ -211,7 +220,7 @@ def _command(
         webhook_format=webhook_format,
         traceparent=traceparent.get(),
     )
-    return CreateTask(request, TASKS_WRITE, idempotency)
+    return CreateTask(request, TASKS_WRITE, idempotency, after)
 
 
 @route(
@@ -369,13 +378,17 @@ def _retry_command(
 )
 async def cancel_task(call: Call) -> Outcome:
     """The first to commit wins, the cancel or the result; the response shows which."""
+    task = await canceled_task(call)
+    return task if isinstance(task, Refusal) else task_body(call.deps, task)
+
+
+async def canceled_task(call: Call) -> Task | Refusal:
+    """Cancel the task of the path, and return it. Refuses: 1. as :func:`own_task`; 2. ``task_already_terminal``."""
     found = await own_task(call)
     if isinstance(found, Refusal):
         return found
     done = await call.ask(call.deps.tasks.ref(found[0].request_id), CancelTask())
-    if isinstance(done, Refusal):
-        return done
-    return task_body(call.deps, done.task)
+    return done if isinstance(done, Refusal) else done.task
 
 
 def task_not_found(request_id: str) -> Refusal:

@@ -1,4 +1,4 @@
-"""Predictions: the bodies of requests and responses, and how a task is shown as one."""
+"""The request and response bodies of Replicate's API: predictions, files, models, the account."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import msgspec
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import ListBody, StoredListBody
 from holdfast.http.kit.routes import Outcome
-from holdfast.http.schemas.common import Input
+from holdfast.http.schemas.common import Input, render
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.public_types import FreeForm, Time, time_or_none
 from holdfast.ledger.tasks.public import public_output
 from holdfast.ledger.tasks.task import EventKind, Progress, Task, TaskStatus, between_ms
+from holdfast.persistence.records.rows import FileRow
 
 BASE: Final = "/replicate/v1"
 
@@ -88,39 +89,39 @@ class PredictionBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The model's id."""
 
-    version: str
+    version: str = "hidden"
     """Always `hidden`: a model has one version at a time."""
 
     input: FreeForm | None
     """The input as it was sent. Null in all responses but the first."""
 
-    output: list[str] | str | None
+    output: list[str] | str | None = None
     """Links to the results: of an image model a list, of others one link. Null until the prediction has succeeded,
     and after its results have expired.
     """
 
-    logs: str
+    logs: str = ""
     """The progress so far, in lines as tqdm writes them: ` 40%|####      | 40/100`."""
 
-    error: str | None
+    error: str | None = None
     """Why the prediction has failed, beginning with a code. Null: it has not."""
 
-    status: PredictionStatus
+    status: PredictionStatus = "starting"
     """`starting` until the provider has begun, then `processing`."""
 
-    metrics: dict[str, float]
+    metrics: dict[str, float] = {}
     """`predict_time` and `total_time` in seconds, once they are known."""
 
     created_at: Time
     """When the task was created."""
 
-    started_at: Time | None
+    started_at: Time | None = None
     """When the provider began. Null: not yet."""
 
-    completed_at: Time | None
+    completed_at: Time | None = None
     """When the prediction ended, in any way. Null: not yet."""
 
-    data_removed: bool
+    data_removed: bool = False
     """Whether the results have expired."""
 
     urls: PredictionUrls
@@ -160,7 +161,6 @@ def prediction(
     return PredictionBody(
         id=task.request_id,
         model=task.model,
-        version="hidden",
         input=task.request.input or None,
         output=(output if is_list else output[0]) if output and task.status == "succeeded" else None,
         logs="".join(f"{line}\n" for line in log_lines(task)),
@@ -200,3 +200,135 @@ def _log_line(entry: Progress) -> str:
         "" if entry.percent is None else f"{entry.percent:3}%|{'#' * (entry.percent // 10):10}| {entry.percent}/100"
     )
     return " ".join(part for part in (bar, entry.message) if part)
+
+
+class ReplicateFile(msgspec.Struct, frozen=True):
+    """An uploaded file."""
+
+    id: str
+    """The file's id, `file_` and 32 characters."""
+
+    name: str
+    """The name that was sent."""
+
+    content_type: str
+    """The type that the first bytes show, whatever was sent."""
+
+    size: int
+    """The file's length in bytes."""
+
+    etag: str
+    """The hash of the file's bytes."""
+
+    checksums: dict[str, str]
+    """The hash of the file's bytes as `sha256`."""
+
+    metadata: FreeForm
+    """Always empty: metadata that is sent is not stored."""
+
+    created_at: Time
+    """When the file was stored."""
+
+    expires_at: Time
+    """When the file is deleted."""
+
+    urls: dict[str, str]
+    """`get`: the address of this, which stands for the file in an input."""
+
+
+class ReplicateFileList(ListBody[ReplicateFile], frozen=True):
+    """A page of files, newest first."""
+
+    data: list[ReplicateFile] = msgspec.field(name="results")
+    """The files of this page."""
+
+    next_cursor: str | None = msgspec.field(name="next")
+    """The address of the next page, null on the last."""
+
+
+def replicate_file(urls: PublicUrls, file: FileRow) -> ReplicateFile:
+    """Show a stored file."""
+    return render(
+        ReplicateFile,
+        file,
+        id=file.file_id,
+        name=file.filename,
+        size=file.bytes,
+        etag=file.sha256,
+        checksums={"sha256": file.sha256},
+        metadata={},
+        urls={"get": urls.url(f"{BASE}/files/{file.file_id}")},
+    )
+
+
+class ModelVersion(msgspec.Struct, frozen=True):
+    """The version of a model. Its id changes with the model's schema."""
+
+    id: str
+    """64 hexadecimal digits."""
+
+    created_at: Time
+    """When the model was created."""
+
+    cog_version: str
+    """How to read the schema: as one of this version of Cog."""
+
+    openapi_schema: FreeForm
+    """An OpenAPI document whose schemas `Input` and `Output` are those of the model."""
+
+
+class ModelVersionList(msgspec.Struct, frozen=True):
+    """A model's versions: one."""
+
+    results: list[ModelVersion]
+    """The one version."""
+
+
+class ReplicateModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model. What Holdfast does not know of it is null."""
+
+    url: str
+    """The address of this."""
+
+    owner: str
+    """The part of the model's id before the slash."""
+
+    name: str
+    """The part of the model's id after the slash."""
+
+    description: str | None
+    """What the model makes. Null: not described."""
+
+    visibility: Literal["public"] = "public"
+
+    run_count: int = 0
+    """Always 0."""
+
+    latest_version: ModelVersion
+    """The version, with the model's schema."""
+
+
+class ReplicateModelList(msgspec.Struct, frozen=True):
+    """All models that run, on one page."""
+
+    results: list[ReplicateModel]
+    """The models, in the order of the catalog."""
+
+
+class ReplicateAccount(msgspec.Struct, frozen=True):
+    """The account of the API key."""
+
+    username: str
+    """The account's id."""
+
+    name: str
+    """The account's id, too."""
+
+    type: Literal["user"] = "user"
+
+
+class WebhookSigningSecret(msgspec.Struct, frozen=True):
+    """The secret that signs the account's webhooks, by Standard Webhooks."""
+
+    key: str
+    """The secret, `whsec_…`."""
