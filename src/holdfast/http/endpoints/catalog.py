@@ -63,7 +63,6 @@ class ModelBody(msgspec.Struct, frozen=True):
     id: str
     """The model's id, such as `studio/image-1`."""
     object: Literal["model"]
-    """Always `model`."""
     created: int
     """When the model was added, in unix seconds."""
     owned_by: str
@@ -134,7 +133,6 @@ class CompatibleModelList(msgspec.Struct, frozen=True):
     """The listing in the format of OpenAI-compatible clients."""
 
     object: Literal["list"]
-    """Always `list`."""
     data: list[ModelBody]
     """Every model of the catalog."""
 

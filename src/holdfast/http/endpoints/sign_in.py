@@ -113,7 +113,7 @@ async def verify_code(call: Call) -> Outcome:
     if isinstance(signed_in, Refusal):
         return signed_in
     facts = await deps.database.read(
-        lambda rows: first_call_facts(rows, signed_in.account_id, writing_scope=TASKS_WRITE)
+        lambda rows: first_call_facts(rows, signed_in.account_id, writing_scope=TASKS_WRITE, now=deps.now())
     )
     return Verified(
         account_id=signed_in.account_id,
@@ -147,8 +147,7 @@ async def sign_in_by_code(call: Call, email: str, tried: VerifyRequest) -> Signe
 )
 async def read_session(call: Call) -> Outcome:
     """Takes a session token only, no API key."""
-    session = await call.verify_session()
-    return session if isinstance(session, Refusal) else session_context(session)
+    return session_context(call.session)
 
 
 @route(
@@ -160,10 +159,8 @@ async def read_session(call: Call) -> Outcome:
 )
 async def sign_out(call: Call) -> Outcome:
     """Other sessions of the account stay valid."""
-    session = await call.verify_session()
-    if isinstance(session, Refusal):
-        return session
-    done = await call.ask(call.deps.accounts.ref(session.account_id), SignOut(session_id=session.session_id))
+    account_id, session_id = call.session.account_id, call.session.session_id
+    done = await call.ask(call.deps.accounts.ref(account_id), SignOut(session_id=session_id))
     return done if isinstance(done, Refusal) else SignedOutBody(session_id=done.session_id, signed_out=True)
 
 
@@ -176,11 +173,8 @@ async def sign_out(call: Call) -> Outcome:
 )
 async def read_first_call(call: Call) -> Outcome:
     """It is ready with an API key that may create tasks, and with credit."""
-    session = await call.verify_session()
-    if isinstance(session, Refusal):
-        return session
-    account_id = session.account_id
-    facts = await call.read(lambda rows: first_call_facts(rows, account_id, writing_scope=TASKS_WRITE))
+    account_id, now = call.session.account_id, call.deps.now()
+    facts = await call.read(lambda rows: first_call_facts(rows, account_id, writing_scope=TASKS_WRITE, now=now))
     return first_call(call.deps, facts)
 
 

@@ -13,13 +13,13 @@ from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.listing import (
     CSV_MEDIA,
     FORMAT,
-    INVALID_CURSOR,
     PAGE,
     CsvFile,
     ListBody,
     Position,
     filter_by,
     list_of_account,
+    number_of,
 )
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import render
@@ -38,6 +38,9 @@ class PostingBody(msgspec.Struct, frozen=True):
     """The ledger account: `available` and `held` are the customer's, all others the platform's."""
     amount: Amount
     """What is added to it, below zero if it is taken."""
+    lot: int | None = None
+    """The lot of credit that it moves, by the number of the operation that gave it; null on the platform's accounts
+    and for what an overdrawn account owes."""
 
 
 class StatementEntryBody(msgspec.Struct, frozen=True):
@@ -47,8 +50,10 @@ class StatementEntryBody(msgspec.Struct, frozen=True):
     """The operation's id, `op_…`."""
     number: int
     """Counts the account's operations from 1, without gaps."""
-    kind: Literal["credit", "hold", "capture", "release", "reversal", "adjustment"]
-    """What the operation does."""
+    kind: Literal[
+        "credit", "hold", "capture", "release", "reversal", "adjustment", "grant", "expiry", "opening_balance"
+    ]
+    """What the operation does; an `opening_balance` made a lot of the credit from before there were lots."""
     amount: Amount
     """Its amount; below zero only for an adjustment that takes credit."""
     balance_change: Amount
@@ -83,18 +88,16 @@ def statement_entry_body(entry: Operation) -> StatementEntryBody:
         balance=format_amount(entry.balance_after_micro),
         held_total=format_amount(entry.held_after_micro),
         available_balance=format_amount(entry.balance_after_micro - entry.held_after_micro),
-        postings=[PostingBody(account, format_amount(amount)) for account, amount in entry.postings],
+        postings=[PostingBody(account, format_amount(amount), lot) for account, amount, lot in entry.postings],
     )
 
 
 def balance_change_micro(entry: Operation) -> int:
     """Return what an operation added to the balance, in micro-credits."""
-    return sum(amount for account, amount in entry.postings if account in {AVAILABLE, HELD})
+    return sum(amount for account, amount, _ in entry.postings if account in {AVAILABLE, HELD})
 
 
 route = RouteTable("Account")
-
-NUMBER_MAX: Final = 2**63 - 1
 
 _KIND: Final = filter_by("kind", "Only operations of this kind.", [kind.value for kind in OperationKind])
 
@@ -137,8 +140,8 @@ async def read_statement(call: Call) -> Outcome:
 def _entries(
     rows: Connection, account_id: str, /, *, after: Position | None, filters: Mapping[str, str], **options: Any
 ) -> list[Operation] | Refusal:
-    """The id of a position is an operation's number."""
-    if after is not None and not (after.id.isdigit() and int(after.id) <= NUMBER_MAX):
-        return INVALID_CURSOR
-    before = None if after is None else int(after.id)
+    """Read a page of an account's operations; the id of a position is an operation's number."""
+    before = number_of(after)
+    if isinstance(before, Refusal):
+        return before
     return statement_of_account(rows, account_id, before_number=before, kind=filters.get("kind"), **options)

@@ -31,10 +31,11 @@ _WORDS: Final[dict[Tone, str]] = {
     "warn": """
         review held restarting silent paused stopping retrying dead_letter refusal lockout pause restart slow
         waiting kept replaying capture_blocked disabled stuck refused unknown loss draining stopped cancelled
+        unsubscribed
     """,
     "bad": """
         failed down crashed quarantined crash crash_loop quarantine escalation mismatch poison difference outage
-        given_up failing reversed disputed error critical
+        given_up failing reversed disputed error critical bounced
     """,
 }
 _TONE_OF: Final[dict[str, Tone]] = {word: tone for tone, words in _WORDS.items() for word in words.split()}

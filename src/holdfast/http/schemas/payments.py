@@ -21,6 +21,7 @@ from holdfast.ledger.orders.order import (
     Order,
     OrderRequest,
     OrderStatus,
+    Origin,
     Provider,
     ReconcileStatus,
     ReversalStatus,
@@ -346,17 +347,19 @@ class PaymentOrderBody(OrderPart, frozen=True, kw_only=True):
     """When the order last agreed with the provider's record; null before that."""
     expires_at: Time
     """Until when the order can be paid."""
+    origin: Origin
+    """`top_up` for an automatic top-up, which charges a saved card; else `customer`."""
 
 
 class EventIgnored(msgspec.Struct, frozen=True):
-    """The event was received and belongs to no payment order of this service."""
+    """The event was received and changed no payment order of this service."""
 
     event_id: str
     """The event's id."""
     received: bool = True
     """Always true."""
     ignored: bool = True
-    """Always true."""
+    """False if a card was saved."""
 
 
 class PaymentOrderList(StoredListBody[PaymentOrderBody], frozen=True):

@@ -29,7 +29,7 @@ class CreateTaskRequest(msgspec.Struct, frozen=True):
     """The quote to be charged by, `quo_…`; null or omitted: by the current price."""
     metadata: dict[str, str] | None = None
     """Up to 16 texts of your own, returned with the task: names of 1 to 64 characters, texts of up to 512; null or
-    omitted: none."""
+    omitted: none. Usage is also summed by the text `end_user`."""
     webhook_url: str | None = None
     """Where to send the task's events: https with a public host, in development also another; null or omitted:
     nowhere."""
@@ -124,6 +124,8 @@ class UsageBody(msgspec.Struct, frozen=True):
     """Why the task failed, `code: text`; null if it did not."""
     operation_id: str | None
     """The ledger operation that ended the hold, `op_…`; null before that."""
+    end_user: str | None
+    """The text `end_user` of the task's `metadata`; null without it."""
     status_history: list[UsageStatus]
     """Every change of the status, oldest first."""
 

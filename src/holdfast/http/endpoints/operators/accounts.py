@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.actors.account.messages import AdjustCredit, CreditChanged, SetAccess
+from holdfast.actors.account.messages import (
+    AdjustCredit,
+    CreditChanged,
+    GrantCredit,
+    SetAccess,
+    SetCeiling,
+    SwitchOffTopUp,
+)
+from holdfast.actors.runtime.messages import Command
+from holdfast.http.endpoints.api_keys import read_limit_window, shown_api_keys, shown_limits
 from holdfast.http.endpoints.sign_in import read_email
 from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.calls import Auth, Call
@@ -18,20 +27,34 @@ from holdfast.http.kit.credentials import API_KEY_START, KEY_PREFIX_CHARS
 from holdfast.http.kit.listing import LIMIT, filter_by, read_window
 from holdfast.http.kit.responses import reply_outcome
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
-from holdfast.http.kit.values import missing_parameter, shown
-from holdfast.http.schemas.common import AccountBody, ApiKeyBody, account_body, api_key_body, render
+from holdfast.http.kit.values import missing_parameter, read_amount, shown
+from holdfast.http.schemas.cards import AutoTopUpBody, auto_top_up_body
+from holdfast.http.schemas.common import (
+    AccountLimit,
+    AccountLimitList,
+    AmountGiven,
+    ApiKeyBody,
+    CreditChangedBody,
+    Window,
+    credit_changed_body,
+    render,
+)
 from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
 from holdfast.ledger.money import format_amount, parse_amount
 from holdfast.ledger.public_types import AccountId, Amount, Role, Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.claims.files import files_total
 from holdfast.persistence.queries.accounts import (
     account_of_email,
     account_overview,
     accounts_of_address,
     accounts_of_key,
+    email_of_account,
     operation_place,
 )
-from holdfast.persistence.queries.credentials import api_keys_of_account
+from holdfast.persistence.queries.orders import top_up_of_account
+
+T = TypeVar("T")
 
 route = RouteTable("Operators")
 
@@ -77,10 +100,18 @@ class AccountDetails(msgspec.Struct, frozen=True):
     """How many ledger operations the account has."""
     tasks_in_flight: int
     """How many of its tasks have not ended."""
+    file_count: int
+    """How many files it has stored, those that are yet to be deleted too."""
+    file_bytes: int
+    """The bytes of these files."""
     sessions_live: int
     """How many of its sessions are valid."""
     api_keys: list[ApiKeyBody]
     """Its API keys, newest first, revoked ones too."""
+    limits: list[AccountLimit]
+    """The limits of the whole account, the shortest window first."""
+    auto_top_up: AutoTopUpBody | None
+    """Its automatic top-up; null if it has never saved a card or set one."""
 
 
 class Adjustment(msgspec.Struct, frozen=True):
@@ -91,17 +122,6 @@ class Adjustment(msgspec.Struct, frozen=True):
     reason: Reason
     note: Note | None = None
     """What the account's owner reads in the statement; null or omitted: `adjusted by the operator`."""
-
-
-class AdjustedBody(msgspec.Struct, frozen=True):
-    """The adjustment, and the account's totals after it."""
-
-    operation_id: str
-    """The id of the ledger operation, `op_…`."""
-    amount: Amount
-    """The adjustment, below zero if credit was taken."""
-    account: AccountBody
-    """The account's totals afterwards."""
 
 
 class AccessBody(msgspec.Struct, frozen=True):
@@ -159,9 +179,9 @@ async def read_account_details(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="adjust_credit",
     body=Adjustment,
-    reply=AdjustedBody,
+    reply=CreditChangedBody,
     parameters=(REQUIRED_IDEMPOTENCY_KEY,),
-    errors=("account_not_found", "invalid_amount", "amount_too_large", "insufficient_credit"),
+    errors=("account_not_found", "invalid_amount", "amount_too_large", "insufficient_credit", "lot_limit_reached"),
 )
 async def adjust_credit(call: Call) -> Outcome:
     """A repeat with the same Idempotency-Key returns the adjustment that was made."""
@@ -177,9 +197,6 @@ async def adjust_credit(call: Call) -> Outcome:
             "below a billion and with at most 6 decimals.",
             param="amount",
         )
-    account_id = await existing_account(call)
-    if isinstance(account_id, Refusal):
-        return account_id
     assert call.action is not None
     command = AdjustCredit(
         amount_micro=-amount_micro if body.amount.startswith("-") else amount_micro,
@@ -187,10 +204,52 @@ async def adjust_credit(call: Call) -> Outcome:
         note=text_of(body.note) or NOTE,
         idempotency=idempotency,
     )
-    reply = await call.ask(call.deps.accounts.ref(account_id), command)
+    return await change_credit(call, command)
+
+
+async def change_credit(call: Call, command: AdjustCredit | GrantCredit) -> Outcome:
+    """Give or take credit, and note what was done for the action's record."""
+    reply = await ask_account(call, command)
     if isinstance(reply, CreditChanged):
         note_effect(call, amount=format_amount(reply.amount_micro), operation_id=reply.operation_id)
-    return reply_outcome(reply, _adjusted)
+    return reply_outcome(reply, credit_changed_body)
+
+
+class CeilingRequest(msgspec.Struct, frozen=True):
+    """The ceiling of an account's limit in a kind of window."""
+
+    window: Window
+    """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
+    reason: Reason
+    credits: AmountGiven | None = None
+    """The most that may be spent in each window; null or omitted: the ceiling is removed."""
+
+
+@route(
+    "POST",
+    "/ops/api/accounts/{account_id}/ceilings",
+    summary="Set or remove the ceiling of what an account may spend in a window",
+    auth=Auth.OPERATOR_ACT,
+    action="set_ceiling",
+    body=CeilingRequest,
+    reply=AccountLimitList,
+    errors=("account_not_found", "invalid_amount"),
+)
+async def set_ceiling(call: Call) -> Outcome:
+    """It counts whatever limit the owner has set, who cannot set a higher one."""
+    body = call.body(CeilingRequest)
+    window = read_limit_window(body.window, "window")
+    ceiling_micro = None if body.credits is None else read_amount(body.credits, param="credits")
+    if isinstance(window, Refusal):
+        return window
+    if isinstance(ceiling_micro, Refusal):
+        return ceiling_micro
+    done = await ask_account(call, SetCeiling(window, ceiling_micro))
+    if isinstance(done, Refusal):
+        return done
+    note_effect(call, **{f"ceiling_{window}": "none" if ceiling_micro is None else format_amount(ceiling_micro)})
+    account_id = call.path["account_id"]
+    return await call.deps.database.read(partial(shown_limits, account_id=account_id, now=call.deps.now()))
 
 
 @route(
@@ -223,10 +282,35 @@ async def enable_account(call: Call) -> Outcome:
     return await _set_access(call, is_disabled=False)
 
 
+@route(
+    "POST",
+    "/ops/api/accounts/{account_id}/auto-top-up/disable",
+    summary="Switch an account's automatic top-up off; a charge whose outcome is not known is finished",
+    auth=Auth.OPERATOR_ACT,
+    action="disable_auto_top_up",
+    body=ActionWithReason,
+    reply=AutoTopUpBody,
+    errors=("account_not_found",),
+)
+async def disable_auto_top_up(call: Call) -> Outcome:
+    """The account's owner sees that an operator has switched it off, and may switch it on again."""
+    top_up = await ask_account(call, SwitchOffTopUp())
+    return top_up if isinstance(top_up, Refusal) else auto_top_up_body(top_up, call.deps.now())
+
+
 async def existing_account(call: Call) -> str | Refusal:
-    """Return the account of the path. Refuses with ``account_not_found``; an actor could not start without rows."""
-    found = await read_account_details(call)
-    return found if isinstance(found, Refusal) else call.path["account_id"]
+    """Return the account of the path. Refuses with ``account_not_found``."""
+    account_id = call.path["account_id"]
+    email = await call.find_by_id(email_of_account, account_id)
+    return account_not_found(account_id) if email is None else account_id
+
+
+async def ask_account(call: Call, command: Command[T]) -> T | Refusal:
+    """Ask the account of the path. Refuses with ``account_not_found``; an actor could not start without rows."""
+    account_id = await existing_account(call)
+    if isinstance(account_id, Refusal):
+        return account_id
+    return await call.ask(call.deps.accounts.ref(account_id), command)
 
 
 def account_not_found(name: str) -> Refusal:
@@ -235,29 +319,28 @@ def account_not_found(name: str) -> Refusal:
 
 
 async def _set_access(call: Call, *, is_disabled: bool) -> Outcome:
-    account_id = await existing_account(call)
-    if isinstance(account_id, Refusal):
-        return account_id
-    done = await call.ask(call.deps.accounts.ref(account_id), SetAccess(is_disabled=is_disabled))
+    done = await ask_account(call, SetAccess(is_disabled=is_disabled))
     if isinstance(done, Refusal):
         return done
     return render(AccessBody, done, account_id=done.id)
-
-
-def _adjusted(reply: CreditChanged) -> AdjustedBody:
-    return render(AdjustedBody, reply, account=account_body(reply.account))
 
 
 def _read_account(rows: Connection, account_id: str, *, now: datetime) -> AccountDetails | None:
     found = account_overview(rows, account_id, now=now)
     if found is None:
         return None
+    stored = files_total(rows, account_id)
+    top_up = top_up_of_account(rows, account_id)
     return render(
         AccountDetails,
         found,
+        file_count=stored.files,
+        file_bytes=stored.bytes,
+        auto_top_up=None if top_up is None else auto_top_up_body(top_up, now),
         held_total=format_amount(found.held_micro),
         available_balance=format_amount(found.balance_micro - found.held_micro),
-        api_keys=[api_key_body(key) for key in api_keys_of_account(rows, account_id)],
+        api_keys=shown_api_keys(rows, account_id, now=now),
+        limits=shown_limits(rows, account_id, now=now).limits,
     )
 
 

@@ -15,7 +15,7 @@ from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import PAGE, ListOptions, Position, StoredListBody, filter_by, list_for_operators
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, RouteTable
-from holdfast.http.kit.values import invalid_parameter, read_amount
+from holdfast.http.kit.values import ORDER_DECIMALS_MAX, invalid_parameter, read_amount
 from holdfast.http.schemas.common import AmountGiven
 from holdfast.http.schemas.operators import ActionRequest, Note, Reason, text_of
 from holdfast.http.schemas.payments import PaymentOrderBody, in_units, payment_order_body, render_order
@@ -209,7 +209,9 @@ async def resolve_payment_order(call: Call) -> Outcome:
     if body.amount is not None and not body.credit:
         return invalid_parameter("amount", "is allowed only with credit")
     most_micro = call.deps.settings.order_max_micro
-    amount_micro = None if body.amount is None else read_amount(body.amount, max_micro=most_micro)
+    amount_micro = None
+    if body.amount is not None:
+        amount_micro = read_amount(body.amount, max_micro=most_micro, decimals_max=ORDER_DECIMALS_MAX)
     if isinstance(amount_micro, Refusal):
         return amount_micro
     order = await order_of_path(call)
@@ -324,7 +326,7 @@ def _amount_minor(order: Order, given: str | None) -> int | Refusal | None:
         return _not_refundable(order, "nothing was received for it")
     if given is None:
         return None
-    amount_micro = read_amount(given, max_micro=received)
+    amount_micro = read_amount(given, max_micro=received, decimals_max=ORDER_DECIMALS_MAX)
     if isinstance(amount_micro, Refusal):
         return amount_micro
     return minor_from_micro(amount_micro, order.request.currency)

@@ -8,20 +8,20 @@ from typing import Final
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.tasks.events import EventBody, event_body
 from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import shown
+from holdfast.http.schemas.events import EventBody, WebhookId, event_body
 from holdfast.http.schemas.operators import ActionRequest
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.public_types import AccountId, TaskId
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.events import (
-    FailedEvent,
+    EventRecord,
     event_of_account,
-    failed_event_keys,
+    failed_event_addresses,
     failed_events,
     failure_counts,
 )
@@ -35,7 +35,10 @@ _FILTERS: Final = (
         ("pending", "given_up"),
     ),
     filter_by("account_id", "Only events of this account."),
-    filter_by("host", "Only events for this host, in lower case, with its port unless that is the usual one."),
+    filter_by(
+        "host",
+        "Only events for this host, in lower case, with its port unless that is the usual one; `mail` for mail.",
+    ),
 )
 RETRIED_MAX: Final = 500
 """How many events one call retries."""
@@ -45,7 +48,10 @@ class FailedEventBody(msgspec.Struct, frozen=True):
     """An event that its account's server has not accepted, with the newest attempts."""
 
     account_id: AccountId
-    request_id: TaskId
+    request_id: TaskId | None
+    """The task; null for an event of the account itself."""
+    webhook_id: WebhookId | None
+    """The account's webhook; null for a task's own `webhook_url`, and for mail."""
     event: EventBody
     """The event and its newest attempts."""
 
@@ -65,7 +71,7 @@ class FailedEventList(ListBody[FailedEventBody], frozen=True):
 async def list_failed_events(call: Call) -> Outcome:
     """An event fails if it was given up, or if an attempt failed and the next is due."""
     return await list_for_operators(
-        call, failed_events, _body, lambda each: Position(each.event.created_at, each.event.event_id)
+        call, failed_events, _body, lambda each: Position(each.created_at, each.event_id)
     )
 
 
@@ -148,12 +154,12 @@ async def retry_of_host(call: Call) -> Outcome:
 async def _retry_all(call: Call, *, account_id: str | None = None, host: str | None = None) -> Outcome:
     now = call.deps.now()
     found = await call.deps.database.read(
-        partial(failed_event_keys, now=now, most=RETRIED_MAX, account_id=account_id, host=host)
+        partial(failed_event_addresses, now=now, most=RETRIED_MAX, account_id=account_id, host=host)
     )
     if not found:
         name = shown(account_id or host or "")
         return Refusal(code="event_not_found", message=f"No delivery fails for {name}, besides those due now.")
-    await call.deps.events.resend_all(found)
+    await call.deps.events.resend(found)
     note_effect(call, retried=str(len(found)))
     return EventsRetried(len(found), has_more=len(found) == RETRIED_MAX)
 
@@ -176,15 +182,16 @@ async def retry_event(call: Call) -> Outcome:
     if not is_id(account_id) or not is_id(event_id):
         return not_found
 
-    def read(rows: Connection) -> FailedEvent | None:
+    def read(rows: Connection) -> EventRecord | None:
         return event_of_account(rows, account_id, event_id)
 
-    if await call.deps.database.read(read) is None:
+    before = await call.deps.database.read(read)
+    if before is None:
         return not_found
-    await call.deps.events.resend(account_id, event_id)
+    await call.deps.events.resend([before.address])
     found = await call.deps.database.read(read)
     return not_found if found is None else _body(found)
 
 
-def _body(found: FailedEvent) -> FailedEventBody:
-    return FailedEventBody(found.account_id, found.request_id, event_body(found.event))
+def _body(event: EventRecord) -> FailedEventBody:
+    return FailedEventBody(event.account_id, event.request_id, event.webhook_id, event_body(event))

@@ -2,7 +2,7 @@
 
 The order's row is durable before the provider is called, and the intent is created under the order's id, so that an
 interrupted creation is resumed by the same request with its Idempotency-Key, or by the workers. The webhook
-endpoint calls no external service, so that it responds quickly even if the provider does not.
+endpoint calls no external service for a payment, so that it responds quickly even if the provider does not.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from holdfast.actors.account.messages import (
     AttachIntent,
     ReceivePaymentEvent,
     RecordIntentRefused,
+    SaveCard,
 )
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, write_order
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.refused_callbacks import SENDER_ERRORS, count_refused, refused_signature
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable, replayed
-from holdfast.http.kit.values import read_amount, shown
+from holdfast.http.kit.values import ORDER_DECIMALS_MAX, read_amount, shown
 from holdfast.http.schemas.payments import (
     CardOrderCreated,
     CardOrderRequest,
@@ -36,8 +37,9 @@ from holdfast.http.schemas.payments import (
 )
 from holdfast.ledger.money import MICRO, format_amount
 from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.orders import order_of_event
+from holdfast.persistence.queries.orders import order_of_event, top_up_of_account
 from holdfast.providers.card.base import (
     CardFault,
     CardPayments,
@@ -47,7 +49,13 @@ from holdfast.providers.card.base import (
     IntentCreated,
     minor_from_micro,
 )
-from holdfast.providers.card.events import EVENT_BYTES_MAX, parse_card_event
+from holdfast.providers.card.events import (
+    EVENT_BYTES_MAX,
+    SETUP_SUCCEEDED,
+    SavedByCustomer,
+    parse_card_event,
+    parse_setup,
+)
 from holdfast.providers.signatures import verify_signature
 
 route = RouteTable("Payments")
@@ -88,7 +96,7 @@ log = structlog.get_logger("holdfast.http")
 async def create_card_order(call: Call) -> Outcome:
     """A failure at the provider leaves the order pending; a retry with the same Idempotency-Key resumes it."""
     settings, card = call.deps.settings, call.deps.card
-    amount_micro = _card_amount(call.body(CardOrderRequest).amount, settings.order_max_micro)
+    amount_micro = read_card_amount(call.body(CardOrderRequest).amount, settings.order_max_micro)
     if card is None:
         if isinstance(amount_micro, Refusal):
             return amount_micro
@@ -131,7 +139,7 @@ async def create_card_order(call: Call) -> Outcome:
             required=True,
         ),
     ),
-    errors=(*SENDER_ERRORS, "payment_order_not_found"),
+    errors=(*SENDER_ERRORS, "payment_order_not_found", *CARD_ERRORS),
 )
 async def receive_card_webhook(call: Call) -> Outcome:
     """Respond with the order to applied, duplicate, stale and mismatching events, so that retries stop.
@@ -160,6 +168,11 @@ async def _receive_event(call: Call) -> Outcome:
             f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, stored_body
         )
         return event
+    if event.type == SETUP_SUCCEEDED:
+        setup = parse_setup(body)
+        saved = None if setup is None else await _save_card(call, card, setup)
+        if saved is not None:
+            return saved if isinstance(saved, Refusal) else EventIgnored(event.event_id, ignored=False)
     if not event.is_handled:
         await deps.unmatched_events.store(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
@@ -172,8 +185,37 @@ async def _receive_event(call: Call) -> Outcome:
     return reply if isinstance(reply, Refusal) else payment_order_body(reply.order)
 
 
-def _card_amount(text: str, max_micro: int) -> int | Refusal:
-    amount_micro = read_amount(text, max_micro=max_micro)
+async def _save_card(call: Call, card: CardPayments, setup: SavedByCustomer) -> Refusal | AutoTopUp | None:
+    """Save the card that a customer has set up, with what the provider says of it.
+
+    None if the setup is not one of this service's, or the card was detached since. Refuses what a fault of the
+    provider does, so that the event is sent again.
+    """
+    deps = call.deps
+    known = await deps.database.read(partial(top_up_of_account, account_id=setup.account_id))
+    if known is None or known.customer_id != setup.customer_id:
+        return None
+    try:
+        found = await card.provider.retrieve_card(setup.card_id)
+    except CardFault as fault:
+        log.debug("card provider fault", account_id=setup.account_id, reason=str(fault))
+        return refusal_of_card(fault)
+    if found.customer_id != setup.customer_id:
+        return None
+    saved = SavedCard(
+        card_id=found.card_id,
+        brand=found.brand,
+        last4=found.last4,
+        exp_month=found.exp_month,
+        exp_year=found.exp_year,
+        saved_at=deps.now(),
+    )
+    return await call.ask(deps.accounts.ref(setup.account_id), SaveCard(saved))
+
+
+def read_card_amount(text: str, max_micro: int) -> int | Refusal:
+    """Parse the amount of a card payment. Refuses as ``read_amount``, and what card providers do not accept."""
+    amount_micro = read_amount(text, max_micro=max_micro, decimals_max=ORDER_DECIMALS_MAX)
     if isinstance(amount_micro, Refusal):
         return amount_micro
     if amount_micro < CARD_MIN_MICRO:
@@ -190,9 +232,15 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
     deps, request = call.deps, order.request
     amount_minor = minor_from_micro(request.amount_micro, request.currency)
     try:
-        intent = await card.provider.create_intent(
-            request.order_id, request.account_id, amount_minor, request.currency, env=deps.settings.env
+        create = partial(
+            card.provider.create_intent,
+            request.order_id,
+            request.account_id,
+            amount_minor,
+            request.currency,
+            env=deps.settings.env,
         )
+        intent = await deps.card_shares.run(request.account_id, create)
     except CardRejected as fault:
         recorded = await call.ask(
             deps.accounts.ref(request.account_id), RecordIntentRefused(request.order_id, fault.provider_code)

@@ -6,9 +6,10 @@ from the rows.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import partial
 from typing import Final, get_args
+
+import msgspec
 
 from holdfast.actors.account.messages import CreateOrder
 from holdfast.actors.runtime.messages import Replayed
@@ -18,9 +19,8 @@ from holdfast.http.kit.listing import PAGE, Position, filter_by, list_of_account
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.payments import PaymentOrderBody, PaymentOrderList, payment_order_body
-from holdfast.ledger.ids import is_id, new_id, new_id_of_account
-from holdfast.ledger.money import CURRENCY
-from holdfast.ledger.orders.order import Order, OrderRequest, OrderResult, OrderStatus, Provider, identity_fx
+from holdfast.ledger.ids import is_id, new_id
+from holdfast.ledger.orders.order import Order, OrderResult, OrderStatus, Provider, Seller, order_request
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_of_account, orders_of_account
 
@@ -88,29 +88,20 @@ async def write_order(
 
     A refusal of the amount is returned only if the request's Idempotency-Key has no reply yet.
     """
-    assert call.session is not None
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return idempotency
     if isinstance(amount_micro, Refusal):
         return await call.refuse(amount_micro, idempotency, OrderResult)
-    settings = call.deps.settings
     now = call.deps.now()
     is_sandbox = provider == "sandbox"
-    request = OrderRequest(
-        order_id=new_id_of_account("ord", call.session.account_id),
-        account_id=call.session.account_id,
-        provider=provider,
-        amount_micro=amount_micro,
-        currency=CURRENCY,
-        operation_id=new_id("op"),
-        brand_id=settings.brand_id,
-        legal_entity_id=settings.legal_entity_id,
-        merchant_of_record=settings.merchant_of_record,
-        provider_account_id=settings.provider_account_id,
-        created_at=now,
-        expires_at=now + timedelta(seconds=ttl_s),
-        fx=identity_fx(CURRENCY, now),
+    request = order_request(
+        msgspec.convert(call.deps.settings, Seller, from_attributes=True),
+        call.session.account_id,
+        provider,
+        amount_micro,
+        now,
+        ttl_s=ttl_s,
         livemode=livemode,
         sandbox_event_id=new_id("evt") if is_sandbox else None,
         signed_at=int(now.timestamp()) if is_sandbox else None,

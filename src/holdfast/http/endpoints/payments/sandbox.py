@@ -10,7 +10,7 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.refused_callbacks import count_refused
 from holdfast.http.kit.responses import reply_outcome
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
-from holdfast.http.kit.values import read_amount
+from holdfast.http.kit.values import ORDER_DECIMALS_MAX, read_amount
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.payments import (
     CallbackDescriptor,
@@ -49,8 +49,9 @@ async def create_sandbox_order(call: Call) -> Outcome:
     """The order is paid by sending the callback's payload with its signature."""
     settings = call.deps.settings
     body = call.body(SandboxOrderRequest)
-    is_enabled = settings.sandbox_enabled
-    amount_micro = read_amount(body.amount, max_micro=settings.order_max_micro) if is_enabled else _DISABLED
+    amount_micro: int | Refusal = _DISABLED
+    if settings.sandbox_enabled:
+        amount_micro = read_amount(body.amount, max_micro=settings.order_max_micro, decimals_max=ORDER_DECIMALS_MAX)
     written = await write_order(call, "sandbox", amount_micro, ttl_s=settings.sandbox_order_ttl_s)
     return reply_outcome(written, lambda result: _created(call, result.order, body.outcome))
 

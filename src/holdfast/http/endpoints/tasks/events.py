@@ -11,59 +11,13 @@ from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.common import render
+from holdfast.http.schemas.events import EventBody, EventList, event_body
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.events import DeliveryStatus
-from holdfast.ledger.tasks.task import EventKind
 from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT, Rotation, Signing, signing_at, webhook_secret
 from holdfast.persistence.claims.outbox import rotations_of
 from holdfast.persistence.queries.events import EventRecord, events_of_task
-
-
-class AttemptBody(msgspec.Struct, frozen=True):
-    """One delivery attempt."""
-
-    number: int
-    """Counts the attempts from 1."""
-    at: Time
-    """When it began."""
-    status_code: int | None
-    """The receiver's HTTP status; null if there was none."""
-    error: str | None
-    """Why there was no status; null if there was one."""
-    duration_ms: int
-    """How long it took, in milliseconds."""
-
-
-class EventBody(msgspec.Struct, frozen=True):
-    """An event and its newest attempts."""
-
-    event_id: str
-    """The event's id, `evt_…`, the `webhook-id` of every attempt."""
-    type: EventKind
-    """What happened."""
-    status: DeliveryStatus
-    """`pending` while an attempt is due."""
-    url: str
-    """Where it is sent."""
-    created_at: Time
-    """When it happened."""
-    next_attempt_at: Time | None
-    """When the next attempt is due; null if none is."""
-    done_at: Time | None
-    """When it was delivered or given up; null before that."""
-    reason: str | None
-    """Why it was given up; null if it was not."""
-    attempts: list[AttemptBody]
-    """The newest attempts, newest first."""
-
-
-class EventList(msgspec.Struct, frozen=True):
-    """A task's events, newest first."""
-
-    data: list[EventBody]
-    """The events, newest first."""
 
 
 class WebhookSecretBody(msgspec.Struct, frozen=True):
@@ -75,12 +29,6 @@ class WebhookSecretBody(msgspec.Struct, frozen=True):
     """When it replaced the previous one; null if there was none."""
     previous_valid_until: Time | None
     """Until when the previous secret signs as well; null if there was none."""
-
-
-def event_body(event: EventRecord) -> EventBody:
-    """Render an event as its owner sees it."""
-    attempts = [render(AttemptBody, attempt) for attempt in event.attempts]
-    return render(EventBody, event, type=event.kind, next_attempt_at=event.due_at, attempts=attempts)
 
 
 def webhook_secret_body(webhook_key: bytes, account_id: str, found: Signing) -> WebhookSecretBody:
@@ -118,7 +66,7 @@ async def list_events(call: Call) -> Outcome:
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
     reply=EventBody,
-    errors=("task_not_found", "event_not_found"),
+    errors=("task_not_found", "event_not_found", "rate_limit_exceeded"),
 )
 async def resend_event(call: Call) -> Outcome:
     """It becomes due now, whatever its status; the response still has its earlier attempts."""
@@ -135,9 +83,13 @@ async def resend_event(call: Call) -> Outcome:
     def read(rows: Connection) -> list[EventRecord]:
         return events_of_task(rows, account_id, request_id, event_id=event_id)
 
-    if not is_id(event_id) or not await call.read(read):
+    before = await call.read(read) if is_id(event_id) else []
+    if not before:
         return not_found
-    await call.deps.events.resend(account_id, event_id)
+    refusal = call.deps.resend_rate.refuse(account_id)
+    if refusal is not None:
+        return refusal
+    await call.deps.events.resend([before[0].address])
     events = await call.read(read)
     return event_body(events[0]) if events else not_found
 
@@ -151,11 +103,7 @@ async def resend_event(call: Call) -> Outcome:
 )
 async def read_webhook_secret(call: Call) -> Outcome:
     """The same for all events of the account."""
-    found = await _rotations(call)
-    if isinstance(found, Refusal):
-        return found
-    account_id, rotations = found
-    return webhook_secret_body(call.deps.webhook_key, account_id, signing_at(rotations, call.deps.now()))
+    return await signing_secret(call, call.session.account_id)
 
 
 @route(
@@ -168,10 +116,8 @@ async def read_webhook_secret(call: Call) -> Outcome:
 )
 async def rotate_webhook_secret(call: Call) -> Outcome:
     """Two simultaneous requests create one new secret."""
-    found = await _rotations(call)
-    if isinstance(found, Refusal):
-        return found
-    account_id, rotations = found
+    account_id = call.session.account_id
+    rotations = await _rotations(call, account_id)
     signing = signing_at(rotations, call.deps.now()).generations
     if len(signing) >= SIGNING_MAX_COUNT:
         message = (
@@ -185,10 +131,11 @@ async def rotate_webhook_secret(call: Call) -> Outcome:
     )
 
 
-async def _rotations(call: Call) -> tuple[str, tuple[Rotation, ...]] | Refusal:
-    session = await call.verify_session()
-    if isinstance(session, Refusal):
-        return session
-    account_id = session.account_id
-    rotations = await call.read(lambda rows: rotations_of(rows, account_id))
-    return account_id, rotations.get(account_id, ())
+async def signing_secret(call: Call, account_id: str) -> WebhookSecretBody:
+    """Return what signs an account's events now."""
+    signing = signing_at(await _rotations(call, account_id), call.deps.now())
+    return webhook_secret_body(call.deps.webhook_key, account_id, signing)
+
+
+async def _rotations(call: Call, account_id: str) -> tuple[Rotation, ...]:
+    return (await call.read(lambda rows: rotations_of(rows, account_id))).get(account_id, ())

@@ -30,6 +30,7 @@ route = RouteTable("Usage")
 
 _MODALITY: Final = filter_by("modality", "Only entries of this modality.", get_args(Modality))
 _API_KEY_ID: Final = filter_by("api_key_id", "Only entries of this API key.")
+_END_USER: Final = filter_by("end_user", "Only entries of this end user.")
 
 COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
     "request_id": lambda entry: entry.request_id,
@@ -45,6 +46,7 @@ COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
     "cost_credits": lambda entry: format_amount(entry.cost_micro),
     "operation_id": lambda entry: entry.operation_id,
     "error": lambda entry: entry.error,
+    "end_user": lambda entry: entry.end_user,
 }
 
 
@@ -56,7 +58,7 @@ COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
     scope=USAGE_READ,
     reply=UsageList,
     media=(CSV_MEDIA,),
-    parameters=(*PAGE, STATUS, MODEL, _MODALITY, _API_KEY_ID, FORMAT),
+    parameters=(*PAGE, STATUS, MODEL, _MODALITY, _API_KEY_ID, _END_USER, FORMAT),
 )
 async def list_usage(call: Call) -> Outcome:
     """An entry for each task, with its charge."""

@@ -6,10 +6,15 @@ import re
 from typing import Final
 from urllib.parse import quote, urlencode
 
+from holdfast.http.endpoints.credit_lots import CreditLotList
+from holdfast.http.endpoints.operators.account_webhooks import WebhooksAndAlerts, read_webhooks_and_alerts
 from holdfast.http.endpoints.operators.accounts import AccountDetails, Found, FoundList, read_account_details
 from holdfast.http.endpoints.operators.accounts import find as find_accounts
 from holdfast.http.endpoints.operators.actors import read_actor
+from holdfast.http.endpoints.operators.credit import list_account_lots
 from holdfast.http.endpoints.operators.time_lines import read_account_time_line
+from holdfast.http.endpoints.operators.usage import sum_usage_of_account
+from holdfast.http.endpoints.tasks.usage_totals import UsageTotals
 from holdfast.http.kit.values import shown
 from holdfast.http.pages.rendering import Html, Redirect
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
@@ -30,6 +35,13 @@ async def account(visit: Visit) -> ViewResult:
         "account": found,
         "account_id": account_id,
         "actor": await visit.read(read_actor, KeyDescription, path={"group": "accounts", "key": account_id}),
+        "announced": await visit.read(read_webhooks_and_alerts, WebhooksAndAlerts, path=visit.path),
+        "usage": await visit.read(
+            sum_usage_of_account, UsageTotals, path=visit.path, query={"group_by": "model,status"}
+        ),
+        "lots": await visit.read(
+            list_account_lots, CreditLotList, path=visit.path, query={"status": "open", "limit": ROWS_SHOWN}
+        ),
         "time_line": await visit.read_list(read_account_time_line),
     }
     return Html("account.html", values, is_live=True)

@@ -1,0 +1,152 @@
+"""Coupons as operators make them, list them and end them."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from holdfast.http.endpoints.coupons import CODE_CHARS_MAX, CouponCode
+from holdfast.http.kit.actions import note_effect
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.listing import PAGE, ListBody, Position, list_for_operators, read_given_time
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.values import invalid_parameter, read_amount, shown
+from holdfast.http.schemas.common import AmountGiven, render
+from holdfast.http.schemas.operators import ActionWithReason, Reason
+from holdfast.ledger.ids import new_id
+from holdfast.ledger.public_types import Amount, Time
+from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.claims.coupons import add_coupon, end_coupon
+from holdfast.persistence.queries.lots import list_coupons
+from holdfast.persistence.records.credit_tables import CouponRow
+
+route = RouteTable("Operators")
+
+USES_MAX: Final = 1_000_000
+CREDIT_DAYS_MAX: Final = 36_500
+_ALPHABET: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+_DRAWN_CHARS: Final = 12
+
+
+class NewCoupon(msgspec.Struct, frozen=True):
+    """A coupon to make."""
+
+    amount: AmountGiven
+    """The credit that each account gets which redeems it."""
+    reason: Reason
+    code: CouponCode | None = None
+    """Its code; null or omitted: one is drawn, which cannot be guessed."""
+    uses_max: int = 1
+    """How many accounts may redeem it, up to a million."""
+    redeem_until: Time | None = None
+    """Until when it can be redeemed, later than now; null or omitted: until it is ended."""
+    credit_days: int | None = None
+    """After how many days the credit expires; null or omitted: never."""
+
+
+class CouponBody(msgspec.Struct, frozen=True):
+    """A coupon."""
+
+    coupon_id: str
+    """Its id, `cpn_…`."""
+    code: str
+    """What owners send to redeem it."""
+    amount: Amount
+    """The credit that it gives."""
+    uses: int
+    """How many accounts have redeemed it."""
+    uses_max: int
+    """How many accounts may."""
+    redeem_until: Time | None
+    """Until when it can be redeemed; null: until it is ended."""
+    credit_days: int | None
+    """After how many days the credit expires; null: never."""
+    created_at: Time
+    """When it was made."""
+    disabled_at: Time | None
+    """When it was ended; null if it was not."""
+
+
+class CouponList(ListBody[CouponBody], frozen=True):
+    """A page of coupons, newest first."""
+
+
+@route(
+    "POST",
+    "/ops/api/coupons",
+    summary="Make a coupon, a code that owners redeem for promotional credit",
+    auth=Auth.OPERATOR_ACT,
+    action="make_coupon",
+    body=NewCoupon,
+    reply=CouponBody,
+    errors=("invalid_amount", "coupon_code_taken"),
+)
+async def make_coupon(call: Call) -> Outcome:
+    """Each account may redeem it once."""
+    body = call.body(NewCoupon)
+    amount_micro = read_amount(body.amount)
+    if isinstance(amount_micro, Refusal):
+        return amount_micro
+    redeem_until = read_given_time("redeem_until", body.redeem_until, after=call.deps.now())
+    if isinstance(redeem_until, Refusal):
+        return redeem_until
+    if not 1 <= body.uses_max <= USES_MAX:
+        return invalid_parameter("uses_max", f"must be from 1 to {USES_MAX}", str(body.uses_max))
+    if body.credit_days is not None and not 1 <= body.credit_days <= CREDIT_DAYS_MAX:
+        return invalid_parameter("credit_days", f"must be from 1 to {CREDIT_DAYS_MAX}", str(body.credit_days))
+    code = (body.code or "".join(secrets.choice(_ALPHABET) for _ in range(_DRAWN_CHARS))).strip().upper()
+    if not code.replace("-", "").isalnum() or not code.isascii() or len(code) > CODE_CHARS_MAX:
+        return invalid_parameter("code", f"must be 1 to {CODE_CHARS_MAX} letters, digits and hyphens", body.code)
+    coupon = CouponRow(
+        coupon_id=new_id("cpn"),
+        code=code,
+        amount_micro=amount_micro,
+        uses_max=body.uses_max,
+        credit_days=body.credit_days,
+        redeem_until=redeem_until,
+        created_at=call.deps.now(),
+    )
+    if not await call.deps.write_record(partial(add_coupon, coupon=coupon)):
+        return Refusal(code="coupon_code_taken", message=f"A coupon has the code {shown(code)}.", param="code")
+    note_effect(call, coupon_id=coupon.coupon_id, code=code)
+    return render(CouponBody, coupon)
+
+
+@route(
+    "GET",
+    "/ops/api/coupons",
+    summary="List coupons, newest first",
+    auth=Auth.OPERATOR_READ,
+    reply=CouponList,
+    parameters=PAGE,
+)
+async def read_coupons(call: Call) -> Outcome:
+    """Coupons that have ended are listed too."""
+    return await list_for_operators(
+        call,
+        list_coupons,
+        partial(render, CouponBody),
+        lambda coupon: Position(coupon.created_at, coupon.coupon_id),
+    )
+
+
+@route(
+    "POST",
+    "/ops/api/coupons/{coupon_id}/end",
+    summary="End a coupon: it cannot be redeemed any more",
+    auth=Auth.OPERATOR_ACT,
+    action="end_coupon",
+    body=ActionWithReason,
+    reply=CouponBody,
+    errors=("coupon_not_found",),
+)
+async def stop_coupon(call: Call) -> Outcome:
+    """Credit that it has given stays."""
+    coupon_id = call.path["coupon_id"]
+    ended = await call.deps.write_record(partial(end_coupon, coupon_id=coupon_id, now=call.deps.now()))
+    if ended is None:
+        return Refusal(code="coupon_not_found", message=f"The coupon {shown(coupon_id)} does not exist.")
+    return render(CouponBody, ended)

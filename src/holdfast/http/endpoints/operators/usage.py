@@ -1,0 +1,38 @@
+"""The usage of an account, as operators see it."""
+
+from __future__ import annotations
+
+from holdfast.http.endpoints.operators.accounts import existing_account
+from holdfast.http.endpoints.tasks.usage_totals import (
+    GROUP_BY,
+    PERIOD,
+    TIME_ZONE,
+    UsageTotals,
+    answer,
+    read_question,
+)
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.ledger.refusals import Refusal
+
+route = RouteTable("Operators")
+
+
+@route(
+    "GET",
+    "/ops/api/accounts/{account_id}/usage/totals",
+    summary="Sum an account's usage by day, model, API key, status or end user, or by two of them",
+    auth=Auth.OPERATOR_READ,
+    reply=UsageTotals,
+    parameters=(GROUP_BY, TIME_ZONE, *PERIOD),
+    errors=("account_not_found",),
+)
+async def sum_usage_of_account(call: Call) -> Outcome:
+    """What the account's owner reads."""
+    asked = read_question(call)
+    if isinstance(asked, Refusal):
+        return asked
+    account_id = await existing_account(call)
+    if isinstance(account_id, Refusal):
+        return account_id
+    return await answer(asked, account_id, call.deps.database.read)
