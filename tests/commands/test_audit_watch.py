@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from tests.persistence.account_history import write_books
 from tests.persistence.tampered_rows import BALANCES, tamper
 
 from holdfast.commands import audit_watch
 from holdfast.commands.audit_watch import LINES_S, AuditWatch, ProgressLine
+from holdfast.commands.common import until_interrupted
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 
@@ -42,21 +43,13 @@ class Clock:
         self.slept.append(pause_s)
 
 
-@pytest.fixture
-def books_url(database_url: str) -> str:
-    """A database with a valid history."""
-    with connected(database_url) as connection:
-        write_books(connection)
-    return database_url
-
-
 def test_each_pass_ends_in_a_line(books_url: str) -> None:
     out, clock = io.StringIO(), Clock(0.001)
     watch = AuditWatch(books_url, ProgressLine(out, clock=clock), clock=clock, sleep=clock.sleep)
     watch.run(passes_max=2)
     lines = out.getvalue().splitlines()
     assert [line.rpartition(", ")[0] for line in lines] == [
-        f"pass {number}: 5 accounts, 18 operations, no differences" for number in (1, 2)
+        f"pass {number}: 6 accounts, 25 operations, no differences" for number in (1, 2)
     ]
     assert clock.slept == [audit_watch.PAUSE_S]
     assert not watch.has_found
@@ -66,16 +59,16 @@ def test_progress_is_shown_in_place_on_a_terminal(books_url: str) -> None:
     out, clock = Terminal(), Clock()
     AuditWatch(books_url, ProgressLine(out, clock=clock), clock=clock).run(passes_max=1)
     drawn = out.getvalue().split("\r\x1b[K")
-    assert drawn[1].startswith("pass 1: 0 of 5 accounts, 18 operations, ")
-    assert drawn[-2].startswith("pass 1: 5 of 5 accounts, 18 operations, ")
+    assert drawn[1].startswith("pass 1: 0 of 6 accounts, 25 operations, ")
+    assert drawn[-2].startswith("pass 1: 6 of 6 accounts, 25 operations, ")
     assert drawn[-2].endswith("/s, 0 s left")
-    assert drawn[-1].startswith("pass 1: 5 accounts, 18 operations, no differences, ")
+    assert drawn[-1].startswith("pass 1: 6 accounts, 25 operations, no differences, ")
 
 
 def test_progress_is_lines_now_and_then_elsewhere(books_url: str) -> None:
     out, clock = io.StringIO(), Clock()
     AuditWatch(books_url, ProgressLine(out, clock=clock), clock=clock).run(passes_max=1)
-    lines = [line for line in out.getvalue().splitlines() if " of 5 accounts" in line]
+    lines = [line for line in out.getvalue().splitlines() if " of 6 accounts" in line]
     assert 2 <= len(lines) <= clock.now / LINES_S
     assert "\r" not in out.getvalue()
 
@@ -94,7 +87,7 @@ def test_a_difference_is_shown_once_and_when_it_is_gone(books_url: str) -> None:
     )
     [gone] = [line for line in lines if line.startswith("ok") and BALANCES in line]
     assert gone == f"ok     account acct_bob differs no longer ({BALANCES})"
-    assert lines[-1].startswith("pass 3: 5 accounts, 18 operations, no differences")
+    assert lines[-1].startswith("pass 3: 6 accounts, 25 operations, no differences")
     assert watch.has_found
 
 
@@ -130,3 +123,35 @@ def test_an_interrupt_ends_the_watch_with_the_verdict(
                 break
         watching.send_signal(signal.SIGINT)
         assert watching.wait(30) == code
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_is_raised_in_a_destructor_is_repeated() -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            done.append("interrupted")
+            signal.raise_signal(signal.SIGINT)
+            done.append("not raised")
+
+    done: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with until_interrupted():
+        Dropped()
+        time.sleep(60)
+        done.append("not repeated")
+    assert done == ["interrupted"]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_fault_that_an_interrupt_causes_is_its_end() -> None:
+    with until_interrupted():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise AssertionError("closed by halves")
+
+
+def test_a_fault_without_an_interrupt_is_raised() -> None:
+    with pytest.raises(AssertionError, match="closed by halves"), until_interrupted():
+        raise AssertionError("closed by halves")

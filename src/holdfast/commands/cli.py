@@ -20,6 +20,7 @@ from holdfast.commands.common import (
     quiet_ends,
     refuse_old_tables,
     report_faults,
+    until_interrupted,
 )
 from holdfast.settings.settings import (
     environment,
@@ -137,10 +138,9 @@ def audit_command(
         refuse_old_tables(url)
         audit = AuditWatch(url, ProgressLine(sys.stdout), recent=recent, checkpoint=checkpoint)
         if watch:
-            try:
+            with until_interrupted():
                 audit.run()
-            except KeyboardInterrupt:
-                typer.echo()
+            typer.echo()
         else:
             audit.run_pass()
             broken = {each.rule for each in audit.found}
@@ -407,7 +407,8 @@ def places_command(
                 if every is None:
                     publish(place_map.members_map(url))
                 else:
-                    place_map.follow_members(url, publish, every_s=every, report=partial(typer.echo, err=True))
+                    with until_interrupted():
+                        place_map.follow_members(url, publish, every_s=every, report=partial(typer.echo, err=True))
         except place_map.PlaceMapFault as exc:
             fail(str(exc), GAVE_UP)
 
@@ -442,4 +443,5 @@ def _print_reports(
         printer = ReportPrinter(url, wanted, sys.stdout, warn=partial(typer.echo, err=True), form=form)
         position = printer.print_newest(limit=limit, since=begin)
         if follow:
-            printer.follow(position)
+            with until_interrupted():
+                printer.follow(position)

@@ -7,12 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from typing import NoReturn
+from types import FrameType
+from typing import Final, NoReturn
 
 import typer
 
 from holdfast.settings.settings import Locations, SettingsFault
 from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
+
+REPEATED_AFTER_S: Final = 0.5
 
 
 @contextlib.contextmanager
@@ -85,6 +88,41 @@ def quiet_ends() -> Iterator[None]:
         # Python flushes the output once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
+
+
+@contextlib.contextmanager
+def until_interrupted() -> Iterator[None]:
+    """Run what goes on until the user ends it, and end quietly then.
+
+    The interpreter drops an exception that is raised while it runs a destructor, so an interrupt is repeated until
+    it has ended what is inside. A library that is interrupted while it closes may raise another exception for it.
+    """
+    is_inside, is_interrupted = True, False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        if is_inside:
+            is_interrupted = True
+            signal.setitimer(signal.ITIMER_REAL, REPEATED_AFTER_S)
+            raise KeyboardInterrupt
+
+    # The alarm first, which an interrupt sets. What is ignored, as in a shell's background job, stays so.
+    numbers = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)
+    before = {
+        each: handler for each in numbers if (handler := signal.getsignal(each)) not in (signal.SIG_IGN, None)
+    }
+    try:
+        for number in before:
+            signal.signal(number, interrupt)
+        yield
+    except BaseException:
+        if not is_interrupted:
+            raise
+    finally:
+        is_inside = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def fail(message: str, code: int) -> NoReturn:
