@@ -190,6 +190,7 @@ def _walk(console: Console, service: DemoService) -> None:
         journey.prepare_account()
         journey.run_task()
         journey.cancel_task()
+        journey.sum_usage()
         journey.pay_by_card(service.card_url())
         console.print(journey.totals)
     with step("stop the service"):
@@ -310,6 +311,17 @@ class _Journey:
             _expect(self._usage()[created["request_id"]] == 0, "a canceled task was charged")
             self._account("second task canceled", balance=balance, held="0.00")
             self._step.detail("the whole hold was released, nothing was charged")
+
+    def sum_usage(self) -> None:
+        """Sum the usage by the tasks' status."""
+        with self._step("sum the usage by status"):
+            sums = self._call("GET", "/v2/usage/totals?group_by=status", self._session)
+            costs = self._usage()
+            _expect(sums["count"] == len(costs), f"the totals have {sums['count']} tasks, the log {len(costs)}")
+            charged = sum(costs.values(), Decimal(0))
+            _expect(Decimal(sums["cost_credits"]) == charged, f"the totals are {sums['cost_credits']}")
+            for each in sums["data"]:
+                self._step.detail(f"{each['status']}: {each['count']} tasks, {each['cost_credits']} credits")
 
     def pay_by_card(self, provider_url: str) -> None:
         """Order credit by card, pay as the customer's browser would, and wait for the webhook."""
