@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from torture.compare import Difference, compare_reads, compare_rows
-from torture.record import AccountRecord, Create, Order, Recharge
+from torture.record import TOP_UPS_PER_DAY, AccountRecord, Create, Order, Recharge
 from torture.rows import AccountRows, HoldRow, OperationRow, OrderRow, TaskRow, UsageRow
 
 ACCOUNT = "acct_1"
@@ -180,11 +180,76 @@ def test_an_unanswered_recharge_is_credited_at_most_once() -> None:
         assert kinds(compare_rows(asked, found, settled=False)) == wanted
 
 
+def test_credit_must_have_expired_after_settling() -> None:
+    found = rows()
+    found.expiring = [6]
+    assert kinds(compare_rows(record(), found, settled=False)) == set()
+    assert kinds(compare_rows(record(), found, settled=True)) == {"hold", "expiry"}
+
+
 def test_a_payment_must_be_credited_after_settling() -> None:
     asked, found = record(), rows()
     asked.orders[22].paid = "yes"
     assert compare_rows(asked, found, settled=False) == []
     assert "order" in kinds(compare_rows(asked, found, settled=True))
+
+
+@pytest.mark.parametrize(("most_micro", "wanted"), [(60_000, set()), (59_999, {"charge"})])
+def test_a_key_above_its_limit_is_found(most_micro: int, wanted: set[str]) -> None:
+    """What is captured counts, and what is held; what was released does not."""
+    asked, found = record(), rows()
+    found.tasks[:] = [replace(task, key_id="key_1") for task in found.tasks]
+    asked.limits["key_1"] = most_micro
+    assert kinds(compare_rows(asked, found, settled=False)) == wanted
+
+
+def test_a_grant_and_its_expiry_are_counted_and_a_second_grant_is_found() -> None:
+    asked, found = record(), rows()
+    asked.recharges[3] = Recharge(3, 2_000_003, "grant-3", "done", "op_8", "grant")
+    for row in (
+        OperationRow(8, "op_8", "grant", 2_000_003, 7_970_004, 30_000, None, "op_8"),
+        OperationRow(9, "op_9e", "expiry", 2_000_000, 5_970_004, 30_000, None, "op_8"),
+    ):
+        found.operations.append(row)
+    found.balance_micro, found.operation_count = 5_970_004, 9
+    assert compare_rows(asked, found, settled=False) == []
+    found.operations.append(OperationRow(10, "op_10g", "grant", 2_000_003, 7_970_007, 30_000, None, "op_10g"))
+    found.balance_micro, found.operation_count = 7_970_007, 10
+    assert kinds(compare_rows(asked, found, settled=False)) == {"doubled"}
+
+
+@pytest.mark.parametrize(
+    ("charges", "is_credited", "wanted"),
+    [
+        (0, False, set()),
+        (1, True, set()),
+        (1, False, {"order"}),
+        (2, True, {"doubled"}),
+        (0, True, {"doubled"}),
+    ],
+)
+def test_a_top_up_is_charged_once_and_credited_if_it_was(
+    charges: int, wanted: set[str], *, is_credited: bool
+) -> None:
+    asked, found = record(), rows()
+    found.orders.append(OrderRow("ord_9", "cardprovider", "pending", "op_20", "top_up", 5_000_000, "2026-11-23"))
+    if charges:
+        asked.charges["ord_9"] = charges
+    if is_credited:
+        found.operations.append(OperationRow(8, "op_20", "credit", 5_000_000, 10_970_001, 30_000, None, "ord_9"))
+        found.balance_micro, found.operation_count = 10_970_001, 8
+    assert kinds(compare_rows(asked, found, settled=True)) - {"hold"} == wanted
+
+
+def test_more_top_ups_than_allowed_in_a_day_are_found() -> None:
+    asked, found = record(), rows()
+    for number in range(TOP_UPS_PER_DAY + 1):
+        found.orders.append(
+            OrderRow(f"ord_{number}t", "cardprovider", "pending", "op_x", "top_up", 5, "2026-11-23")
+        )
+        asked.charges[f"ord_{number}t"] = 1
+    texts = [each.text for each in compare_rows(asked, found, settled=True) if each.kind == "charge"]
+    assert texts == [f"acct_1: {TOP_UPS_PER_DAY + 1} top-ups on 2026-11-23"]
 
 
 def test_a_lost_task_is_found() -> None:

@@ -14,7 +14,7 @@ import psycopg
 import trio
 
 from .clients import NotSignedIn
-from .compare import Difference, compare_reads, compare_rows
+from .compare import Difference, Kind, compare_reads, compare_rows
 from .deployment import KINDS, Deployment, DeploymentKind, NotPossible, NotRecovered, deploy, new_folder
 from .faults import FAULTS, Fault, both
 from .postgres import PostgresFault
@@ -22,7 +22,7 @@ from .record import ENDED, Witness
 from .rows import AccountRows, read_rows
 
 SETTLE_S_MAX = 120.0
-SETTLE_PAUSE_S = 0.1
+SETTLE_PAUSE_S = 0.5
 CARD_PATIENCE_S = 5.0
 """How long webhooks may take before ``holdfast reconcile`` is run."""
 MIXED_SHARE = 0.3
@@ -235,11 +235,13 @@ class Campaign:
             deployment.move_clock(0)
         begun = trio.current_time()
         with trio.move_on_after(SETTLE_S_MAX):
-            while await self._is_under_way(deployment):
+            while unsettled := await self._unsettled(deployment):
                 if trio.current_time() - begun > CARD_PATIENCE_S:
-                    await deployment.services[0].command("reconcile")
+                    if "order" in unsettled:
+                        await deployment.services[0].command("reconcile")
                     await deployment.reject_reviews()
                 await trio.sleep(SETTLE_PAUSE_S)
+        await self._look_at_charges(deployment)
         found = await self._compare(deployment, settled=True)
         rows = await self._rows(deployment)
         for customer in deployment.customers:
@@ -258,24 +260,39 @@ class Campaign:
             text = (audit.stdout + audit.stderr).decode("utf-8", "replace")
             lines = [line for line in text.splitlines() if not line.startswith("ok ")]
             found.append(Difference("audit", "\n".join(lines)))
+        kinds = Counter(operation.kind for each in rows.values() for operation in each.operations)
+        top_ups = sum(order.origin == "top_up" for each in rows.values() for order in each.orders)
         totals = Counter(task.status for each in rows.values() for task in each.tasks)
         self._say(
             f"       settled in {trio.current_time() - begun:.1f} s: {dict(sorted(totals.items()))},"
-            f" {sum(len(each.operations) for each in rows.values())} operations, audit"
+            f" {dict(sorted(kinds.items()))}, {top_ups} top-ups, audit"
             f" {'clean' if audit.returncode == 0 else 'FAILED'}"
         )
         return found
 
-    async def _is_under_way(self, deployment: Deployment) -> bool:
+    async def _look_at_charges(self, deployment: Deployment) -> None:
+        """Record what the card provider has charged."""
+        charges = await deployment.card.charges()
+        for record in self._witness.accounts:
+            record.charges = charges
+
+    async def _unsettled(self, deployment: Deployment) -> set[Kind]:
+        """Return the kinds of differences that time may yet remove."""
+        await self._look_at_charges(deployment)
         rows = await self._rows(deployment)
-        if any(task.status not in ENDED for each in rows.values() for task in each.tasks):
-            return True
-        return any(
-            difference.kind == "order"
+        found = {
+            difference.kind
             for record in self._witness.accounts
             if record.account_id in rows
             for difference in compare_rows(record, rows[record.account_id], settled=True)
-        )
+        } & {"order", "expiry"}
+        if any(task.status not in ENDED for each in rows.values() for task in each.tasks):
+            found.add("hold")
+        # One that credit which expired has asked for is charged a moment later.
+        orders = [order for each in rows.values() for order in each.orders]
+        if any(order.origin == "top_up" and order.status == "pending" for order in orders):
+            found.add("order")
+        return found
 
     async def _unreadable(self, deployment: Deployment, tasks: Sequence[dict[str, object]]) -> list[str]:
         """Return broken links among the results of the newest succeeded tasks."""

@@ -5,6 +5,7 @@ It is used over HTTP only. It can lose, delay and duplicate its webhooks, and fa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,24 @@ class CardStandIn:
     async def pay(self, payment_id: str) -> bool:
         """Pay an intent as the customer; returns whether that certainly happened."""
         return await self._control("POST", f"payment_intents/{payment_id}/pay", {})
+
+    async def save_card(self, setup_intent_id: str) -> None:
+        """Save a card as the customer; the service learns of it by webhook."""
+        await self._control("POST", f"setup_intents/{setup_intent_id}/confirm", {"payment_method": "pm_card_visa"})
+
+    async def charges(self) -> Counter[str]:
+        """Return how many paid charges each order has. Raises ``httpx2.HTTPError``."""
+        assert self._http is not None
+        found: Counter[str] = Counter()
+        query = {"limit": "100"}
+        while True:
+            headers = {"Authorization": f"Bearer {API_KEY}"}
+            answer = await self._http.get(f"{self.url}/v1/charges", params=query, headers=headers)
+            page = answer.raise_for_status().json()
+            found.update(each["metadata"].get("order_id", "") for each in page["data"] if each["paid"])
+            if not page["has_more"]:
+                return found
+            query["starting_after"] = page["data"][-1]["id"]
 
     async def misdeliver(self, **faults: object) -> None:
         """Make webhooks fail (``drop``, ``hold``, ``duplicate`` …); without arguments deliver them again."""

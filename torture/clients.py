@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx2
@@ -11,10 +12,11 @@ import trio
 
 from .card_stand_in import CardStandIn
 from .media_stand_in import IMAGE, IMAGE_PRICE_MICRO, LINK, LINK_PRICE_MICRO
-from .record import AccountRecord, Create, Order, Recharge, micro
+from .record import TOP_UPS_PER_DAY, AccountRecord, Create, Order, Recharge, micro
 from .sender import PAUSE_S, Sender, code_of
 
 SIGN_IN_S_MAX = 60.0
+GRANTS_LAST_S = 15
 KEPT_MAX = 4
 """How many of its sessions and keys a customer uses."""
 REFUSED = frozenset({400, 402, 422})
@@ -33,6 +35,7 @@ class Customer:
     sender: Sender
     record: AccountRecord
     card: CardStandIn
+    operator_token: str
     sessions: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     busy: int = 0
@@ -40,9 +43,9 @@ class Customer:
     _idle: trio.Event = field(default_factory=trio.Event)
 
     async def sign_in(self) -> None:
-        """Sign in and create a key, with retries. Raises :class:`NotSignedIn` after a minute."""
+        """Sign in, create a key and save a card, with retries. Raises :class:`NotSignedIn` after a minute."""
         with trio.move_on_after(SIGN_IN_S_MAX):
-            for step in (self.new_session, self.new_key):
+            for step in (self.new_session, self.new_key, self.save_card):
                 while True:
                     if await step():
                         break
@@ -68,14 +71,31 @@ class Customer:
         self.sessions = [*self.sessions[-KEPT_MAX + 1 :], body["session"]["token"]]
         return True
 
-    async def new_key(self, _: random.Random | None = None) -> bool:
-        """Create an API key; returns whether that was answered. Every key ever returned must stay valid."""
-        answer = await self._ask("POST", "/v2/control/api-keys", {}, as_session=True)
+    async def new_key(self, rng: random.Random | None = None) -> bool:
+        """Create an API key; returns whether that was answered. Every key ever returned must stay valid.
+
+        All but the first have a limit that is soon reached.
+        """
+        most = None if rng is None else f"{rng.uniform(0.5, 5):.2f}"
+        body = {} if most is None else {"limit": {"credits": most, "window": "total"}}
+        answer = await self._ask("POST", "/v2/control/api-keys", body, as_session=True)
         if answer is None or answer.status_code != 200:
             if answer is None or code_of(answer) != "api_key_limit_reached":
                 self._judge(answer, "new key")
             return False
-        self.keys = [*self.keys[-KEPT_MAX + 1 :], answer.json()["api_key"]]
+        if most is None:
+            self.keys = [answer.json()["api_key"]]
+        else:
+            self.keys = [self.keys[0], *self.keys[1:][-KEPT_MAX + 2 :], answer.json()["api_key"]]
+            self.record.limits[answer.json()["api_key_id"]] = micro(most)
+        return True
+
+    async def save_card(self) -> bool:
+        """Save a card; returns whether the service could be asked to."""
+        answer = await self._ask("POST", "/v2/control/cards/setup", as_session=True)
+        if not self._judge(answer, "card setup"):
+            return False
+        await self.card.save_card(answer.json()["setup_intent_id"])  # type: ignore[union-attr] # judged
         return True
 
     async def work(self, rng: random.Random) -> None:
@@ -88,6 +108,8 @@ class Customer:
             (4, self.list_tasks),
             (6, self.retry),
             (8, self.recharge),
+            (4, self.grant),
+            (2, self.top_up),
             (6, self.pay_sandbox),
             (4, self.pay_card),
             (2, self.read_totals),
@@ -233,16 +255,48 @@ class Customer:
         number = self.sender.witness.next_number()
         await self._recharge(Recharge(number, micro(str(credits_count)) + number, f"recharge-{number}"))
 
-    async def _recharge(self, recharge: Recharge) -> None:
+    async def grant(self, rng: random.Random) -> None:
+        """Grant promotional credit of a unique amount as an operator, which mostly expires soon."""
+        number = self.sender.witness.next_number()
+        until = datetime.now(UTC) + timedelta(seconds=rng.uniform(1, GRANTS_LAST_S))
+        expires_at = until.isoformat() if rng.random() < 0.8 else None
+        await self._recharge(Recharge(number, micro("1") + number, f"grant-{number}", kind="grant"), expires_at)
+
+    async def top_up(self, _: random.Random) -> None:
+        """Switch automatic top-up on with a threshold that is crossed already, or soon."""
+        account = await self._ask("GET", "/v2/control/account", as_session=True)
+        if not self._judge(account, "account"):
+            return
+        available = micro(account.json()["available_balance"])  # type: ignore[union-attr] # judged
+        settings = {
+            "enabled": True, "below": _credits(max(1, available + 1)), "amount": "5.00",
+            "max_per_day": TOP_UPS_PER_DAY, "max_per_month": 1000,
+        }  # fmt: skip
+        answer = await self._ask("PUT", "/v2/control/auto-top-up", settings, as_session=True)
+        if answer is None or code_of(answer) != "card_required":  # the webhook that names the card may be lost
+            self._judge(answer, "top-up")
+
+    async def _recharge(self, recharge: Recharge, expires_at: str | None = None) -> None:
         self.record.recharges[recharge.number] = recharge
-        amount = f"{recharge.amount_micro // 1_000_000}.{recharge.amount_micro % 1_000_000:06d}"
+        body: dict[str, Any] = {"amount": _credits(recharge.amount_micro)}
         while True:
-            path = "/v2/control/sandbox/recharge"
-            answer = await self._ask("POST", path, {"amount": amount}, key=recharge.key, as_session=True)
+            if recharge.kind == "grant":
+                answer = await self.sender.send(
+                    "POST",
+                    f"/ops/api/accounts/{self.record.account_id}/grants",
+                    body=body | {"expires_at": expires_at, "reason": "torture"},
+                    token=self.operator_token,
+                    headers={"Idempotency-Key": recharge.key or ""},
+                )
+            else:
+                path = "/v2/control/sandbox/recharge"
+                answer = await self._ask("POST", path, body, key=recharge.key, as_session=True)
             if answer is not None and answer.status_code == 200:
                 recharge.operation_id, recharge.outcome = answer.json()["operation_id"], "done"
                 return
-            if self._is_refused(answer, "recharge"):
+            if self._is_refused(answer, recharge.kind):
+                if recharge.kind == "grant" and "expires_at" not in answer.text:  # type: ignore[union-attr] # an answer
+                    self._wrong(f"grant: {answer}")
                 recharge.outcome = "refused"
                 return
             if recharge.key is None:
@@ -368,3 +422,7 @@ class Customer:
     def _wrong(self, text: str) -> None:
         if len(self.record.wrong_answers) < 20:
             self.record.wrong_answers.append(text)
+
+
+def _credits(amount_micro: int) -> str:
+    return f"{amount_micro // 1_000_000}.{amount_micro % 1_000_000:06d}"

@@ -3,7 +3,8 @@
 A difference names its kind: ``lost`` (answered and not there), ``doubled`` (there more often than asked for, or
 without having been asked for), ``hold`` (a hold that does not fit its task, or has no end), ``charge`` (a sum that
 is not what was agreed), ``answer`` (two answers that contradict each other, or the rows), ``failed`` (a task that
-ended without success and without a reason), ``order`` (a payment that was not credited).
+ended without success and without a reason), ``order`` (a payment that was not credited), ``expiry`` (credit that
+did not expire).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .record import ENDED, AccountRecord, Create, Order, micro
+from .record import ENDED, TOP_UPS_PER_DAY, AccountRecord, Create, Order, micro
 from .rows import AccountRows, OperationRow, TaskRow
 
-Kind = Literal["lost", "doubled", "hold", "charge", "answer", "failed", "order", "audit", "recovery", "exit"]
+Kind = Literal[
+    "lost", "doubled", "hold", "charge", "answer", "failed", "order", "expiry", "audit", "recovery", "exit"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ def compare_rows(record: AccountRecord, rows: AccountRows | None, *, settled: bo
         *(Difference("answer", text) for text in record.wrong_answers),
         *_compare_tasks(record, rows),
         *_compare_holds(record, rows, settled=settled),
+        *_compare_limits(record, rows),
         *_compare_credits(record, rows, settled=settled),
         *_compare_sums(rows),
     ]
@@ -131,29 +135,48 @@ def _compare_holds(record: AccountRecord, rows: AccountRows, *, settled: bool) -
     yield from (Difference("doubled", f"usage entry {request_id} belongs to no task") for request_id in usage)
 
 
+def _compare_limits(record: AccountRecord, rows: AccountRows) -> Iterator[Difference]:
+    """Check that no key spent more than its limit: what it holds, and what was captured of its other holds."""
+    holds = {hold.hold_id: hold for hold in rows.holds}
+    costs = {entry.request_id: entry.cost_micro for entry in rows.usage}
+    spent: Counter[str] = Counter()
+    for task in rows.tasks:
+        hold = holds.get(task.hold_id)
+        is_open = hold is not None and hold.settled_number is None
+        spent[task.key_id] += hold.amount_micro if hold is not None and is_open else costs.get(task.request_id, 0)
+    for key_id, most_micro in record.limits.items():
+        if spent[key_id] > most_micro:
+            yield Difference("charge", f"key {key_id} spent {spent[key_id]} of {most_micro}")
+
+
 def _compare_credits(record: AccountRecord, rows: AccountRows, *, settled: bool) -> Iterator[Difference]:
-    """Check that each recharge and paid order was credited once per request, and nothing else was."""
-    credited = [operation for operation in rows.operations if operation.kind == "credit"]
+    """Check that each recharge, grant and paid order was credited once per request, and nothing else was."""
+    credited = [operation for operation in rows.operations if operation.kind in {"credit", "grant"}]
     for operation in rows.operations:
-        if operation.kind not in {"credit", "hold", "capture", "release"}:
+        if operation.kind not in {"credit", "grant", "expiry", "hold", "capture", "release"}:
             yield Difference("charge", f"operation {operation.operation_id} is a {operation.kind}")
     by_id = {operation.operation_id: operation for operation in credited}
     for recharge in record.recharges.values():
-        found = [each for each in credited if each.amount_micro == recharge.amount_micro]
-        name = f"recharge {recharge.number} of {recharge.amount_micro} (key {recharge.key})"
+        found = [
+            each for each in credited if (each.kind, each.amount_micro) == (recharge.kind, recharge.amount_micro)
+        ]
+        name = f"{recharge.kind} {recharge.number} of {recharge.amount_micro} (key {recharge.key})"
         if recharge.outcome == "done" and recharge.operation_id not in {each.operation_id for each in found}:
             yield Difference("lost", f"{name} was answered {recharge.operation_id}, which has no row")
         if len(found) > 1 or (found and recharge.outcome == "refused"):
             yield Difference("doubled", f"{name} ({recharge.outcome}) was credited {len(found)} times")
         for each in found:
             by_id.pop(each.operation_id, None)
-    order_rows = {order.order_id: order for order in rows.orders}
+    order_rows = {order.order_id: order for order in rows.orders if order.origin != "top_up"}
     asked = {order.order_id for order in record.orders.values() if order.order_id is not None}
     unknown = sum(order.outcome == "unknown" for order in record.orders.values())
     if len(order_rows.keys() - asked) > unknown:
         yield Difference("doubled", f"orders {sorted(order_rows.keys() - asked)} for {unknown} unanswered requests")
     for order in record.orders.values():
         yield from _compare_order(order, rows, by_id, settled=settled)
+    yield from _compare_top_ups(record, rows, by_id, settled=settled)
+    if settled and rows.expiring:
+        yield Difference("expiry", f"lots {rows.expiring} of {rows.account_id} have not expired")
     for operation in by_id.values():
         yield Difference("doubled", f"{operation.amount_micro} were credited for nothing: {operation}")
 
@@ -180,6 +203,33 @@ def _compare_order(
         yield Difference("charge", f"{name} was credited {operation.amount_micro}")
 
 
+def _compare_top_ups(
+    record: AccountRecord, rows: AccountRows, by_id: dict[str, OperationRow], *, settled: bool
+) -> Iterator[Difference]:
+    """Check that each automatic top-up was charged at most once, and credited if it was, so many a day."""
+    charged: Counter[str] = Counter()
+    for row in rows.orders:
+        if row.origin != "top_up":
+            continue
+        name = f"top-up {row.order_id} of {row.amount_micro} ({row.status})"
+        operation = by_id.pop(row.operation_id, None)
+        if operation is not None and operation.amount_micro != row.amount_micro:
+            yield Difference("charge", f"{name} was credited {operation.amount_micro}")
+        if not settled:
+            continue  # what the card provider has is looked at then
+        charges = record.charges.get(row.order_id, 0)
+        charged[row.day] += charges > 0
+        if charges > 1:
+            yield Difference("doubled", f"{name} was charged {charges} times")
+        if charges and operation is None:
+            yield Difference("order", f"{name} was charged and not credited")
+        if operation is not None and not charges:
+            yield Difference("doubled", f"{name} was credited without a charge")
+    for day, many in charged.items():
+        if many > TOP_UPS_PER_DAY:
+            yield Difference("charge", f"{rows.account_id}: {many} top-ups on {day}")
+
+
 def _compare_sums(rows: AccountRows) -> Iterator[Difference]:
     """Check that each operation's totals follow from the one before, up to the account's own."""
     balance = held = 0
@@ -187,8 +237,10 @@ def _compare_sums(rows: AccountRows) -> Iterator[Difference]:
     for place, operation in enumerate(rows.operations, 1):
         whole = amounts.get(operation.hold_id or "", 0)
         match operation.kind:
-            case "credit":
+            case "credit" | "grant":
                 balance += operation.amount_micro
+            case "expiry":
+                balance -= operation.amount_micro
             case "hold":
                 held += operation.amount_micro
             case "capture":

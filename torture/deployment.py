@@ -161,7 +161,7 @@ class Deployment:
         for _ in range(ACCOUNTS):
             record = AccountRecord(f"{rng.getrandbits(64):016x}@example.com")
             sender = Sender(self.witness, self.addresses, rng, self.http)
-            customer = Customer(sender, record, self.card)
+            customer = Customer(sender, record, self.card, OPERATOR_TOKEN)
             await customer.sign_in()
             await customer.recharge_first(FIRST_CREDITS)
             self.witness.accounts.append(record)

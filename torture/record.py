@@ -16,6 +16,8 @@ Outcome = Literal["unknown", "done", "refused"]
 """``refused`` is used only for responses that promise that nothing was done."""
 
 MICRO = 1_000_000
+TOP_UPS_PER_DAY = 20
+"""How many automatic top-ups customers allow in a UTC day."""
 ENDED = frozenset({"succeeded", "failed", "canceled"})
 
 
@@ -47,13 +49,14 @@ class Create:
 
 @dataclass(slots=True)
 class Recharge:
-    """A request for sandbox credit; its amount is unique, so it identifies its operation."""
+    """A request for sandbox credit, or for a grant; its amount is unique, so it identifies its operation."""
 
     number: int
     amount_micro: int
     key: str | None
     outcome: Outcome = "unknown"
     operation_id: str | None = None
+    kind: Literal["credit", "grant"] = "credit"
 
 
 @dataclass(slots=True)
@@ -81,7 +84,8 @@ class AccountRecord:
 
     ``ends`` are final states that were answered, by task, ``versions`` the newest versions that were.
     ``wrong_answers`` are answers that no fault excuses. ``may_fail`` is set where the fault at hand lets tasks
-    fail, or succeed in part.
+    fail, or succeed in part. ``limits`` are the amounts of keys' limits for all time, in micro-credits, by the
+    key's id. ``charges`` are the paid charges at the card provider by order, as of the last look.
     """
 
     email: str
@@ -92,6 +96,8 @@ class AccountRecord:
     ends: dict[str, str] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     wrong_answers: list[str] = field(default_factory=list)
+    limits: dict[str, int] = field(default_factory=dict)
+    charges: dict[str, int] = field(default_factory=dict)
     may_fail: bool = False
 
     def task_ids(self) -> list[str]:

@@ -36,7 +36,7 @@ class HoldRow:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A task; ``number`` is our own number for the request, from its metadata."""
+    """A task; ``number`` is our own number for the request, from its metadata. ``key_id`` is its API key's."""
 
     request_id: str
     status: str
@@ -45,6 +45,7 @@ class TaskRow:
     retry_of: str | None
     error: str | None = None
     results: int = 0
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +60,20 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class OrderRow:
-    """A payment order."""
+    """A payment order; of ``origin`` ``top_up`` if the service made it. ``day`` is the UTC day of its creation."""
 
     order_id: str
     provider: str
     status: str
     operation_id: str
+    origin: str = "customer"
+    amount_micro: int = 0
+    day: str = ""
 
 
 @dataclass(slots=True)
 class AccountRows:
-    """All credit-related rows of one account, from one snapshot."""
+    """All credit-related rows of one account, from one snapshot; ``expiring`` are lots yet to expire."""
 
     account_id: str
     balance_micro: int
@@ -80,6 +84,7 @@ class AccountRows:
     tasks: list[TaskRow] = field(default_factory=list)
     usage: list[UsageRow] = field(default_factory=list)
     orders: list[OrderRow] = field(default_factory=list)
+    expiring: list[int] = field(default_factory=list)
 
 
 _OPERATIONS = """
@@ -92,7 +97,7 @@ _OPERATIONS = """
 _TASKS = """
     select account_id, request_id, status, request ->> 'hold_id', request -> 'metadata' ->> 'number',
            request ->> 'retry_of', state ->> 'error',
-           coalesce(json_array_length(state -> 'output'), 0)
+           coalesce(json_array_length(state -> 'output'), 0), coalesce(request ->> 'api_key_id', '')
     from tasks where account_id = any(%s)
 """
 
@@ -119,10 +124,23 @@ def read_rows(url: str, account_ids: Sequence[str]) -> dict[str, AccountRows]:
         usage = "select account_id, request_id, status, cost_micro, operation_id from usage_entries"
         for account_id, *values in connection.execute(f"{usage} where account_id = any(%s)", (ids,)):
             found[account_id].usage.append(UsageRow(*values))
+        lots = "select account_id, number from credit_lots where closed_number is null and expires_at is not null"
+        for account_id, number in connection.execute(f"{lots} and account_id = any(%s)", (ids,)):
+            found[account_id].expiring.append(number)
         orders = "select account_id, order_id, provider, status, request from orders"
         for account_id, order_id, provider, status, request in connection.execute(
             f"{orders} where account_id = any(%s)", (ids,)
         ):
             document = request if isinstance(request, dict) else json.loads(request)
-            found[account_id].orders.append(OrderRow(order_id, provider, status, document["operation_id"]))
+            found[account_id].orders.append(
+                OrderRow(
+                    order_id,
+                    provider,
+                    status,
+                    document["operation_id"],
+                    document.get("origin", "customer"),
+                    document["amount_micro"],
+                    document["created_at"][:10],
+                )
+            )
     return found
