@@ -13,6 +13,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,13 @@ import trio
 from hypothesis import HealthCheck, settings
 from trio.testing import MockClock
 
+from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 
 from .bucket_server import BucketServer, bucket_server
 from .fresh_databases import FreshDatabases
+from .persistence.account_history import write_books
 
 WORKERS_PER_CORE = 2
 """Most journeys wait more than they compute."""
@@ -107,9 +110,10 @@ def postgres_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def fresh_databases(postgres_url: str) -> FreshDatabases:
+def fresh_databases(postgres_url: str) -> Iterator[FreshDatabases]:
     """The session's databases."""
-    return FreshDatabases(postgres_url)
+    with closing(FreshDatabases(postgres_url)) as databases:
+        yield databases
 
 
 @pytest.fixture
@@ -120,6 +124,25 @@ def database_url(fresh_databases: FreshDatabases) -> Iterator[str]:
         yield url
     finally:
         fresh_databases.give_back(url)
+
+
+@pytest.fixture(scope="session")
+def books(fresh_databases: FreshDatabases) -> str:
+    """A database with a valid history, to be copied."""
+    url = fresh_databases.take()
+    with connected(url) as connection:
+        write_books(connection)
+    return url
+
+
+@pytest.fixture
+def books_url(fresh_databases: FreshDatabases, books: str) -> Iterator[str]:
+    """A database with a valid history."""
+    url = fresh_databases.copy(books)
+    try:
+        yield url
+    finally:
+        fresh_databases.drop(url)
 
 
 @pytest.fixture

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
 from sqlalchemy import Connection
 
-from holdfast.persistence.claims.contents import Content, claim_contents
+from holdfast.persistence.claims.contents import RESULT_CLAIM_S, Content, claim_contents
 
 
 def claim_content(rows: Connection, content: Content, at: datetime) -> bool:
     """Claim one content; False while it is being deleted."""
-    return content in claim_contents(driver_connection(rows), [content], at)
+    return content in claim_contents(driver_connection(rows), [content], at + timedelta(seconds=RESULT_CLAIM_S))
 
 
 def driver_connection(rows: Connection) -> psycopg.Connection[Any]:

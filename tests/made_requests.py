@@ -6,10 +6,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast.ledger.catalog.terms import Rate, Terms, Units
-from holdfast.ledger.orders.order import OrderRequest, identity_fx
+from holdfast.ledger.orders.order import OrderRequest, Seller, identity_fx
 from holdfast.ledger.tasks.task import TaskRequest
 
 ONE = Units(units=1)
+
+SELLER = Seller(
+    brand_id="holdfast", legal_entity_id="holdfast", merchant_of_record="Holdfast", provider_account_id="holdfast"
+)
 
 
 def make_terms(micro: int = 1_000_000, /, *, units: Units = ONE, **fields: Any) -> Terms:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import trio
@@ -18,10 +20,11 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.transitions import Settlement
 from holdfast.persistence.audit.audit import run_audit
+from holdfast.persistence.claims.outbox import Capacity, Share
 from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records.operator_tables import OperatorAction
-from holdfast.persistence.records.rows import TaskChangedRow
+from holdfast.persistence.records.rows import TaskChangedRow, usage_counted_row
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 
@@ -32,6 +35,20 @@ NewTask = Callable[..., CreateTask]
 
 
 StartSystem = Callable[..., Awaitable[Any]]
+
+
+def capacity_of(
+    to_silent: int,
+    quick: int,
+    per_receiver: int,
+    busy: dict[str, int],
+    *,
+    to_mail: int = 100,
+    per_account: int = 100,
+    accounts_busy: dict[tuple[str, Share], int] | None = None,
+) -> Capacity:
+    """How many deliveries a claim may begin, with room for those that a test is not about."""
+    return Capacity(to_mail, to_silent, quick, per_receiver, busy, per_account, accounts_busy or {})
 
 
 def keyed(key: str, fingerprint: bytes = b"same body") -> IdempotencyKey:
@@ -63,7 +80,7 @@ async def settle_command(
             reason="because",
             at=at,
         ),
-        (TaskChangedRow(after, "proc_1", has_new_usage=True),),
+        (TaskChangedRow(after, "proc_1", has_new_usage=True), usage_counted_row(after)),
     )
 
 
@@ -103,6 +120,16 @@ async def in_parallel(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any
 def unwrapped(reply: Any) -> Any:
     """The answer itself, first-hand or replayed."""
     return reply.reply if isinstance(reply, Replayed) else reply
+
+
+@dataclass
+class Clock:
+    """Service time, as a test moves it on."""
+
+    at: datetime
+
+    def __call__(self) -> datetime:
+        return self.at
 
 
 def assert_audit_clean(database: Database) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from tests.made_requests import make_order_request, make_request, make_terms
+from tests.made_requests import SELLER, make_order_request, make_request, make_terms
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
@@ -18,7 +18,7 @@ from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.actors.task.messages import TaskQueued
-from holdfast.ledger.clock import utc_now
+from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.facts import (
     Attempt,
@@ -87,6 +87,7 @@ def make_system(
     limits: KeyedLimits | None = None,
     writer: Any = None,
     account_limits: AccountLimits | None = None,
+    now: Now = utc_now,
 ) -> ActorSystem:
     """Build the journal and the accounts of one process; :func:`start_system` runs them."""
     journal = Journal(writer or BatchWriter(database.connect_writer, now=utc_now), database.gate)
@@ -108,8 +109,9 @@ def make_system(
             load=load,
             database=database,
             announce=announce,
-            now=utc_now,
+            now=now,
             limits=account_limits or AccountLimits(),
+            seller=SELLER,
         )
 
     async def probe() -> bool:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from tests.running_bank import RunningBank, running_bank
 
 from holdfast.actors.account.messages import (
     CreateOrder,
@@ -14,6 +19,8 @@ from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.supervision.spec import Backoff
+
+from .account_checks import assert_audit_clean, read_totals
 
 HARDY = KeyedLimits(voids_in_row_max=10**6, backoff=Backoff(0.0, 0.0, jitter=0.0))
 
@@ -38,6 +45,32 @@ async def deliver(system: Any, order: Order, *events: PaymentEvent) -> Order:
         assert isinstance(reply, OrderResult)
         newest = reply.order
     return newest
+
+
+@dataclass
+class BankSetup:
+    """An account with orders at the card emulator, whose workers are run step by step."""
+
+    system: Any
+    bank: RunningBank
+    account_id: str
+
+    @property
+    def database(self) -> Database:
+        database: Database = self.system.database
+        return database
+
+    async def balance(self) -> int:
+        return (await read_totals(self.database, self.account_id))[0]
+
+    def assert_audit_clean(self) -> None:
+        assert_audit_clean(self.database)
+
+
+def silent_bank(folder: Path, **options: Any) -> AbstractAsyncContextManager[RunningBank]:
+    """Run a card emulator whose webhooks go nowhere."""
+    adapter = {"retries_count": 0, "timeout_s": 60.0}
+    return running_bank(folder, adapter=adapter, webhook_secret="whsec_unused", webhook_url=lambda: "", **options)
 
 
 async def stored(database: Database, order_id: str) -> Order:

@@ -17,11 +17,13 @@ from holdfast.actors.account.messages import (
     CreateApiKey,
     CreateOrder,
     CreditChanged,
+    GrantCredit,
     Recharge,
     RecordKeyUse,
     RefuseTask,
     RevokeApiKey,
     TaskAccepted,
+    redeem_coupon,
 )
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.runtime.faults import StaleFence
@@ -30,7 +32,13 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.transitions import Settlement
-from holdfast.persistence.records.rows import ApiKeyRecord, ApiKeyRevokedRow, IdempotencyProbe, StoredReply
+from holdfast.persistence.records.credit_tables import CouponClaim
+from holdfast.persistence.records.rows import (
+    ApiKeyRecord,
+    ApiKeyRevokedRow,
+    IdempotencyProbe,
+    StoredReply,
+)
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.keyed_child import KeyedLimits
 
@@ -136,6 +144,8 @@ async def test_every_command_with_a_key_is_done_once_and_replayed(
     samples: list[Any] = [
         Recharge(CREDIT, keyed("recharge")),
         AdjustCredit(CREDIT, await acted_on(system.database, account_id), "goodwill", keyed("adjust")),
+        GrantCredit(CREDIT, None, await acted_on(system.database, account_id), "a present", keyed("grant")),
+        redeem_coupon(CouponClaim(account_id, "cpn_1", "cpu_1", "WELCOME", CREDIT, None)),
         create,
         RefuseTask(Refusal(code="task_not_terminal", message="It runs."), key_id, create.scope, keyed("refuse")),
         CreateOrder(payments.request(account_id, "sandbox"), keyed("order")),

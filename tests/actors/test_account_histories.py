@@ -4,33 +4,57 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 from sqlalchemy import Connection, text
+from tests.limit_model import Bound, spending_replayed
+from tests.lot_model import replayed
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.actors.account.messages import (
     AdjustCredit,
+    ChangeApiKey,
     CreateApiKey,
     CreateOrder,
     CreditChanged,
+    ExpireLots,
+    ExpireOrder,
+    GrantCredit,
+    LotsExpired,
     ReceivePaymentEvent,
     Recharge,
+    RecordCustomer,
+    RecordIntentRefused,
+    ResumeTopUp,
     RevokeApiKey,
+    SaveCard,
     SetAccess,
+    SetAutoTopUp,
+    SetCeiling,
+    SetLimits,
     TaskAccepted,
+    redeem_coupon,
 )
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.credit.limits import WINDOWS, Limit
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.orders.facts import DisputeStatus, PaymentEvent
 from holdfast.ledger.orders.order import OrderResult
+from holdfast.ledger.orders.top_ups import AutoTopUp, SavedCard, TopUpSettings
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.claims.coupons import add_coupon
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered, ConnectionLost
+from holdfast.persistence.queries.loading import load_account
+from holdfast.persistence.queries.orders import top_up_of_account
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.loop_calls import await_in_call
@@ -40,6 +64,7 @@ from holdfast.telemetry import metrics
 
 from .account_checks import (
     CREDIT,
+    Clock,
     NewTask,
     StartSystem,
     acted_on,
@@ -51,7 +76,9 @@ from .account_checks import (
     unwrapped,
 )
 from .actor_system import Payments
+from .test_account_lots import claim, left, make_coupon
 
+HOUR = timedelta(hours=1)
 NO_WAIT = Backoff(0.0, 0.0, jitter=0.0)
 
 
@@ -224,36 +251,61 @@ class FaultyWriter(BatchWriter):
 
 
 STEPS = (
-    "recharge", "create", "create", "settle", "settle", "adjust", "access", "pay", "refund", "void", "crash"
+    "recharge", "grant", "grant", "coupon", "create", "create", "create", "create", "settle", "settle", "settle",
+    "adjust", "access", "limit", "pay", "refund", "dispute", "top_up", "top_up", "top_up", "switch_on", "wait",
+    "expire", "void", "crash",
 )  # fmt: skip
+CLIENTS = 6
+STEPS_EACH = 30
+TOP_UP = TopUpSettings(below_micro=12 * CREDIT, amount_micro=10 * CREDIT, max_per_day=1, max_per_month=3)
+REFUSED_HOLDS = {"insufficient_credit", "account_disabled", "key_limit_exceeded", "account_limit_exceeded"}
 
 
 class Poison:
     """A message no account understands: it ends the incarnation that reads it."""
 
 
+@dataclass
+class PaidOrder:
+    """An order of ten credits that was paid, and what was taken back of it."""
+
+    order_id: str
+    refunded_micro: int = 0
+    is_disputed: bool = False
+
+    @property
+    def worth_micro(self) -> int:
+        taken_micro = self.refunded_micro + (Payments.amount_micro if self.is_disputed else 0)
+        return max(0, Payments.amount_micro - taken_micro)
+
+
 class Auditor:
-    """A model of one account that only adds up the replies, independently of the service's code."""
+    """A model of one account that only adds up the replies, independently of the service's code.
+
+    ``outcomes`` are what becomes of each attempt of a top-up: it is paid, refused, or never charged.
+    """
 
     def __init__(self) -> None:
         self.balance_micro = 0
         self.open: dict[str, int] = {}
         self.settled: set[str] = set()
         self.operations = 0
+        self.outcomes: dict[str, str] = {}
+        self.topped_up: set[str] = set()
 
-    def recharged(self, reply: CreditChanged) -> None:
+    def given(self, reply: CreditChanged) -> None:
         self.balance_micro += reply.amount_micro
         self.operations += 1
 
     def adjusted(self, reply: CreditChanged) -> None:
-        self.balance_micro += reply.amount_micro
-        self.operations += 1
+        self.given(reply)
         assert reply.amount_micro > 0 or reply.account.balance_micro >= reply.account.held_micro
 
     def paid(self, amount_micro: int) -> None:
-        """A payment was credited; below zero, a part of it was refunded."""
-        self.balance_micro += amount_micro
-        self.operations += 1
+        """The worth of an order has changed."""
+        if amount_micro:
+            self.balance_micro += amount_micro
+            self.operations += 1
 
     def accepted(self, reply: TaskAccepted) -> None:
         assert reply.request_id not in self.open
@@ -268,6 +320,33 @@ class Auditor:
         self.operations += 1
 
 
+def attempts_in(rows: Connection, account_id: str) -> tuple[AutoTopUp, dict[str, tuple[str, datetime]]]:
+    """Return the automatic top-up with its attempts, each with its status and the time it was opened."""
+    about = {"id": account_id}
+    version = text("select version from accounts where id = :id")
+    before = rows.scalar(version, about)
+    top_up = top_up_of_account(rows, account_id)
+    assert top_up is not None
+    sql = text("select order_id, status, created_at from orders where account_id = :id and origin = 'top_up'")
+    attempts = {row.order_id: (row.status, row.created_at) for row in rows.execute(sql, about)}
+    if rows.scalar(version, about) != before:
+        return attempts_in(rows, account_id)
+    is_open = [order_id for order_id, (status, _) in attempts.items() if status in ("pending", "held")]
+    assert is_open == ([] if top_up.open_order_id is None else [top_up.open_order_id])
+    return top_up, attempts
+
+
+def assert_refusal_is_justified(refusal: Refusal) -> None:
+    assert refusal.code in REFUSED_HOLDS
+    if refusal.code == "insufficient_credit":
+        assert refusal.available_micro is not None
+        assert refusal.required_micro is not None
+        assert refusal.available_micro < max(refusal.required_micro, 0) or refusal.available_micro < 0
+    if refusal.limit is not None:
+        assert refusal.required_micro is not None
+        assert refusal.limit.spent_micro + refusal.required_micro > refusal.limit.credits_micro
+
+
 @pytest.mark.parametrize("has_rival", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 async def test_random_histories_with_faults_match_the_auditor(
@@ -280,103 +359,238 @@ async def test_random_histories_with_faults_match_the_auditor(
     seed: int,
     has_rival: bool,
 ) -> None:
+    """Everything that moves credit or bounds it, at once: credit of every source, holds over several lots, partial
+    charges, expiry at any moment, refunds, disputes, top-ups, limits that change, and faults.
+    """
     rng = random.Random(seed)
     auditor = Auditor()
+    clock = Clock(utc_now())
 
     async def keep_gate_open() -> None:
         while True:
             await database.gate.wait_closed()
             await database.open()
 
-    async def until_there(step: Callable[[], Awaitable[Any]]) -> Any:
+    async def until_there(step: Callable[..., Awaitable[Any]], *about: Any, **more: Any) -> Any:
         while True:
             try:
-                return await step()
+                return await step(*about, **more)
             except DatabaseAway:
                 await database.gate.wait_open()
 
-    async def until_answered(account_id: str, command: Any) -> Any:
+    async def until_answered(command: Any) -> Any:
         """Retry with the same key until there is a reply."""
         while True:
             try:
-                return await rng.choice(systems).accounts.ref(account_id).ask(command)
+                return unwrapped(await rng.choice(systems).accounts.ref(account_id).ask(command))
             except (AskFault, Crashed):
                 await trio.lowlevel.checkpoint()
 
-    async def client(account_id: str, key_id: str, name: int) -> None:
+    async def give(command: Any, *refusals: str) -> None:
+        reply = await until_answered(command)
+        if isinstance(reply, CreditChanged):
+            auditor.given(reply)
+        else:
+            assert reply.code in refusals
+
+    async def take_back(order: PaidOrder, event: PaymentEvent, **change: Any) -> None:
+        before = order.worth_micro
+        reply = await until_answered(ReceivePaymentEvent(order.order_id, event, b"{}"))
+        assert isinstance(reply, OrderResult)
+        for name, value in change.items():
+            setattr(order, name, value)
+        auditor.paid(order.worth_micro - before)
+
+    async def charge_attempt(orders: list[PaidOrder]) -> None:
+        """Do what becomes of the open attempt of the top-up; others may do so at the same time."""
+        top_up, _ = await until_there(database.read, attempts_in, account_id)
+        if top_up.open_order_id is None:
+            await until_answered(ResumeTopUp())
+            return
+        order_id = top_up.open_order_id
+        match auditor.outcomes.setdefault(order_id, rng.choice(["paid", "paid", "paid", "refused", "left"])):
+            case "paid":
+                reply = await until_answered(ReceivePaymentEvent(order_id, payments.paid(order_id), b"{}"))
+                assert isinstance(reply, OrderResult)
+                assert reply.order.status == "credited"
+                if order_id not in auditor.topped_up:
+                    auditor.topped_up.add(order_id)
+                    auditor.paid(payments.amount_micro)
+                    orders.append(PaidOrder(order_id))
+            case "refused":
+                await until_answered(RecordIntentRefused(order_id, "card_declined"))
+            case _:
+                await until_answered(ExpireOrder(order_id))
+
+    async def client(name: int) -> None:
         mine: list[str] = []
-        orders: list[str] = []
-        for step in range(18):
+        orders: list[PaidOrder] = []
+        for step in range(STEPS_EACH):
+            key = f"{name}-{step}"
+            amount_micro = rng.randrange(1, 2 * CREDIT)
+            until = rng.choice([None, clock.at + rng.randrange(1, 30) * HOUR])
             match rng.choice(STEPS):
                 case "recharge":
-                    command = Recharge(rng.randrange(1, 3 * CREDIT), keyed(f"{name}-{step}"))
-                    reply = unwrapped(await until_answered(account_id, command))
-                    if isinstance(reply, CreditChanged):
-                        auditor.recharged(reply)
-                    else:
-                        assert reply.code == "account_disabled"
+                    await give(Recharge(amount_micro, keyed(key)), "account_disabled")
+                case "grant":
+                    action_id = await until_there(acted_on, database, account_id)
+                    granted = GrantCredit(amount_micro, until, action_id, "a present", keyed(key))
+                    await give(granted, "invalid_parameter")
+                case "coupon":
+                    await until_there(database.work, add_coupon, make_coupon(key, amount_micro=amount_micro))
+                    await give(redeem_coupon(await until_there(claim, database, account_id, key)))
                 case "adjust":
-                    action_id = await until_there(partial(acted_on, database, account_id))
-                    amount_micro = rng.choice([-1, 1]) * rng.randrange(1, 2 * CREDIT)
-                    adjust = AdjustCredit(amount_micro, action_id, "a note", keyed(f"{name}-{step}"))
-                    reply = unwrapped(await until_answered(account_id, adjust))
+                    action_id = await until_there(acted_on, database, account_id)
+                    signed = amount_micro * rng.choice([1, -1])
+                    reply = await until_answered(AdjustCredit(signed, action_id, "a note", keyed(key)))
                     if isinstance(reply, CreditChanged):
                         auditor.adjusted(reply)
                     else:
                         assert reply.code == "insufficient_credit"
                 case "pay":
-                    order = CreateOrder(payments.request(account_id), keyed(f"{name}-{step}"))
-                    reply = unwrapped(await until_answered(account_id, order))
+                    reply = await until_answered(CreateOrder(payments.request(account_id), keyed(key)))
                     if isinstance(reply, OrderResult):
-                        orders.append(reply.order.order_id)
-                        event = payments.paid(orders[-1])
-                        await until_answered(account_id, ReceivePaymentEvent(orders[-1], event, b"{}"))
+                        order_id = reply.order.order_id
+                        event = payments.paid(order_id)
+                        await until_answered(ReceivePaymentEvent(order_id, event, b"{}"))
+                        orders.append(PaidOrder(order_id))
                         auditor.paid(payments.amount_micro)
                     else:
                         assert reply.code == "account_disabled"
                 case "refund" if orders:
-                    order_id, amount_micro = orders.pop(), rng.randrange(1, payments.amount_micro + 1)
-                    event = payments.refunded(order_id, amount_micro)
-                    await until_answered(account_id, ReceivePaymentEvent(order_id, event, b"{}"))
-                    auditor.paid(-amount_micro)
+                    order = orders.pop(rng.randrange(len(orders)))
+                    refunded = rng.randrange(1, payments.amount_micro + 1)
+                    event = payments.refunded(order.order_id, refunded)
+                    await take_back(order, event, refunded_micro=refunded)
+                case "dispute" if orders:
+                    order = rng.choice(orders)
+                    if not order.is_disputed:
+                        event = payments.disputed(order.order_id, "needs_response")
+                        await take_back(order, event, is_disputed=True)
+                    else:
+                        orders.remove(order)
+                        result: DisputeStatus = rng.choice(["won", "lost"])
+                        event = payments.disputed(order.order_id, result)
+                        await take_back(order, event, is_disputed=result == "lost")
+                case "top_up":
+                    await charge_attempt(orders)
+                case "switch_on":
+                    below_micro = rng.randrange(1, 20 * CREDIT)
+                    await until_answered(
+                        SetAutoTopUp(replace(TOP_UP, below_micro=below_micro), rng.random() < 0.95)
+                    )
                 case "access":
-                    await until_answered(account_id, SetAccess(is_disabled=rng.random() < 0.3))
+                    await until_answered(SetAccess(is_disabled=rng.random() < 0.2))
                 case "create":
-                    task = new_task(key_id, hold_micro=rng.randrange(2 * CREDIT), key=f"{name}-{step}")
-                    reply = await until_answered(account_id, task)
-                    reply = unwrapped(reply)
+                    hold_micro = rng.choice([rng.randrange(2 * CREDIT), rng.randrange(5 * CREDIT)])
+                    task = new_task(rng.choice([key_id, bound_key]), hold_micro=hold_micro, key=key)
+                    reply = await until_answered(task)
                     if isinstance(reply, TaskAccepted):
                         auditor.accepted(reply)
                         mine.append(reply.request_id)
                     else:
-                        assert reply.code in {"insufficient_credit", "account_disabled"}
+                        assert_refusal_is_justified(reply)
+                case "limit":
+                    limit = Limit(rng.randrange(1, 12 * CREDIT), rng.choice(WINDOWS))
+                    await until_answered(rng.choice(limits)(limit))
                 case "settle" if mine:
-                    request_id = mine.pop()
+                    request_id = mine.pop(rng.randrange(len(mine)))
                     charge_micro = rng.choice([None, rng.randint(0, auditor.open[request_id])])
-                    settle = await until_there(partial(settle_command, database, request_id, charge_micro))
-                    reply = await until_answered(account_id, settle)
+                    settle = await until_there(settle_command, database, request_id, charge_micro)
+                    reply = await until_answered(settle)
                     if isinstance(reply, Refusal):
                         assert reply.code == "hold_not_open"  # an unanswered try of this same command did it
                     auditor.ended(request_id, charge_micro)
+                case "expire":
+                    assert isinstance(await until_answered(ExpireLots()), LotsExpired)
+                case "wait":
+                    clock.at += rng.randrange(14) * HOUR
                 case "void":
-                    await until_there(partial(database.work, move_behind_its_back(account_id)))
+                    await until_there(database.work, move_behind_its_back(account_id))
                 case "crash":
                     systems[0].accounts.ref(account_id).tell(Poison())
                 case _:
                     pass
 
     nursery.start_soon(keep_gate_open)
-    healthy = await start_system(limits=HARDY)
+    healthy = await start_system(limits=HARDY, now=clock)
     account_id, key_id = await healthy.open_account()
-    systems = [await start_system(limits=HARDY, writer=FaultyWriter(database, rng))]
+    bound_key = new_id("key")
+    day = Limit(6 * CREDIT, "day")
+    bounded = CreateApiKey(bound_key, bound_key.encode(), "hk_test_b", "bounded", ("tasks:write",), limit=day)
+    card = SavedCard(card_id="pm_1", brand="visa", last4="4242", exp_month=1, exp_year=2040, saved_at=clock.at)
+    for command in (
+        bounded,
+        SetCeiling("week", 30 * CREDIT),
+        SetCeiling("day", 14 * CREDIT),
+        RecordCustomer("cus_1", False),
+        SaveCard(card),
+        SetAutoTopUp(TOP_UP, True),
+    ):
+        assert not isinstance(await healthy.ask(account_id, command), Refusal)
+    bounds = [Bound(bound_key, "day", 6 * CREDIT), Bound("", "week", 30 * CREDIT), Bound("", "day", 14 * CREDIT)]
+    limits: list[Callable[[Limit], Any]] = [
+        lambda limit: ChangeApiKey(key_id, limit=limit),
+        lambda _: ChangeApiKey(key_id, limit=None),
+        lambda limit: SetLimits((limit,)),
+        lambda limit: SetCeiling("month", 2 * limit.credits_micro),
+        lambda _: SetCeiling("month", None),
+        lambda _: SetLimits(()),
+    ]
+    systems = [await start_system(limits=HARDY, writer=FaultyWriter(database, rng), now=clock)]
     if has_rival:
         systems.append(healthy)
     async with trio.open_nursery() as clients:
-        for name in range(6):
-            clients.start_soon(client, account_id, key_id, name)
-    assert await read_totals(database, account_id) == (
-        auditor.balance_micro,
+        for name in range(CLIENTS):
+            clients.start_soon(client, name)
+
+    # The books: what the replies say, less what expired, of which no client had a reply.
+    expired = await until_there(database.read, lambda rows: rows.execute(_EXPIRED, {"id": account_id}).one())
+    assert await until_there(read_totals, database, account_id) == (
+        auditor.balance_micro - int(expired.amount_micro),
         sum(auditor.open.values()),
-        auditor.operations,
+        auditor.operations + expired.count,
     )
+    # Its lots, by the rules in words.
+    lots = await until_there(database.read, replayed, account_id)
+    assert await until_there(left, database, account_id) == lots.left()
+    # The top-ups: each paid once, and no more than the limits of a day and a month allow.
+    assert not isinstance(await until_answered(SetAccess(is_disabled=False)), Refusal)
+    await until_answered(ResumeTopUp())
+    top_up, attempts = await until_there(database.read, attempts_in, account_id)
+    assert {order_id for order_id, (status, _) in attempts.items() if status == "credited"} == auditor.topped_up
+    days = [at.date() for status, at in attempts.values() if status in ("pending", "credited")]
+    months = [(day.year, day.month) for day in days]
+    today, this_month = days.count(clock.at.date()), months.count((clock.at.year, clock.at.month))
+    assert max(map(days.count, days), default=0) <= TOP_UP.max_per_day
+    assert max(map(months.count, months), default=0) <= TOP_UP.max_per_month
+    balance_micro, held_micro, _ = await until_there(read_totals, database, account_id)
+    if top_up.enabled and top_up.open_order_id is None and balance_micro - held_micro < top_up.settings.below_micro:
+        assert today == TOP_UP.max_per_day or this_month == TOP_UP.max_per_month
+    # The limits: never exceeded, and what is spent of those that are set later is what the model adds up.
+    for later in (ChangeApiKey(key_id, limit=Limit(1, "total")), SetLimits(()), SetCeiling("total", 1)):
+        await until_answered(later)
+    spending = await until_there(database.read, spending_replayed, account_id, bounds)
+    loaded = await until_there(database.read, load_account, account_id)
+    assert {each.window for each in loaded.spending} >= {"day", "week", "total"}
+    for each in loaded.spending:
+        assert each.spent_micro == spending.spent(each.key_id, each.window, each.starts_at)
+    # Exactly what they leave may be held, and no more.
+    for removal in (ChangeApiKey(key_id, limit=None), SetCeiling("total", None), SetCeiling("month", None)):
+        await until_answered(removal)
+    rest_micro = min(each.most_micro - spending.spent(each.key_id, each.window, clock.at) for each in bounds)
+    action_id = await until_there(acted_on, database, account_id)
+    enough_micro = lots.debt + max(0, held_micro - balance_micro) + rest_micro + 1
+    await give(GrantCredit(enough_micro, None, action_id, "enough", keyed("enough")))
+    refused = await until_answered(new_task(bound_key, hold_micro=rest_micro + 1, key="too much"))
+    assert isinstance(refused, Refusal)
+    assert refused.limit is not None
+    held = await until_answered(new_task(bound_key, hold_micro=rest_micro, key="the rest"))
+    assert isinstance(held, TaskAccepted)
     assert_audit_clean(database)
+
+
+_EXPIRED = text(
+    "select count(*) as count, coalesce(sum(amount_micro), 0) as amount_micro from operations "
+    "where account_id = :id and kind = 'expiry'"
+)

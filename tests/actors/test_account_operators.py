@@ -61,7 +61,7 @@ async def test_credit_is_given_and_taken_but_not_what_is_held(
     assert isinstance(taken, CreditChanged)
     assert await read_totals(database, account_id) == (CREDIT, CREDIT, 3)
     newest, _, oldest = await database.read(statement_of_account, account_id, limit=9)
-    assert newest.postings == (("adjustments", 2 * CREDIT), ("available", -2 * CREDIT))
+    assert newest.postings == (("adjustments", 2 * CREDIT, None), ("available", -2 * CREDIT, 1))
     assert (newest.kind, newest.amount_micro, newest.reason) == ("adjustment", -2 * CREDIT, "a note")
     assert oldest.reference.startswith("act_")
     assert_audit_clean(database)

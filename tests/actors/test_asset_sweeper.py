@@ -25,7 +25,7 @@ from holdfast.ledger.tasks.task import (
     OutputItem,
 )
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
-from holdfast.persistence.claims.contents import CLAIM_S, CLAIM_USABLE_S, LEASE_S, ContentClaims
+from holdfast.persistence.claims.contents import LEASE_S, RESULT_CLAIM_S, RESULT_CLAIM_USABLE_S, ContentClaims
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.records.rows import AssetRow
 from holdfast.providers.storage.sniffing import EXTENSIONS
@@ -117,7 +117,7 @@ async def test_content_without_an_asset_is_removed_after_its_claim(setup: Setup)
     orphan = picture(1)
     await setup.put(orphan)
     sweeper = setup.sweeper()
-    setup.passes(CLAIM_S)
+    setup.passes(RESULT_CLAIM_S)
     assert await sweeper.sweep() == Swept(0, 0)
     setup.passes(1)
     assert await sweeper.sweep() == Swept(0, 1)
@@ -148,7 +148,7 @@ async def test_only_ended_tasks_without_results_drop_their_assets(setup: Setup) 
 
 async def test_a_failed_removal_is_retried_and_then_forgotten(setup: Setup) -> None:
     await setup.put(picture(1))
-    setup.passes(CLAIM_S + 1)
+    setup.passes(RESULT_CLAIM_S + 1)
     sweeper = setup.sweeper()
     setup.store.trouble = "the disk has gone"
     assert await sweeper.sweep() == Swept(0, 0)
@@ -161,7 +161,7 @@ async def test_a_failed_removal_is_retried_and_then_forgotten(setup: Setup) -> N
 
 async def test_a_late_removal_is_left_to_the_next_lease(setup: Setup) -> None:
     await setup.put(picture(1))
-    setup.passes(CLAIM_S + 1)
+    setup.passes(RESULT_CLAIM_S + 1)
     slow, other = setup.sweeper(), setup.sweeper()
     setup.store.trouble = "the disk has gone"
     await slow.sweep()
@@ -237,7 +237,7 @@ async def test_a_result_reported_long_after_storing_gets_no_asset(setup: Setup) 
         expires_at=setup.at + timedelta(seconds=task.request.terms.hosting.retention_s),
         width=2, height=2, duration_s=None,
     )  # fmt: skip
-    setup.passes(CLAIM_USABLE_S + 1)
+    setup.passes(RESULT_CLAIM_USABLE_S + 1)
     await setup.tasks.ref(task.request_id).ask(RecordHosting(1, 1, (result,)))
     assert await setup.row(task.request_id) == task
     assert await setup.count("assets") == 0
@@ -276,7 +276,7 @@ async def test_concurrent_storing_and_sweeping_never_lose_a_file(setup: Setup, s
         while True:
             await trio.sleep(0.0005)
             oldest = min(under_way.values(), default=setup.at)
-            if not setup.store.removing and setup.at - oldest < timedelta(seconds=CLAIM_USABLE_S):
+            if not setup.store.removing and setup.at - oldest < timedelta(seconds=RESULT_CLAIM_USABLE_S):
                 setup.passes(100)
 
     async def keep_sweeping(sweeper: AssetSweeper) -> None:

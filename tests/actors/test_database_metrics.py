@@ -28,10 +28,10 @@ ADD_TASKS = """
     from generate_series(0, %(number)s - 1) n
 """
 ADD_EVENT = """
-    insert into outbox (account_id, event_id, request_id, kind, url, created_at, due_at, status, attempts,
+    insert into outbox (account_id, receiver, event_id, request_id, kind, url, created_at, due_at, status, attempts,
         round_at, tries, snapshot)
-    values ('acct_1', %s, 'task_1', 'succeeded', 'https://example.com', %s - make_interval(secs => 90), %s, %s, 0,
-        %s, 0, '{}')
+    values ('acct_1', 'acct_1', %s, 'task_1', 'succeeded', 'https://example.com', %s - make_interval(secs => 90),
+        %s, %s, 0, %s, 0, '{}')
 """
 
 
@@ -109,6 +109,20 @@ async def test_the_gauges_follow_the_rows(database: Database, rows: psycopg.Conn
     assert [unfinished("studio", status) for status in ("queued", "processing", "review")] == [0, 0, 0]
     assert (queued_age_s("studio"), queued_age_s("box"), metrics.EVENTS_PENDING_AGE_S._value.get()) == (0, 0, 0)
     assert (metrics.REVIEWS_OPEN._value.get(), metrics.REVIEWS_AGE_S._value.get()) == (0, 0)
+
+
+async def test_the_files_of_all_accounts_are_counted(database: Database, rows: psycopg.Connection[Any]) -> None:
+    rows.execute(
+        "insert into files (account_id, file_id, filename, content_type, bytes, sha256, created_at, expires_at) "
+        "select 'acct_' || n, 'file_' || n, 'a.png', 'image/png', 2 ^ 31, 's', now(), now() "
+        "from generate_series(1, 3) n"
+    )
+    meter = DatabaseMetrics(database=database, now=lambda: NOW)
+    await meter.measure_files()
+    assert (metrics.FILES._value.get(), metrics.FILES_BYTES._value.get()) == (3, 3 * 2**31)
+    rows.execute("delete from files")
+    await meter.measure_files()
+    assert (metrics.FILES._value.get(), metrics.FILES_BYTES._value.get()) == (0, 0)
 
 
 async def test_a_long_queue_is_counted_in_part_and_hides_no_other(

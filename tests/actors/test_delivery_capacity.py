@@ -10,7 +10,7 @@ import trio.testing
 from tests.actors.test_outbox_worker import Setup
 
 from holdfast.actors.task.messages import EventsDue
-from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX, QUICK_MAX, SLOW_AFTER_S, SLOW_MAX, TO_SILENT_MAX
+from holdfast.actors.workers.outbox import PER_RECEIVER_MAX, QUICK_MAX, SLOW_AFTER_S, SLOW_MAX, TO_SILENT_MAX
 from holdfast.ledger.tasks.events import DeliveryResponse
 
 TIMEOUT_S = 15.0
@@ -42,7 +42,7 @@ async def late_s(setup: Setup, event_id: str) -> float:
 @pytest.mark.parametrize("accounts", [32, 100, 1000])
 async def test_hanging_receivers_do_not_delay_others(autojump_clock: trio.testing.MockClock, accounts: int) -> None:
     setup = hanging(accounts, events=5)
-    waves = -(-accounts * PER_ACCOUNT_MAX // QUICK_MAX)
+    waves = -(-accounts * PER_RECEIVER_MAX // QUICK_MAX)
     async with trio.open_nursery() as nursery:
         await setup.run(nursery, tick_s=TICK_S)
         # Each is in the way for a second.

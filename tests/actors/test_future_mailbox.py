@@ -115,7 +115,7 @@ def test_system_messages_have_a_queue_without_a_limit() -> None:
     mailbox.put_system(SystemMessage.PASSIVATE)
     mailbox.put_system(SystemMessage.STOP)
     assert mailbox.empty()
-    assert mailbox.has_system
+    assert mailbox.system
     assert [mailbox.get_system() for _ in range(3)] == [SystemMessage.PASSIVATE, SystemMessage.STOP, None]
 
 

@@ -12,7 +12,7 @@ import pytest
 import structlog
 import trio
 from sqlalchemy import text
-from tests.running_bank import RunningBank, running_bank
+from tests.running_bank import RunningBank
 
 from holdfast.actors.account.messages import (
     AttachIntent,
@@ -28,13 +28,12 @@ from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders.facts import Attempt, OrderFacts
 from holdfast.ledger.orders.order import Order, OrderResult
-from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult, Unknown
 from holdfast.persistence.queries.orders import order_by_id
-from holdfast.persistence.server.connections import connected
-from holdfast.persistence.server.database import Database
 from holdfast.providers.card.base import CardProvider
 from holdfast.supervision.tree import RunningChild
+
+from .order_checks import BankSetup, silent_bank
 
 CREDIT = 1_000_000
 
@@ -42,25 +41,15 @@ CREDIT = 1_000_000
 @pytest.fixture
 async def bank(tmp_path: Path) -> AsyncIterator[RunningBank]:
     """A card emulator whose webhooks go nowhere."""
-    adapter = {"retries_count": 0, "timeout_s": 60.0}
-    settings: dict[str, Any] = {"webhook_secret": "whsec_unused", "webhook_url": lambda: ""}
-    async with running_bank(tmp_path / "card", adapter=adapter, **settings) as bank:
+    async with silent_bank(tmp_path / "card") as bank:
         yield bank
 
 
 @dataclass
-class Setup:
+class Setup(BankSetup):
     """An account with its orders, the card emulator, and workers that are run step by step."""
 
-    system: Any
     payments: Any
-    bank: RunningBank
-    account_id: str
-
-    @property
-    def database(self) -> Database:
-        database: Database = self.system.database
-        return database
 
     def order_checks(self, card: CardProvider | None) -> OrderChecks:
         return OrderChecks(
@@ -99,23 +88,15 @@ class Setup:
         assert found is not None
         return found
 
-    async def balance(self) -> int:
-        sql = text("select balance_micro from accounts where id = :id")
-        return await self.database.read(lambda c: int(c.execute(sql, {"id": self.account_id}).scalar_one()))
-
     async def pay(self, order: Order, **body: Any) -> str:
         assert order.state.payment_id is not None
         return await self.bank.press("payment_intents", order.state.payment_id, "pay", **body)
-
-    def assert_audit_clean(self) -> None:
-        with connected(self.database.url) as connection:
-            assert run_audit(connection) == {}
 
 
 @pytest.fixture
 async def setup(system: Any, payments: Any, bank: RunningBank) -> Setup:
     account_id, _ = await system.open_account()
-    return Setup(system, payments, bank, account_id)
+    return Setup(system, bank, account_id, payments)
 
 
 async def test_a_paid_order_is_credited_and_later_reconciled_without_webhooks(setup: Setup) -> None:

@@ -21,7 +21,7 @@ from holdfast.actors.task.actor import TaskActor
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import EventsDue, RecordAnnouncement
 from holdfast.actors.unfenced import EventCommands
-from holdfast.actors.workers.outbox import PER_ACCOUNT_MAX
+from holdfast.actors.workers.outbox import PER_RECEIVER_MAX
 from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S, Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
@@ -32,7 +32,7 @@ from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.claims import outbox as outbox_claims
 from holdfast.persistence.claims.outbox import FIRST, Capacity, DueEvent, claim_due
 from holdfast.persistence.journal.units import Committed, NotWritten, Unit, UnitResult, Unknown
-from holdfast.persistence.queries.events import events_of_task
+from holdfast.persistence.queries.events import EventAddress, events_of_task
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import (
@@ -48,6 +48,8 @@ from holdfast.persistence.server.database import Database
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 from holdfast.telemetry.reports.reporter import Reporter
+
+from .account_checks import capacity_of
 
 LEASE_S = 20.0
 
@@ -109,7 +111,13 @@ class Box:
             now or utc_now(),
             after=FIRST,
             named=(),
-            capacity=Capacity(0, most, PER_ACCOUNT_MAX, busy or {}),
+            capacity=capacity_of(
+                0,
+                most,
+                PER_RECEIVER_MAX,
+                busy or {},
+                accounts_busy={(account_id, "quick"): number for account_id, number in (busy or {}).items()},
+            ),
             learned={},
             lease_s=LEASE_S,
         )
@@ -134,15 +142,15 @@ def box(system: Any, new_task: Callable[..., CreateTask]) -> Box:
 
 
 class Outbox(TrioActorRef):
-    """The address of an outbox worker that counts its messages."""
+    """The address of an outbox worker that records its messages."""
 
     def __init__(self) -> None:
         super().__init__("urn:test:outbox")
-        self.received = 0
+        self.received: list[EventsDue] = []
 
     def tell(self, message: object) -> None:
         assert isinstance(message, EventsDue)
-        self.received += 1
+        self.received.append(message)
 
 
 async def test_a_claim_takes_the_oldest_and_counts_as_a_failed_attempt(
@@ -167,10 +175,10 @@ async def test_a_claim_limits_each_account_to_its_share(box: Box) -> None:
     await box.plant(20, "acct_loud", age_s=60)
     await box.plant(1, "acct_calm")
     first: list[DueEvent] = await box.claim()
-    assert sum(event.account_id == "acct_loud" for event in first) == PER_ACCOUNT_MAX
+    assert sum(event.account_id == "acct_loud" for event in first) == PER_RECEIVER_MAX
     assert sum(event.account_id == "acct_calm" for event in first) == 1
-    assert await box.claim(busy={"acct_loud": PER_ACCOUNT_MAX}) == []
-    assert len(await box.claim(busy={"acct_loud": PER_ACCOUNT_MAX - 1})) == 1
+    assert await box.claim(busy={"acct_loud": PER_RECEIVER_MAX}) == []
+    assert len(await box.claim(busy={"acct_loud": PER_RECEIVER_MAX - 1})) == 1
 
 
 async def test_a_single_event_does_not_wait_for_large_accounts(box: Box) -> None:
@@ -178,7 +186,7 @@ async def test_a_single_event_does_not_wait_for_large_accounts(box: Box) -> None
     for account_id in loud:
         await box.plant(150, account_id, age_s=60)
     await box.plant(1, "acct_calm")
-    under_way = dict.fromkeys(loud, PER_ACCOUNT_MAX - 1)
+    under_way = dict.fromkeys(loud, PER_RECEIVER_MAX - 1)
     # One place has come free, and each of the loud ones may have it too.
     assert [event.account_id for event in await box.claim(most=1, busy=under_way)] == ["acct_calm"]
     assert sorted({event.account_id for event in await box.claim(most=4)}) == loud
@@ -203,8 +211,8 @@ async def test_a_claim_reads_few_rows_of_a_long_backlog(box: Box) -> None:
             "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'outbox'"
         )
         before = rows.execute(read).scalar_one()
-        busy = {"acct_hangs": PER_ACCOUNT_MAX}
-        capacity = Capacity(0, 100, 4, busy)
+        busy = {"acct_hangs": PER_RECEIVER_MAX}
+        capacity = capacity_of(0, 100, 4, busy)
         due, _ = claim_due(rows, utc_now(), after=FIRST, named=(), capacity=capacity, learned={}, lease_s=LEASE_S)
         return [event.event_id for event in due], rows.execute(read).scalar_one() - before
 
@@ -214,11 +222,11 @@ async def test_a_claim_reads_few_rows_of_a_long_backlog(box: Box) -> None:
 
 
 async def test_claims_look_through_all_accounts_in_turn(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_claims, "ACCOUNTS_PROBED_MAX", 2)
+    monkeypatch.setattr(outbox_claims, "RECEIVERS_PROBED_MAX", 2)
     accounts = [f"acct_{number}" for number in range(5)]
     for account_id in accounts:
         await box.plant(1, account_id)
-    limits: dict[str, Any] = {"named": (), "capacity": Capacity(0, 9, 1, {}), "learned": {}, "lease_s": LEASE_S}
+    limits: dict[str, Any] = {"named": (), "capacity": capacity_of(0, 9, 1, {}), "learned": {}, "lease_s": LEASE_S}
     found: list[list[str]] = []
     after: str | None = FIRST
     for _ in range(3):
@@ -236,7 +244,7 @@ async def test_a_claim_finds_the_events_of_named_accounts_alone(box: Box) -> Non
         utc_now(),
         after=None,
         named={"acct_named", "acct_without"},
-        capacity=Capacity(0, 9, PER_ACCOUNT_MAX, {}),
+        capacity=capacity_of(0, 9, PER_RECEIVER_MAX, {}),
         learned={},
         lease_s=LEASE_S,
     )
@@ -247,7 +255,7 @@ async def test_a_claim_finds_the_events_of_named_accounts_alone(box: Box) -> Non
 async def test_silent_receivers_have_a_limit_of_their_own_in_all_processes(box: Box) -> None:
     silent = [f"acct_silent{number}" for number in range(3)]
     for account_id in silent:
-        await box.plant(PER_ACCOUNT_MAX, account_id, age_s=60)
+        await box.plant(PER_RECEIVER_MAX, account_id, age_s=60)
     await box.plant(1, "acct_calm")
 
     async def claimed(capacity: Capacity, learned: dict[str, bool], now: datetime) -> Counter[tuple[str, bool]]:
@@ -257,31 +265,58 @@ async def test_silent_receivers_have_a_limit_of_their_own_in_all_processes(box: 
         return Counter((event.account_id, event.is_silent) for event in due)
 
     now = utc_now()
-    first = await claimed(Capacity(2, 9, PER_ACCOUNT_MAX, {}), dict.fromkeys(silent, True), now)
+    first = await claimed(capacity_of(2, 9, PER_RECEIVER_MAX, {}), dict.fromkeys(silent, True), now)
     # Two of the silent ones, of different accounts; the others are not held up.
     assert first == {("acct_silent0", True): 1, ("acct_silent1", True): 1, ("acct_calm", False): 1}
     # What one process has learned holds for another, and after a restart.
-    assert await claimed(Capacity(0, 9, PER_ACCOUNT_MAX, {}), {}, now) == {}
-    third = await claimed(Capacity(0, 9, PER_ACCOUNT_MAX, {}), {"acct_silent2": False, "acct_calm": False}, now)
-    assert third == {("acct_silent2", False): PER_ACCOUNT_MAX}
+    assert await claimed(capacity_of(0, 9, PER_RECEIVER_MAX, {}), {}, now) == {}
+    third = await claimed(capacity_of(0, 9, PER_RECEIVER_MAX, {}), {"acct_silent2": False, "acct_calm": False}, now)
+    assert third == {("acct_silent2", False): PER_RECEIVER_MAX}
+
+
+async def test_an_account_has_so_many_deliveries_whatever_receivers_it_has(box: Box) -> None:
+    """Webhooks cost nothing, so receivers of one account share its turn with those of another."""
+    for number in range(10):
+        for row in await box.plant(2, "acct_many", age_s=60):
+            await box.database.work(_to_receiver, row.event_id, f"wh_{number}")
+    await box.plant(2, "acct_one")
+
+    async def claimed(**limits: Any) -> Counter[str]:
+        capacity = capacity_of(9, limits.pop("quick", 100), PER_RECEIVER_MAX, {}, **limits)
+        due, _ = await box.database.work(
+            claim_due, utc_now(), after=FIRST, named=(), capacity=capacity, learned={}, lease_s=LEASE_S
+        )
+        return Counter(event.account_id for event in due)
+
+    # The account with fewer under way goes first, and then each in turn.
+    assert await claimed(quick=1, per_account=6, accounts_busy={("acct_many", "quick"): 1}) == {"acct_one": 1}
+    assert await claimed(quick=2, per_account=6) == {"acct_one": 1, "acct_many": 1}
+    assert await claimed(per_account=6, accounts_busy={("acct_many", "quick"): 1}) == {"acct_many": 5}
+    assert await claimed(per_account=6, accounts_busy={("acct_many", "quick"): 6}) == {}
+    assert await claimed(per_account=60, accounts_busy={("acct_many", "quick"): 6}) == {"acct_many": 14}
+
+
+def _to_receiver(rows: sqlalchemy.Connection, event_id: str, receiver: str) -> None:
+    outbox = tables.outbox
+    rows.execute(sqlalchemy.update(outbox).where(outbox.c.event_id == event_id).values(receiver=receiver))
 
 
 async def test_two_processes_never_claim_the_same_delivery(box: Box) -> None:
-    await box.plant(PER_ACCOUNT_MAX)
+    await box.plant(PER_RECEIVER_MAX)
     now = utc_now()
     taken: list[str] = []
 
     def both(rows: sqlalchemy.Connection) -> None:
         limits: dict[str, Any] = {"after": FIRST, "named": (), "learned": {}, "lease_s": LEASE_S}
-        mine, _ = claim_due(rows, now, capacity=Capacity(0, 2, 2, {}), **limits)
+        mine, _ = claim_due(rows, now, capacity=capacity_of(0, 2, 2, {}), **limits)
         # The other one looks before the first has committed.
         with rows.engine.begin() as other:
-            theirs, _ = claim_due(other, now, capacity=Capacity(0, 100, 2, {}), **limits)
+            theirs, _ = claim_due(other, now, capacity=capacity_of(0, 100, 2, {}), **limits)
         taken.extend(event.event_id for event in (*mine, *theirs))
 
     await box.database.work(both)
     taken += [event.event_id for event in await box.claim(now=now)]
-    assert len(taken) == len(set(taken)) == PER_ACCOUNT_MAX
+    assert len(taken) == len(set(taken)) == PER_RECEIVER_MAX
 
 
 async def test_an_outcome_of_an_outdated_attempt_is_ignored(box: Box) -> None:
@@ -293,8 +328,9 @@ async def test_an_outcome_of_an_outdated_attempt_is_ignored(box: Box) -> None:
     assert (await box.row(row.event_id)).status == "pending"
     outbox = Outbox()
     commands = EventCommands(box.system.journal, outbox, utc_now)
-    await commands.resend("acct_1", row.event_id)
-    assert outbox.received == 1
+    await commands.resend([EventAddress("acct_1", row.event_id, "wh_1")])
+    # The receiver is named, so that its event does not wait for the next tick.
+    assert outbox.received == [EventsDue("wh_1")]
     await box.write(box.end(second, "given_up"))
     again = await box.row(row.event_id)
     assert (again.status, again.tries, again.attempts) == ("pending", 0, 2)
@@ -329,8 +365,8 @@ async def test_an_event_command_that_was_not_written_fails(verdict: UnitResult, 
     outbox = Outbox()
     commands = EventCommands(Journal(), outbox, utc_now)  # type: ignore[arg-type]  # as much of a journal as is asked
     with pytest.raises(fault):
-        await commands.resend("acct_1", "evt_1")
-    assert outbox.received == 0
+        await commands.resend([EventAddress("acct_1", "evt_1", "acct_1")])
+    assert outbox.received == []
 
 
 async def test_events_are_read_with_their_newest_attempts(box: Box) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ import trio
 from sqlalchemy import Connection, text
 from tests.content_claims import claim_content
 from tests.recorded_refs import RecordedRef
+from tests.usage_sums import GROUPINGS, sums_of
 
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.runtime.mailbox import Mailbox
@@ -42,13 +43,15 @@ from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate
 from holdfast.ledger.tasks.task import OutputItem, Task
 from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
+from holdfast.ledger.tasks.usage_totals import days_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.audit.rules import BrokenRule
 from holdfast.persistence.claims.contents import Content
-from holdfast.persistence.claims.outbox import FIRST, Capacity, claim_due
+from holdfast.persistence.claims.outbox import FIRST, claim_due
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
 from holdfast.persistence.queries.loading import load_task, load_task_and_events
+from holdfast.persistence.queries.usage_totals import usage_totals
 from holdfast.persistence.records.rows import OutboxAttemptRow, OutboxOutcomeRow
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
@@ -56,6 +59,7 @@ from holdfast.providers.media.base import Accepted, Ambiguous, NotSent
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 
+from .account_checks import capacity_of
 from .actor_system import ActorSystem, StartSystem, create_task
 
 TASKS = 8
@@ -148,7 +152,10 @@ class Chaos:
         for _ in range(TASKS):
             command = create_task(key_id)
             request = msgspec.structs.replace(
-                command.request, webhook_url="https://example.com/hook", webhook_events=EVENT_KINDS
+                command.request,
+                webhook_url="https://example.com/hook",
+                webhook_events=EVENT_KINDS,
+                metadata=self.rng.choice(({}, {"end_user": "ann"}, {"end_user": "bea"})),
             )
             command = msgspec.structs.replace(command, request=request)
             created = await system.ask(account_id, command)
@@ -237,7 +244,7 @@ class Chaos:
         at = utc_now() + timedelta(days=self.rng.random())
         due, _ = await self.database.work(
             lambda rows: claim_due(
-                rows, at, after=FIRST, named=(), capacity=Capacity(0, 4, 4, {}), learned={}, lease_s=5
+                rows, at, after=FIRST, named=(), capacity=capacity_of(0, 4, 4, {}), learned={}, lease_s=5
             )
         )
         for event in due:
@@ -248,6 +255,7 @@ class Chaos:
                 OutboxOutcomeRow(*ids, event.round_at, None, status, utc_now(), None),
             )
             if event.kind == "task.assets_ready":
+                assert event.request_id is not None
                 tasks.ref(event.request_id).tell(RecordAnnouncement(status == "delivered", rows))
             else:
                 await system.journal.write(Unit(rows=rows))
@@ -281,6 +289,30 @@ def events_in(rows: Connection) -> tuple[dict[str, list[str]], dict[str, tuple[i
     return kinds, {request_id: (many, set(until)) for request_id, many, until in stored}
 
 
+async def assert_totals(database: Database, until: datetime) -> None:
+    """Check that the totals of usage are the sums of the log, by any two groups."""
+
+    def read(rows: Connection) -> None:
+        [account_id] = rows.execute(text("select id from accounts")).scalars()
+        entries = rows.execute(text("select *, cost_micro as cost from usage_entries")).mappings()
+        found = [dict(entry) for entry in entries]
+        assert len(found) == TASKS
+        since = min(entry["ts"] for entry in found)
+        for groups in GROUPINGS:
+            by_day = "day" in groups
+            days, bounds = days_of(since, until, UTC) if by_day else ([], [since, until])
+            totals = usage_totals(rows, account_id, groups, bounds)
+            assert totals is not None
+            sums = {
+                tuple(days[each.part - 1].isoformat() if name == "day" else getattr(each, name) for name in groups):
+                (each.count, each.cost_micro)
+                for each in totals
+            }  # fmt: skip
+            assert sums == sums_of(found, groups, UTC)
+
+    await database.read(read)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 async def test_two_processes_and_lost_replies_leave_one_history(
     start_system: StartSystem, nursery: trio.Nursery, database: Database, seed: int
@@ -300,6 +332,7 @@ async def test_two_processes_and_lost_replies_leave_one_history(
         writer.is_losing = False
     await chaos.ends()
     assert await trio.to_thread.run_sync(audited, database.url) == {}
+    await assert_totals(database, chaos.now + timedelta(days=1))
     kinds, stored = await database.read(events_in)
     for request_id in chaos.tasks:
         task = await chaos.row(request_id)

@@ -268,7 +268,9 @@ async def test_a_reply_waits_for_earlier_undurable_decisions(nursery: trio.Nurse
     assert harness.endings == [Ending.PASSIVATED]
 
 
-@pytest.mark.parametrize("result", [OURS, NotWritten("lost"), AlreadyReplied(StoredReply(b"f", b"r"))])
+@pytest.mark.parametrize(
+    "result", [OURS, NotWritten("lost"), AlreadyReplied(IdempotencyProbe("a", "r", "2"), StoredReply(b"f", b"r"))]
+)
 async def test_a_void_decision_ends_the_incarnation_and_requeues_the_rest(
     nursery: trio.Nursery, result: UnitResult
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from itertools import count
@@ -57,7 +57,9 @@ def _plain(hint: Any) -> list[Any]:
         bool: [True, False],
         bytes: [b"bytes \x00\xff %d" % number],
         NoneType: [None],
+        msgspec.UnsetType: [msgspec.UNSET],
         None: [None],
+        date: [date(2026, 11, 22)],
         datetime: [datetime(2026, 11, 22, 5, 30, tzinfo=UTC) + timedelta(microseconds=number)],
         Decimal: [Decimal(f"{number}.25")],
     }

@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,23 +18,36 @@ from tests.actors.actor_system import ActorSystem, create_task, make_system
 from tests.certificates import Authority
 from tests.reserved_ports import reserve_port
 
-from holdfast.actors.account.messages import CreditChanged, Recharge, TaskAccepted
+from holdfast.actors.account.messages import (
+    BeginAttempt,
+    CreateTask,
+    CreditChanged,
+    Recharge,
+    RequestAttempt,
+    TaskAccepted,
+)
+from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
+from holdfast.actors.runtime.refs import TellRef
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.cluster.codec import ACCOUNTS, codecs
 from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls, socket_path
 from holdfast.cluster.members import SINGLETONS, Members
 from holdfast.cluster.placed import PlacedDirectory
+from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.places import place_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.changes import Changes
+from holdfast.persistence.queries.accounts import replies_of_route
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.service_clock import ServiceClock
+from holdfast.supervision.directory import KeyedDirectory
 from holdfast.telemetry import metrics
 
+ROUTE = "POST /v2/task/create"
 CREDIT = 100_000_000
 STALE_MAX = 2
 """Units that two members may decide while they find each other."""
@@ -150,6 +164,66 @@ async def test_mixed_accounts_are_decided_by_one_member(database_url: str, tmp_p
         await until_members(nodes[:-1])
         await create_mixed(nodes[:-1], opened, "without the last")
     with connected(database_url) as connection:
+        assert run_audit(connection) == {}
+
+
+class Frozen:
+    """The accounts of a member that is frozen: what others have sent is taken when the test says so."""
+
+    is_ready = True
+
+    def __init__(self, accounts: KeyedDirectory) -> None:
+        self._accounts = accounts
+        self.sent: list[tuple[str, Envelope]] = []
+
+    def accept(self, key: str, envelope: Envelope, *, fails_fast: bool = False) -> None:
+        self.sent.append((key, envelope))
+
+    def ref(self, key: str) -> TellRef:
+        return self._accounts.ref(key)
+
+    def take(self, number: int) -> None:
+        """Take what was sent as the first, the second and so on."""
+        self._accounts.accept(*self.sent[number])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_a_create_on_one_link_and_a_later_attempt_on_another_are_one_task(
+    database_url: str, tmp_path: Path, order: tuple[int, int]
+) -> None:
+    """The account's owner is frozen, shorter than its links last, and reads either link first."""
+    nodes = [Node(database_url, tmp_path, f"machine {number}") for number in range(3)]
+    async with running(nodes):
+        account_id, key_id = (await open_accounts(nodes[0]))[0]
+        place = place_of(account_id)
+        asked_first, asked_next, owner = sorted(nodes, key=lambda node: node.members.link_to(place) is None)
+        frozen = Frozen(owner.system.accounts)
+        owner.members.serve(ACCOUNTS, frozen)
+
+        def create(attempt_id: str) -> CreateTask:
+            return replace(create_task(key_id, key=attempt_id), after=RequestAttempt("equal", attempt_id))
+
+        async with trio.open_nursery() as client:
+            client.start_soon(asked_first.accounts.ref(account_id).ask, create(""))
+            await until(lambda: len(frozen.sent) == 1)
+            client.cancel_scope.cancel()
+        begin = BeginAttempt(RequestAttempt("equal", "attempt_1"), key_id, "tasks:write")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asked_next.accounts.ref(account_id).ask, begin)
+            await until(lambda: len(frozen.sent) == 2)
+            for number in order:
+                frozen.take(number)
+        stored = await asked_next.database.read(
+            lambda rows: replies_of_route(rows, account_id, route=ROUTE, oldest=utc_now() - timedelta(minutes=1))
+        )
+        assert bool(stored) == (order == (0, 1))
+        owner.members.serve(ACCOUNTS, owner.system.accounts)
+        if not stored:
+            reply = await asked_next.accounts.ref(account_id).ask(create("attempt_1"))
+            assert isinstance(reply, TaskAccepted)
+    with connected(database_url) as connection:
+        assert connection.exec_driver_sql("select count(*) from tasks").scalar() == 1
+        connection.rollback()
         assert run_audit(connection) == {}
 
 

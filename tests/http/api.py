@@ -16,7 +16,7 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.journal.statements import STATEMENTS
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.rows import UsageEntry, payment_rows
+from holdfast.persistence.records.rows import ApiKeyRecord, UsageEntry, payment_rows
 from holdfast.persistence.server.database import Database
 
 from .fake_rows import CountingRows
@@ -71,18 +71,8 @@ class Api(Stage):
         self, account_id: str, key_id: str, *, scopes: tuple[str, ...] = (TASKS_READ, TASKS_WRITE), **columns: Any
     ) -> MintedKey:
         minted = mint_api_key(account_id, live=False)
-        await self.write(
-            tables.api_keys.insert().values(
-                account_id=account_id,
-                key_id=key_id,
-                secret_sha256=minted.sha256,
-                prefix=minted.prefix,
-                name="a key",
-                scopes=list(scopes),
-                created_at=columns.pop("created_at", NOW),
-                **columns,
-            )
-        )
+        key = ApiKeyRecord(account_id, key_id, minted.prefix, "a key", scopes, NOW)._replace(**columns)
+        await self.write(tables.api_keys.insert().values(secret_sha256=minted.sha256, **key._asdict()))
         return minted
 
     async def add_task(self, task: Task) -> None:
@@ -111,6 +101,7 @@ class Api(Stage):
                 order_id=order.order_id,
                 version=order.version,
                 provider=request.provider,
+                origin=request.origin,
                 status=order.status,
                 reconcile_status=order.statuses.reconcile_status,
                 created_at=request.created_at,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -10,11 +13,10 @@ from holdfast.actors.sign_in.messages import OriginAdmitted
 from holdfast.http.app import SERVED, HoldfastApp
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.http.pages.serving import PageServer
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.server.database import Database
-from holdfast.providers.media.kinds import kind_rules
 from holdfast.providers.storage.local import LocalStore
 from holdfast.settings.settings import Settings, load_settings
 from holdfast.telemetry.reports.feed import ReportFeed
@@ -37,7 +39,13 @@ from .fake_rows import CountingRows, FakeReportRows, NoRows
 from .identities import ACCOUNT, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SANDBOX_SECRET, SESSION, TOKEN
 from .order_stand_ins import FakeOrderChecks, FakeUnmatchedEvents
 from .page_reader import SAME_ORIGIN, PageReader
-from .stage import Stage, in_process
+from .stage import Stage, default_catalog, in_process
+
+
+@functools.cache
+def _app() -> HoldfastApp:
+    """Return an application to copy: adding its routes takes longer than most tests."""
+    return HoldfastApp(cast(Dependencies, None), SERVED)
 
 
 async def render_metrics() -> bytes:
@@ -53,7 +61,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def stage(settings: Settings, tmp_path: Path) -> Stage:
     """The API without a database: every read fails."""
-    catalog = load_catalog(None, kind_rules())
+    catalog = default_catalog()
     secrets = {"studio": ("studio-callback-secret",), None: ("common-callback-secret",)}
     accounts, sign_ins, tasks = FakeDirectory(), FakeDirectory(OriginAdmitted()), FakeDirectory()
     reports: list[Report] = []
@@ -91,7 +99,9 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         wall=lambda: NOW,
     )
     minted = mint_api_key("acct_1", live=False)
-    app = HoldfastApp(deps, SERVED)
+    app = copy.copy(_app())
+    app.deps = deps
+    app._pages = PageServer()
     return Stage(
         http=in_process(app),
         key=minted.secret,

@@ -15,7 +15,8 @@ from holdfast.http.kit.dependencies import Readiness
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.webhook_secrets import Rotation
-from holdfast.providers.mail import MailFault
+from holdfast.persistence.queries.events import EventAddress
+from holdfast.providers.mail import Alert, MailFault
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import MemberView
 from holdfast.supervision.poison_replays import NOT_FOUND, PoisonReplays
@@ -31,6 +32,7 @@ class FakeMailer:
     """Records the mails."""
 
     sent: list[tuple[str, str, int]] = field(default_factory=list)
+    alerts: list[tuple[str, Alert]] = field(default_factory=list)
     fault: MailFault | None = None
 
     async def send_code(self, email: str, code: str, expires_in_s: int) -> None:
@@ -38,15 +40,20 @@ class FakeMailer:
             raise self.fault
         self.sent.append((email, code, expires_in_s))
 
+    async def send_alert(self, email: str, alert: Alert) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.alerts.append((email, alert))
+
 
 @dataclass
 class FakeEventCommands(EventCommands):
     """Records the commands."""
 
-    sent_again: list[tuple[str, str]] = field(default_factory=list)
+    sent_again: list[EventAddress] = field(default_factory=list)
     rotated: list[tuple[str, int]] = field(default_factory=list)
 
-    async def resend_all(self, events: Sequence[tuple[str, str]]) -> None:
+    async def resend(self, events: Sequence[EventAddress]) -> None:
         self.sent_again += events
 
     async def rotate_secret(self, account_id: str, generation: int) -> Rotation:

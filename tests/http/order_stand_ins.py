@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -30,17 +30,21 @@ from holdfast.ledger.orders.decisions import (
 from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.ledger.refusals import Refusal
-from holdfast.providers.card.base import CardFault, IntentCreated, RefundMade
+from holdfast.providers.card.base import CardDetails, CardFault, IntentCreated, RefundMade, SetupIntentCreated
 
 
 @dataclass
 class FakeCard:
-    """A card provider that creates one intent for each order and refunds, or raises ``fault``; nothing else."""
+    """A card provider that creates intents, saves cards and refunds, or raises ``fault``; nothing else."""
 
     fault: CardFault | None = None
     asked: list[tuple[str, str, int, str, str]] = field(default_factory=list)
     refunds: dict[tuple[str, str], RefundMade] = field(default_factory=dict)
     """The refunds by payment and key."""
+    customers: list[str] = field(default_factory=list)
+    """The accounts that a customer was created for."""
+    cards: dict[str, CardDetails] = field(default_factory=dict)
+    """The saved cards, by id."""
 
     async def create_intent(
         self, order_id: str, account_id: str, amount_minor: int, currency: str, *, env: str
@@ -63,6 +67,43 @@ class FakeCard:
             raise self.fault
         made = RefundMade(f"re_{len(self.refunds) + 1}", amount_minor or 1000, "succeeded", request)
         return self.refunds.setdefault((provider_payment_id, key), made)
+
+    async def create_customer(self, account_id: str, *, env: str) -> str:
+        self.customers.append(account_id)
+        if self.fault is not None:
+            raise self.fault
+        return f"cus_{account_id}"
+
+    async def create_setup_intent(self, customer_id: str, account_id: str, *, env: str) -> SetupIntentCreated:
+        if self.fault is not None:
+            raise self.fault
+        return SetupIntentCreated(f"seti_{customer_id}", f"seti_{customer_id}_secret")
+
+    async def retrieve_card(self, card_id: str) -> CardDetails:
+        if self.fault is not None:
+            raise self.fault
+        return self.cards[card_id]
+
+    async def detach_card(self, card_id: str) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.cards[card_id] = replace(self.cards[card_id], customer_id=None)
+
+    async def charge_saved_card(
+        self,
+        order_id: str,
+        account_id: str,
+        amount_minor: int,
+        currency: str,
+        *,
+        customer_id: str,
+        card_id: str,
+        env: str,
+    ) -> str:
+        raise AssertionError("the endpoints never charge")
+
+    async def find_intent(self, order_id: str, customer_id: str, *, since: datetime) -> str | None:
+        raise AssertionError("the endpoints never look for a charge")
 
     async def close(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,13 +18,13 @@ from tests.clients import Caller
 from tests.made_requests import make_request
 
 from holdfast.http.app import HoldfastApp
-from holdfast.http.kit.credentials import KnownKey, MintedKey
+from holdfast.http.kit.credentials import SCOPES, KnownKey, MintedKey
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
-from holdfast.ledger.catalog.catalog import load_catalog
+from holdfast.ledger.catalog.catalog import Catalog, load_catalog
 from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
@@ -40,11 +41,17 @@ from .identities import ACCOUNT, CARD_SECRET, KEY, NOW, OTHER_ACCOUNT, PUBLIC_UR
 from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
 
 
+@functools.cache
+def default_catalog() -> Catalog:
+    """Return the catalog that is shipped."""
+    return load_catalog(None, kind_rules())
+
+
 def make_task(
     request_id: str = "task_" + "1" * 32, *, account_id: str = ACCOUNT, at: datetime = NOW, **fields: Any
 ) -> Task:
     """A task as it is first written; ``fields`` replace the row's own."""
-    priced = quote_input(load_catalog(None, kind_rules()), "studio/image-1", {"prompt": "a lighthouse at dusk"})
+    priced = quote_input(default_catalog(), "studio/image-1", {"prompt": "a lighthouse at dusk"})
     assert not isinstance(priced, Refusal)
     task = accept_task(
         account_id,
@@ -131,7 +138,7 @@ class Stage(Caller):
 
     def know_key(self) -> None:
         """Let the key cache know the key, as if it had been used before."""
-        self.deps.key_cache.put(self.minted.sha256, KnownKey(ACCOUNT, KEY))
+        self.deps.key_cache.put(self.minted.sha256, KnownKey(ACCOUNT, KEY, frozenset(SCOPES)))
 
     task = staticmethod(make_task)
 

@@ -230,6 +230,15 @@ async def test_every_control_route_requires_a_live_session(api: Api, method: str
     refused(await call("Bearer hst_" + "D" * 43), 401, "invalid_session")
 
 
+async def test_a_session_is_checked_before_a_body_that_the_route_does_not_have(api: Api) -> None:
+    for token, status, code in (("hst_" + "B" * 43, 401, "invalid_session"), (api.session, 400, "invalid_json")):
+        response = await api.call(
+            "POST", "/v2/control/webhook-secret/rotate", content=b"{",
+            headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        )  # fmt: skip
+        refused(response, status, code)
+
+
 async def test_signing_out_is_a_command_of_the_account(api: Api) -> None:
     api.accounts.answer = SessionRevokedRow(api.account_id, api.session_id, api.now)
     answer = (await api.as_session("DELETE", "/v2/control/session")).json()

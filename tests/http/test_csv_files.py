@@ -88,6 +88,7 @@ async def test_a_line_has_every_column_as_text(api: Api) -> None:
             "cost_credits": "0.012",
             "operation_id": "",
             "error": "",
+            "end_user": "",
         }
     ]
 

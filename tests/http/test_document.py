@@ -21,6 +21,7 @@ from holdfast.http.kit.errors import ErrorResponse
 from holdfast.http.kit.field_docs import field_docs, structs_in
 from holdfast.http.kit.openapi import describe
 from holdfast.http.kit.routes import Outcome, Parameter, Route, RouteTable
+from holdfast.ledger.alerts.account_events import PAYLOADS
 from holdfast.ledger.public_types import FreeForm, Time
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.public import TaskEvent
@@ -67,6 +68,21 @@ def test_every_operation_parameter_and_field_is_described(document: dict[str, An
     assert list(undescribed(document)) == []
     fields = [name for schema in document["components"]["schemas"].values() for name in schema["properties"]]
     assert len(fields) > 800
+
+
+def test_fields_and_files_of_forms_have_a_type(document: dict[str, Any]) -> None:
+    """A form cannot have null, and a viewer shows a field that may be null without any type."""
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    contents = [operation["requestBody"]["content"] for operation in operations if "requestBody" in operation]
+    forms = [content["multipart/form-data"]["schema"] for content in contents if "multipart/form-data" in content]
+    assert len(forms) == 4
+    for form in forms:
+        for name, each in form["properties"].items():
+            assert each["description"], name
+            assert "type" in each or "$ref" in each, name
+    edit = document["paths"]["/v1/images/edits"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert edit["required"] == ["image", "model"]
+    assert edit["properties"]["response_format"]["enum"] == ["b64_json", "url"]
 
 
 class Plain(msgspec.Struct, frozen=True, rename="camel"):
@@ -158,7 +174,7 @@ def test_generators_find_nothing_open(document: dict[str, Any]) -> None:
 
 def test_each_webhook_is_an_operation_of_its_own(document: dict[str, Any]) -> None:
     found = {kind: each["post"] for kind, each in document["webhooks"].items()}
-    assert set(found) == set(EVENT_KINDS)
+    assert set(found) == {*EVENT_KINDS, *PAYLOADS}
     assert {each["operationId"] for each in found.values()} == {
         f"receive_{kind.replace('.', '_')}" for kind in found
     }
@@ -200,9 +216,9 @@ def test_the_examples_of_responses_are_as_their_types_say(document: dict[str, An
     recorded = json.loads((files("holdfast.http.kit") / "responses.json").read_text(encoding="utf-8"))
     types = {shape.__name__: shape for shape in structs_in({*REPLIES, ErrorResponse, TaskEvent})}
     for name, example in recorded.items():
-        shape = types.get(name, TaskEvent)
+        shape = types.get(name) or PAYLOADS.get(name, TaskEvent)
         assert msgspec.json.decode(msgspec.json.encode(msgspec.convert(example, shape))) == example, name
-    assert {name for name in recorded if name not in types} <= set(EVENT_KINDS)
+    assert {name for name in recorded if name not in types} <= {*EVENT_KINDS, *PAYLOADS}
     shown = {
         route.reply.__name__
         for route in ROUTES

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 import pytest
 
 from holdfast.http.kit.errors import ERROR_TABLE, error_response
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.public_types import LimitWindow
+from holdfast.ledger.refusals import ExceededLimit, Refusal
 
 EXPECTED = {
     "route_not_found": (404, "not_found_error"),
@@ -26,6 +29,8 @@ EXPECTED = {
     "session_expired": (401, "authentication_error"),
     "invalid_api_key": (401, "authentication_error"),
     "wrong_credential_type": (401, "authentication_error"),
+    "api_key_expired": (401, "authentication_error"),
+    "api_key_paused": (401, "authentication_error"),
     "insufficient_scope": (403, "permission_error"),
     "account_disabled": (403, "permission_error"),
     "insufficient_role": (403, "permission_error"),
@@ -65,11 +70,25 @@ EXPECTED = {
     "account_not_found": (404, "not_found_error"),
     "api_key_not_found": (404, "not_found_error"),
     "api_key_limit_reached": (409, "conflict_error"),
+    "api_key_revoked": (409, "conflict_error"),
     "invalid_amount": (400, "invalid_request_error"),
     "amount_too_small": (400, "invalid_request_error"),
     "amount_too_large": (400, "invalid_request_error"),
+    "lot_limit_reached": (409, "conflict_error"),
     "sandbox_disabled": (403, "permission_error"),
     "insufficient_credit": (402, "insufficient_credit_error"),
+    "key_limit_exceeded": (402, "insufficient_credit_error"),
+    "account_limit_exceeded": (402, "insufficient_credit_error"),
+    "limit_above_ceiling": (403, "permission_error"),
+    "model_not_allowed": (403, "permission_error"),
+    "card_not_found": (404, "not_found_error"),
+    "coupon_not_found": (404, "not_found_error"),
+    "coupon_ended": (409, "conflict_error"),
+    "coupon_used_up": (409, "conflict_error"),
+    "coupon_already_redeemed": (409, "conflict_error"),
+    "coupon_code_taken": (409, "conflict_error"),
+    "card_required": (409, "conflict_error"),
+    "card_limit_reached": (409, "conflict_error"),
     "payment_order_not_found": (404, "not_found_error"),
     "payment_order_expired": (409, "conflict_error"),
     "payment_order_not_refundable": (409, "conflict_error"),
@@ -93,6 +112,9 @@ EXPECTED = {
     "task_failed": (502, "provider_error"),
     "content_policy_violation": (400, "invalid_request_error"),
     "event_not_found": (404, "not_found_error"),
+    "webhook_not_found": (404, "not_found_error"),
+    "webhook_limit_reached": (409, "conflict_error"),
+    "webhook_disabled": (409, "conflict_error"),
     "task_not_terminal": (409, "conflict_error"),
     "task_already_terminal": (409, "conflict_error"),
     "task_input_expired": (410, "not_found_error"),
@@ -116,7 +138,7 @@ EXPECTED = {
 }
 BEARER = {
     "missing_credentials", "invalid_credentials", "invalid_session", "session_expired", "invalid_api_key",
-    "wrong_credential_type",
+    "wrong_credential_type", "api_key_expired", "api_key_paused",
 }  # fmt: skip
 NO_RETRY_TIME = {"provider_not_configured", "quote_unavailable"}
 """Codes that only a change of the configuration ends."""
@@ -125,8 +147,11 @@ FINAL = {
     "task_failed",
     "content_policy_violation",
     "task_not_terminal", "task_already_terminal", "quote_expired", "api_key_limit_reached", "payment_order_expired",
+    "api_key_revoked",
     "payment_order_not_payable", "payment_order_not_refundable", "provider_rejected", "child_not_stoppable",
     "poison_not_replayable", "cost_not_accepted", "file_limit_reached",
+    "webhook_limit_reached", "webhook_disabled", "card_required", "coupon_ended", "coupon_used_up",
+    "coupon_already_redeemed", "coupon_code_taken", "card_limit_reached", "lot_limit_reached",
 }  # fmt: skip
 
 
@@ -155,6 +180,27 @@ def test_insufficient_credit_has_both_amounts() -> None:
     status, body, _ = error_response(refusal, "req_1")
     error = msgspec.json.decode(body)["error"]
     assert (status, error["required"], error["available"]) == (402, "0.24", "-1.50")
+
+
+@pytest.mark.parametrize(
+    ("window", "resets_at", "shown"),
+    [("day", datetime(2026, 11, 21, tzinfo=UTC), "2026-11-21T00:00:00.000Z"), ("total", None, None)],
+)
+def test_an_exceeded_limit_says_what_it_is_and_when_it_resets(
+    window: LimitWindow, resets_at: datetime | None, shown: str | None
+) -> None:
+    limit = ExceededLimit(credits_micro=5_000_000, window=window, spent_micro=4_980_000, resets_at=resets_at)
+    refusal = Refusal(code="key_limit_exceeded", message="Too much.", required_micro=40_000, limit=limit)
+    status, body, _ = error_response(refusal, "req_1")
+    error = msgspec.json.decode(body)["error"]
+    assert status == 402
+    assert {name: error[name] for name in ("required", "limit", "spent", "resets_at")} == {
+        "required": "0.04",
+        "limit": {"credits": "5.00", "window": window},
+        "spent": "4.98",
+        "resets_at": shown,
+    }
+    assert "available" not in error
 
 
 def test_a_provider_refusal_has_the_providers_code_only() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.clients import refused
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
+from holdfast.http.kit.fair_shares import SendRate
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT
 from holdfast.ledger.tasks.public import event_payload
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Progress, Task
@@ -53,7 +54,7 @@ async def plant(api: Api, *, attempts: int = 0, **columns: Any) -> list[str]:
     for number, row in enumerate(rows):
         values = (
             msgspec.structs.asdict(row)
-            | {"snapshot": {}, "created_at": api.now + timedelta(seconds=number)}
+            | {"receiver": row.account_id, "snapshot": {}, "created_at": api.now + timedelta(seconds=number)}
             | columns
         )
         await api.write(tables.outbox.insert().values(**values))
@@ -110,7 +111,7 @@ async def test_only_the_owner_can_resend_an_event(api: Api) -> None:
     answer = await api.as_key("POST", f"{EVENTS}/{event_id}/resend")
     assert answer.status_code == 200
     assert (answer.json())["event_id"] == event_id
-    assert events.sent_again == [(api.account_id, event_id)]
+    assert events.sent_again == [(api.account_id, event_id, api.account_id)]
     for unknown in ("evt_unheard", "EVT", "evt_'"):
         refused(await api.as_key("POST", f"{EVENTS}/{unknown}/resend"), 404, "event_not_found")
     other_task = f"/v2/task/task_unheard/events/{event_id}/resend"
@@ -122,6 +123,33 @@ async def test_only_the_owner_can_resend_an_event(api: Api) -> None:
     refused(answer, 403, "insufficient_scope")
     refused(await api.as_session("GET", EVENTS), 401, "wrong_credential_type")
     assert len(events.sent_again) == 1
+
+
+async def test_events_are_sent_again_and_tested_at_a_rate(api: Api) -> None:
+    """Each is a request to an address that anybody may name."""
+    event_id, own = await plant(api)
+    webhook = {"webhook_id": "wh_1", "url": URL, "events": ["*"], "enabled": True}
+    times = {"created_at": api.now, "updated_at": api.now}
+    await api.write(tables.webhooks.insert().values(account_id=api.account_id, **webhook, **times))
+    await api.write(
+        tables.outbox.update()
+        .where(tables.outbox.c.event_id == event_id)
+        .values(webhook_id="wh_1", receiver="wh_1")
+    )
+    events: Any = api.deps.events
+    resends = f"/v2/control/webhooks/wh_1/deliveries/{event_id}/resend"
+    api.change(resend_rate=SendRate(2, 60.0), test_rate=SendRate(2, 60.0))
+    assert (await api.as_session("POST", resends)).status_code == 200
+    assert (await api.as_session("POST", resends)).status_code == 200
+    limited = await api.as_session("POST", resends)
+    refused(limited, 429, "rate_limit_exceeded")
+    assert 0 < int(limited.headers["retry-after"]) <= 60
+    limited = await api.as_key("POST", f"{EVENTS}/{own}/resend")
+    refused(limited, 429, "rate_limit_exceeded")
+    assert len(events.sent_again) == 2
+    for _ in range(2):
+        assert api.deps.test_rate.refuse(api.account_id) is None
+    refused(await api.as_session("POST", "/v2/control/webhooks/wh_1/test"), 429, "rate_limit_exceeded")
 
 
 async def test_the_webhook_secret_belongs_to_the_account_and_rotates(api: Api) -> None:
@@ -202,8 +230,9 @@ async def test_the_event_body_is_the_task_without_its_progress(api: Api) -> None
     await api.add_task(task)
     [row, _] = new_event_rows(msgspec.structs.replace(task, status="processing"), task)
     snapshot = msgspec.json.encode(row.snapshot).decode()
-    event = DueEvent(api.account_id, "evt_1", TASK, "task.succeeded", URL, api.now, 1, api.now, 1, snapshot, ())
-    payload = event_payload(api.deps.urls, event.event_id, event.kind, event.created_at, event.task, now=api.now)
+    account_id, at = api.account_id, api.now
+    event = DueEvent(account_id, "evt_1", account_id, TASK, "task.succeeded", URL, at, 1, at, 1, snapshot, ())
+    payload = event_payload(api.deps.urls, "evt_1", "task.succeeded", event.created_at, event.task, now=api.now)
     shown = msgspec.json.decode(payload)
     read = (await api.as_key("GET", f"/v2/task/{TASK}")).json()
     del read["provider_progress"]

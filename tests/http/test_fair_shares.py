@@ -21,6 +21,7 @@ from holdfast.http.kit.fair_shares import (
     WRONG_TRY_S,
     FairShares,
     FairThreads,
+    SendRate,
     TokenTries,
 )
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -283,3 +284,24 @@ async def test_a_job_cancelled_as_its_turn_comes_passes_the_turn_on(others: int)
 
 async def never() -> None:
     raise AssertionError("the turn is held")
+
+
+async def test_events_are_sent_on_demand_at_a_rate(autojump_clock: trio.testing.MockClock) -> None:
+    rate = SendRate(3, 10.0)
+
+    def sent(caller: str) -> int:
+        """How many of ten are not refused."""
+        return sum(rate.refuse(caller) is None for _ in range(10))
+
+    assert (sent("eager"), sent("eager"), sent("other")) == (3, 0, 3)
+    refusal = rate.refuse("eager")
+    assert refusal is not None
+    assert (refusal.code, refusal.retry_after_s) == ("rate_limit_exceeded", 10)
+    await trio.sleep(10)
+    assert sent("eager") == 1
+    await trio.sleep(25)
+    assert sent("eager") == 2
+    await trio.sleep(1000)
+    assert sent("eager") == 3
+    # Nothing is kept of a caller whose turns are all there again.
+    assert set(rate._used_until) == {"eager"}

@@ -14,7 +14,9 @@ import trio
 from tests.clients import ok, refused
 
 from holdfast.http.kit.uploads import CLAIM_TRIES, FIELDS_BYTES_MAX, PARTS_MAX, SPOOL_MEMORY_BYTES, clean_filename
-from holdfast.persistence.claims.contents import Content, mark_contents
+from holdfast.persistence.claims.contents import START, Content, mark_contents
+from holdfast.persistence.claims.files import UPLOAD_S, ExpiredFile, files_total, sweep_files
+from holdfast.persistence.claims.tasks import FIRST_EXPIRED
 from holdfast.providers.storage.base import StoreFault
 
 if TYPE_CHECKING:
@@ -215,9 +217,47 @@ async def test_files_are_limited_in_size_number_and_sum(api: Api) -> None:
     response = await upload(api)
     refused(response, 409, "file_limit_reached")
     assert response.headers["X-Should-Retry"] == "false"
+    api.change(now=lambda: api.now + timedelta(seconds=UPLOAD_S))
     ok(await api.as_key("DELETE", f"/v2/files/{last['file_id']}"))
     ok(await upload(api))
     assert leftovers(api) == []
+
+
+async def test_uploads_that_are_deleted_again_stay_within_the_limit(api: Api) -> None:
+    """What the store has of an account counts, also what was deleted and cannot be removed from the store yet."""
+    api.configure(files_bytes_max=3 * len(LARGE))
+    stored = []
+    for number in range(5):
+        response = await upload(api, LARGE + bytes([number]))
+        if response.status_code == 200:
+            file = ok(response)
+            stored.append(Content(file["sha256"], file["content_type"]))
+            ok(await api.as_key("DELETE", f"/v2/files/{file['file_id']}"))
+        else:
+            refused(response, 409, "file_limit_reached")
+    assert len(stored) == 2
+    assert ok(await api.as_key("GET", "/v2/files"))["data"] == []
+
+    async def removable(after_s: float) -> list[Content]:
+        at, first = api.now + timedelta(seconds=after_s), ExpiredFile(*FIRST_EXPIRED)
+        await api.database.work(sweep_files, at, after=first, most=10)
+        return (await api.database.work(mark_contents, at, after=START, page_max=10)).contents
+
+    assert await removable(UPLOAD_S - 1) == []
+    refused(await upload(api, LARGE + LARGE), 409, "file_limit_reached")
+    assert {*stored} <= {*await removable(UPLOAD_S + 1)}
+    ok(await upload(api, LARGE + LARGE))
+
+
+async def test_the_fields_of_a_web_form_are_no_file(api: Api) -> None:
+    content_type = "application/x-www-form-urlencoded"
+    response = await api.as_key("POST", "/v2/files", content=b"file=a", headers={"Content-Type": content_type})
+    error = refused(response, 415, "unsupported_media_type")
+    assert error["message"] == (
+        "A body of application/x-www-form-urlencoded is no file. Send the file as the part file of "
+        "multipart/form-data, or alone with a Content-Type of its own, such as application/octet-stream."
+    )
+    assert ok(await api.as_key("GET", "/v2/files"))["data"] == []
 
 
 async def test_what_exceeds_the_limit_does_not_reach_the_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +351,7 @@ async def test_a_disk_that_takes_nothing_loses_nothing(
         refused(response, status, code)
         assert "Retry-After" in response.headers
     assert [each["file_id"] for each in ok(await api.as_key("GET", "/v2/files"))["data"]] == [before["file_id"]]
+    assert (await api.database.read(files_total, api.account_id)).files == 1
     assert ok(await upload(api, LARGE))["bytes"] == len(LARGE)
     assert leftovers(api) == []
 
@@ -332,6 +373,7 @@ async def test_a_resent_upload_is_another_file_of_the_same_content(api: Api) -> 
     assert marked.contents == []
     assert (await api.call("GET", path_of(second["url"]))).content == PNG
     ok(await api.as_key("DELETE", f"/v2/files/{second['file_id']}"))
+    await api.database.work(sweep_files, late, after=ExpiredFile(*FIRST_EXPIRED), most=10)
     marked = await api.database.work(mark_contents, late, after=Content("", ""), page_max=10)
     assert marked.contents == [Content(first["sha256"], "image/png")]
 

@@ -61,6 +61,9 @@ class File:
     async def add(self, block: bytes) -> None:
         self.content += block
 
+    async def flush(self) -> None:
+        pass
+
 
 @dataclass
 class Upload:
@@ -68,7 +71,7 @@ class Upload:
 
     files: list[File] = field(default_factory=list)
 
-    def begin(self, part: str, filename: str | None) -> File:
+    async def begin(self, part: str, filename: str | None) -> File:
         self.files.append(File(part, filename))
         return self.files[-1]
 

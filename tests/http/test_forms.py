@@ -1,92 +1,210 @@
-"""Forms: what is read of them, and that none breaks the parser."""
+"""Forms as bodies: what is read of them, what is refused, and where their files are until the task has ended."""
 
 from __future__ import annotations
 
+import base64
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from sqlalchemy import update
+from tests.clients import ok, refused
 
-from holdfast.http.kit.forms import Form, is_form, parse_form
+from holdfast.actors.account.messages import CreateTask, TaskAccepted
+from holdfast.actors.runtime.faults import Overloaded
+from holdfast.http.kit.fair_shares import Uploads
+from holdfast.http.kit.forms import Form, FormFile, is_form
+from holdfast.ledger.catalog.input_schema import InputSchema
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.claims.files import UPLOAD_S, ExpiredFile, files_total, sweep_files
+from holdfast.persistence.claims.tasks import FIRST_EXPIRED
+from holdfast.persistence.records import tables
 
-TYPE = "multipart/form-data; boundary=b"
+if TYPE_CHECKING:
+    from tests.http.api import Api
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"not much of a picture"
+ID = "task_" + "1" * 32
+LINK = {"type": "string", "format": "uri"}
+BASE64 = {"type": "string", "contentEncoding": "base64"}
+NOT_DONE = Refusal(code="insufficient_credit", message="It ends here.")
 
 
-def part(name: str, content: bytes, *, filename: str | None = None) -> bytes:
-    file = "" if filename is None else f'; filename="{filename}"'
-    return f'--b\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + content + b"\r\n"
+def part(name: str, content: bytes, filename: str | None = None) -> bytes:
+    extra = "" if filename is None else f'; filename="{filename}"'
+    return f'--x\r\nContent-Disposition: form-data; name="{name}"{extra}\r\n\r\n'.encode() + content + b"\r\n"
 
 
-def form(*parts: bytes) -> bytes:
-    return b"".join(parts) + b"--b--\r\n"
+MODEL = part("model", b"studio/clip-1")
+PROMPT = part("prompt", b"waves")
 
 
-def test_a_form_has_texts_lists_and_files() -> None:
-    raw = form(
-        part("prompt", "ein Leuchtturm — Dämmerung".encode()),
-        part("tags[]", b"a"),
-        part("tags[]", b"b"),
-        part("image", b"\x89PNG\r\n--", filename="x.png"),
+async def send(api: Api, path: str, *parts: bytes, **options: Any) -> httpx2.Response:
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    return await api.as_key("POST", path, content=b"".join(parts) + b"--x--\r\n", headers=headers, **options)
+
+
+def use_model(api: Api, model_id: str, **properties: Any) -> None:
+    """Let a model of the catalog take these fields."""
+    catalog = api.deps.catalog()
+    document = {"type": "object", "properties": properties, "additionalProperties": False}
+    model = msgspec.structs.replace(catalog.models[model_id], input_schema=document, schema=InputSchema(document))
+    changed = replace(catalog, models={**catalog.models, model_id: model})
+    api.change(catalog=lambda: changed)
+
+
+def created(api: Api) -> CreateTask:
+    """The task that the account was asked for."""
+    [(_, command)] = api.accounts.asked
+    assert isinstance(command, CreateTask)
+    return command
+
+
+async def file_ids(api: Api) -> list[str]:
+    return [each["file_id"] for each in ok(await api.as_key("GET", "/v2/files"))["data"]]
+
+
+async def test_a_form_has_texts_lists_and_files(api: Api) -> None:
+    api.accounts.answer = NOT_DONE
+    use_model(
+        api,
+        "studio/clip-1",
+        prompt={"type": "string"},
+        tags={"type": "array", "items": {"type": "integer"}},
+        duration={"type": "number"},
+        frames={"type": "array", "items": LINK},
     )
-    found = parse_form(TYPE, raw)
-    assert isinstance(found, Form)
-    assert found.fields == {"prompt": "ein Leuchtturm — Dämmerung", "tags": ["a", "b"]}
-    assert [(each.name, each.content) for each in found.files] == [("image", b"\x89PNG\r\n--")]
+    await send(
+        api,
+        "/v1/videos",
+        MODEL,
+        part("prompt", "ein Leuchtturm — Dämmerung".encode()),
+        part("tags[]", b"1"),
+        part("frames[]", PNG, "a.png"),
+        part("tags[]", b"2"),
+        part("frames[]", PNG + b"2", "b.png"),
+        part("seconds", b"2"),
+    )
+    request = created(api).request
+    frames = request.input.pop("frames")
+    assert request.input == {"prompt": "ein Leuchtturm — Dämmerung", "tags": [1, 2], "duration": 2}
+    assert frames == (await file_ids(api))[::-1] == [each.file_id for each in request.files]
+
+
+async def test_a_file_in_the_models_input_is_not_stored(api: Api) -> None:
+    api.accounts.answer = NOT_DONE
+    use_model(api, "studio/clip-1", prompt={"type": "string"}, image=BASE64)
+    await send(api, "/v1/videos", MODEL, PROMPT, part("input_reference", PNG, "a.png"))
+    assert created(api).request.input["image"] == base64.b64encode(PNG).decode()
+    assert await file_ids(api) == []
+    too_large = part("input_reference", bytes(api.deps.settings.body_bytes_max + 1), "a.png")
+    refused(await send(api, "/v1/videos", MODEL, PROMPT, too_large), 413, "request_too_large")
+
+
+async def test_a_form_without_files_needs_no_room_for_them(api: Api) -> None:
+    api.configure(files_max=0)
+    api.accounts.answer = NOT_DONE
+    await send(api, "/v1/videos", MODEL, PROMPT)
+    assert created(api).request.input["prompt"] == "waves"
+    wanted = (part("model", b"studio/edit-1"), part("image", PNG, "a.png"))
+    refused(await send(api, "/v1/images/edits", *wanted), 409, "file_limit_reached")
+
+
+async def test_only_files_need_a_turn_of_their_account(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal before the body is read looks like a lost one when its client sends it again."""
+
+    def no_turn(_uploads: Uploads, _account_id: str) -> AbstractAsyncContextManager[None]:
+        raise Overloaded("too many uploads are in progress")
+
+    monkeypatch.setattr(Uploads, "turn", no_turn)
+    api.accounts.answer = NOT_DONE
+    refused(await send(api, "/v1/videos", MODEL, PROMPT, part("input_reference", PNG, "a.png")), 503, "overloaded")
+    refused(await api.as_key("POST", "/v2/files", content=b"a file"), 503, "overloaded")
+    assert api.accounts.asked == []
+    await send(api, "/v1/videos", MODEL, PROMPT)
+    assert created(api).request.input["prompt"] == "waves"
 
 
 def test_the_boundary_and_the_names_of_files_make_no_difference() -> None:
-    one = parse_form(TYPE, form(part("a", b"1"), part("f", b"data", filename="x")))
-    raw = form(part("a", b"1"), part("f", b"data", filename="y")).replace(b"--b", b"--other")
-    two = parse_form("multipart/form-data; boundary=other", raw)
-    three = parse_form(TYPE, form(part("a", b"1"), part("f", b"date", filename="x")))
-    assert isinstance(one, Form)
-    assert isinstance(two, Form)
-    assert isinstance(three, Form)
-    assert one.facts == two.facts != three.facts
+    one = Form({"a": "1"}, (FormFile("f", "0" * 64),), 1)
+    two = Form({"a": "1"}, (FormFile("f", "0" * 64, content=b"data"),), 5)
+    assert one.facts == two.facts != Form({"a": "1"}, (FormFile("f", "1" * 64),), 1).facts
 
 
 @pytest.mark.parametrize(
-    "raw",
+    ("parts", "code", "param"),
     [
-        b"",
-        form(part("a", b"1"))[:-4],
-        form(part("a", b"1"), part("a", b"2")),
-        form(part("a", b"1"), part("a[]", b"2")),
-        form(part("a", b"\xff")),
-        form(part("a", b"\0")),
-        form(*[part(f"a{n}", b"") for n in range(200)]),
-        b"--c\r\n\r\n--c--",
+        ((PROMPT,), "missing_parameter", "model"),
+        ((MODEL, PROMPT, PROMPT), "invalid_parameter", "prompt"),
+        ((MODEL, PROMPT, part("prompt[]", b"2")), "invalid_parameter", "prompt"),
+        ((MODEL, part("prompt", b"\xff")), "invalid_parameter", "prompt"),
+        ((MODEL, part("prompt", b"\0")), "invalid_parameter", "prompt"),
+        ((MODEL, PROMPT, part("a\0b", b"1")), "invalid_parameter", "a\0b"),
+        ((MODEL, PROMPT, part("mask", PNG, "a.png")), "invalid_parameter", "mask"),
+        ((MODEL, PROMPT, *[part(f"a{n}", b"") for n in range(200)]), "invalid_form", None),
+        ((b"--y\r\n\r\n",), "invalid_form", None),
     ],
 )
-def test_what_is_no_form_is_refused(raw: bytes) -> None:
-    found = parse_form(TYPE, raw)
-    assert isinstance(found, Refusal)
-    assert found.code == "invalid_form"
+async def test_what_is_not_taken_is_refused_by_its_name_and_stores_nothing(
+    api: Api, parts: tuple[bytes, ...], code: str, param: str | None
+) -> None:
+    assert refused(await send(api, "/v1/videos", *parts), 400, code)["param"] == param
+    assert await file_ids(api) == []
+    assert api.accounts.asked == []
+
+
+async def test_an_edit_needs_an_image(api: Api) -> None:
+    error = refused(await send(api, "/v1/images/edits", part("model", b"studio/edit-1")), 400, "missing_parameter")
+    assert error["param"] == "image"
+
+
+async def test_several_images_are_for_models_that_take_several(api: Api) -> None:
+    images = [part("image[]", PNG + bytes([number]), "a.png") for number in range(2)]
+    model = part("model", b"studio/edit-1")
+    error = refused(await send(api, "/v1/images/edits", model, *images), 400, "invalid_parameter")
+    assert error["message"] == "The parameter image has 2 files; the model studio/edit-1 takes one."
+    assert await file_ids(api) == []
+    use_model(api, "studio/edit-1", image={"type": "array", "items": LINK})
+    api.accounts.answer = NOT_DONE
+    await send(api, "/v1/images/edits", model, *images)
+    assert len(created(api).request.files) == 2
+
+
+async def test_the_file_of_an_edit_is_stored_until_its_task_has_ended(api: Api) -> None:
+    """Its bytes are found in the rows while the hold is open, and are released then: no week later."""
+    await api.add_task(api.task(ID, status="canceled", wake_at=None))
+    api.accounts.answer = TaskAccepted(ID, "quo_" + "1" * 32, "queued", None, 12_000, "1 image")
+    await send(api, "/v1/images/edits", part("model", b"studio/edit-1"), part("image", PNG, "a.png"))
+    [file_id] = await file_ids(api)
+    assert [each.file_id for each in created(api).request.files] == [file_id]
+    api.change(now=lambda: api.now + timedelta(seconds=UPLOAD_S))
+    assert await file_ids(api) == []
+
+    async def swept(after_s: float) -> int:
+        at, first = api.now + timedelta(seconds=after_s), ExpiredFile(*FIRST_EXPIRED)
+        return (await api.database.work(sweep_files, at, after=first, most=10)).deleted
+
+    hold = {"account_id": api.account_id, "hold_id": created(api).request.hold_id, "amount_micro": 1}
+    await api.write(tables.holds.insert().values(**hold, reference=ID, opened_number=1))
+    assert await swept(30 * 24 * 3600) == 0
+    await api.write(update(tables.holds).values(settled_number=2))
+    assert await swept(UPLOAD_S - 1) == 0
+    assert (await api.database.read(files_total, api.account_id)).files == 1
+    assert await swept(UPLOAD_S) == 1
+    assert (await api.database.read(files_total, api.account_id)).files == 0
 
 
 def test_only_forms_are_forms() -> None:
     assert is_form("Multipart/Form-Data; boundary=x")
     assert not is_form("multipart/mixed; boundary=x")
     assert not is_form(None)
-    assert isinstance(parse_form("multipart/form-data", form(part("a", b"1"))), Refusal)
 
 
-_pieces = st.sampled_from(
-    [
-        b"--b",
-        b"--b--",
-        b"\r\n",
-        b"\n",
-        b"Content-Disposition: form-data; name=",
-        b'"a"',
-        b"; filename=",
-        b"\0",
-        b"x" * 90,
-    ]
-)
-
-
-@given(st.lists(st.one_of(_pieces, st.binary(max_size=20)), max_size=40).map(b"".join), st.text(max_size=30))
-def test_nothing_breaks_the_parser(raw: bytes, boundary: str) -> None:
-    for content_type in (TYPE, f"multipart/form-data; boundary={boundary}"):
-        assert isinstance(parse_form(content_type, raw), Form | Refusal)
+async def test_a_form_without_a_boundary_is_refused(api: Api) -> None:
+    headers = {"Content-Type": "multipart/form-data"}
+    response = await api.as_key("POST", "/v1/videos", content=MODEL, headers=headers)
+    refused(response, 415, "unsupported_media_type")

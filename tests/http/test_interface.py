@@ -22,6 +22,7 @@ from holdfast.http.kit.dependencies import Readiness
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.http.kit.openapi import describe, error_codes
 from holdfast.http.kit.routes import Route
+from holdfast.ledger.alerts.account_events import PAYLOADS
 from holdfast.ledger.tasks.events import EVENT_KINDS
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ async def test_the_document_holds_every_route_and_only_known_codes(stage: Stage)
     assert len(described) == len(ROUTES)
     operations = [operation for methods in document["paths"].values() for operation in methods.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
-    assert set(document["webhooks"]) == set(EVENT_KINDS)
+    assert set(document["webhooks"]) == {*EVENT_KINDS, *PAYLOADS}
     for route in ROUTES:
         assert set(error_codes(route)) <= set(ERROR_TABLE)
     listed = re.findall(r"^\| (\d{3}) \| `(\w+)` \| \S.* \|$", document["info"]["description"], re.MULTILINE)
@@ -146,7 +147,7 @@ async def test_the_docs_page_loads_from_this_origin_only(stage: Stage) -> None:
     }  # fmt: skip
     (script,) = re.findall(r'<script type="module" src="([^"]+)"></script>', page)
     links = set(re.findall(r'(?:href|src|spec-url)="([^"]+)"', page))
-    assert links == {script, "openapi.json", "data:,"}
+    assert links == {script, "openapi.json", "docs/openapi.json", "data:,"}
     for link in links - {"data:,"}:
         assert (await stage.call("GET", f"/{link}")).status_code == 200
     assert "https:" not in page
@@ -172,7 +173,17 @@ async def test_the_docs_script_is_cached_by_its_version(stage: Stage) -> None:
         assert again.headers[name] == first.headers[name]
 
 
-@pytest.mark.parametrize("path", ["/openapi.json", f"/docs/{RAPIDOC}"])
+async def test_the_page_shows_the_same_document_without_the_body_of_errors(stage: Stage) -> None:
+    whole, shown = [(await stage.call("GET", path)).json() for path in ("/openapi.json", "/docs/openapi.json")]
+    for methods in whole["paths"].values():
+        for operation in methods.values():
+            errors = {status: each for status, each in operation["responses"].items() if int(status) >= 400}
+            for each in errors.values():
+                del each["content"], each["headers"]
+    assert shown == whole
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs/openapi.json", f"/docs/{RAPIDOC}"])
 async def test_large_documents_are_compressed_once_for_who_accepts_that(stage: Stage, path: str) -> None:
     plain = await stage.call("GET", path)
     assert "Content-Encoding" not in plain.headers

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
 from holdfast.http.kit.forms import FormFile
-from holdfast.http.openai.inputs import input_of
+from holdfast.http.openai.inputs import input_of, stored_names
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.input_schema import InputSchema
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.records.rows import FileRow
 from holdfast.providers.media.kinds import kind_rules
 
 MODELS = load_catalog(None, kind_rules()).models
 PNG = FormFile("image", "0" * 64, content=b"\x89PNG\r\n\x1a\n")
-STORED = FormFile("image", "0" * 64, file_id="file_" + "1" * 32)
+ROW = FileRow(
+    account_id="acct_1", file_id="file_" + "1" * 32, filename="a.png", content_type="image/png", bytes=1,
+    sha256="0" * 64, created_at=datetime(2026, 11, 20, tzinfo=UTC), expires_at=datetime(2026, 11, 21, tzinfo=UTC),
+)  # fmt: skip
+STORED = FormFile("image", "0" * 64, ROW)
+LINK = {"type": "string", "format": "uri"}
+ENCODED = base64.b64encode(PNG.content).decode()
 
 
 def taking(properties: dict[str, Any]) -> Model:
@@ -69,15 +78,45 @@ def test_what_a_model_does_not_take_is_refused_by_its_name(model: str, fields: d
     assert [refused.param] == list(fields)
 
 
-def test_files_become_what_the_model_takes() -> None:
-    edit, encoded = MODELS["studio/edit-1"], base64.b64encode(PNG.content).decode()
-    assert input_of(edit, {}, [STORED]) == {"image": STORED.file_id}
-    assert input_of(edit, {}, [PNG]) == {"image": encoded}
-    link = {"type": "string", "format": "uri"}
-    assert input_of(taking({"image_url": link}), {}, [PNG]) == {"image_url": f"data:image/png;base64,{encoded}"}
-    several = taking({"image": {"type": "array", "items": link}})
-    assert input_of(several, {}, [STORED, STORED]) == {"image": [STORED.file_id] * 2}
-    for model, files in ((edit, [STORED, STORED]), (MODELS["studio/clip-1"], [PNG]), (taking({}), [STORED])):
-        refused = input_of(model, {}, files)
-        assert isinstance(refused, Refusal)
-        assert refused.param == "image"
+@pytest.mark.parametrize(
+    ("properties", "files", "field"),
+    [
+        ({"image": LINK}, [STORED], {"image": ROW.file_id}),
+        ({"image": {"anyOf": [{"contentEncoding": "base64"}, LINK]}}, [STORED], {"image": ROW.file_id}),
+        ({"image": {"contentEncoding": "base64"}}, [PNG], {"image": ENCODED}),
+        ({"image_url": {**LINK, "pattern": "^data:"}}, [PNG], {"image_url": f"data:image/png;base64,{ENCODED}"}),
+        ({"image": {"type": "array", "items": LINK}}, [STORED, STORED], {"image": [ROW.file_id] * 2}),
+        ({"image": {"type": "array", "items": LINK}}, [STORED], {"image": [ROW.file_id]}),
+    ],
+)
+def test_a_file_is_stored_if_the_model_takes_links(
+    properties: dict[str, Any], files: list[FormFile], field: dict[str, Any]
+) -> None:
+    model = taking(properties)
+    catalog = replace(load_catalog(None, kind_rules()), models={"a/b": model})
+    stored = stored_names(catalog, {"model": "a/b"}, ["image"] * len(files))
+    assert stored == frozenset({"image"} if files[0].row else ())
+    assert input_of(model, {}, files) == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "names", "param"),
+    [
+        ({"model": "studio/edit-1"}, ["image", "image"], "image"),
+        ({"model": "studio/clip-1"}, ["input_reference"], "input_reference"),
+        ({"model": "studio/none"}, ["image"], "model"),
+        ({}, ["image"], "model"),
+    ],
+)
+def test_a_file_that_a_model_does_not_take_is_refused_first(
+    fields: dict[str, Any], names: list[str], param: str
+) -> None:
+    refused = stored_names(load_catalog(None, kind_rules()), fields, names)
+    assert isinstance(refused, Refusal)
+    assert refused.param == param
+
+
+def test_lists_of_a_form_become_lists_of_what_the_model_takes() -> None:
+    model = taking({"sizes": {"type": "array", "items": {"type": "integer"}}, "tags": {"type": "array"}})
+    given = {"sizes": ["1", "2"], "tags": ["1"]}
+    assert input_of(model, given, ()) == {"sizes": [1, 2], "tags": ["1"]}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
 import trio
-from tests.clients import refused
+from tests.clients import ok, refused
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.actors.account.messages import TaskAccepted
@@ -35,6 +36,29 @@ async def test_a_request_that_waits_does_not_keep_its_body(api: Api) -> None:
         [call] = [each for each in gc.get_objects() if isinstance(each, Call) and each.route.path == PATH]
         assert (call.raw, call.json, call.files) == (b"", {}, ())
         nursery.cancel_scope.cancel()
+
+
+async def test_a_key_that_may_not_read_results_gets_none(api: Api) -> None:
+    writer = (await api.add_key(api.account_id, "key_" + "7" * 32, scopes=("tasks:write",))).secret
+    api.accounts.answer = ACCEPTED
+    await api.add_task(api.task(ID, status="processing"))
+    image: dict[str, Any] = {"data": {"model": "studio/edit-1"}, "files": {"image": b"a picture"}}
+    wanted: dict[str, dict[str, Any]] = {
+        PATH: {"json": {"model": "studio/image-1", "prompt": "a pier"}},
+        "/v1/audio/speech": {"json": {"model": "studio/tone-1", "input": "rain"}},
+        "/v1/images/edits": image,
+    }
+    for path, sent in wanted.items():
+        for _ in range(2):  # the first time its row is read
+            error = refused(await api.call("POST", path, credential=writer, **sent), 403, "insufficient_scope")
+            assert error["message"] == "The API key does not have the scope tasks:read."
+    assert api.accounts.asked == []
+    assert ok(await api.as_key("GET", "/v2/files"))["data"] == []
+    reader = (await api.add_key(api.account_id, "key_" + "8" * 32, scopes=("tasks:read",))).secret
+    error = refused(
+        await api.call("POST", "/v1/images/edits", credential=reader, **image), 403, "insufficient_scope"
+    )
+    assert error["message"] == "The API key does not have the scope tasks:write."
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.clients import refused
+from tests.clients import ok, refused
 
 from holdfast.actors.account.messages import AdjustCredit, CreditChanged, SetAccess
 from holdfast.actors.runtime.messages import Replayed
@@ -39,6 +39,7 @@ async def test_an_account_is_found_by_its_id_and_its_address(api: Api) -> None:
     await api.write(tables.holds.insert().values(hold_id="hold_1", amount_micro=240_000, **hold))
     await api.write(tables.holds.insert().values(hold_id="hold_2", amount_micro=1, settled_number=2, **hold))
     await api.add_session(api.account_id, "ses_old", "hst_" + "B" * 43, expires_at=api.now)
+    ok(await api.as_key("POST", "/v2/files", files={"file": b"a file"}))
     by_id = await api.call("GET", f"/ops/api/accounts/{api.account_id}", headers=operator(api))
     found = by_id.json()
     [key] = found.pop("api_keys")
@@ -57,7 +58,11 @@ async def test_an_account_is_found_by_its_id_and_its_address(api: Api) -> None:
         "available_balance": "9.76",
         "operation_count": 0,
         "tasks_in_flight": 1,
+        "file_count": 1,
+        "file_bytes": 6,
         "sessions_live": 1,
+        "limits": [],
+        "auto_top_up": None,
     }
     by_email = await api.call("GET", f"/ops/api/accounts?email={email.upper()}", headers=operator(api))
     assert by_email.json() == by_id.json()

@@ -86,7 +86,9 @@ async def test_events_whose_delivery_fails_are_listed_and_retried(api: Api) -> N
     older, newer = await plant(api, attempts=2)
     outbox = tables.outbox
     await api.write(outbox.update().values(attempts=2))
-    await api.write(outbox.update().where(outbox.c.event_id == older).values(status="given_up", due_at=None))
+    await api.write(
+        outbox.update().where(outbox.c.event_id == older).values(status="given_up", due_at=None, receiver="wh_1")
+    )
     body = await get(api, WEBHOOKS)
     assert [(each["event"]["event_id"], each["event"]["status"]) for each in body["data"]] == [
         (newer, "pending"),
@@ -99,7 +101,7 @@ async def test_events_whose_delivery_fails_are_listed_and_retried(api: Api) -> N
     assert (await get(api, f"{WEBHOOKS}?account_id={api.other_account_id}"))["data"] == []
     await post(api, f"{WEBHOOKS}/{api.account_id}/{older}/retry", {"reason": "their server is back"})
     events: Any = api.deps.events
-    assert events.sent_again == [(api.account_id, older)]
+    assert events.sent_again == [(api.account_id, older, "wh_1")]
     unknown = await api.call("POST", f"{WEBHOOKS}/{api.account_id}/evt_9/retry", headers=heads(api), json={})
     refused(unknown, 404, "event_not_found")
 
@@ -109,7 +111,9 @@ async def test_failed_events_are_counted_by_host_and_retried_together(api: Api) 
     outbox = tables.outbox
     await api.write(outbox.update().values(attempts=2, due_at=api.now + timedelta(hours=1)))
     given_up = outbox.update().where(outbox.c.event_id == older)
-    await api.write(given_up.values(status="given_up", due_at=None, url="HTTPS://Gone.example:443/hooks?key=1"))
+    await api.write(
+        given_up.values(status="given_up", due_at=None, receiver="wh_1", url="HTTPS://Gone.example:443/hooks?key=1")
+    )
     [event] = (await get(api, f"{WEBHOOKS}?host=gone.example"))["data"]
     assert event["event"]["event_id"] == older
     summary = await get(api, f"{WEBHOOKS}/summary")
@@ -120,11 +124,11 @@ async def test_failed_events_are_counted_by_host_and_retried_together(api: Api) 
     of_host = await post(api, f"{WEBHOOKS}/hosts/gone.example/retry", {"reason": "their server is back"})
     assert (of_host.json(), events.sent_again) == (
         {"retried": 1, "has_more": False},
-        [(api.account_id, older)],
+        [(api.account_id, older, "wh_1")],
     )
     of_account = await post(api, f"{WEBHOOKS}/{api.account_id}/retry", {})
     assert of_account.json() == {"retried": 2, "has_more": False}
-    assert events.sent_again[1:] == [(api.account_id, older), (api.account_id, newer)]
+    assert events.sent_again[1:] == [(api.account_id, older, "wh_1"), (api.account_id, newer, api.account_id)]
     # Those that are due are about to be delivered anyway, so a repeated call goes on with the others.
     await api.write(outbox.update().values(status="pending", due_at=api.now - timedelta(seconds=1)))
     for path in (f"hosts/{host}", api.account_id, api.other_account_id, "hosts/elsewhere.example", "acct_'"):

@@ -13,6 +13,7 @@ from tests.clients import refused
 from tests.cluster.samples import samples as make_samples
 from tests.strict_html import StrictHtml
 
+from holdfast.actors.account.messages import SetCeiling
 from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Readiness
@@ -237,6 +238,30 @@ async def test_an_adjustment_sent_twice_is_one_command(api: Api, browser: PageRe
     assert keys[0] == keys[1]
     assert keys[0].key == keys[2].key
     assert keys[0].fingerprint != keys[2].fingerprint
+
+
+async def test_an_accounts_page_shows_limits_and_sets_ceilings(api: Api, browser: PageReader) -> None:
+    limit = {"limit_micro": 7_000_000, "captured_micro": 1_500_000, "window_start": api.now.replace(hour=0)}
+    row = {"account_id": api.account_id, "limit_window": "day", "ceiling_micro": 9_000_000, **limit}
+    await api.write(tables.account_limits.insert().values(**row))
+    await api.write(
+        tables.api_keys.update().values(limit_window="day", models=["studio/*"], is_paused=True, **limit)
+    )
+    page = f"/ops/accounts/{api.account_id}"
+    shown = (await browser.read(page)).text
+    for words in ("7.00 (day)", "spent 1.50", "studio/*", "paused", "9.00", "in 12 h"):
+        assert words in shown, words
+    token = await browser.hidden(page, "csrf_token")
+    api.accounts.answer = "done"
+    for amount in ("12.50", ""):
+        response = await browser.send(
+            f"{page}/ceilings", window="week", credits=amount, reason="ticket 4711", csrf_token=token
+        )
+        assert response.status_code == 303
+    assert api.accounts.asked == [
+        (api.account_id, SetCeiling("week", 12_500_000)),
+        (api.account_id, SetCeiling("week", None)),
+    ]
 
 
 async def test_pages_stay_while_the_database_is_away(api: Api, browser: PageReader) -> None:

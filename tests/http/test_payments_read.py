@@ -123,7 +123,7 @@ async def add_operations(api: Api) -> AccountState:
         nonlocal at
         assert isinstance(operation, Operation)
         state.apply(operation)
-        columns = {name: getattr(operation, name) for name in operation.__struct_fields__ if name != "postings"}
+        columns = {column.name: getattr(operation, column.name) for column in tables.operations.columns}
         await api.write(tables.operations.insert().values(**columns))
         for line, posting in enumerate(operation.postings):
             await api.write(
@@ -185,8 +185,9 @@ async def test_the_statement_lists_every_operation_and_the_totals_after_it(api: 
         "reason": "dispute_lost",
         "at": "2026-11-20T12:05:00.000Z",
         "postings": [
-            {"ledger_account": "available", "amount": "-10.00"},
-            {"ledger_account": "cash:cardprovider", "amount": "10.00"},
+            {"ledger_account": "available", "amount": "-9.80", "lot": 1},
+            {"ledger_account": "available", "amount": "-0.20", "lot": None},
+            {"ledger_account": "cash:cardprovider", "amount": "10.00", "lot": None},
         ],
     }
 

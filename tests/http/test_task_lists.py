@@ -187,7 +187,7 @@ async def test_a_usage_entry_has_its_cost_and_history(api: Api) -> None:
     assert line == {
         "request_id": "task_a", "model": "studio/image-1", "api_key_id": api.key_id, "status": "queued",
         "modality": "image", "ts": "2026-11-20T12:00:00.000Z", "billable_units": 0, "tokens_in": 0, "tokens_out": 0,
-        "latency_ms": 7, "cost_credits": "0.012", "error": None, "operation_id": None,
+        "latency_ms": 7, "cost_credits": "0.012", "error": None, "operation_id": None, "end_user": None,
         "status_history": [
             {"status": "queued", "ts": "2026-11-20T12:00:00.000Z", "cost_credits": "0.00", "error": None}
         ],

@@ -90,7 +90,7 @@ async def live(api: Api) -> None:
     await api.write(
         tables.outbox.insert().values(
             event_id="evt_9", created_at=at(7), status="given_up", round_at=at(7), tries=2, done_at=at(9),
-            reason="gone", **EVENT, **of,
+            reason="gone", receiver="x", **EVENT, **of,
         )
     )  # fmt: skip
     for number, error in ((1, "timeout"), (2, None)):

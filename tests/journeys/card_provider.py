@@ -28,6 +28,7 @@ from .service_process import Service
 API_KEY = "sk_test_journeys"
 WEBHOOK_SECRET = "whsec_journeys_0123456789abcdef0123456789"
 PUBLISHABLE_KEY = "pk_test_journeys"
+CARDS = "/v2/control/cards"
 WEBHOOK = "/v2/control/payments/cardprovider/webhook"
 SIGNATURE_HEADER = "Cardprovider-Signature"
 SETTLE_S = 0.02
@@ -226,3 +227,25 @@ class Payer:
 def unique(prefix: str) -> str:
     """Return an unused id."""
     return f"{prefix}_{secrets.token_hex(8)}"
+
+
+async def cards(customer: Customer) -> list[dict[str, Any]]:
+    """Return the customer's saved cards."""
+    return list(ok(await customer.as_session("GET", CARDS))["data"])
+
+
+async def save_card(customer: Customer, card_provider: CardProviderProcess, test_card: str = "pm_card_visa") -> str:
+    """Save a card as the customer's browser does; return its id."""
+    before = {each["card_id"] for each in await cards(customer)}
+    setup = ok(await customer.as_session("POST", f"{CARDS}/setup"))
+    assert setup["publishable_key"] == PUBLISHABLE_KEY
+    async with loopback_client(headers={"Authorization": f"Bearer {PUBLISHABLE_KEY}"}) as browser:
+        url = f"{card_provider.url}/v1/setup_intents/{setup['setup_intent_id']}/confirm"
+        form = {"client_secret": setup["client_secret"], "payment_method": test_card}
+        ok(await browser.post(url, data=form))
+
+    async def listed() -> str | None:
+        new = [each["card_id"] for each in await cards(customer) if each["card_id"] not in before]
+        return new[0] if new else None
+
+    return await until(listed)

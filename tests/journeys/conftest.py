@@ -1,4 +1,7 @@
-"""The whole service over real HTTP on a real database: shared between tests, or started by one test."""
+"""The whole service over real HTTP on a real database: shared by a module's tests, or started by one test.
+
+None runs longer than its module: an idle service takes three hundredths of a core, beside all later tests.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from holdfast.persistence.server.embedded import EmbeddedPostgres
 from .card_provider import CardProviderProcess, Payer, run_card_provider
 from .page_browser import running_browser
 from .quiet_provider import QuietProvider, quiet_provider
+from .receiver import Receiver, receiver
 from .scripted_provider import ScriptedProvider, scripted_provider
 from .service_process import OPERATOR_TOKEN, SERVER_KEY, Service, new_folder, running_service, start_together
 
@@ -26,9 +30,9 @@ NewService: TypeAlias = Callable[..., Service]
 NewCustomer: TypeAlias = Callable[..., Awaitable[Customer]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_service() -> Iterator[Service]:
-    """A running service shared by tests; no test may break it."""
+    """A running service shared by a module's tests; no test may break it."""
     with running_service(new_folder()) as service:
         yield service
 
@@ -52,6 +56,13 @@ def new_service() -> Iterator[NewService]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Receiver]:
+    """Run the customers' webhook receiver."""
+    with receiver() as found:
+        yield found
+
+
 @pytest.fixture(scope="session")
 def provider() -> Iterator[QuietProvider]:
     """A provider whose callbacks the test sends."""
@@ -59,9 +70,9 @@ def provider() -> Iterator[QuietProvider]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def quiet_service(provider: QuietProvider) -> Iterator[Service]:
-    """A running service whose only provider is the quiet one."""
+    """A running service whose only provider is the quiet one, shared by a module's tests."""
     folder = new_folder()
     with running_service(folder, CATALOG=str(provider.write_catalog(folder))) as service:
         yield service
@@ -74,7 +85,7 @@ def scripted() -> Iterator[ScriptedProvider]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scripted_service(scripted: ScriptedProvider) -> Iterator[Service]:
     """A running service whose providers are the scripted ones; no test may break it."""
     folder = new_folder()
@@ -147,14 +158,14 @@ def two_services(provider: QuietProvider) -> Iterator[list[Service]]:
                 shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def card_provider() -> Iterator[CardProviderProcess]:
-    """A card provider shared by all tests; a test that makes its webhooks or calls fail restores them."""
+    """A card provider shared by a module's tests; a test that makes its webhooks or calls fail restores them."""
     with run_card_provider() as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def card_service(card_provider: CardProviderProcess) -> Iterator[Service]:
     """A running service that uses the card provider; no test may break it."""
     with running_service(new_folder(), **card_provider.settings()) as service:

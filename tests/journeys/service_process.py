@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from tests.forked_processes import ForkedProcess, fork_process
 from tests.fresh_clusters import create_data_folder
 from tests.reserved_ports import reserve_port
 
@@ -24,6 +25,13 @@ from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.embedded import database_url_of
 
+_MODULES = ("holdfast.commands.cli", "holdfast.start.service", "holdfast.start.single_process")
+_SERVE = """
+import sys
+from holdfast.__main__ import main
+sys.argv = ["holdfast", "serve"]
+main()
+"""
 START_S = 120.0
 STOP_S = 120.0
 CALLBACK_SECRET = "callback-secret-for-the-journeys-0123456789"
@@ -49,7 +57,7 @@ class Service:
         self.data_dir = folder / "var"
         self.log_path = folder / "service.log"
         self.url = ""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._log_start = 0
         self.open_files: int | None = None
         generous = {
@@ -84,6 +92,20 @@ class Service:
         if not self.data_dir.exists() and "HOLDFAST_DATABASE_URL" not in self.environment:
             create_data_folder(self.data_dir)
         self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        self.log_path.touch()
+        # A parent of processes imports little, and what is on another path may replace what a copy has imported.
+        is_as_here = self.environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+        if self.open_files is None and "HOLDFAST_PROCESSES" not in self.environment and is_as_here:
+            self.process = fork_process(
+                _SERVE,
+                python=sys.executable,
+                modules=_MODULES,
+                folder=Path.cwd(),
+                environment=self.environment,
+                out=self.log_path,
+                err=self.log_path,
+            )
+            return
         limited = [] if self.open_files is None else ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(

@@ -43,6 +43,10 @@ async def test_the_newest_revoked_keys_are_retained_under_hourly_rotation(
             "prefix": "hk_test_0000",
             "name": "old",
             "scopes": ["tasks:read"],
+            "is_paused": False,
+            "models": [],
+            "window_start": now,
+            "captured_micro": 0,
         }
         secret = f"{customer.account_id} {number}".encode()
         return {**known, "key_id": f"key_{number}", "secret_sha256": secret, "created_at": at, "revoked_at": at}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,10 @@ from tests.clients import Customer, code_of, ok, until
 
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider, signed
-from .receiver import Receiver, receiver
+from .receiver import Receiver
 from .service_process import Service
 
 RESULT = {"task.succeeded", "task.assets_ready"}
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[Receiver]:
-    """Run the customers' webhook receiver."""
-    with receiver() as found:
-        yield found
 
 
 async def create(customer: Customer, url: str, **more: Any) -> str:

@@ -124,7 +124,7 @@ def test_python(generated: Path, shared_service: Service, package: str, program:
     folder = generated / "python"
     run(
         folder, sys.executable, "-m", "mypy", "--config-file=", "--python-executable", CLIENTS / "bin/python",
-        "--disable-error-code=import-untyped", package, program,
+        "--disable-error-code=import-untyped", "--cache-dir", CLIENTS / "mypy", package, program,
     )  # fmt: skip
     assert journey_of(run(folder, CLIENTS / "bin/python", program, shared_service.url)) == SEEN
 

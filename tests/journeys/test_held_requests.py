@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import random
@@ -15,10 +16,15 @@ import trio
 from PIL import Image
 from tests.clients import Customer, loopback_client, until
 
+from holdfast.http.server.limits import LATE_S, SWEEP_INTERVAL_S
+from holdfast.persistence.server.connections import connected
+
 from .conftest import NewCustomer, NewService
 from .quiet_provider import MODEL, QuietProvider, signed
-from .service_process import Service
+from .service_process import SERVER_KEY, Service, start_together
 
+FORWARDED = "holdfast_forwarded_asks_total"
+REPLAYED = 'holdfast_journal_units_total{result="already_answered"}'
 PATH = "/v1/images/generations"
 
 
@@ -221,15 +227,72 @@ async def test_a_frozen_process_makes_no_task_for_clients_that_have_gone(
         f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {customer.key}\r\nX-Stainless-Retry-Count: 0\r\n"
     )
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    for _ in range(10):
-        streams = [await trio.open_tcp_stream(host, int(port)) for _ in range(5)]
+    for _ in range(3):
+        streams = [await trio.open_tcp_stream(host, int(port)) for _ in range(20)]
         os.kill(pid, signal.SIGSTOP)
         try:
-            while (await trio.Path(f"/proc/{pid}/stat").read_text()).rsplit(")", 1)[1].split()[0] != "T":
-                await trio.lowlevel.checkpoint()
             for stream in streams:
                 await stream.send_all(head.encode() + body)
                 await stream.aclose()
+            # So long that the process certainly finds that it has not run.
+            await trio.sleep(SWEEP_INTERVAL_S + 2 * LATE_S)
         finally:
             os.kill(pid, signal.SIGCONT)
         assert len(await customer.tasks()) == 1
+
+
+async def test_a_frozen_process_creates_nothing_that_was_sent_again_elsewhere(
+    new_service: NewService, provider: QuietProvider, new_customer: NewCustomer, shared_url: str
+) -> None:
+    services = [new_service(DATABASE_URL=shared_url, SERVER_KEY=SERVER_KEY, ASK_DEADLINE_S="60") for _ in range(2)]
+    catalog = str(provider.write_catalog(services[0].data_dir.parent))
+    for each in services:
+        each.environment["HOLDFAST_CATALOG"] = catalog
+    await trio.to_thread.run_sync(start_together, services)
+
+    async def are_linked() -> bool:
+        return all(each.metric("holdfast_members") == 2 for each in services)
+
+    await until(are_linked)
+    frozen, other = services
+    while True:
+        customer = await new_customer(frozen, credit="50.00")
+        before = frozen.metric(FORWARDED)
+        assert (await ask(customer, numbered(0, 1), prompt="whose it is")).status_code == 425
+        if frozen.metric(FORWARDED) == before:
+            break
+    at_other = Customer(loopback_client(base_url=other.url, timeout=60), key=customer.key)
+    assert frozen.process is not None
+
+    async def is_undecided() -> bool:
+        with connected(shared_url) as rows:
+            waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'accounts'"
+            return bool(rows.exec_driver_sql(waiting).scalar())
+
+    async def resent() -> httpx2.Response | None:
+        answer = await ask(at_other, numbered(next(attempts), 1))
+        return answer if answer.status_code == 425 else None
+
+    attempts = itertools.count(1)
+    with connected(shared_url) as holder:
+        holder.exec_driver_sql("select from accounts where id = %s for no key update", (customer.account_id,))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, customer, numbered(0))
+            await until(is_undecided)
+            frozen.process.send_signal(signal.SIGSTOP)
+            nursery.cancel_scope.cancel()
+        holder.rollback()
+    try:
+        again = await until(resent)
+    finally:
+        frozen.process.send_signal(signal.SIGCONT)
+
+    async def is_decided() -> bool:
+        return frozen.metric(REPLAYED) > 0 or len(await at_other.tasks()) > 2
+
+    await until(is_decided)
+    later = await ask(customer, numbered(next(attempts), 1))
+    assert later.headers["X-Task-Id"] == again.headers["X-Task-Id"]
+    assert len(await at_other.tasks()) == 2
+    assert await trio.to_thread.run_sync(frozen.audit) == []
+    await at_other.http.aclose()

@@ -15,7 +15,12 @@ OF_ACCOUNT = (
     "/v2/control/payments",
     "/v2/control/payments/{order}",
 )
-OF_USAGE = ("/v2/usage/logs", "/v2/usage/logs?format=csv")
+OF_USAGE = (
+    "/v2/usage/logs",
+    "/v2/usage/logs?format=csv",
+    "/v2/usage/totals?group_by=day,model&to=2999-01-01",
+    "/v2/usage/totals?format=csv&to=2999-01-01",
+)
 
 
 @pytest.mark.parametrize(

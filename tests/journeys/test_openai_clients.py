@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from tests.clients import Customer
 
-from .client_programs import CLIENTS, run_node, run_python
+from .client_programs import CLIENTS, PYTHON, run_node, run_python
 from .conftest import NewCustomer
 from .openai_programs import PROGRAMS, STARTS
 from .quiet_provider import QuietProvider
@@ -47,8 +47,8 @@ async def run(client: str, feature: str, service: Service, key: str, **given: An
     values = {"url": service.url, "key": key, "picture": picture(feature), **given}
     if client == "openai (JavaScript)":
         return await run_node(program, values)
-    python = {} if client == "openai (Python, 3)" else {"python": CLIENTS / "bin" / "python"}
-    return await run_python(program, values, **python)
+    python = PYTHON if client == "openai (Python, 3)" else CLIENTS / "bin" / "python"
+    return await run_python(program, values, python)
 
 
 async def contents(customer: Customer, made: list[str]) -> list[bytes]:

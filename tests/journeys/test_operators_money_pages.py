@@ -15,7 +15,7 @@ from tests.clients import Customer, loopback_client, ok
 from .card_provider import CardProviderProcess, Payer
 from .operators_pages import Pages, act, open_pages
 from .page_browser import FAULTS_OF_A_PAGE
-from .receiver import Receiver, receiver
+from .receiver import Receiver
 from .service_process import Service
 
 T = TypeVar("T")
@@ -153,13 +153,6 @@ def test_pages_of_orders_fit_their_screen(pages: Pages, card_provider: CardProvi
         if faults := page.evaluate(FAULTS_OF_A_PAGE):
             found[path] = faults
     assert found == {}
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[Receiver]:
-    """Run a customer's webhook receiver."""
-    with receiver() as found:
-        yield found
 
 
 @both_ways

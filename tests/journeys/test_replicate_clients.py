@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import standardwebhooks
 from PIL import Image
 from tests.clients import Customer, ok
 
@@ -140,7 +141,9 @@ async def test_receives_webhooks(shared_service: Service, new_customer: NewCusto
         assert {body["id"] for body in bodies.values()} == {task_id}
         assert set(bodies) == {"processing", "succeeded"}
         assert (await customer.http.get(bodies["succeeded"]["output"][0])).content.startswith(TYPES["image"])
+        secret = ok(await customer.call("GET", "/replicate/v1/webhooks/default/secret", credential=key))["key"]
         for post in posts:
+            standardwebhooks.Webhook(secret).verify(post.body, post.headers)
             sent = {"headers": post.headers, "body": post.body.decode()}
             assert await run(client, "webhook_checked", shared_service, key, **sent) is True
 

@@ -78,5 +78,6 @@ async def test_a_crash_and_a_stop_are_streamed_stored_and_printed(
     # Reported when the tree had ended, and stored nevertheless.
     assert (last["kind"], last["path"]) == ("drain", "holdfast")
     numbers = [each["number"] for each in await trio.to_thread.run_sync(printed, service)]
-    assert numbers == sorted(numbers)
+    # None is missing. They are printed by time, which the first look at the database's clock may set back.
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
     assert OPERATOR_TOKEN not in str(of_account)

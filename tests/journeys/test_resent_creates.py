@@ -1,7 +1,11 @@
-"""OpenAI's client sends requests again when connections are cut and services killed: no task is made twice."""
+"""OpenAI's client sends requests again when connections are cut and services killed: no task is made twice.
+
+``CREATES=10000`` has it make so many, of which the suite has time for a few hundred, and kill a service more often.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -10,7 +14,7 @@ from tests.clients import Customer
 
 from holdfast.persistence.server.connections import connected
 
-from .client_programs import run_node, run_python
+from .client_programs import PROGRAM_S, run_node, run_python
 from .conftest import NewCustomer, NewService
 from .cutting_proxy import STAGES, cutting_proxy
 from .quiet_provider import QuietProvider
@@ -18,14 +22,16 @@ from .service_process import Service
 from .test_openai_clients import picture
 
 INTENTS = 240
+CREATES = int(os.environ.get("CREATES", INTENTS))
 IMAGES = 40
 EQUAL = 500
-KILLS = 2
+KILLS = max(2, CREATES // 1250)
 
 _START = """
 import asyncio, warnings, openai
 warnings.simplefilter("ignore", DeprecationWarning)
-client = openai.AsyncOpenAI(base_url=given["url"] + "/v1", api_key=given["key"], max_retries=30)
+# However long it takes: a connection that is given up would be a request sent again.
+client = openai.AsyncOpenAI(base_url=given["url"] + "/v1", api_key=given["key"], max_retries=30, timeout=600)
 async def video(prompt):
     return (await client.videos.create(model="quiet/clip-1", prompt=prompt)).id
 async def image(prompt):
@@ -106,28 +112,30 @@ async def check(service: Service, customer: Customer, made: list[str], count: in
 async def test_cuts_and_kills_make_no_task_twice(
     provider: QuietProvider, new_service: NewService, new_customer: NewCustomer
 ) -> None:
-    service = new_service()
+    service = new_service(TASKS_IN_FLIGHT_MAX="20000")
     service.environment["HOLDFAST_CATALOG"] = str(provider.write_catalog(service.data_dir.parent))
     await trio.to_thread.run_sync(service.start)
-    customer = await new_customer(service, credit="5000.00")
+    customer = await new_customer(service, credit="10000.00")
+    await customer.recharge("10000.00")
     made: list[str] = []
-    given = {"key": customer.key, "count": INTENTS, "at_once": 40}
+    given = {"key": customer.key, "count": CREATES, "at_once": 40 if CREATES == INTENTS else 100}
     async with cutting_proxy(service.url, cut=0.5) as proxy:
 
         async def run() -> None:
-            made.extend(await run_python(VIDEOS, {**given, "url": proxy.url}))
+            program_s = PROGRAM_S * CREATES / INTENTS
+            made.extend(await run_python(VIDEOS, {**given, "url": proxy.url}, within_s=program_s))
             kills.cancel()
 
         with trio.CancelScope() as kills:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run)
                 for nth in range(1, KILLS + 1):
-                    await proxy.reached(nth * INTENTS // 2)
+                    await proxy.reached(nth * CREATES // KILLS)
                     with trio.CancelScope(shield=True):
                         await trio.to_thread.run_sync(service.kill)
                         await trio.to_thread.run_sync(service.start)
         assert all(proxy.cuts[stage] for stage in STAGES)
-    await check(service, customer, made, INTENTS)
+    await check(service, customer, made, CREATES)
 
 
 @pytest.mark.parametrize("program", [HELD_IMAGES, EDITS], ids=["images", "edits"])

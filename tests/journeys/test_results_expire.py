@@ -32,7 +32,7 @@ def bring_forward(service: Service, request_id: str) -> None:
     with psycopg.connect(service.database_url) as rows:
         rows.execute("update assets set expires_at = now() where request_id = %s", (request_id,))
         rows.execute(
-            "update contents set claimed_at = claimed_at - interval '1 day' where sha256 in "
+            "update contents set claimed_until = claimed_until - interval '1 day' where sha256 in "
             "(select sha256 from assets where request_id = %s)",
             (request_id,),
         )

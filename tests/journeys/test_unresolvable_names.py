@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import trio
 from tests.clients import IMAGE, Customer, code_of, ok, until
 
 from .conftest import NewCustomer, NewService
-from .receiver import Receiver, receiver
+from .receiver import Receiver
 from .service_process import Service
 
 ATTACKERS_COUNT = 10
@@ -31,13 +30,6 @@ def getaddrinfo(host, *rest, **named):
 
 socket.getaddrinfo = getaddrinfo
 """
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Receiver]:
-    """Run the customers' webhook receiver."""
-    with receiver() as found:
-        yield found
 
 
 @pytest.fixture

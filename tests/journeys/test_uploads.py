@@ -59,8 +59,9 @@ def change(service: Service, statement: str, *values: object) -> None:
 
 
 def expire_contents(service: Service) -> None:
-    """Let all claims of contents expire now."""
-    change(service, "update contents set claimed_at = claimed_at - interval '1 day'")
+    """Let all claims of contents expire now, as long after the uploads."""
+    change(service, "update files set created_at = created_at - interval '1 hour'")
+    change(service, "update contents set claimed_until = claimed_until - interval '1 day'")
 
 
 async def gone(service: Service, file: dict[str, Any]) -> bool:
@@ -157,12 +158,41 @@ async def test_a_task_has_its_file_until_it_ends(
     assert quiet_service.audit() == []
 
 
+async def test_the_file_of_a_form_is_released_with_its_task(
+    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
+) -> None:
+    ada = await new_customer(quiet_service, credit="5.00")
+    content = picture(3)
+    request_ids: list[str] = []
+
+    async def send() -> None:
+        form = {"data": {"model": MODEL, "prompt": "dusk"}, "files": {"image": ("a.png", content)}}
+        response = await ada.as_key("POST", "/v1/images/edits", headers={"X-Stainless-Retry-Count": "0"}, **form)
+        request_ids.append(response.headers["X-Task-Id"])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        [request_id] = await until(ada.tasks)
+        await ada.submitted(request_id)
+        [file] = ok(await ada.as_key("GET", "/v2/files"))["data"]
+        assert file["sha256"] == hashlib.sha256(content).hexdigest()
+        expire_contents(quiet_service)
+        change(quiet_service, "update files set expires_at = now() where file_id = %s", file["file_id"])
+        [job] = [job for name, job in provider.jobs.items() if name.startswith(request_id)]
+        assert (await ada.http.get(job["input"]["image"])).content == content
+        ok(await ada.as_key("POST", f"/v2/task/{request_id}/cancel"))
+    assert request_ids == [request_id]
+    await until(lambda: gone(quiet_service, file))
+    assert quiet_service.audit() == []
+
+
 async def test_a_task_that_was_not_created_needs_no_file(
     shared_service: Service, new_customer: NewCustomer
 ) -> None:
     ada = await new_customer(shared_service)
     file = await upload(ada, picture())
     refused(await edit(ada, image=file["file_id"]), 402, "insufficient_credit")
+    expire_contents(shared_service)
     ok(await ada.as_key("DELETE", f"/v2/files/{file['file_id']}"))
     with psycopg.connect(shared_service.database_url) as rows:
         left = "select from files where file_id = %s union all select from file_uses where file_id = %s"
@@ -176,6 +206,7 @@ async def test_a_content_is_removed_with_the_last_file_that_has_it(
     content = picture()
     first, second = await upload(ada, content), await upload(eve, content)
     assert first["sha256"] == second["sha256"]
+    expire_contents(shared_service)
     change(shared_service, "update files set expires_at = now() where file_id = %s", first["file_id"])
 
     async def is_swept() -> bool:

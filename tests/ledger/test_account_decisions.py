@@ -20,7 +20,7 @@ from holdfast.ledger.credit.account import (
     decide_release,
     decide_reversal,
 )
-from holdfast.ledger.credit.operations import CHAIN_START, SETTLING, Operation, OperationKind
+from holdfast.ledger.credit.operations import CHAIN_START, SETTLING, NewLot, Operation, OperationKind
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.refusals import Refusal
 
@@ -231,6 +231,8 @@ def credited(amount_micro: int = 100) -> tuple[AccountState, Operation]:
             ("operation_id", "op_2"), ("account_id", "acct_2"), ("number", 2), ("kind", OperationKind.REVERSAL),
             ("amount_micro", 101), ("postings", ()), ("balance_after_micro", 99), ("held_after_micro", 1),
             ("hold_id", ""), ("reference", "s"), ("reason", ""), ("at", NOON + timedelta(milliseconds=1)),
+            ("lot", None), ("lot", NewLot("paid", "recharge")), ("lot", NewLot("promotional", "order")),
+            ("lot", NewLot("paid", "order", NOON)),
         ]
     )
 )  # fmt: skip

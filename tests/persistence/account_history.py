@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Table, insert, literal, select, text, update
+from sqlalchemy.dialects.postgresql import insert as upsert
 from tests.made_requests import make_order_request
 
 from holdfast.ledger.credit.account import (
@@ -15,6 +16,8 @@ from holdfast.ledger.credit.account import (
     decide_adjustment,
     decide_capture,
     decide_credit,
+    decide_expiry,
+    decide_grant,
     decide_hold,
     decide_release,
     decide_reversal,
@@ -22,20 +25,25 @@ from holdfast.ledger.credit.account import (
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.orders.decisions import create_order, on_event
 from holdfast.ledger.orders.facts import Claim, OrderFacts, PaymentEvent, PaymentFacts, RefundFacts
+from holdfast.ledger.orders.order import Order
+from holdfast.ledger.orders.top_ups import Attempts, AutoTopUp, utc_day
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.usage_totals import SPANS_S
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.rows import payment_rows
+from holdfast.persistence.records.rows import AutoTopUpRow, payment_rows
 
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
 class AccountHistory:
-    """Writes one account's history as the service would."""
+    """Writes one account's history as the service would, from its first operation, or on from a loaded state."""
 
-    def __init__(self, connection: Connection, account_id: str) -> None:
+    def __init__(self, connection: Connection, account_id: str, loaded: AccountState | None = None) -> None:
         self.connection = connection
-        self.state = AccountState(account_id)
+        self.state = loaded or AccountState(account_id)
         self.tasks: dict[str, str] = {}
+        if loaded is not None:
+            return
         connection.execute(
             insert(tables.accounts).values(
                 id=account_id,
@@ -70,8 +78,10 @@ class AccountHistory:
     def write(self, decided: Operation | Refusal) -> Operation:
         assert isinstance(decided, Operation)
         self.state.apply(decided)
-        row = {name: getattr(decided, name) for name in decided.__struct_fields__ if name != "postings"}
-        self.add(tables.operations, **row)
+        self.add(
+            tables.operations,
+            **{column.name: getattr(decided, column.name) for column in tables.operations.columns},
+        )
         for line, posting in enumerate(decided.postings):
             self.add(
                 tables.postings,
@@ -80,7 +90,24 @@ class AccountHistory:
                 line=line,
                 ledger_account=posting.ledger_account,
                 amount_micro=posting.amount_micro,
+                lot=posting.lot,
             )
+        if decided.lot is not None:
+            self.add(
+                tables.credit_lots,
+                account_id=decided.account_id,
+                number=decided.number,
+                reference=decided.reference,
+                amount_micro=decided.amount_micro,
+                created_at=decided.at,
+                **decided.lot._asdict(),
+            )
+        lots = tables.credit_lots
+        self.connection.execute(
+            update(lots)
+            .where(lots.c.account_id == decided.account_id, lots.c.number.in_(decided.emptied))
+            .values(closed_number=decided.number)
+        )
         self.connection.execute(
             update(tables.accounts)
             .where(tables.accounts.c.id == decided.account_id)
@@ -90,6 +117,7 @@ class AccountHistory:
                 balance_micro=decided.balance_after_micro,
                 held_micro=decided.held_after_micro,
                 chain_head=decided.chain_hash,
+                lots=self.state.lots.encoded(),
             )
         )
         return decided
@@ -110,11 +138,30 @@ class AccountHistory:
 
     def adjust(self, amount_micro: int) -> None:
         """Adjust the credit by an operator's action, which is written too."""
+        self.decide(decide_adjustment, amount_micro=amount_micro, reference=self.act(), reason="adjusted")
+
+    def act(self) -> str:
+        """Write an operator's action on the account, and return its id."""
         action_id = f"act_{self.next_id}"
         values = dict.fromkeys(("operator", "credential", "origin", "action", "target", "trace_id"), "x")
         account_id = self.state.account_id
         self.add(tables.operator_actions, action_id=action_id, at=START, account_id=account_id, **values)
-        self.decide(decide_adjustment, amount_micro=amount_micro, reference=action_id, reason="adjusted")
+        return action_id
+
+    def grant(self, amount_micro: int, expires_at: datetime | None = None) -> None:
+        """Grant credit by an operator's action, which is written too."""
+        self.decide(
+            decide_grant,
+            amount_micro=amount_micro,
+            origin="grant",
+            expires_at=expires_at,
+            reference=self.act(),
+            reason="granted",
+        )
+
+    def expire(self, at: datetime) -> None:
+        for lot in self.state.lots.expired(at):
+            self.write(decide_expiry(self.state, lot, operation_id=self.next_id, at=at))
 
     def task(self, name: str, amount_micro: int) -> None:
         request_id, hold_id = f"task_{name}", f"hold_{name}"
@@ -178,6 +225,25 @@ class AccountHistory:
             ),
             {**key, "cost_micro": charge_micro or 0, "operation_id": settled.operation_id},
         )
+        values = {"model": "studio/still", "status": status, "cost_micro": charge_micro or 0}
+        for span_s in SPANS_S:
+            start_s = START.timestamp() // span_s * span_s
+            row = {
+                **dict.fromkeys(("end_user_by", "api_key_id", "end_user"), ""),
+                **values,
+                "account_id": self.state.account_id,
+                "span_s": span_s,
+                "start_at": datetime.fromtimestamp(start_s, UTC),
+                "count": 1,
+            }
+            added = upsert(tables.usage_totals).values(row)
+            totals = tables.usage_totals.c
+            self.connection.execute(
+                added.on_conflict_do_update(
+                    constraint=tables.usage_totals.primary_key,
+                    set_={name: totals[name] + added.excluded[name] for name in ("count", "cost_micro")},
+                )
+            )
 
     def store(self, name: str) -> None:
         """Write an asset of a task, and its content."""
@@ -193,7 +259,7 @@ class AccountHistory:
             expires_at=START + timedelta(days=7),
             **content,
         )
-        self.add(tables.contents, claimed_at=START, **content)
+        self.add(tables.contents, claimed_until=START, **content)
 
     def announce(self, name: str, *kinds: str, status: str = "delivered") -> None:
         """Subscribe a task's webhook to these kinds, and write their events."""
@@ -211,6 +277,7 @@ class AccountHistory:
             self.add(
                 tables.outbox,
                 **event,
+                receiver=self.state.account_id,
                 request_id=request_id,
                 kind=kind,
                 url="https://example.com",
@@ -224,11 +291,24 @@ class AccountHistory:
             )
             self.add(tables.outbox_attempts, **event, number=1, at=START, duration_ms=7)
 
-    def order(self, name: str, *events: PaymentEvent) -> None:
+    def top_up(self, *counted: Order, open_order_id: str | None = None) -> None:
+        """Write an automatic top-up that counts these attempts, all of one day."""
+        attempts = Attempts(on=utc_day(START), today=len(counted), this_month=len(counted))
+        state = AutoTopUp(account_id=self.state.account_id, attempts=attempts, open_order_id=open_order_id)
+        row = AutoTopUpRow.of(state)
+        self.add(
+            tables.auto_top_ups,
+            account_id=row.account_id,
+            open_order_id=row.open_order_id,
+            wake_at=row.wake_at,
+            state=msgspec.to_builtins(state),
+        )
+
+    def order(self, name: str, *events: PaymentEvent, **fields: Any) -> Order:
         """Write a card order of ten credits to which these events were applied."""
         order_id = f"ord_{name}"
         operation_id = f"op_reserved_{name}"
-        request = make_order_request(order_id, self.state.account_id, START, operation_id=operation_id)
+        request = make_order_request(order_id, self.state.account_id, START, operation_id=operation_id, **fields)
         order = create_order(request)
         for event in events:
             step = on_event(order, event, self.next_at, new_operation_id=lambda: f"{self.next_id}_back")
@@ -259,6 +339,7 @@ class AccountHistory:
             order_id=order_id,
             version=order.version,
             provider=request.provider,
+            origin=request.origin,
             status=order.status,
             reconcile_status=order.statuses.reconcile_status,
             created_at=request.created_at,
@@ -270,6 +351,7 @@ class AccountHistory:
         )
         for row in payment_rows(create_order(request), order):
             self.add(tables.order_payments, **msgspec.structs.asdict(row))
+        return order
 
 
 def payment(name: str) -> PaymentEvent:
@@ -322,8 +404,18 @@ def write_books(connection: Connection) -> None:
     dan = AccountHistory(connection, "acct_dan")
     dan.adjust(2_000_000)
     dan.adjust(-500_000)
+    eva = AccountHistory(connection, "acct_eva")
+    eva.credit(1_000_000)
+    eva.grant(2_000_000, START + timedelta(hours=1))
+    eva.grant(3_000_000)
+    eva.task("split", 2_500_000)
+    eva.task("kept", 500_000)
+    eva.end("split", "succeeded", 1_000_000)
+    eva.expire(START + timedelta(hours=2))
     cho = AccountHistory(connection, "acct_cho")
     cho.order("paid", payment("paid"))
     cho.order("back", payment("back"), refund("back"))
     cho.order("new")
+    opened = cho.order("open", origin="top_up", customer_id="cus_1", card_id="pm_1")
+    cho.top_up(opened, open_order_id=opened.order_id)
     connection.commit()

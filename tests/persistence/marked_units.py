@@ -77,7 +77,7 @@ def assert_only_these_rows(rows: psycopg.Connection[Any], expected: Sequence[Uni
     keys = {row.probe.key for row in rows_of(expected, IdempotencyRow)}
     assert set(found(rows, "select key from idempotency_records")) == keys
     heads = {head.id: head for head in rows_of(expected, AccountHead)}
-    query = "select id, version, operation_count, balance_micro, held_micro, chain_head from accounts"
+    query = "select id, version, operation_count, balance_micro, held_micro, chain_head, lots from accounts"
     for row in rows.execute(query).fetchall():
         if row[1] > 0:
             assert AccountHead(*row) == heads.pop(row[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import psycopg
 
-from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES, PAYMENTS
+from holdfast.persistence.audit.orders import COLUMNS, HISTORY, NET, ORDER_RULES, PAYMENTS, TOP_UP_RULES
 from holdfast.persistence.audit.orders import STATUSES as ORDER_STATUSES
 
 SUMS = "the postings of each operation sum to zero"
@@ -24,11 +24,22 @@ LIMITS = "no capture exceeds its hold, and each release returns the whole hold"
 OPEN_HOLDS = "each account's held total is the sum of its open holds"
 USAGE_SUM = "each account's usage cost is the amount captured"
 USAGE = "each usage entry names the operation that settled its request, and costs what it captured"
-ADJUSTED = "each adjustment was made by one action of an operator, on its account"
+ADJUSTED = "each adjustment and each operator's grant was made by one action, on its account"
+LOT_SUMS = "each account's lots sum to its balance, and to what it owes if it is overdrawn"
+LOT_LEFT = "what is left of each lot, and what of that is reserved, are the sums of its postings"
+LOT_OPENED = "each lot was opened by the operation of its number, with the credit that it gave"
+LOT_CLOSED = "a lot is closed if and only if nothing is left of it, by the operation that used the last of it"
+LOT_RESERVED = "what is reserved of each lot is what the open holds took of it"
+LOT_HOLDS = "each settled hold leaves each lot that it reserved"
+LOT_EXPIRY = "each expiry is of a lot whose time had come, by its kind"
+COUPONS = "each redeemed coupon gave its credit once, and no credit is of a coupon that was not redeemed"
 PAIRS = "each task has exactly one hold, and each hold belongs to a task"
 ENDS = "a task has ended if and only if its hold is settled, and succeeded if and only if it was captured"
 STATUSES = "each task has one usage entry with its status and model"
+USAGE_TOTALS = "each account's usage totals are the sums of its ended usage"
+LONGER_TOTALS = "usage totals by hour and by day are the sums of those by quarter of an hour"
 CONTENTS = "each stored result's and file's content is known and not marked for deletion"
+LIMITED = "what was captured of each limit is the cost of the usage in its window"
 ORPHANS = "every row belongs to a row that exists"
 
 
@@ -39,16 +50,20 @@ def in_state(order_id: str, path: str, value: object) -> str:
 
 
 ANNOUNCED = "each task that ended has one event for it, if its webhook subscribed to it"
+SENT = "each webhook of an account gets one event for the end of a task"
+ALERTED = "an alert about the balance is announced exactly while less is available than it says"
 RECORDED = "each task records the outcome of its assets_ready event"
 LISTED, RESERVED, CASH, OWNED, STORED = (rule.name for rule in ORDER_RULES)
+ONE_OPEN, COUNTED = (rule.name for rule in TOP_UP_RULES)
 
 ADA = "account_id = 'acct_ada'"
+EVA = "account_id = 'acct_eva'"
 
 
 CASES: list[tuple[list[str], set[str]]] = [
     (
         [f"update postings set amount_micro = amount_micro + 1 where {ADA} and number = 1 and line = 1"],
-        {SUMS, SHAPES, TOTALS, CHAINS, EVERYTHING, BALANCES},
+        {SUMS, SHAPES, TOTALS, CHAINS, EVERYTHING, BALANCES, LOT_SUMS, LOT_LEFT},
     ),
     (
         # Both postings: the sums still agree, the chain and the totals do not.
@@ -56,13 +71,13 @@ CASES: list[tuple[list[str], set[str]]] = [
             f"update postings set amount_micro = amount_micro + 5 where {ADA} and number = 1 and line = 1",
             f"update postings set amount_micro = amount_micro - 5 where {ADA} and number = 1 and line = 0",
         ],
-        {SHAPES, TOTALS, CHAINS, BALANCES},
+        {SHAPES, TOTALS, CHAINS, BALANCES, LOT_SUMS, LOT_LEFT},
     ),
     ([f"update operations set reason = 'a gift' where {ADA} and number = 1"], {CHAINS}),
     ([f"update operations set at = at + interval '1 ms' where {ADA} and number = 2"], {CHAINS}),
     (
         ["update accounts set balance_micro = balance_micro + 1 where id = 'acct_bob'"],
-        {BALANCES, NEWEST},
+        {BALANCES, NEWEST, LOT_SUMS, LOT_LEFT},
     ),
     (["update accounts set chain_head = sha256('') where id = 'acct_ada'"], {NEWEST}),
     (["update accounts set chain_head = sha256('') where id = 'acct_new'"], {NEWEST}),
@@ -74,25 +89,31 @@ CASES: list[tuple[list[str], set[str]]] = [
             f"delete from operations where {ADA} and number = 10",
             "update accounts set operation_count = 9, balance_micro = balance_micro - 100000 where id = 'acct_ada'",
         ],
-        {NEWEST},
+        {NEWEST, LOT_OPENED, ORPHANS},
     ),
     (
         [
             f"delete from postings where {ADA} and number = 1",
             f"delete from operations where {ADA} and number = 1",
         ],
-        {NUMBERS, TOTALS, CHAINS, BALANCES, COUNTS},
+        {NUMBERS, TOTALS, CHAINS, BALANCES, COUNTS, LOT_SUMS, LOT_LEFT, LOT_OPENED, ORPHANS},
     ),
     (
         [f"update operations set kind = 'credit' where {ADA} and kind = 'reversal'"],
-        {SHAPES, CHAINS, FLOORS},
+        {SHAPES, CHAINS, FLOORS, LOT_OPENED},
     ),
     (["update holds set amount_micro = 4000000 where hold_id = 'hold_done'"], {OPENINGS}),
     (["update holds set amount_micro = 2000000 where hold_id = 'hold_done'"], {OPENINGS, LIMITS}),
     (["update holds set amount_micro = 4000000 where hold_id = 'hold_failed'"], {OPENINGS, LIMITS}),
-    (["update holds set settled_number = null where hold_id = 'hold_done'"], {OUTCOMES, OPEN_HOLDS, ENDS}),
-    (["update holds set settled_number = 9 where hold_id = 'hold_open'"], {OUTCOMES, OPEN_HOLDS, ENDS}),
-    (["delete from holds where hold_id = 'hold_open'"], {OPENINGS, OPEN_HOLDS, PAIRS}),
+    (
+        ["update holds set settled_number = null where hold_id = 'hold_done'"],
+        {OUTCOMES, OPEN_HOLDS, ENDS, LOT_RESERVED},
+    ),
+    (
+        ["update holds set settled_number = 9 where hold_id = 'hold_open'"],
+        {OUTCOMES, OPEN_HOLDS, ENDS, LOT_RESERVED, LOT_HOLDS},
+    ),
+    (["delete from holds where hold_id = 'hold_open'"], {OPENINGS, OPEN_HOLDS, PAIRS, LOT_RESERVED}),
     (["delete from holds where hold_id = 'hold_free'"], {OPENINGS, OUTCOMES, PAIRS}),
     (
         [
@@ -105,12 +126,18 @@ CASES: list[tuple[list[str], set[str]]] = [
     ),
     (
         ["update usage_entries set cost_micro = 0 where request_id = 'task_done'"],
-        {USAGE_SUM, USAGE},
+        {USAGE_SUM, USAGE, USAGE_TOTALS},
     ),
     (["update usage_entries set operation_id = 'op_x' where request_id = 'task_gone'"], {USAGE}),
     (["update usage_entries set operation_id = 'op_x' where request_id = 'task_open'"], {USAGE}),
-    (["delete from usage_entries where request_id = 'task_gone'"], {USAGE, STATUSES}),
-    (["update usage_entries set status = 'queued' where request_id = 'task_gone'"], {STATUSES}),
+    (["delete from usage_entries where request_id = 'task_gone'"], {USAGE, STATUSES, USAGE_TOTALS}),
+    (["update usage_entries set status = 'queued' where request_id = 'task_gone'"], {STATUSES, USAGE_TOTALS}),
+    (
+        ["update usage_totals set count = 5 where span_s = 900 and status = 'succeeded'"],
+        {USAGE_TOTALS, LONGER_TOTALS},
+    ),
+    (["update usage_totals set cost_micro = cost_micro + 1 where span_s = 86400"], {LONGER_TOTALS}),
+    (["delete from usage_totals where span_s = 3600 and status = 'canceled'"], {LONGER_TOTALS}),
     (["update tasks set status = 'failed' where request_id = 'task_done'"], {ENDS, STATUSES, ANNOUNCED}),
     (
         ["update tasks set status = 'processing' where request_id = 'task_gone'"],
@@ -119,8 +146,18 @@ CASES: list[tuple[list[str], set[str]]] = [
     (["update tasks set status = 'canceled' where request_id = 'task_open'"], {ENDS, STATUSES}),
     (["update tasks set request = '{}' where request_id = 'task_open'"], {PAIRS}),
     (["delete from tasks where request_id = 'task_open'"], {PAIRS, ORPHANS}),
-    (["delete from accounts where id = 'acct_bob'"], {ORPHANS}),
+    (["delete from accounts where id = 'acct_bob'"], {ORPHANS, LOT_LEFT}),
     (["insert into sessions values ('acct_x', 'ses_1', '', now(), now(), null)"], {ORPHANS}),
+    (["insert into account_limits values ('acct_x', 'day', null, null, now(), 0)"], {ORPHANS}),
+    (["insert into account_limits values ('acct_ada', 'total', null, 5, '1970-01-01Z', 7)"], {LIMITED}),
+    (
+        [
+            "insert into api_keys (account_id, key_id, secret_sha256, prefix, name, scopes, created_at, is_paused, "
+            "models, limit_micro, limit_window, window_start, captured_micro) values "
+            "('acct_ada', 'key_9', '', 'p', 'n', '{}', now(), false, '{}', 5, 'month', '2026-11-01Z', 1)"
+        ],
+        {LIMITED},
+    ),
     (["update orders set status = 'failed' where order_id = 'ord_paid'"], {COLUMNS}),
     (["update order_payments set order_id = 'ord_new' where order_id = 'ord_paid'"], {OWNED}),
     (["delete from order_payments where order_id = 'ord_paid'"], {OWNED}),
@@ -151,9 +188,12 @@ CASES: list[tuple[list[str], set[str]]] = [
     (["delete from orders where order_id = 'ord_paid'"], {LISTED, OWNED, STORED, ORPHANS}),
     (
         ["update operations set amount_micro = 1 where operation_id = 'op_reserved_paid'"],
-        {LISTED, SHAPES, CHAINS},
+        {LISTED, SHAPES, CHAINS, LOT_OPENED},
     ),
-    (["update operations set reference = 'ord_new' where operation_id = 'op_reserved_paid'"], {LISTED, CHAINS}),
+    (
+        ["update operations set reference = 'ord_new' where operation_id = 'op_reserved_paid'"],
+        {LISTED, CHAINS, LOT_OPENED},
+    ),
     (
         [
             "update postings set ledger_account = 'cash:sandbox'"
@@ -161,6 +201,12 @@ CASES: list[tuple[list[str], set[str]]] = [
         ],
         {CASH, CHAINS},
     ),
+    (["update orders set origin = 'customer' where order_id = 'ord_open'"], {COLUMNS, ONE_OPEN, COUNTED}),
+    (["update auto_top_ups set open_order_id = null"], {ONE_OPEN}),
+    (["update auto_top_ups set open_order_id = 'ord_paid'"], {ONE_OPEN}),
+    (["update auto_top_ups set state = jsonb_set(state::jsonb, '{attempts,today}', '2')"], {COUNTED}),
+    (["update auto_top_ups set state = jsonb_set(state::jsonb, '{attempts,this_month}', '3')"], {COUNTED}),
+    (["update auto_top_ups set account_id = 'acct_x'"], {ONE_OPEN, COUNTED, ORPHANS}),
     (["insert into postings values ('acct_ada', 99, 0, 'revenue', 0)"], {ORPHANS}),
     (["update contents set marked_at = now()"], {CONTENTS}),
     (["update contents set content_type = 'image/gif'"], {CONTENTS}),
@@ -171,6 +217,19 @@ CASES: list[tuple[list[str], set[str]]] = [
     (["update tasks set request = '{\"hold_id\": \"hold_gone\"}' where request_id = 'task_gone'"], {ANNOUNCED}),
     (["update outbox set request_id = 'task_x' where kind = 'task.succeeded'"], {ANNOUNCED, ORPHANS}),
     (["update tasks set state = '{}' where request_id = 'task_done'"], {RECORDED}),
+    (
+        [
+            "insert into outbox select (jsonb_populate_record(o, jsonb_build_object("
+            "'event_id', 'evt_webhook', 'webhook_id', 'wh_1', 'receiver', 'wh_1', 'kind', 'task.failed'))).* "
+            "from outbox o where kind = 'task.canceled'"
+        ],
+        {SENT},
+    ),
+    (["insert into alerts values ('acct_ada', '{\"balance_below_micro\": 1000000000000000}')"], {ALERTED}),
+    (['insert into alerts values (\'acct_ada\', \'{"announced": {"balance": "5.00"}}\')'], {ALERTED}),
+    (["insert into alerts values ('acct_x', '{}')"], {ORPHANS}),
+    (["insert into webhooks values ('acct_x', 'wh_1', 'u', '{}', true, now(), now())"], {ORPHANS}),
+    (["update outbox set request_id = null, account_id = 'acct_x' where kind = 'task.assets_ready'"], {ORPHANS}),
     (["update outbox set status = 'given_up', request_id = 'task_gone'"], {ANNOUNCED}),
     (
         # Credit given by an operator, made to look paid.
@@ -181,7 +240,36 @@ CASES: list[tuple[list[str], set[str]]] = [
         {SHAPES, CHAINS},
     ),
     (["update operator_actions set account_id = 'acct_bob' where action_id like '%dan_1'"], {ADJUSTED}),
-    (["update operations set reference = 'act_x' where account_id = 'acct_dan'"], {ADJUSTED, CHAINS}),
+    (["update operations set reference = 'act_x' where account_id = 'acct_dan'"], {ADJUSTED, CHAINS, LOT_OPENED}),
+    ([f"update credit_lots set expires_at = expires_at + interval '2 hours' where {EVA}"], {LOT_EXPIRY, CHAINS}),
+    ([f"update credit_lots set kind = 'paid' where {EVA} and number = 3"], {LOT_OPENED, CHAINS}),
+    ([f"update credit_lots set source = 'order' where {EVA} and number = 3"], {LOT_OPENED, CHAINS}),
+    ([f"update credit_lots set amount_micro = 7 where {EVA} and number = 3"], {LOT_OPENED}),
+    ([f"update credit_lots set closed_number = null where {EVA} and number = 2"], {LOT_CLOSED, LOT_LEFT}),
+    ([f"update credit_lots set closed_number = 6 where {EVA} and number = 2"], {LOT_CLOSED}),
+    ([f"update credit_lots set closed_number = 7 where {EVA} and number = 1"], {LOT_CLOSED, LOT_LEFT}),
+    (["update accounts set lots = '[[3,2500000,0]]' where id = 'acct_eva'"], {LOT_LEFT}),
+    (["update accounts set lots = null where id = 'acct_eva'"], {LOT_LEFT}),
+    (["update accounts set lots = 'none' where id = 'acct_eva'"], {LOT_LEFT}),
+    (
+        # A hold made to have reserved another lot, and one made to return what it took to another lot.
+        [f"update postings set lot = 1 where {EVA} and number = 5"],
+        {LOT_LEFT, CHAINS},
+    ),
+    (
+        [f"update postings set lot = 3 where {EVA} and number = 6 and ledger_account = 'held' and lot = 2"],
+        {LOT_LEFT, LOT_RESERVED, LOT_HOLDS, LOT_CLOSED, CHAINS},
+    ),
+    ([f"update postings set lot = null where {EVA} and number = 3"], {LOT_SUMS, LOT_LEFT, LOT_CLOSED, CHAINS}),
+    (
+        [f"update postings set ledger_account = 'breakage' where {EVA} and ledger_account = 'promotions'"],
+        {LOT_EXPIRY, SHAPES, CHAINS},
+    ),
+    (
+        ["insert into coupon_uses values ('acct_eva', 'cpn_x', 'cpu_x', 5, now(), now())"],
+        {COUPONS},
+    ),
+    ([f"update credit_lots set source = 'coupon' where {EVA} and number = 2"], {COUPONS, CHAINS}),
 ]
 """Statements, and the names of the rules that are broken after them."""
 

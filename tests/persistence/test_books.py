@@ -32,7 +32,15 @@ def test_a_trial_balance_has_every_ledger_account_and_sums_to_zero(database_url:
             name: (sums[name], counts[name]) for name in sums
         }
         assert sum(sums.values()) == 0
-        assert {"available", "held", "revenue", "adjustments", "cash:sandbox", "cash:cardprovider"} == set(sums)
+        assert {
+            "available",
+            "held",
+            "revenue",
+            "adjustments",
+            "cash:sandbox",
+            "cash:cardprovider",
+            "promotions",
+        } == set(sums)
         stored = connection.execute(select(tables.accounts)).all()
         assert (
             found.stored_balance_micro
@@ -55,7 +63,7 @@ def test_liabilities_are_the_accounts_balances_and_open_holds(database_url: str)
     assert (found.accounts_with_credit, found.accounts_overdrawn) == (
         sum(each > 0 for each in balances), sum(each < 0 for each in balances)
     )  # fmt: skip
-    assert (found.holds_open, found.holds_open_micro) == (1, found.held_micro) == (1, 1_000_000)
+    assert (found.holds_open, found.holds_open_micro) == (2, found.held_micro) == (2, 1_500_000)
 
 
 @pytest.mark.parametrize(("by", "names"), [("day", {""}), ("model", {"studio/still"}), ("provider", {"studio"})])
@@ -71,8 +79,8 @@ def test_revenue_is_what_was_captured_in_the_time(database_url: str, by: Revenue
         captured = connection.execute(
             select(tables.operations).where(tables.operations.c.kind == OperationKind.CAPTURE)
         ).all()
-        assert sum(line.captures for line in lines) == len(captured) == 2
-        assert sum(line.amount_micro for line in lines) == sum(row.amount_micro for row in captured) == 2_500_000
+        assert sum(line.captures for line in lines) == len(captured) == 3
+        assert sum(line.amount_micro for line in lines) == sum(row.amount_micro for row in captured) == 3_500_000
         balances = {each.ledger_account: each.balance_micro for each in trial_balance(connection).ledger_accounts}
         assert total(connection, days=1) == balances["revenue"]
         first = min(row.at for row in captured)

@@ -16,6 +16,7 @@ from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.dispatch import Silence
 from holdfast.persistence.claims.expired import delete_expired
+from holdfast.persistence.claims.lots import accounts_with_expired_lots
 from holdfast.persistence.claims.processes import renew_lease, take_over, this_process
 from holdfast.persistence.claims.tasks import claim_follow_ups, claim_of_silent, claim_overdue
 from holdfast.persistence.queries.accounts import accounts_of_address, accounts_of_key
@@ -236,8 +237,10 @@ def test_a_search_reads_none_but_what_it_finds(rows: Connection) -> None:
     )
     rows.execute(
         text(
-            "insert into api_keys (account_id, key_id, secret_sha256, prefix, name, scopes, created_at) "
-            "select 'acct_' || n, 'key_1', sha256(n::text::bytea), 'hk_live_' || n, 'a key', '{}', now() "
+            "insert into api_keys (account_id, key_id, secret_sha256, prefix, name, scopes, created_at, is_paused, "
+            "models, window_start, captured_micro) "
+            "select 'acct_' || n, 'key_1', sha256(n::text::bytea), 'hk_live_' || n, 'a key', '{}', now(), false, "
+            "'{}', now(), 0 "
             "from generate_series(1, :number) n"
         ),
         {"number": WAITING},
@@ -251,3 +254,31 @@ def test_a_search_reads_none_but_what_it_finds(rows: Connection) -> None:
         lambda rows: accounts_of_key(rows, "hk_live_77", 50),
     ):
         assert cost_of(rows, search) <= BUFFERS_MAX
+
+
+def test_the_used_lots_of_an_account_are_read_once(rows: Connection) -> None:
+    rows.execute(
+        text(
+            "insert into accounts (id, email, role, brand_id, created_at, version, operation_count, balance_micro, "
+            "held_micro, chain_head, lots) select id, id || '@example.com', 'User', 'b', :now, 1, :number, 0, 0, "
+            "'', (select json_agg(json_build_array(n, 5, 5 - free)) from generate_series(1, :number) n) "
+            "from (values ('acct_held', 0), ('acct_part', 1)) each (id, free)"
+        ),
+        {"now": NOW, "number": 1000},
+    )
+    rows.execute(
+        text(
+            "insert into credit_lots (account_id, number, kind, source, reference, amount_micro, created_at, "
+            "expires_at) select id, n, 'paid', 'recharge', 'r', 5, :now, :now from generate_series(1, :number) n, "
+            "unnest(array['acct_held', 'acct_part']) id"
+        ),
+        {"now": NOW, "number": 1000},
+    )
+
+    def due(rows: Connection) -> list[str]:
+        return accounts_with_expired_lots(rows, NOW, after="", most=9)
+
+    assert due(rows) == ["acct_part"]
+    assert cost_of(rows, due) <= 500
+    rows.execute(text("update credit_lots set number = 1001 where (account_id, number) = ('acct_held', 7)"))
+    assert due(rows) == ["acct_held", "acct_part"]

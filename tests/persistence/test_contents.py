@@ -14,8 +14,8 @@ from sqlalchemy import Connection, event, text
 from tests.content_claims import claim_content, driver_connection
 
 from holdfast.persistence.claims.contents import (
-    CLAIM_S,
     LEASE_S,
+    RESULT_CLAIM_S,
     START,
     Content,
     ContentClaims,
@@ -31,7 +31,7 @@ from holdfast.persistence.server.database_faults import DatabaseAway
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=30)
-CLAIM_OVER = NOW - timedelta(seconds=CLAIM_S + 1)
+CLAIM_OVER = NOW - timedelta(seconds=RESULT_CLAIM_S + 1)
 
 
 def content(letter: str) -> Content:
@@ -60,7 +60,7 @@ def marked(rows: Connection, at: datetime = NOW) -> list[Content]:
 
 def test_an_unreferenced_content_is_marked_once_its_claim_has_expired(rows: Connection) -> None:
     assert claim_content(rows, content("a"), CLAIM_OVER)
-    assert claim_content(rows, content("b"), NOW - timedelta(seconds=CLAIM_S - 1))
+    assert claim_content(rows, content("b"), NOW - timedelta(seconds=RESULT_CLAIM_S - 1))
     assert marked(rows) == [content("a")]
     assert marked(rows) == []
 

@@ -38,11 +38,11 @@ def one(connection: Connection) -> int:
 
 
 def backends_ended(database_url: str) -> int:
-    """Cut every connection to this database but our own, as a restarting server does."""
+    """Cut every connection of a service to this database, as a restarting server does."""
     with psycopg.connect(database_url) as connection:
         rows = connection.execute(
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
-            " where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
+            " where datname = current_database() and application_name = 'holdfast'"
         ).fetchall()
     return len(rows)
 

@@ -14,11 +14,11 @@ import psycopg
 import pytest
 
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS, draft_of, preconditions_of
 from holdfast.persistence.journal.units import Committed, Fence, Stale, Unit
 from holdfast.persistence.journal.writer import _LOCK, _PROBE, BatchWriter, CommitUnanswered, ConnectionLost
+from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records.rows import (
     ApiKeyRecord,
     ApiKeyRevokedRow,
@@ -27,6 +27,7 @@ from holdfast.persistence.records.rows import (
     SignInRow,
     TaskChangedRow,
 )
+from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 
 from .marked_units import MarkedUnits, assert_only_these_rows, assert_sound, committed, found, opened
@@ -78,7 +79,7 @@ def test_the_rows_of_a_batch_are_those_of_its_committed_units(
         counts.update(kinds(verdicts))
         expected += committed(batch, verdicts)
         for place, account in enumerate(accounts):
-            accounts[place] = _reloaded(rows, account)
+            accounts[place] = _reloaded(database_url, account)
     assert_only_these_rows(rows, [unit for unit in expected if unit.advances])
     assert counts["Committed"]
     assert counts["Stale"]
@@ -100,25 +101,11 @@ def _some_unit(rng: random.Random, account: MarkedUnits) -> Unit:
     return account.credit()
 
 
-def _reloaded(rows: psycopg.Connection[Any], account: MarkedUnits) -> MarkedUnits:
+def _reloaded(url: str, account: MarkedUnits) -> MarkedUnits:
     """Load the state from the rows, as an actor does whose units are void."""
     fresh = MarkedUnits(account.account_id, marks=account.marks)
-    head = rows.execute(
-        "select version, operation_count, balance_micro, held_micro, chain_head from accounts where id = %s",
-        (account.account_id,),
-    ).fetchone()
-    assert head is not None
-    version, number, balance_micro, held_micro, chain_head = head
-    query = "select hold_id, amount_micro from holds where account_id = %s and settled_number is null"
-    fresh.state = AccountState(
-        account.account_id,
-        version=version,
-        number=number,
-        balance_micro=balance_micro,
-        held_micro=held_micro,
-        holds=dict(rows.execute(query, (account.account_id,)).fetchall()),
-        chain_head=bytes(chain_head),
-    )
+    with connected(url) as connection:
+        fresh.state = load_account(connection, account.account_id).state
     return fresh
 
 
@@ -150,6 +137,25 @@ def test_an_empty_batch_reads_and_writes_nothing(writer: BatchWriter, rows: psyc
     assert draft_of([]).is_empty
     assert writer.write([]) == []
     assert found(rows, "select count(*) from journal_batches") == [0]
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_few_large_rows_are_copied_as_many_are(
+    writer: BatchWriter, rows: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, is_copied: bool
+) -> None:
+    """The driver moves the unsent rest of a statement with every send, so its time grows with the square."""
+    monkeypatch.setattr("holdfast.persistence.journal.statements.BULK_BYTES", 100_000)
+    text = "é\\\n\t" * (20_000 if is_copied else 1_000)
+    tasks = [make_task("a", f"task_{n}", AT) for n in range(2)]
+    tasks = [
+        msgspec.structs.replace(each, request=msgspec.structs.replace(each.request, input={"prompt": text[n:]}))
+        for n, each in enumerate(tasks)
+    ]
+    draft = draft_of([Unit(rows=tuple(tasks))])
+    assert [sql.split()[1] for sql, _ in draft.copies] == (["tasks"] if is_copied else [])
+    assert sum(len(each) for _, parameters in draft.statements for each in parameters) < 100_000
+    assert writer.write([Unit(rows=tuple(tasks))]) == [Committed()]
+    assert found(rows, "select input ->> 'prompt' from tasks order by request_id") == [text, text[1:]]
 
 
 # ------------------------------------------------------------------------------------------------- broken units

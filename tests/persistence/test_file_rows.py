@@ -12,13 +12,16 @@ from sqlalchemy import Connection, text
 from holdfast.persistence.claims.files import (
     CLAIM_S,
     FIRST_USE,
+    UPLOAD_S,
     ExpiredFile,
     FilesTotal,
     FileUse,
     add_file,
     claim_files,
     delete_file,
+    drop_file,
     files_total,
+    keep_file,
     release_claims,
     sweep_files,
     sweep_uses,
@@ -30,6 +33,8 @@ from holdfast.persistence.server.connections import connected
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=CLAIM_S + 1)
+STORED = NOW + timedelta(seconds=UPLOAD_S)
+"""When a file that was added now may be deleted."""
 ADA, EVE = "acct_ada", "acct_eve"
 FIRST = ExpiredFile(datetime.min.replace(tzinfo=UTC), "")
 
@@ -53,9 +58,10 @@ def add(rows: Connection, number: int, account_id: str = ADA, *, size: int = 10,
         bytes=size,
         sha256=f"{number:064x}",
         created_at=NOW,
-        expires_at=NOW + timedelta(seconds=for_s),
+        expires_at=NOW,
     )
     assert add_file(rows, file, count_max=100, bytes_max=10_000) is None
+    assert keep_file(rows, file._replace(expires_at=NOW + timedelta(seconds=for_s)))
     return file.file_id
 
 
@@ -81,7 +87,7 @@ def uses(rows: Connection) -> int:
 def test_a_file_beyond_the_limits_is_not_added(rows: Connection) -> None:
     one = file_by_id(rows, add(rows, 1, size=60))
     assert one is not None
-    other = one._replace(file_id=file_id(2), bytes=41)
+    other = one._replace(file_id=file_id(2), bytes=41, expires_at=NOW)
     assert add_file(rows, other, count_max=9, bytes_max=100) == FilesTotal(1, 60)
     assert add_file(rows, other, count_max=1, bytes_max=1000) == FilesTotal(1, 60)
     assert add_file(rows, other._replace(bytes=40), count_max=2, bytes_max=100) is None
@@ -99,17 +105,49 @@ def test_own_files_that_have_not_expired_are_claimed_all_or_none(rows: Connectio
 
 def test_a_file_without_a_task_is_deleted_at_once_and_only_by_its_owner(rows: Connection) -> None:
     one = add(rows, 1)
-    assert not delete_file(rows, EVE, one, NOW)
-    assert delete_file(rows, ADA, one, NOW)
+    assert not delete_file(rows, EVE, one, STORED)
+    assert delete_file(rows, ADA, one, STORED)
     assert file_by_id(rows, one) is None
+    assert not delete_file(rows, ADA, one, STORED)
+
+
+def test_a_file_that_is_deleted_soon_counts_while_its_content_is_claimed(rows: Connection) -> None:
+    one = add(rows, 1, size=60)
+    assert delete_file(rows, ADA, one, NOW)
     assert not delete_file(rows, ADA, one, NOW)
+    assert claim(rows, one) == {one}
+    left = file_by_id(rows, one)
+    assert left is not None
+    assert left.expires_at == left.created_at, "no link to it works"
+    assert swept(rows, STORED - timedelta(seconds=1)) == 0
+    assert files_total(rows, ADA) == FilesTotal(1, 60)
+    assert swept(rows, STORED) == 1
+    assert files_total(rows, ADA) == FilesTotal(0, 0)
+
+
+def test_a_file_is_no_ones_before_its_content_is_stored(rows: Connection) -> None:
+    """What a process leaves that is killed between the two counts, and is swept."""
+    [one, two] = [file_by_id(rows, add(rows, number)) for number in (1, 2)]
+    assert one is not None
+    assert two is not None
+    for each in (one, two):
+        drop_file(rows, each)
+        assert not keep_file(rows, each)
+        assert add_file(rows, each._replace(expires_at=NOW), count_max=100, bytes_max=10_000) is None
+        assert claim(rows, each.file_id) == {each.file_id}
+        assert not delete_file(rows, ADA, each.file_id, NOW)
+    assert keep_file(rows, one)
+    assert claim(rows, one.file_id) == frozenset()
+    assert files_total(rows, ADA).files == 2
+    assert swept(rows, STORED) == 1
+    assert not keep_file(rows, two)
 
 
 @pytest.mark.parametrize("how", ["deleted", "expired"])
 def test_a_file_stays_while_a_task_needs_it(rows: Connection, how: str) -> None:
     one = add(rows, 1)
     assert claim(rows, one) == frozenset()
-    at = NOW + timedelta(hours=2) if how == "expired" else NOW
+    at = NOW + timedelta(hours=2) if how == "expired" else STORED
     hold(rows)
     if how == "deleted":
         assert delete_file(rows, ADA, one, NOW)
@@ -135,8 +173,8 @@ def test_a_claim_that_is_taken_back_protects_nothing(rows: Connection) -> None:
     claim(rows, one, two)
     claim(rows, two, hold_id="hold_2")
     release_claims(rows, ADA, [one, two], hold_id="hold_1")
-    delete_file(rows, ADA, one, NOW)
-    delete_file(rows, ADA, two, NOW)
+    delete_file(rows, ADA, one, STORED)
+    delete_file(rows, ADA, two, STORED)
     assert (file_by_id(rows, one), uses(rows)) == (None, 1)
     assert file_by_id(rows, two) is not None
 

@@ -12,8 +12,11 @@ from psycopg import sql
 from sqlalchemy import Table
 from sqlalchemy.dialects.postgresql import JSON
 
+from holdfast.ledger.alerts.account_events import AccountDisabled
+from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.credit.operations import OperationKind
+from holdfast.ledger.credit.operations import NewLot, OperationKind
+from holdfast.ledger.orders.top_ups import AutoTopUp
 from holdfast.persistence.journal.statements import STATEMENTS, WRITTEN_KINDS
 from holdfast.persistence.journal.units import (
     Broken,
@@ -22,10 +25,14 @@ from holdfast.persistence.journal.units import (
     Unit,
 )
 from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.records.event_rows import AccountEventRow, AlertsRow, WebhookDeletedRow, WebhookRow
 from holdfast.persistence.records.rows import (
     AccountAccessRow,
     AccountHead,
+    AccountLimitRow,
     AccountRow,
+    ApiKeyChangedRow,
+    ApiKeyLimitRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
@@ -33,8 +40,11 @@ from holdfast.persistence.records.rows import (
     AssetRow,
     AssetsDeletedRow,
     AssetsExpiryRow,
+    AutoTopUpRow,
+    CouponGrantedRow,
     IdempotencyProbe,
     IdempotencyRow,
+    LotAnnouncedRow,
     OrderPaymentRow,
     OutboxAttemptRow,
     OutboxOutcomeRow,
@@ -47,6 +57,7 @@ from holdfast.persistence.records.rows import (
     StoredReply,
     TaskChangedRow,
     TaskEventRow,
+    UsageCountedRow,
     WebhookSecretRow,
 )
 
@@ -73,6 +84,8 @@ HOSTILE = (
 )
 
 
+Removed = AssetsDeletedRow | WebhookDeletedRow
+
 KEYS = {
     "assets": ["account_id", "request_id"],
     "tasks": ["request_id"],
@@ -86,7 +99,8 @@ def written(value: Any) -> list[tuple[Table, dict[str, Any]]]:
     return [
         (statement.table, dict(zip(statement.columns, row, strict=True)))
         for statement in STATEMENTS
-        if statement.kind is type(value)
+        # Usage is added to totals, which are tested apart.
+        if statement.kind is type(value) and type(value) is not UsageCountedRow
         for row in statement.rows_of([value])
     ]
 
@@ -109,10 +123,13 @@ def stored(rows: psycopg.Connection[Any], table: Table, cells: dict[str, Any]) -
     return dict(zip(cells, found, strict=True))
 
 
-def is_gone(rows: psycopg.Connection[Any], removed: AssetsDeletedRow) -> bool:
-    """Whether the assets are deleted."""
-    query = "select 1 from assets where account_id = %s and request_id = %s"
-    return rows.execute(query, (removed.account_id, removed.request_id)).fetchone() is None
+def is_gone(rows: psycopg.Connection[Any], removed: AssetsDeletedRow | WebhookDeletedRow) -> bool:
+    """Whether the assets or the webhook are deleted."""
+    if isinstance(removed, WebhookDeletedRow):
+        query, name = "select 1 from webhooks where account_id = %s and webhook_id = %s", removed.webhook_id
+    else:
+        query, name = "select 1 from assets where account_id = %s and request_id = %s", removed.request_id
+    return rows.execute(query, (removed.account_id, name)).fetchone() is None
 
 
 def given(table: Table, name: str, value: Any) -> Any:
@@ -146,15 +163,18 @@ def hostile_values(t: Any, i: int) -> list[Any]:
     key = ApiKeyRecord(a, f"key{i}{t}", t, t, (t, "", "x,y", '{"', "\\"), AT)
     return [
         AccountRow(AccountHead(a, chain_head=b"\x00\\'\""), f"{i}{t}@x", t, t, AT),
-        AccountHead(a, 1, n, 10, 3, b"\xff"),
+        AccountHead(a, 1, n, 10, 3, b"\xff", t),
         AccountAccessRow(a, AT),
+        make_operation(a, n - 1, OperationKind.GRANT, AT, t, lot=NewLot(t, t, later)),
         make_operation(a, n, OperationKind.HOLD, AT, t, hold_id=f"hold{i}{t}"),
         make_operation(a, n + 1, OperationKind.CAPTURE, AT, t, hold_id=f"hold{i}{t}"),
         task,
         TaskChangedRow(changed, t, has_new_request=True, has_new_usage=True),
+        UsageCountedRow(a, AT, t, t, "failed", t, 7),
         TaskEventRow(a, r, t, t, AT, t, b"\x00" + t.encode()),
         order,
         msgspec.structs.replace(order_changed, wake_at=later),
+        AutoTopUpRow(a, t, later, AutoTopUp(account_id=a, customer_id=t, off_reason=t)),
         OrderPaymentRow(t, f"pi{i}{t}", a, f"ord{i}{t}"),
         PaymentEventRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"),
         PaymentEventRow(t, f"evt{i}", a, t, t, AT, "applied", t.encode()),
@@ -163,12 +183,21 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         OutboxResendRow(a, f"evt{i}{t}", None, later, t + "!", 7, None, t),
         OutboxAttemptRow(a, f"evt{i}{t}", 1, AT, None, t, 12),
         WebhookSecretRow(a, 1, AT),
+        AccountEventRow(a, f"evw{i}{t}", t, t, t, t, AT, None, AT, AccountDisabled(t, t), t),
+        WebhookRow(a, f"wh{i}{t}", t, (t, "", "x,y", '{"', "\\"), True, AT, later),
+        WebhookDeletedRow(a, f"gone{i}{t}"),
+        AlertsRow(a, Alerts(announced={t: t}, mail_stopped_at=AT)),
         AssetsDeletedRow(a, f"gone{i}{t}"),
         AssetRow(a, r, 0, f"asset{i}{t}", t, 2**40, t, AT, AT),
         AssetsExpiryRow(a, r, later),
         ApiKeyRow(key, f"secret{i}".encode()),
         ApiKeyUsedRow(a, f"key{i}{t}", later),
+        ApiKeyChangedRow(a, f"key{i}{t}", t + "!", later, True, ("", t, '{"')),
+        ApiKeyLimitRow(a, f"key{i}{t}", 2**40, "week", later, n),
+        AccountLimitRow(a, "month", None, 2**40, later, n),
         ApiKeyRevokedRow(a, f"key{i}{t}", later),
+        CouponGrantedRow(a, f"cpn{i}{t}", later),
+        LotAnnouncedRow(a, n - 1, 30 + i),
         SessionRow(a, f"ses{i}{t}", f"token{i}".encode(), AT, later),
         SessionRevokedRow(a, f"ses{i}{t}", later),
         IdempotencyRow(IdempotencyProbe(a, t, t), StoredReply(b"", t.encode()), AT),
@@ -191,10 +220,17 @@ def test_every_kind_of_row_stores_hostile_text_unchanged(
         AssetRow(f"acct{i}{text}", f"gone{i}{text}", 0, f"deleted_assets{i}{text}", text, 1, text, AT, AT)
         for i, text in enumerate(HOSTILE)
     ]
-    assert all_committed(writer.write([Unit(rows=tuple(deleted_assets))]))
+    deleted_webhooks = [
+        WebhookRow(f"acct{i}{text}", f"gone{i}{text}", text, (text,), True, AT, AT)
+        for i, text in enumerate(HOSTILE)
+    ]
+    assert all_committed(writer.write([Unit(rows=(*deleted_assets, *deleted_webhooks))]))
+    for i, text in enumerate(HOSTILE):
+        claim = (f"acct{i}{text}", f"cpn{i}{text}", AT)
+        rows.execute("insert into coupon_uses values (%s, %s, 'cpu_1', 5, %s, null)", claim)
     assert all_committed(writer.write(units))
     for values in everything:
-        found = [each for value in values if type(value) is not AssetsDeletedRow for each in written(value)]
+        found = [each for value in values if not isinstance(value, Removed) for each in written(value)]
         newest: dict[tuple[Any, ...], Any] = {}
         for table, cells in found:
             for name, value in cells.items():
@@ -203,7 +239,7 @@ def test_every_kind_of_row_stores_hostile_text_unchanged(
             assert stored(rows, table, cells) == {
                 name: newest[table.name, *_place(table, cells), name] for name in cells
             }
-        assert all(is_gone(rows, value) for value in values if isinstance(value, AssetsDeletedRow))
+        assert all(is_gone(rows, value) for value in values if isinstance(value, Removed))
 
 
 def _place(table: Table, cells: dict[str, Any]) -> list[Any]:
@@ -258,6 +294,16 @@ def test_the_last_of_two_changes_to_a_row_in_a_batch_is_stored(
     assert all_committed(writer.write(units))
     [(table, cells)] = written(changes[1])
     assert stored(rows, table, cells) == {name: given(table, name, value) for name, value in cells.items()}
+
+
+def test_the_last_spending_of_a_limit_in_a_batch_is_stored(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    spendings = [AccountLimitRow("a", "day", 10, None, AT, captured) for captured in (1, 2, 3, 4)]
+    for some in (spendings[:2], spendings[2:]):
+        assert all_committed(writer.write([Unit(rows=(each,)) for each in some]))
+        assert rows.execute("select captured_micro from account_limits").fetchall() == [(some[-1].captured_micro,)]
+        rows.rollback()
 
 
 def test_an_expired_idempotency_record_is_replaced(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:

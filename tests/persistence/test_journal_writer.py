@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from psycopg import sql
 
 from holdfast.ledger.clock import utc_now
+from holdfast.ledger.credit.operations import Operation
 from holdfast.persistence.journal.units import (
     AlreadyReplied,
     Broken,
@@ -22,9 +24,17 @@ from holdfast.persistence.journal.units import (
     Stale,
     Unit,
     UnitResult,
+    Unless,
 )
 from holdfast.persistence.journal.writer import BatchWriter
-from holdfast.persistence.records.rows import ApiKeyRevokedRow, SignInRow, StoredReply
+from holdfast.persistence.queries.loading import load_account
+from holdfast.persistence.records.rows import (
+    AccountHead,
+    ApiKeyRevokedRow,
+    IdempotencyProbe,
+    SignInRow,
+    StoredReply,
+)
 from holdfast.persistence.server.database import Database
 
 from .values import make_task
@@ -48,6 +58,29 @@ def test_a_chain_of_decisions_is_written_in_one_batch(writer: BatchWriter, rows:
         ("h1", 4),
         ("h2", None),
     ]
+
+
+async def test_a_hold_over_very_many_lots_is_read_as_it_was_written(
+    writer: BatchWriter, rows: psycopg.Connection[Any], database: Database
+) -> None:
+    """Only payments may be so many."""
+    [account], lots = opened(writer), 16_500
+    given = [account.credit(1) for _ in range(lots)]
+    operations = tuple(row for unit in given for row in unit.rows if isinstance(row, Operation))
+    last = given[-1].rows[0]
+    assert isinstance(last, AccountHead)
+    head_row = msgspec.structs.replace(last, version=1)
+    account.state.version = 1
+    assert all_committed(writer.write([Unit(fences=given[0].fences, rows=(head_row, *operations))]))
+    assert all_committed(writer.write([account.hold("h1", lots)]))
+    loaded = (await database.read(load_account, account.account_id)).state
+    assert loaded.reservations == account.state.reservations
+    assert len(loaded.reservations["h1"]) == lots
+    account.state = loaded
+    assert all_committed(writer.write([account.release("h1")]))
+    assert head(rows, account.account_id) == (3, lots, lots + 2)
+    sums = "select sum(amount_micro), max(line) from postings group by number order by max(line) desc limit 2"
+    assert rows.execute(sums).fetchall() == [(0, 2 * lots)] * 2
 
 
 def test_a_stale_unit_voids_its_followers_and_no_other_account(
@@ -130,15 +163,19 @@ def test_checking_a_fence_writes_nothing_and_moves_nothing(
 # ---------------------------------------------------------------------------------------------- idempotency probes
 
 
+def probe_of(account: AccountUnits, key: str) -> IdempotencyProbe:
+    return IdempotencyProbe(account.account_id, "POST /x", key)
+
+
 def test_used_keys_return_their_replies_and_void_the_followers(
     writer: BatchWriter, rows: psycopg.Connection[Any]
 ) -> None:
     [account] = opened(writer)
     assert all_committed(writer.write([account.credit(key="k"), account.credit(key="l")]))
     results = writer.write([account.credit(key="k"), account.credit(key="other"), account.credit(key="l")])
-    assert results[0] == AlreadyReplied(StoredReply(b"print", b"reply to k"))
+    assert results[0] == AlreadyReplied(probe_of(account, "k"), StoredReply(b"print", b"reply to k"))
     assert isinstance(results[1], Stale)
-    assert results[2] == AlreadyReplied(StoredReply(b"print", b"reply to l"))
+    assert results[2] == AlreadyReplied(probe_of(account, "l"), StoredReply(b"print", b"reply to l"))
     assert head(rows, account.account_id) == (2, 200, 2)
 
 
@@ -162,6 +199,26 @@ def test_a_refusal_leaves_its_key_to_a_later_unit_of_its_batch(
     # Once the key is used, before it or in the same batch, a refusal decided without that is void.
     assert kinds(writer.write([account.refusal(key="k")])) == ["AlreadyReplied"]
     assert kinds(writer.write([account.credit(key="l"), account.refusal(key="l")])) == ["Committed", "NotWritten"]
+
+
+def test_a_reply_that_a_unit_names_voids_it_unless_it_is_known(
+    writer: BatchWriter, rows: psycopg.Connection[Any]
+) -> None:
+    [account] = opened(writer)
+
+    def unless(unit: Unit, known: bytes) -> Unit:
+        return msgspec.structs.replace(unit, unless=Unless(probe_of(account, "named"), known))
+
+    # Nothing is stored under the name, and nothing comes to be by these units: many of a batch may have one name.
+    assert all_committed(writer.write([unless(account.credit(key=key), b"") for key in "abc"]))
+    assert all_committed(writer.write([account.credit(key="named")]))
+    stored = AlreadyReplied(probe_of(account, "named"), StoredReply(b"print", b"reply to named"))
+    assert writer.write([unless(account.refusal(key="d"), known) for known in (b"", b"pr")]) == [stored] * 2
+    assert all_committed(writer.write([unless(account.credit(key="d"), b"print")]))
+    # The reply to its own key comes first.
+    own = AlreadyReplied(probe_of(account, "d"), StoredReply(b"print", b"reply to d"))
+    assert writer.write([unless(account.refusal(key="d"), b"")]) == [own]
+    assert head(rows, account.account_id) == (5, 500, 5)
 
 
 def test_two_accounts_may_use_the_same_key(writer: BatchWriter, rows: psycopg.Connection[Any]) -> None:

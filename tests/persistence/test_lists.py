@@ -273,9 +273,9 @@ def test_failed_tasks_are_found_through_their_own_index(rows: Connection, provid
 def test_held_orders_are_found_through_their_own_index(rows: Connection) -> None:
     rows.execute(
         text(
-            "insert into orders (account_id, order_id, version, provider, status, reconcile_status, created_at, "
-            "updated_at, expires_at, request, state) select :account, 'ord_' || n, 1, 'cardprovider', 'credited', "
-            "'reconciled', :noon, :noon, :noon, '{}', '{}' from generate_series(1, 20000) n"
+            "insert into orders (account_id, order_id, version, provider, origin, status, reconcile_status, "
+            "created_at, updated_at, expires_at, request, state) select :account, 'ord_' || n, 1, 'cardprovider', "
+            "'customer', 'credited', 'reconciled', :noon, :noon, :noon, '{}', '{}' from generate_series(1, 20000) n"
         ),
         {"account": ADA, "noon": NOON},
     )

@@ -51,8 +51,9 @@ def add_events(rows: Connection, account_id: str, count: int) -> None:
     """Write events, one in a hundred of them given up."""
     rows.execute(
         text(
-            "insert into outbox (account_id, event_id, request_id, kind, url, created_at, status, attempts, "
-            "round_at, tries, snapshot) select :account, 'evt_' || n, 'task_' || n, 'task.succeeded', 'u', "
+            "insert into outbox (account_id, receiver, event_id, request_id, kind, url, created_at, status, "
+            "attempts, round_at, tries, snapshot) select :account, :account, 'evt_' || n, 'task_' || n, "
+            "'task.succeeded', 'u', "
             "cast(:noon as timestamptz) + n * interval '1 s', "
             "case when n % 100 = 0 then 'given_up' else 'delivered' end, 1, :noon, 1, '{}' "
             "from generate_series(1, :count) n"

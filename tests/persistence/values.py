@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.made_requests import make_order_request, make_request, make_terms
 
-from holdfast.ledger.credit.operations import Operation, OperationKind, Posting
+from holdfast.ledger.credit.operations import NewLot, Operation, OperationKind, Posting
 from holdfast.ledger.orders.order import Order, OrderState
 from holdfast.ledger.tasks.task import StatusEntry, Task, TaskState
 
@@ -51,6 +51,7 @@ def make_operation(
     text: str = "text",
     *,
     hold_id: str | None = None,
+    lot: NewLot | None = None,
 ) -> Operation:
     """An operation with amounts at the ends of their range."""
     return Operation(
@@ -63,6 +64,8 @@ def make_operation(
         balance_after_micro=-(2**62),
         held_after_micro=2**62,
         hold_id=hold_id,
+        lot=lot,
+        emptied=() if lot is None else (number,),
         reference=text,
         reason=text,
         at=at,

@@ -102,7 +102,13 @@ class AccountUnits:
         fence = Fence("account", self.account_id, state.version)
         state.version += 1
         head = AccountHead(
-            self.account_id, state.version, state.number, state.balance_micro, state.held_micro, state.chain_head
+            self.account_id,
+            state.version,
+            state.number,
+            state.balance_micro,
+            state.held_micro,
+            state.chain_head,
+            state.lots.encoded(),
         )
         probe = None
         if key is not None:

@@ -22,6 +22,7 @@ from quart import Response
 from quart_trio import QuartTrio
 
 from holdfast.providers.outbound.downloads import (
+    THREADS_MAX_COUNT,
     Downloaded,
     DownloadRefused,
     ExpectedOutput,
@@ -271,6 +272,19 @@ async def test_blocked_address_is_a_refusal(tmp_path: Path) -> None:
     assert isinstance(refused, DownloadRefused)
     assert (refused.code, refused.permanent) == ("blocked_address", True)
     client.close()
+
+
+async def test_threads_that_cannot_start_take_no_place_of_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    data = base64.b64encode(image("WEBP")).decode()
+    with monkeypatch.context() as patched:
+        patched.setattr(trio.lowlevel, "start_thread_soon", fail)
+        for _ in range(THREADS_MAX_COUNT):
+            with pytest.raises(RuntimeError, match="can't start"):
+                await accept_inline(data, ExpectedOutput(), as_found)
+    assert isinstance(await accept_inline(data, ExpectedOutput(), as_found), Downloaded)
 
 
 async def test_inline_result_passes_the_same_checks() -> None:

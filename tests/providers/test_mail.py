@@ -8,12 +8,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from email import message_from_bytes, policy
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import structlog
 import trio
 
-from holdfast.providers.mail import DevelopmentMailer, MailFault, NoMailer, SmtpMailer, write_code
+from holdfast.providers.mail import (
+    ALERT_THREADS_MAX_COUNT,
+    THREADS_MAX_COUNT,
+    Alert,
+    DevelopmentMailer,
+    MailFault,
+    NoMailer,
+    SmtpMailer,
+    write_code,
+)
 
 
 class Post:
@@ -21,10 +31,15 @@ class Post:
 
     def __init__(self, refuse: bytes = b"", extensions: tuple[bytes, ...] = ()) -> None:
         self.refuse = refuse
+        self.refusal = b"550"
         self.extensions = extensions
         self.commands: list[bytes] = []
         self.messages: list[bytes] = []
         self.port = 0
+        self.closed = trio.Event()
+
+    async def before_answer(self, line: bytes) -> None:
+        """Wait, where a test wants that."""
 
     async def serve(self, stream: trio.SocketStream) -> None:
         async with stream:
@@ -41,20 +56,25 @@ class Post:
                             waiting += await stream.receive_some()
                         message, waiting = waiting.split(b"\r\n.\r\n", 1)
                         self.messages.append(message)
+                    await self.before_answer(line)
                     await stream.send_all(self.answer(line))
+        self.closed.set()
 
     def answer(self, line: bytes) -> bytes:
         verb = line.split(b" ")[0].upper()
         if self.refuse and line.upper().startswith(self.refuse):
-            return b"550 no\r\n"
+            return self.refusal + b" no\r\n"
         if verb == b"EHLO":
             lines = [b"post", *self.extensions]
             return b"".join(b"250-" + one + b"\r\n" for one in lines[:-1]) + b"250 " + lines[-1] + b"\r\n"
         return b"235 in\r\n" if verb == b"AUTH" else b"250 ok\r\n"
 
 
+AnyPost = TypeVar("AnyPost", bound=Post)
+
+
 @asynccontextmanager
-async def running(post: Post) -> AsyncIterator[Post]:
+async def running(post: AnyPost) -> AsyncIterator[AnyPost]:
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         post.port = listener.socket.getsockname()[1]
@@ -79,6 +99,109 @@ async def test_code_is_mailed() -> None:
     content = message.get_content()
     assert "123456" in content
     assert "10 minutes" in content
+
+
+ALERT = Alert("evt_1", "Your credit is below 5.00", "It is 4.99.", "https://holdfast.example/unsubscribe?sig=1")
+
+
+async def test_an_alert_can_be_unsubscribed_from_in_one_step() -> None:
+    async with running(Post()) as post:
+        mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "Holdfast <hello@holdfast.example>")
+        for _ in range(2):
+            await mailer.send_alert("ann@example.com", ALERT)
+    first, second = [message_from_bytes(each, policy=policy.default) for each in post.messages]
+    assert first["Subject"] == "Your credit is below 5.00"
+    assert first["List-Unsubscribe"] == f"<{ALERT.unsubscribe_url}>"
+    assert first["List-Unsubscribe-Post"] == "List-Unsubscribe=One-Click"
+    # Sent again, it is the same message.
+    assert first["Message-ID"] == second["Message-ID"] == "<evt_1@holdfast.example>"
+    assert "It is 4.99." in first.get_content()
+    assert ALERT.unsubscribe_url in first.get_content()
+
+
+@pytest.mark.parametrize(
+    ("refuse", "status", "is_refused"),
+    [
+        (b"RCPT", b"550", True),
+        (b"RCPT", b"550 5.1.1", True),
+        (b"RCPT", b"550 5.2.1", True),
+        (b"RCPT", b"554 5.1.1", True),
+        (b"RCPT", b"550 5.0.0", True),
+        (b"RCPT", b"451", False),
+        # Faults of ours: the relay has no credentials of us, or does not like our address; and a full mailbox.
+        (b"RCPT", b"554", False),
+        (b"RCPT", b"554 5.7.1", False),
+        (b"RCPT", b"550 5.7.26", False),
+        (b"RCPT", b"550 5.1.8", False),
+        (b"RCPT", b"552 5.2.2", False),
+        (b"MAIL", b"550", False),
+        (b"DATA", b"554", False),
+    ],
+)
+async def test_only_an_address_that_is_refused_for_good_counts_as_refused(
+    refuse: bytes, status: bytes, is_refused: bool
+) -> None:
+    post = Post(refuse)
+    post.refusal = status
+    async with running(post):
+        mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "a@b.example")
+        with pytest.raises(MailFault) as caught:
+            await mailer.send_alert("ann@example.com", ALERT)
+    assert caught.value.is_refused is is_refused
+    assert "ann" not in str(caught.value)
+
+
+class HeldPost(Post):
+    """An SMTP server that answers a command only once it may."""
+
+    def __init__(self, held: bytes) -> None:
+        super().__init__()
+        self.held = held
+        self.may_answer = trio.Event()
+        self.connections = 0
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        self.connections += 1
+        await super().serve(stream)
+
+    async def before_answer(self, line: bytes) -> None:
+        if line.upper().startswith(self.held):
+            await self.may_answer.wait()
+
+
+async def test_alerts_that_wait_for_the_server_delay_no_code() -> None:
+    """As many as wait, they have threads of their own."""
+    async with running(HeldPost(b"RCPT TO:<SLOW")) as post, trio.open_nursery() as nursery:
+        mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "a@b.example", total_timeout_s=60.0)
+        for _ in range(3 * THREADS_MAX_COUNT):
+            nursery.start_soon(mailer.send_alert, "slow@example.com", ALERT)
+        with trio.fail_after(60):
+            while post.connections < ALERT_THREADS_MAX_COUNT:
+                await trio.lowlevel.checkpoint()
+            await mailer.send_code("ann@example.com", "123456", 600)
+        assert len(post.messages) == 1
+        assert post.connections == ALERT_THREADS_MAX_COUNT + 1
+        post.may_answer.set()
+    assert len(post.messages) == 1 + 3 * THREADS_MAX_COUNT
+
+
+async def test_mail_that_was_given_up_is_not_sent_afterwards() -> None:
+    async with running(HeldPost(b"EHLO")) as post:
+        mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "a@b.example", total_timeout_s=0.2)
+        with pytest.raises(MailFault, match="in time"):
+            await mailer.send_alert("ann@example.com", ALERT)
+        post.may_answer.set()
+        with trio.fail_after(60):
+            await post.closed.wait()
+    assert [command.split()[0].upper() for command in post.commands] == [b"EHLO"]
+
+
+async def test_an_alert_is_written_to_a_file_in_development(tmp_path: Path) -> None:
+    await DevelopmentMailer(tmp_path / "mail").send_alert("ann@example.com", ALERT)
+    [file] = (tmp_path / "mail").iterdir()
+    assert b"List-Unsubscribe:" in file.read_bytes()
+    with pytest.raises(MailFault):
+        await NoMailer().send_alert("ann@example.com", ALERT)
 
 
 async def test_credentials_are_given_where_encryption_is_waived() -> None:

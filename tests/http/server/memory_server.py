@@ -80,12 +80,15 @@ class Server:
 
 @asynccontextmanager
 async def serving(*, is_proxy: Callable[[str], bool] = lambda _peer: False, **limits: Any) -> AsyncIterator[Server]:
-    """A server in memory, stopped in order at the end; proxies name their clients in the header ``Client``."""
+    """A server in memory, stopped in order at the end; proxies name their clients in the header ``Client``.
+
+    It lingers shortly: at the end each connection that its test has left open is waited for.
+    """
 
     def origin_of(_peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         return next((value.decode() for name, value in headers if name == b"client"), None)
 
-    connections = Connections(ServerLimits(**limits), is_proxy=is_proxy, origin_of=origin_of)
+    connections = Connections(ServerLimits(**{"linger_s": 0.05, **limits}), is_proxy=is_proxy, origin_of=origin_of)
     async with trio.open_nursery() as nursery:
         await nursery.start(connections.run)
         yield Server(connections)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+
 import msgspec
 import pytest
 import structlog
@@ -9,13 +12,21 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.http.server.connection import Receive, Send
-from holdfast.http.server.limits import BODY_STEP_BYTES, READ_AHEAD_BYTES
-from holdfast.sockets.connected import RECEIVE_BYTES
+from holdfast.http.server.limits import BODY_STEP_BYTES, LATE_S, READ_AHEAD_BYTES, SWEEP_INTERVAL_S
+from holdfast.sockets.connected import RECEIVE_BYTES, ConnectedSocket
 
-from .memory_server import Scope, answer, answers, echo, never, read_body, rest_of, serving
+from .memory_server import HOME, Scope, Server, answer, answers, echo, never, read_body, rest_of, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /p HTTP/1.1\r\nHost: x\r\n"
+
+
+def connect_by_socket(server: Server) -> socket.socket:
+    """A client whose connection the kernel holds."""
+    accepted, client = socket.socketpair()
+    client.setblocking(False)
+    server.connections.admit(server.app, ConnectedSocket(accepted), ("203.0.113.1", 1), HOME)
+    return client
 
 
 def error_of(received: bytes) -> dict[str, str]:
@@ -129,6 +140,81 @@ async def test_a_disconnect_cancels_its_own_request_only(leave: str) -> None:
         assert server.cancelled == ["/leaving"]
         assert server.connections.count == 1
         await staying.aclose()
+
+
+@pytest.mark.parametrize("leave", ["close", "reset", "half-close"])
+async def test_a_request_whose_client_has_gone_during_a_stall_is_not_handled(
+    leave: str, mock_clock: MockClock
+) -> None:
+    async with serving() as server:
+        staying, leaving = connect_by_socket(server), connect_by_socket(server)
+        await wait_all_tasks_blocked()
+        # Nothing runs from here on, as in a frozen process, until the clock has moved.
+        leaving.send(GET.replace(b"/a", b"/leaving"))
+        staying.send(GET.replace(b"/a", b"/staying"))
+        match leave:
+            case "close":
+                leaving.close()
+            case "half-close":
+                leaving.shutdown(socket.SHUT_WR)
+            case _:
+                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                leaving.close()
+        mock_clock.jump(SWEEP_INTERVAL_S + LATE_S)
+        while server.connections.count == 2:
+            await trio.lowlevel.checkpoint()
+        await trio.lowlevel.wait_readable(staying)
+        assert staying.recv(RECEIVE_BYTES).endswith(b"/staying|")
+        assert server.calls == ["/staying"]
+        staying.close()
+        leaving.close()
+
+
+async def test_a_request_behind_others_is_read_after_a_stall(mock_clock: MockClock) -> None:
+    async with serving() as server:
+        client = connect_by_socket(server)
+        await wait_all_tasks_blocked()
+        client.send(b"".join(GET.replace(b"/a", b"/%d" % n) for n in range(3)))
+        mock_clock.jump(SWEEP_INTERVAL_S + LATE_S)
+        received = b""
+        while not received.endswith(b"/2|"):
+            await trio.lowlevel.wait_readable(client)
+            received += client.recv(RECEIVE_BYTES)
+        assert server.calls == ["/0", "/1", "/2"]
+        client.close()
+
+
+async def test_nothing_is_looked_up_of_a_request_without_a_stall(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[float] = []
+    monkeypatch.setattr(ConnectedSocket, "is_readable", lambda _: looked_up.append(trio.current_time()))
+    async with serving() as server:
+        client = connect_by_socket(server)
+
+        async def ask() -> None:
+            client.send(GET)
+            await trio.lowlevel.wait_readable(client)
+            assert client.recv(RECEIVE_BYTES).endswith(b"/a|")
+
+        await ask()
+        mock_clock.jump(SWEEP_INTERVAL_S + LATE_S - 0.01)
+        await ask()
+        assert looked_up == []
+        await wait_all_tasks_blocked()
+        mock_clock.jump(SWEEP_INTERVAL_S + LATE_S)
+        late = trio.current_time()
+        await ask()
+        await ask()
+        assert looked_up == [late] * 2
+        # Checks of the deadlines in time end it.
+        for _ in range(4):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(SWEEP_INTERVAL_S)
+        await wait_all_tasks_blocked()
+        await ask()
+        assert looked_up == [late] * 2
+        client.close()
 
 
 async def test_a_half_close_does_not_stop_the_last_write() -> None:
@@ -253,7 +339,7 @@ async def test_a_slow_reader_gets_its_whole_response(autojump_clock: MockClock) 
 
 
 async def test_an_unread_body_is_not_buffered() -> None:
-    async with serving() as server:
+    async with serving(finish_requests_s=0.1) as server:
         server.handler = never
         stream = server.connect_unbuffered()
         sent = 0

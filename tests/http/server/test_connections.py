@@ -255,7 +255,7 @@ async def test_a_streamed_body_counts_as_the_largest_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sources, "BYTES_PER_PEER_MAX", 1000)
-    async with serving(is_proxy=lambda peer: peer == PROXY, body_bytes_max=400) as server:
+    async with serving(is_proxy=lambda peer: peer == PROXY, body_bytes_max=400, finish_requests_s=0.1) as server:
         uploads = [server.connect(PROXY) for _ in range(3)]
         for stream in uploads:
             await stream.send_all(of_client("eve", extra="Content-Length: 100000\r\n"))

@@ -1,0 +1,324 @@
+"""Any order of attempts, delays, cuts, freezes and refusals, at any processes: never more tasks than requests.
+
+The code of such creates runs against an account and rows in memory, on a virtual clock. A message that was sent is
+decided however late, also after its sender has gone. A frozen process neither answers nor sees that a client has
+hung up; once it runs it sees that within a second, and before it begins to handle a request.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+from unittest.mock import patch
+
+import msgspec
+import trio
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, TaskAccepted
+from holdfast.http.endpoints.tasks import resent_creates
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.credentials import KnownKey
+from holdfast.http.kit.resends import Resends
+from holdfast.http.schemas.tasks import CreateTaskRequest
+from holdfast.ledger.refusals import SUPERSEDED, Refusal
+from holdfast.persistence.records.rows import StoredReply
+
+from .identities import NOW
+
+PROCESSES = 3
+WANTED = CreateTaskRequest("a model", {})
+SEEN_S = resent_creates.HANG_UP_S * 0.9
+BUSY = Refusal(code="concurrency_limit_exceeded", message="Too many tasks are in flight.")
+
+Fate = Literal["answered", "lost", "missed", "refused"]
+"""The request is lost on its way; or its answer is; or the account refuses it for now."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An attempt: to which process, and how long it takes; the client gives up after ``patience_s``."""
+
+    process: int = 0
+    fate: Fate = "answered"
+    wait_s: float = 0.4
+    """Since the attempt before."""
+    way_s: float = 0.0
+    """From the client to the process."""
+    asked_s: float = 0.0
+    """From the process to the account, which decides then."""
+    reply_s: float = 0.0
+    held_s: float = 0.0
+    """From the reply to the response."""
+    patience_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """A process does not run for a while."""
+
+    process: int
+    at_s: float
+    for_s: float
+
+
+@dataclass
+class Process:
+    """What one process knows, and whether it runs."""
+
+    resends: Resends = field(default_factory=Resends)
+    frozen: int = 0
+    thawed: trio.Event = field(default_factory=trio.Event)
+
+    async def runs(self) -> None:
+        """Wait until the process runs."""
+        while self.frozen:
+            await self.thawed.wait()
+
+    async def freeze(self, freeze: Freeze) -> None:
+        """Do not run for a while."""
+        await trio.sleep(freeze.at_s)
+        self.frozen += 1
+        await trio.sleep(freeze.for_s)
+        self.frozen -= 1
+        self.thawed.set()
+        self.thawed = trio.Event()
+
+
+@dataclass
+class World:
+    """One account, whose requests are all equal; ``refuses`` False lets it forget that attempts begin."""
+
+    nursery: trio.Nursery
+    refuses: bool = True
+    processes: list[Process] = field(default_factory=lambda: [Process() for _ in range(PROCESSES)])
+    tasks: list[tuple[datetime, str]] = field(default_factory=list)
+    begun: dict[str, str] = field(default_factory=dict)
+    served: set[int] = field(default_factory=set)
+    got: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def now(self) -> datetime:
+        return NOW + timedelta(seconds=trio.current_time())
+
+    def decide(self, request: int, command: BeginAttempt | RequestAttempt | None, fate: Fate) -> Any:
+        """Decide a beginning, or a create of a request that knows of an attempt."""
+        if isinstance(command, BeginAttempt):
+            self.begun[command.attempt.group] = command.attempt.attempt_id
+            return None
+        assert command is not None, "all clients here number their attempts"
+        newest = self.begun.get(command.group)
+        if self.refuses and newest is not None and newest != command.attempt_id:
+            return SUPERSEDED
+        if fate == "refused":
+            return BUSY
+        self.tasks.append((self.now(), f"task_{len(self.tasks)}"))
+        self.served.add(request)
+        return TaskAccepted(self.tasks[-1][1], "quo_1", "queued", None, 1, "1 image")
+
+    async def send(self, request: int, number: int, sent: Sent) -> bool:
+        """Send one attempt; return whether its client got an answer that it takes."""
+        if sent.fate == "lost":
+            return False
+        hung_up, answered = trio.Event(), trio.Event()
+        self.nursery.start_soon(self.handle, request, number, sent, hung_up, answered)
+        with trio.move_on_after(sent.patience_s):
+            await answered.wait()
+        hung_up.set()
+        return answered.is_set() and sent.fate == "answered"
+
+    async def handle(
+        self, request: int, number: int, sent: Sent, hung_up: trio.Event, answered: trio.Event
+    ) -> None:
+        """Handle an attempt as its process does, until its client is seen to have hung up."""
+        process = self.processes[sent.process]
+        await trio.sleep(sent.way_s)
+        await process.runs()
+        if hung_up.is_set():
+            return
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                await hung_up.wait()
+                await process.runs()
+                await trio.sleep(SEEN_S)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            call = cast("Call", FakeCall(self, request, number, sent))
+            after = resent_creates.newest_known(call)
+            reply = await resent_creates.create_once(call, WANTED, after, number, resent_creates.CLIENT_TIMEOUT_S)
+            if isinstance(reply, str):
+                self.served.add(request)
+                with process.resends.served(reply):
+                    await trio.sleep(sent.held_s)
+                    await process.runs()
+                if not hung_up.is_set():
+                    self.got[request].append(reply)
+                    answered.set()
+            nursery.cancel_scope.cancel()
+
+    async def client(self, request: int, attempts: list[Sent]) -> None:
+        for number, sent in enumerate(attempts):
+            await trio.sleep(sent.wait_s)
+            if await self.send(request, number, sent):
+                return
+
+
+@dataclass
+class FakeCall:
+    """What is used of a call."""
+
+    world: World
+    number: int
+    attempt: int
+    sent: Sent
+
+    def __post_init__(self) -> None:
+        self.known_key = KnownKey("acct_1", "key_1")
+        self.process = self.world.processes[self.sent.process]
+        self.request = SimpleNamespace(id=f"req_{self.number}_{self.attempt}")
+        self.deps = SimpleNamespace(
+            resends=self.process.resends,
+            accounts=SimpleNamespace(ref=lambda _: None),
+            now=self.world.now,
+            settings=SimpleNamespace(idempotency_ttl_s=86_400),
+        )
+
+    def fingerprint(self) -> bytes:
+        return b"equal"
+
+    async def ask(self, _ref: object, command: BeginAttempt | RequestAttempt | None) -> Any:
+        """Send a command to the account; it is decided even if this is cancelled."""
+        replies: list[Any] = []
+        decided = trio.Event()
+
+        async def deliver() -> None:
+            await trio.sleep(self.sent.asked_s)
+            replies.append(self.world.decide(self.number, command, self.sent.fate))
+            decided.set()
+
+        self.world.nursery.start_soon(deliver)
+        await decided.wait()
+        await trio.sleep(self.sent.reply_s)
+        await self.process.runs()
+        return replies[0]
+
+    async def read(self, query: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        await self.process.runs()
+        return query(self.world)
+
+
+async def accepted_task(call: FakeCall, _wanted: Any, _key: Any, *, after: RequestAttempt | None) -> Any:
+    return await call.ask(None, after)
+
+
+def replies_of_route(world: World, _account_id: str, *, route: str, oldest: datetime) -> list[bytes]:
+    found = [TaskAccepted(each, "quo_1", "queued", None, 1, "1 image") for at, each in world.tasks if at > oldest]
+    return [msgspec.json.encode(each) for each in reversed(found)]
+
+
+def find_reply(world: World, _account_id: str, *, key: str, **_: Any) -> StoredReply | None:
+    newest = world.begun.get(key)
+    return None if newest is None else StoredReply(newest.encode(), b"null")
+
+
+def play(requests: list[list[Sent]], freezes: list[Freeze], *, refuses: bool = True) -> World:
+    """Let the clients send their requests, and return what is left when all is quiet."""
+
+    async def main() -> World:
+        async with trio.open_nursery() as nursery:
+            world = World(nursery, refuses)
+            for freeze in freezes:
+                nursery.start_soon(world.processes[freeze.process].freeze, freeze)
+            for number, attempts in enumerate(requests):
+                nursery.start_soon(world.client, number, attempts)
+        return world
+
+    fakes: dict[str, Any] = {
+        "accepted_task": accepted_task,
+        "replies_of_route": replies_of_route,
+        "find_reply": find_reply,
+    }
+    with patch.multiple(resent_creates, **fakes):
+        return trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+DELAYS = st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.3, 2.0, 9.0])
+ATTEMPT = st.builds(
+    Sent,
+    process=st.integers(0, PROCESSES - 1),
+    fate=st.sampled_from(["answered", "answered", "lost", "missed", "refused"]),
+    wait_s=st.sampled_from([0.0, 0.4, 0.4, 1.5, 8.0]),
+    way_s=DELAYS,
+    asked_s=DELAYS,
+    reply_s=DELAYS,
+    held_s=DELAYS,
+    patience_s=st.sampled_from([0.01, 0.3, 1.0, 5.0, 20.0]),
+)
+REQUESTS = st.lists(st.lists(ATTEMPT, min_size=1, max_size=4), min_size=1, max_size=5)
+FREEZES = st.lists(
+    st.builds(Freeze, st.integers(0, PROCESSES - 1), st.sampled_from([0.0, 0.35, 0.5, 1.0, 4.0]), DELAYS),
+    max_size=3,
+)
+
+Order = tuple[list[list[Sent]], list[Freeze]]
+FROZEN: Order = (
+    # The client gives up on a process that is frozen before the account has decided, and gets its task at another.
+    [[Sent(asked_s=9.0, patience_s=1.0), Sent(process=1)]],
+    [Freeze(0, 0.45, 10.0)],
+)
+# The account's owner is frozen with the create on a link: it decides that after the resend, or in the middle of it.
+AFTER: Order = ([[Sent(asked_s=9.0, patience_s=0.3), Sent(process=1)]], [])
+BETWEEN: Order = ([[Sent(asked_s=2.0, patience_s=0.3), Sent(process=1, asked_s=0.7)]], [])
+
+
+@settings(max_examples=200)
+@given(REQUESTS, FREEZES)
+@example(*FROZEN)
+@example(*AFTER)
+@example(*BETWEEN)
+def test_there_are_never_more_tasks_than_requests(requests: list[list[Sent]], freezes: list[Freeze]) -> None:
+    world = play(requests, freezes)
+    assert len(world.tasks) <= len(requests)
+    if not any(sent.fate == "refused" for attempts in requests for sent in attempts):
+        assert len(world.tasks) <= len(world.served)
+
+
+@settings(max_examples=50)
+@given(REQUESTS, FREEZES)
+def test_requests_that_are_answered_at_once_are_as_many_tasks(
+    requests: list[list[Sent]], freezes: list[Freeze]
+) -> None:
+    patient = [[replace(attempts[0], fate="answered", patience_s=1e6)] for attempts in requests]
+    world = play(patient, freezes)
+    assert sorted(task for tasks in world.got.values() for task in tasks) == sorted(each for _, each in world.tasks)
+    assert len(world.tasks) == len(requests)
+
+
+def test_a_request_beside_a_resend_is_a_task_of_its_own() -> None:
+    """It is on its way while a resend begins, and so is refused once; its client still waits."""
+    resent = [Sent(fate="lost", wait_s=0.0), Sent(process=1, asked_s=0.3)]
+    beside = [Sent(wait_s=0.3, asked_s=1.0)]
+    world = play([resent, beside], [])
+    assert len(world.tasks) == 2
+    assert sorted(map(len, world.got.values())) == [1, 1]
+    assert world.got[0] != world.got[1]
+
+
+def test_an_equal_request_creates_where_nothing_is_known_of_a_resend() -> None:
+    resent = [Sent(fate="lost", wait_s=0.0), Sent(process=1)]
+    world = play([resent, [Sent(process=2, wait_s=60.0)]], [])
+    assert len(world.tasks) == 2
+    assert world.got[0] != world.got[1]
+
+
+def test_the_refusal_by_the_account_is_what_it_takes() -> None:
+    for requests, freezes in (FROZEN, AFTER, BETWEEN):
+        assert len(play(requests, freezes).tasks) == 1
+        assert len(play(requests, freezes, refuses=False).tasks) == 2

@@ -1,0 +1,194 @@
+"""Lots of credit over real HTTP: grants, coupons, tasks that use them, refunds, and what expires."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import trio
+from tests.clients import Customer, Totals, code_of, every, ok, until
+
+from .card_provider import Payer
+from .operator_client import Operator
+from .service_process import Service
+
+LOTS = "/v2/control/credit-lots"
+
+
+@pytest.fixture
+async def operator(shared_service: Service) -> AsyncIterator[Operator]:
+    operator = Operator(shared_service)
+    async with operator.http:
+        yield operator
+
+
+async def lots_of(customer: Customer, query: str = "") -> list[dict[str, Any]]:
+    return ok(await customer.as_session("GET", LOTS + query))["data"]  # type: ignore[no-any-return]  # of JSON
+
+
+def left(lots: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
+    return [(lot["kind"], lot["source"], lot["remaining"], lot["reserved"]) for lot in lots]
+
+
+async def test_a_grant_is_used_before_paid_credit_and_what_is_left_of_it_expires(
+    shared_service: Service, new_customer: Any, operator: Operator
+) -> None:
+    with trio.fail_after(90):
+        customer: Customer = await new_customer(shared_service, credit="5.00")
+        path = f"accounts/{customer.account_id}/grants"
+        expires_at = (datetime.now(UTC) + timedelta(seconds=8)).isoformat()
+        granted = await operator.act(path, "first", amount="2.00", expires_at=expires_at)
+        assert ok(granted)["account"]["available_balance"] == "7.00"
+        again = await operator.act(path, "first", amount="2.00", expires_at=expires_at)
+        assert again.headers["Idempotent-Replayed"] == "true"
+        assert again.json() == granted.json()
+        assert left(await lots_of(customer)) == [
+            ("promotional", "grant", "2.00", "0.00"),
+            ("paid", "recharge", "5.00", "0.00"),
+        ]
+        task = ok(await customer.create())
+        await customer.all_ended()
+        cost = Decimal(ok(await customer.as_key("GET", f"/v2/task/{task['request_id']}"))["usage"]["cost_credits"])
+        assert cost > 0
+
+        async def expired() -> list[dict[str, Any]] | None:
+            found = await lots_of(customer, "?status=closed")
+            return found or None
+
+        [gone] = await until(expired)
+        assert left([gone]) == [("promotional", "grant", "0.00", "0.00")]
+        assert await customer.totals() == Totals(Decimal(5), Decimal(0), Decimal(5))
+        statement = await customer.statement()
+        assert [each["kind"] for each in statement] == ["credit", "grant", "hold", "capture", "expiry"]
+        assert Decimal(statement[-1]["balance_change"]) == cost - 2
+        assert sum(Decimal(each["balance_change"]) for each in statement) == 5
+        # The hold, its charge and the expiry moved the grant alone.
+        named = [{posting["lot"] for posting in each["postings"]} - {None} for each in statement]
+        assert named == [{1}, {2}, {2}, {2}, {2}]
+    assert shared_service.audit() == []
+
+
+async def test_a_refund_takes_back_the_lot_of_its_order(payer: Payer, card_service: Service) -> None:
+    operator = Operator(card_service)
+    async with operator.http:
+        with trio.fail_after(60):
+            first, second = await payer.paid_order(), await payer.paid_order()
+            ok(await operator.act(f"accounts/{payer.customer.account_id}/grants", "gift", amount="1.00"))
+            ok(await operator.act(f"payments/{second['order_id']}/refund", "part", amount="4.00"))
+            await payer.wait_for(second["order_id"], reversal_status="partially_refunded")
+            found = {lot["reference"]: lot["remaining"] for lot in await lots_of(payer.customer, "?kind=paid")}
+            assert found == {first["order_id"]: "10.00", second["order_id"]: "6.00"}
+    assert card_service.audit() == []
+
+
+async def test_a_coupon_is_redeemed_once_by_each_account(
+    shared_service: Service, new_customer: Any, operator: Operator
+) -> None:
+    with trio.fail_after(60):
+        made = ok(await operator.act("coupons", amount="3.00", uses_max=2, credit_days=7))
+        customers = [await new_customer(shared_service) for _ in range(3)]
+        replies: list[tuple[int, str]] = []
+
+        async def redeem(customer: Customer) -> None:
+            body = {"code": made["code"].lower()}
+            reply = await customer.as_session("POST", "/v2/control/coupons/redeem", body)
+            replies.append((reply.status_code, code_of(reply) if reply.status_code != 200 else ""))
+
+        async with trio.open_nursery() as nursery:
+            for customer in customers * 3:
+                nursery.start_soon(redeem, customer)
+        assert sorted(replies).count((200, "")) >= 2
+        assert {code for _, code in replies} <= {"", "coupon_already_redeemed", "coupon_used_up"}
+        lots = [await lots_of(customer) for customer in customers]
+        assert sorted(left(each) for each in lots) == [[], *[[("promotional", "coupon", "3.00", "0.00")]] * 2]
+        [listed] = [
+            each for each in await every(operator.http.get, "/ops/api/coupons") if each["code"] == made["code"]
+        ]
+        assert (listed["uses"], listed["uses_max"]) == (2, 2)
+        other = ok(await operator.act("coupons", amount="1.00", uses_max=5))
+        ok(await operator.act(f"coupons/{other['coupon_id']}/end"))
+        wrong = [
+            await customers[0].as_session("POST", "/v2/control/coupons/redeem", {"code": code})
+            for code in (other["code"], "NO-SUCH-CODE")
+        ]
+        assert [(each.status_code, code_of(each)) for each in wrong] == [
+            (409, "coupon_ended"),
+            (404, "coupon_not_found"),
+        ]
+        taken = await operator.act("coupons", amount="1.00", code=made["code"])
+        assert (taken.status_code, code_of(taken)) == (409, "coupon_code_taken")
+    assert shared_service.audit() == []
+
+
+async def test_lots_are_listed_by_pages_and_for_their_account_alone(
+    shared_service: Service, new_customer: Any, operator: Operator
+) -> None:
+    with trio.fail_after(60):
+        customer: Customer = await new_customer(shared_service)
+        for _ in range(5):
+            await customer.recharge("1.00")
+        pages = []
+        query = "?limit=2"
+        while query:
+            page = ok(await customer.as_session("GET", LOTS + query))
+            pages.append([lot["number"] for lot in page["data"]])
+            query = f"?limit=2&cursor={page['next_cursor']}" if page["next_cursor"] else ""
+        assert pages == [[5, 4], [3, 2], [1]]
+        shown = await every(operator.http.get, f"/ops/api/accounts/{customer.account_id}/credit-lots")
+        assert shown == await lots_of(customer)
+        other = await new_customer(shared_service)
+        assert await lots_of(other) == []
+        cursor = ok(await customer.as_session("GET", f"{LOTS}?limit=1"))["next_cursor"]
+        stolen = await other.as_session("GET", f"{LOTS}?cursor={cursor}")
+        assert (stolen.status_code, code_of(stolen)) == (400, "invalid_cursor")
+        unknown = await operator.http.get("/ops/api/accounts/acct_x/credit-lots")
+        assert (unknown.status_code, code_of(unknown)) == (404, "account_not_found")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"amount": "0"}, "invalid_amount"),
+        ({"amount": "-1.00"}, "invalid_amount"),
+        ({"amount": "NaN"}, "invalid_amount"),
+        ({"amount": "1.0000001"}, "invalid_amount"),
+        ({"amount": "1.00", "expires_at": "soon"}, "invalid_parameter"),
+        ({"amount": "1.00", "expires_at": "2020-01-01"}, "invalid_parameter"),
+        ({"amount": "1.00", "expires_at": "2999-01-01T00:00:00"}, "invalid_parameter"),
+        ({"amount": "1.00", "reason": ""}, "invalid_parameter"),
+        ({}, "missing_parameter"),
+    ],
+)
+async def test_an_invalid_grant_is_refused(
+    shared_service: Service, new_customer: Any, operator: Operator, body: dict[str, Any], code: str
+) -> None:
+    with trio.fail_after(60):
+        customer: Customer = await new_customer(shared_service)
+        path = f"accounts/{customer.account_id}/grants"
+        refused = await operator.act(path, "key", **body)
+        assert (refused.status_code, code_of(refused)) == (400, code)
+        without_key = await operator.act(path, amount="1.00")
+        assert (without_key.status_code, code_of(without_key)) == (400, "missing_parameter")
+        assert await lots_of(customer) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"amount": "0"}, "invalid_amount"),
+        ({"amount": "1.00", "uses_max": 0}, "invalid_parameter"),
+        ({"amount": "1.00", "uses_max": 10**7}, "invalid_parameter"),
+        ({"amount": "1.00", "credit_days": 0}, "invalid_parameter"),
+        ({"amount": "1.00", "redeem_until": "2020-01-01"}, "invalid_parameter"),
+        ({"amount": "1.00", "code": "no spaces"}, "invalid_parameter"),
+        ({"amount": "1.00", "code": "-"}, "invalid_parameter"),
+        ({"amount": "1.00", "code": "X" * 65}, "invalid_parameter"),
+    ],
+)
+async def test_an_invalid_coupon_is_refused(operator: Operator, body: dict[str, Any], code: str) -> None:
+    with trio.fail_after(60):
+        refused = await operator.act("coupons", **body)
+        assert (refused.status_code, code_of(refused)) == (400, code)
