@@ -41,6 +41,7 @@ from holdfast.persistence.records.rows import (
     TaskChangedRow,
     TaskEventRow,
     new_asset_rows,
+    usage_counted_row,
 )
 from holdfast.persistence.server.connections import connect_writer
 
@@ -84,7 +85,7 @@ def build(url: str, work: PricedInput, operations: int, *, processes: int) -> li
     sizes = [OPERATIONS_PER_ACCOUNT] * accounts
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
-            "insert into contents (sha256, content_type, claimed_at) values (%s, 'image/png', now()) "
+            "insert into contents (sha256, content_type, claimed_until) values (%s, 'image/png', now()) "
             "on conflict do nothing",
             (SHA256,),
         )
@@ -162,6 +163,7 @@ class Account:
         done, operation, event = self._finish(task)
         yield operation
         yield done
+        yield usage_counted_row(done)
         yield event
         yield from new_asset_rows(task, done)
 
@@ -179,7 +181,13 @@ class Account:
         """Return the account's head after everything so far."""
         state = self._state
         return AccountHead(
-            state.account_id, state.number, state.number, state.balance_micro, state.held_micro, state.chain_head
+            state.account_id,
+            state.number,
+            state.number,
+            state.balance_micro,
+            state.held_micro,
+            state.chain_head,
+            state.lots.encoded(),
         )
 
     def _credit(self) -> Operation:

@@ -2,8 +2,9 @@
 
 The service, the peer (:mod:`benchmarks.row_lock_peer`) and an empty endpoint on unmodified quart-trio and hypercorn
 run as processes of their own and take turns under the same load: first on many accounts, then on one, and both
-again with longer flushes of PostgreSQL's log. Service and peer share one PostgreSQL, and a provider that never
-responds, so that only creates are measured. CPU is user and system time without PostgreSQL.
+again with longer flushes of PostgreSQL's log; then on one account with 20 lots and a limit of its key, beside one
+with a single lot and none. Service and peer share one PostgreSQL, and a provider that never responds, so that only
+creates are measured. CPU is user and system time without PostgreSQL.
 
 A create authenticates the key, validates and prices the input, holds the credit, writes seven rows and responds
 when they are durable.
@@ -157,6 +158,17 @@ def main() -> None:
                     connections=options.connections,
                     seconds=options.seconds,
                 )
+            base, limit = f"http://127.0.0.1:{port}", {"credits": "1000000", "window": "month"}
+            compare(
+                "20 lots and a limit",
+                [
+                    Side("the service", port, service, creates(api_keys(base, 1, lots=20, limit=limit))),
+                    Side("one lot without a limit", port, service, creates(api_keys(base, 1))),
+                ],
+                rounds=options.rounds,
+                connections=options.connections,
+                seconds=options.seconds,
+            )
 
 
 if __name__ == "__main__":

@@ -133,6 +133,11 @@ def measure(books: Books, samples: int) -> list[Callable[[], None]]:
         "tasks, last page": (books.last_page("/v2/task/list", largest.secret), largest.secret),
         "usage, first page": (f"/v2/usage/logs?limit={PAGE}", largest.token),
         "usage, last page": (books.last_page("/v2/usage/logs", largest.token), largest.token),
+        "usage totals, by day and model": ("/v2/usage/totals?group_by=day,model", largest.token),
+        "usage totals, by day in New York": (
+            "/v2/usage/totals?group_by=day,api_key_id&time_zone=America/New_York",
+            largest.token,
+        ),
         "statement, first page": (f"/v2/control/ledger?limit={PAGE}", largest.token),
         "statement, last page": (books.last_page("/v2/control/ledger", largest.token), largest.token),
         "read a task": (f"/v2/task/{task}", largest.secret),

@@ -32,8 +32,10 @@ from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_hold
+from holdfast.ledger.credit.lots import Lot, Lots
 from holdfast.ledger.credit.operations import CHAIN_START, Operation
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.orders.order import Seller
 from holdfast.ledger.tasks.task import Task, TaskRequest, TaskState, accept_task
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.statements import STATEMENTS, RowStatement
@@ -94,6 +96,7 @@ def account_directory(database: Database) -> tuple[Journal, KeyedDirectory]:
             announce=announce,
             now=utc_now,
             limits=limits,
+            seller=Seller(**dict.fromkeys(Seller.__struct_fields__, "benchmark")),
         )
 
     async def probe() -> bool:
@@ -223,6 +226,7 @@ def hold_under_lock(connection: psycopg.Connection[Any], account_id: str, work: 
         balance_micro=balance_micro,
         held_micro=held_micro,
         chain_head=bytes(head),
+        lots=Lots([Lot(0, "paid", "recharge", "r", CREDIT_MICRO, None, balance_micro, held_micro)]),
     )
     at, hold_id, request_id = utc_now(), new_id("hold"), new_id("task")
     operation = decide_hold(

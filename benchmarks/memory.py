@@ -43,8 +43,9 @@ def plant_accounts(url: str, count: int) -> list[str]:
             [(account_id, f"{account_id}@example.com", CHAIN_START) for account_id in ids],
         )
         cursor.executemany(
-            "insert into api_keys (account_id, key_id, secret_sha256, prefix, name, scopes, created_at) "
-            "values (%s, %s, %s, 'hk_test_x', 'k', '{tasks:read,tasks:write}', now())",
+            "insert into api_keys (account_id, key_id, secret_sha256, prefix, name, scopes, created_at, is_paused, "
+            "models, window_start, captured_micro) "
+            "values (%s, %s, %s, 'hk_test_x', 'k', '{tasks:read,tasks:write}', now(), false, '{}', now(), 0)",
             [(account_id, new_id("key"), account_id.encode()) for account_id in ids],
         )
     return ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -148,8 +149,8 @@ def process(
             server.wait(60)
 
 
-def api_keys(base: str, count: int) -> list[str]:
-    """Create the API keys of ``count`` accounts with enough credit."""
+def api_keys(base: str, count: int, *, lots: int = 1, limit: dict[str, str] | None = None) -> list[str]:
+    """Create the API keys of ``count`` new accounts with enough credit in so many lots, each key with the limit."""
     keys = []
     with httpx2.Client(base_url=base, timeout=30, trust_env=False) as client:
 
@@ -160,13 +161,15 @@ def api_keys(base: str, count: int) -> list[str]:
             return answer.json()
 
         for number in range(count):
-            email = f"bench{number}@example.com"
+            email = f"bench{number}-{secrets.token_hex(4)}@example.com"
             sent = post("/v2/control/auth/otp", {"email": email})
             proof = {"email": email, "otp_id": sent["otp_id"], "otp": sent["debug_otp"]}
             token = post("/v2/control/auth/verify", proof)["session"]["token"]
-            named = {"name": "bench", "scopes": ["tasks:read", "tasks:write", "account:read"]}
+            scopes = ["tasks:read", "tasks:write", "account:read"]
+            named = {"name": "bench", "scopes": scopes, **({} if limit is None else {"limit": limit})}
             keys.append(post("/v2/control/api-keys", named, token)["api_key"])
-            post("/v2/control/sandbox/recharge", {"amount": "10000"}, token)
+            for _ in range(lots):
+                post("/v2/control/sandbox/recharge", {"amount": "10000"}, token)
     return keys
 
 
