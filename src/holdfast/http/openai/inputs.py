@@ -8,11 +8,11 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from holdfast.http.kit.forms import FormFile
-from holdfast.http.kit.model_words import Measure, in_words_of, not_taken
-from holdfast.http.kit.values import invalid_parameter, missing_parameter
+from holdfast.http.kit.model_words import Measure, file_field_of, in_words_of, not_taken
+from holdfast.http.kit.values import missing_parameter
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.quotes import model_not_found
@@ -25,9 +25,6 @@ FILES_MAX: Final = 8
 _WORDS: Final[dict[str, Measure]] = {"n": "count", "seconds": "seconds", "size": "size", "input": "text"}
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
-_FILE_FIELDS: Final = ("{name}", "{name}_url", "image", "image_url")
-"""What models call an uploaded file."""
-_FILE_FORMS: Final = ("link", "base64", "data")
 
 
 def input_of(model: Model, fields: Mapping[str, Any], files: Sequence[FormFile]) -> dict[str, object] | Refusal:
@@ -82,48 +79,16 @@ def stored_names(catalog: Catalog, fields: Mapping[str, Any], names: Sequence[st
     model = catalog.models.get(str(fields["model"]))
     if model is None:
         return model_not_found(str(fields["model"]))
-    taken = {name: _file_field(model, name, names.count(name)) for name in names}
+    taken = {name: file_field_of(model, name, names.count(name)) for name in names}
     refusal = next((each for each in taken.values() if isinstance(each, Refusal)), None)
     return refusal or frozenset(
         name for name, each in taken.items() if not isinstance(each, Refusal) and each.form == "link"
     )
 
 
-class _FileField(NamedTuple):
-    """The field that takes an uploaded file."""
-
-    name: str
-    form: Literal["link", "base64", "data"]
-    is_list: bool
-
-
-def _file_field(model: Model, name: str, count: int) -> _FileField | Refusal:
-    for own in (each.format(name=name) for each in _FILE_FIELDS):
-        schema = model.schema.field(own) or {}
-        items = schema.get("items")
-        form = _file_form(items if isinstance(items, dict) else schema)
-        if form is not None:
-            if count > 1 and not isinstance(items, dict):
-                return invalid_parameter(name, f"has {count} files; the model {model.id} takes one")
-            return _FileField(own, form, isinstance(items, dict))
-    return invalid_parameter(name, f"is a file, which the model {model.id} does not take")
-
-
-def _file_form(schema: Mapping[str, object]) -> Literal["link", "base64", "data"] | None:
-    """Return how a field takes a file, by a link if it can; None if it takes none."""
-    if schema.get("contentEncoding") == "base64":
-        return "base64"
-    if schema.get("format") == "uri":
-        pattern = schema.get("pattern")
-        return "link" if not isinstance(pattern, str) or re.search(pattern, "https://a.example/a") else "data"
-    branches = [each for key in ("anyOf", "oneOf") if isinstance(found := schema.get(key), list) for each in found]
-    forms = {_file_form(each) for each in branches if isinstance(each, dict)}
-    return next((form for form in _FILE_FORMS if form in forms), None)
-
-
 def _uploaded(model: Model, name: str, files: list[FormFile]) -> dict[str, object] | Refusal:
     """Return uploaded files as the model takes them: by their ids, as base64, or as a link with the data."""
-    field = _file_field(model, name, len(files))
+    field = file_field_of(model, name, len(files))
     if isinstance(field, Refusal):
         return field
     taken = [each.row.file_id if each.row is not None else _encoded(each.content, field.form) for each in files]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from holdfast.http.kit.model_words import Measure, in_words_of
+from holdfast.http.kit.model_words import Measure, file_forms, in_words_of
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.refusals import Refusal
 
@@ -30,9 +30,6 @@ def _plain(model: Model, name: str, value: object) -> object:
     """Return a value as the field takes it."""
     match = _DATA.match(value) if isinstance(value, str) else None
     field = None if match is None else model.schema.field(name)
-    if match is None or field is None:
+    if match is None or field is None or "base64" not in file_forms(field):
         return value
-    branches = field.get("anyOf") or ()
-    assert isinstance(branches, list | tuple)
-    takes_base64 = any(each.get("contentEncoding") == "base64" for each in (field, *branches))
-    return match.string[match.end() :] if takes_base64 else value
+    return match.string[match.end() :]
