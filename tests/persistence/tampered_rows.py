@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import psycopg
 
@@ -169,7 +171,6 @@ CASES: list[tuple[list[str], set[str]]] = [
     ([in_state("ord_back", "{statuses,reconcile_status}", "reconciled")], {HISTORY, COLUMNS}),
     ([in_state("ord_back", "{history,1,operation_id}", "op_x")], {HISTORY}),
     ([in_state("ord_back", "{moves,1,amount_micro}", 3_000_000)], {NET, LISTED}),
-    ([in_state("ord_back", "{moves,1,amount_micro}", "many")], {LISTED, COLUMNS}),
     ([in_state("ord_back", "{facts,refunds,re_back,amount_micro}", 1)], {NET}),
     ([in_state("ord_back", "{moves,1,operation_id}", "op_x")], {LISTED, HISTORY}),
     ([in_state("ord_paid", "{event_ids}", [])], {STORED}),
@@ -250,7 +251,6 @@ CASES: list[tuple[list[str], set[str]]] = [
     ([f"update credit_lots set closed_number = 7 where {EVA} and number = 1"], {LOT_CLOSED, LOT_LEFT}),
     (["update accounts set lots = '[[3,2500000,0]]' where id = 'acct_eva'"], {LOT_LEFT}),
     (["update accounts set lots = null where id = 'acct_eva'"], {LOT_LEFT}),
-    (["update accounts set lots = 'none' where id = 'acct_eva'"], {LOT_LEFT}),
     (
         # A hold made to have reserved another lot, and one made to return what it took to another lot.
         [f"update postings set lot = 1 where {EVA} and number = 5"],
@@ -272,16 +272,26 @@ CASES: list[tuple[list[str], set[str]]] = [
     ([f"update credit_lots set source = 'coupon' where {EVA} and number = 2"], {COUPONS, CHAINS}),
 ]
 """Statements, and the names of the rules that are broken after them."""
+UNREADABLE: list[tuple[list[str], set[str]]] = [
+    ([in_state("ord_back", "{moves,1,amount_micro}", "many")], {LISTED, COLUMNS}),
+    (["update accounts set lots = 'none' where id = 'acct_eva'"], {LOT_LEFT}),
+]
+"""Those after which a rule finds a value that it cannot read."""
 
 
 def tamper(url: str, *statements: str) -> None:
     """Change rows without the tables' triggers; each statement must change some, unless it drops an index."""
     with psycopg.connect(url) as connection:
-        for statement in statements:
-            if statement.startswith("drop"):
-                connection.execute(statement)
-        for table in ("operations", "postings", "payment_events"):
-            connection.execute(f"alter table {table} disable trigger all")
-        for statement in statements:
-            if not statement.startswith("drop"):
-                assert connection.execute(statement).rowcount > 0, statement
+        tamper_within(connection, *statements)
+
+
+def tamper_within(connection: psycopg.Connection[Any], *statements: str) -> None:
+    """Change rows as :func:`tamper` does, in a connection's transaction."""
+    for statement in statements:
+        if statement.startswith("drop"):
+            connection.execute(statement)
+    for table in ("operations", "postings", "payment_events"):
+        connection.execute(f"alter table {table} disable trigger all")
+    for statement in statements:
+        if not statement.startswith("drop"):
+            assert connection.execute(statement).rowcount > 0, statement
