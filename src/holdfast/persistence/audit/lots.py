@@ -61,12 +61,14 @@ LOT_RULES: tuple[Rule, ...] = (
                l.kind, l.source, l.amount_micro, l.reference, o.kind as opening, o.amount_micro as opening_micro,
                o.reference as opening_reference
         from credit_lots l full join (
-            select * from operations o
-            where (kind in ('credit', 'grant', 'opening_balance') or (kind = 'adjustment' and amount_micro > 0))
+            select o.* from operations o left join (
+                select account_id, max(number) as number from credit_lots
+                where source = 'opening_balance' group by account_id
+            ) b on b.account_id = o.account_id
+            where (o.kind in ('credit', 'grant', 'opening_balance')
+                   or (o.kind = 'adjustment' and o.amount_micro > 0))
                 -- What was given before the account's opening balance opened no lot.
-                and not exists (
-                    select from credit_lots b
-                    where b.account_id = o.account_id and b.source = 'opening_balance' and b.number > o.number)
+                and (b.number is null or o.number >= b.number)
         ) o on (o.account_id, o.number) = (l.account_id, l.number)
         where (l.amount_micro, l.reference, l.created_at) is distinct from (o.amount_micro, o.reference, o.at)
            or (l.kind = 'promotional') <> (o.kind = 'grant')
