@@ -208,8 +208,14 @@ def test_every_key_of_the_catalog_is_documented() -> None:
                 assert keys[key].required is (default == "required"), (name, key)
 
 
-def test_the_documented_catalog_is_valid_and_sets_every_key(tmp_path: Path) -> None:
+def test_the_documented_catalog_is_valid_and_sets_every_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = script_of(ROOT / "docs" / "catalog.md", "toml")
+    for name in ("box.secret", "box-of-last-year.secret", "box.token"):
+        (tmp_path / name).write_text("a-secret-in-a-file\n")
+    for name in ("HOSTED_TOKEN", "HOSTED_SECRET", "HOSTED_SECRET_BEFORE"):
+        monkeypatch.setenv(name, "whsec_YS1zZWNyZXQtaW4tYS12YXJpYWJsZQ==")
     (tmp_path / "catalog.toml").write_text(script)
     catalog = load_catalog(tmp_path / "catalog.toml", kind_rules())
     assert catalog.examples.keys() == {"box/poster-2"}

@@ -128,6 +128,77 @@ def test_a_fault_of_a_hosted_provider_shows_no_secret(old: str, new: str, fault:
     assert "MfKQ" not in reported
 
 
+ELSEWHERE = """
+[providers.elsewhere]
+kind = "replicate"
+token_env = "ELSEWHERE_TOKEN"
+secret_file = "secrets/elsewhere"
+previous_secrets_env = ["ELSEWHERE_BEFORE"]
+"""
+SECRET, BEFORE = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_YW4tZXhhbXBsZS1zZWNyZXQtb2YtMzItYnl0ZXMu"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A catalog with secrets in files and variables."""
+    monkeypatch.setenv("ELSEWHERE_TOKEN", "r8_0123456789")
+    monkeypatch.setenv("ELSEWHERE_BEFORE", f" {BEFORE} ")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "elsewhere").write_text(SECRET + "\n")
+    (tmp_path / "secrets" / "elsewhere").chmod(0o640)
+    (tmp_path / "image-1.json").write_text(json.dumps(SCHEMA))
+    file = tmp_path / "catalog.toml"
+    file.write_text(CATALOG.replace('secret = "a secret of the gpu box"', "") + ELSEWHERE)
+    return file
+
+
+def test_secrets_are_read_from_variables_and_files(elsewhere: Path) -> None:
+    catalog = load_catalog(elsewhere, kind_rules())
+    provider = catalog.providers["elsewhere"]
+    assert (provider.token, provider.secret, provider.previous_secrets) == ("r8_0123456789", SECRET, (BEFORE,))
+    assert catalog.warnings == ()
+
+
+def test_a_file_with_secrets_that_everybody_can_read_is_a_warning(elsewhere: Path) -> None:
+    secret = elsewhere.parent / "secrets" / "elsewhere"
+    secret.chmod(0o644)
+    [line] = load_catalog(elsewhere, kind_rules()).warnings
+    assert line == f"{secret} has secrets, and every user of this machine can read it"
+    secret.chmod(0o600)
+    text = elsewhere.read_text()
+    elsewhere.write_text(text.replace('token_env = "ELSEWHERE_TOKEN"', 'token = "r8_0123456789"'))
+    elsewhere.chmod(0o640)
+    assert load_catalog(elsewhere, kind_rules()).warnings == ()
+    elsewhere.chmod(0o644)
+    [line] = load_catalog(elsewhere, kind_rules()).warnings
+    assert line.startswith(f"{elsewhere} has secrets")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("ELSEWHERE_TOKEN", "r8_0123456789", "token_env names a variable that is not set"),
+        ('"secrets/elsewhere"', '"whsec_0123456789"', "secret_file names a file that cannot be read: No such file"),
+        ('"secrets/elsewhere"', '"secrets"', "secret_file names a file that cannot be read: Is a directory"),
+        ('token_env = "ELSEWHERE_TOKEN"', 'token_env = ""', "token_env must be a string that is not empty"),
+        ('["ELSEWHERE_BEFORE"]', '["0123456789"]', "previous_secrets_env names a variable that is not set"),
+        ('["ELSEWHERE_BEFORE"]', '"0123456789"', "previous_secrets_env must be a list"),
+        ("token_env", 'token = "r8_0123456789"\ntoken_env', "token and token_env are the same setting"),
+        ('kind = "replicate"', 'kind = "studio"', "token_env is not a known key of kind studio"),
+    ],
+)
+def test_a_secret_that_cannot_be_read_is_a_fault_that_does_not_show_it(
+    elsewhere: Path, old: str, new: str, fault: str
+) -> None:
+    text = elsewhere.read_text()
+    assert old in text
+    elsewhere.write_text(text.replace(old, new))
+    with pytest.raises(CatalogFault) as caught:
+        load_catalog(elsewhere, kind_rules())
+    assert f"provider elsewhere: {fault}" in str(caught.value)
+    assert "0123456789" not in str(caught.value)
+
+
 def test_a_container_is_polled_as_the_catalog_states() -> None:
     gpu = parse().providers["gpu"]
     assert (gpu.polls, gpu.callback_bytes_max, gpu.token) == (None, 8 * 1024 * 1024, None)

@@ -9,9 +9,10 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
+from typer.core import TyperGroup
 
 import holdfast
 from holdfast.commands.common import (
@@ -28,14 +29,38 @@ from holdfast.settings.settings import (
     load_service_location,
     load_settings,
     prefer,
+    use_env_file,
 )
 from holdfast.start.exit_codes import BAD_CONFIGURATION, GAVE_UP
 from holdfast.telemetry.logs import configure_logging
 from holdfast.telemetry.reports.report import Level, ReportFilter, ReportKind
 from holdfast.telemetry.scrubbing import register_secrets
 
+ENV_FILE: Final = "--env-file"
+
+
+class Program(TyperGroup):
+    """The program, whose option ``--env-file`` may also follow the command; the last one counts."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Move the option and its value to the front."""
+        front: list[str] = []
+        rest = list(args)
+        end = rest.index("--") if "--" in rest else len(rest)
+        if rest[end - 1 : end] == [ENV_FILE]:
+            # Without a value, which is a fault whatever else is given.
+            return super().parse_args(ctx, [ENV_FILE])
+        for index in reversed(range(end)):
+            if rest[index] == ENV_FILE or rest[index].startswith(f"{ENV_FILE}="):
+                words = 1 + (rest[index] == ENV_FILE)
+                front[:0] = rest[index : index + words]
+                del rest[index : index + words]
+        return super().parse_args(ctx, [*front, *rest])
+
+
 app = typer.Typer(
     name="holdfast",
+    cls=Program,
     help="A prepaid-credit service in which no credit is ever lost, doubled or spent twice. Settings are "
     "environment variables that begin with HOLDFAST_; docs/settings.md lists them.",
     no_args_is_help=True,
@@ -62,9 +87,21 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    env_file: Annotated[
+        Path | None,
+        typer.Option(
+            ENV_FILE,
+            help="A file with settings, which systemd could read as well; variables that are set take precedence.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Take the options of the program itself."""
     del version
+    if env_file is not None:
+        with report_faults():
+            for line in use_env_file(env_file):
+                typer.echo(f"warning: {line}", err=True)
 
 
 @app.command("serve", rich_help_panel=RUN)

@@ -6,10 +6,14 @@ values. None of the lines shows a value.
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from itertools import combinations
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 from holdfast.settings.secret_strength import weakness
 
@@ -40,6 +44,21 @@ def split_list(text: str) -> tuple[str, ...]:
 def has_emulators() -> bool:
     """Whether the emulators of external systems are installed: a wheel of its own, which production leaves out."""
     return find_spec("holdfast_emulators") is not None
+
+
+def is_readable_by_all(path: Path) -> bool:
+    """Whether every user of this machine may read the file, as far as its own mode says. Raises OSError."""
+    return bool(path.stat().st_mode & stat.S_IROTH)
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is this machine: a name or address of the loopback, or the folder of a Unix socket."""
+    if host in ("", "localhost") or host.startswith(("/", "@")):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def find_faults(given: Mapping[str, str]) -> Iterator[Fault]:
@@ -98,6 +117,11 @@ def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:
     yield from _card_faults(given)
     if _is_without_tls(given.get("PUBLIC_URL")):
         yield "PUBLIC_URL", "must begin with https://: tokens and operators' cookies would be sent unencrypted"
+    if _sends_mail_in_clear(given.get("SMTP_URL", "")):
+        yield (
+            "SMTP_URL",
+            "has starttls=off for another host: sign-in codes and the password would be sent unencrypted",
+        )
     yield from find_location_faults(given)
     if "CATALOG" not in given:
         yield "CATALOG", "is missing; production needs one, or it would sell the placeholder pictures of the studio"
@@ -123,6 +147,16 @@ def _card_faults(given: Mapping[str, str]) -> Iterator[Fault]:
 
 def _is_without_tls(url: str | None) -> bool:
     return url is not None and url.lower().startswith("http:")
+
+
+def _sends_mail_in_clear(smtp_url: str) -> bool:
+    """Whether mail goes to another machine without TLS. What is no URL is a fault of the value itself."""
+    try:
+        parts = urlsplit(smtp_url)
+        is_off = parse_qs(parts.query).get("starttls", [""])[-1] == "off"
+        return parts.scheme == "smtp" and is_off and not is_local(parts.hostname or "")
+    except ValueError:
+        return False
 
 
 def _named_secrets(given: Mapping[str, str]) -> list[Fault]:

@@ -20,7 +20,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from holdfast.settings.checks import OWN_SECRETS, Fault, find_faults, find_location_faults
+from holdfast.settings.checks import OWN_SECRETS, Fault, find_faults, find_location_faults, is_readable_by_all
+from holdfast.settings.env_file import EnvFileFault, parse_env_file
 from holdfast.settings.values import (
     AbsolutePath,
     BaseUrl,
@@ -50,6 +51,7 @@ __all__ = [
     "load_service_location",
     "load_settings",
     "prefer",
+    "use_env_file",
 ]
 PREFIX = "HOLDFAST_"
 SHOWN_CHARS_MAX = 20
@@ -317,6 +319,25 @@ def environment() -> Mapping[str, str]:
 def prefer(options: Mapping[str, str]) -> None:
     """Let options of the command line replace the settings of these names, in this process and its children."""
     os.environ.update({f"{PREFIX}{name}": value for name, value in options.items()})
+
+
+def use_env_file(path: Path) -> tuple[str, ...]:
+    """Add the variables of a file to those of this process and its children, whose own values stay.
+
+    Returns warnings. Raises :class:`SettingsFault`.
+    """
+    try:
+        found = parse_env_file(path.read_bytes())
+        warnings = list(found.left_out)
+        if is_readable_by_all(path):
+            warnings.append("can be read by every user of this machine")
+    except OSError as exc:
+        raise SettingsFault((f"{path} cannot be read: {exc.strerror}",)) from exc
+    except EnvFileFault as fault:
+        raise SettingsFault((f"{path}: {fault}",)) from None
+    for name, value in found.variables.items():
+        os.environ.setdefault(name, value)
+    return tuple(f"{path}: {line}" for line in warnings)
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from urllib.parse import parse_qs, unquote, urlsplit
 
-from holdfast.settings.checks import has_emulators
+from holdfast.settings.checks import has_emulators, is_local, is_readable_by_all
 from holdfast.settings.secret_strength import is_plainly_weak
 from holdfast.settings.settings import PREFIX, Settings
 from holdfast.settings.values import trusts_the_public
@@ -26,6 +28,13 @@ def _production_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
         yield "WEBHOOK_LOCAL_ALLOWED", "is true: customers' webhooks may be sent to private addresses"
     if settings.card_api_key is not None and "_test_" in settings.card_api_key:
         yield "CARD_API_KEY", "is a test key: credit is given for payments that are not real"
+    if settings.database_url is not None and _may_reach_an_impostor(settings.database_url):
+        yield (
+            "DATABASE_URL",
+            "names another host without sslmode=verify-full: who is between could read and change all",
+        )
+    if settings.member_key is not None and is_readable_by_all(settings.member_key):
+        yield "MEMBER_KEY", "is a file that every user of this machine can read"
     if settings.ops_port is None:
         yield "OPS_PORT", "is not set: /ops and /metrics are served on the public port"
     if settings.public_url is None:
@@ -55,3 +64,25 @@ def _card_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
         yield "CARD_WEBHOOK_SECRET", "is not set: the card webhook refuses every event"
     if settings.card_publishable_key is None:
         yield "CARD_PUBLISHABLE_KEY", "is not set: responses to card orders contain no key for the browser"
+
+
+def _may_reach_an_impostor(database_url: str) -> bool:
+    """Whether libpq may connect to another machine without checking whose it is.
+
+    A URL may have several hosts, or name them in its query. With the system's authorities libpq always checks.
+    """
+    parts = urlsplit(database_url)
+    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    if options.get("sslmode") == "verify-full" or options.get("sslrootcert") == "system":
+        return False
+    named = [_without_port(each) for each in parts.netloc.rpartition("@")[2].split(",")]
+    for name in ("host", "hostaddr"):
+        if name in options:
+            named = options[name].split(",")
+    return not all(map(is_local, named))
+
+
+def _without_port(host: str) -> str:
+    found = re.match(r"\[([^]]*)\]|([^:]*)", host)
+    assert found is not None
+    return unquote(found[1] or found[2] or "")

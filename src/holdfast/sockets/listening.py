@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
 
-from holdfast.settings.settings import Settings
+import structlog
+
+from holdfast.settings.settings import PREFIX, Settings
+
+log = structlog.get_logger(__name__)
 
 BACKLOG: Final = 1024
 ORPHANS_S: Final = 10.0
@@ -76,6 +80,8 @@ def open_sockets(settings: Settings, variables: Mapping[str, str]) -> Sockets:
     if passed is not None:
         public, operators = passed
         _check_passed(public, operators, settings, count)
+        _warn_of_ignored(public, settings, "host", "port")
+        _warn_of_ignored(operators, settings, "ops_host", "ops_port")
     else:
         with ExitStack() as opened:
             public, operators = _bind(opened, settings.host, settings.port, count, is_parent), []
@@ -141,6 +147,14 @@ def _check_passed(
         raise CannotListen(
             "systemd must pass sockets with the name operators if HOLDFAST_OPS_PORT is set, and only then."
         )
+
+
+def _warn_of_ignored(passed: list[socket.socket], settings: Settings, *names: str) -> None:
+    """Warn of a host or port that was set, and is another than that of the sockets of systemd."""
+    for listening in passed:
+        for name, actual in zip(names, listening.getsockname(), strict=False):
+            if name in settings.model_fields_set and getattr(settings, name) != actual:
+                log.warning(f"{PREFIX}{name.upper()} is ignored", systemd_listens_on=url_of(listening))
 
 
 def _bind(opened: ExitStack, host: str, port: int, count: int, reuse_port: bool) -> list[socket.socket]:

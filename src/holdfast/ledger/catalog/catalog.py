@@ -13,17 +13,20 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.ledger.catalog.entries import (
     IN_TREE_STUDIO,
+    SECRETS,
     KindRules,
     ReadSchema,
+    ReadSecret,
     in_tree_studio,
     read_model,
     read_provider,
@@ -36,6 +39,8 @@ from holdfast.ledger.catalog.terms import Terms
 from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.plain_json import canonical_json
 from holdfast.ledger.refusals import Refusal
+from holdfast.settings.checks import is_readable_by_all
+from holdfast.settings.settings import environment
 
 _TABLES = ("catalog", "defaults", "providers", "models")
 
@@ -83,10 +88,54 @@ def load_catalog(path: Path | None, kinds: Mapping[str, KindRules]) -> Catalog:
         text = read(name)
     except (OSError, ValueError) as error:
         raise CatalogFault((f"{path}: cannot be read: {error}",)) from error
-    return parse_catalog(text, read_schema=read, kinds=kinds)
+    secrets_beside = partial(read_secret, path.parent if path is not None else Path())
+    catalog = parse_catalog(text, read_schema=read, kinds=kinds, read_secret=secrets_beside)
+    if path is None:
+        return catalog
+    open_files = [
+        f"{file} has secrets, and every user of this machine can read it"
+        for file in _files_with_secrets(path, catalog.providers.values())
+        if is_readable_by_all(file)
+    ]
+    return replace(catalog, warnings=(*open_files, *catalog.warnings))
 
 
-def parse_catalog(text: str, *, read_schema: ReadSchema, kinds: Mapping[str, KindRules]) -> Catalog:
+def read_secret(folder: Path, source: Literal["env", "file"], name: str) -> str:
+    """Read the secret of an environment variable, or of a file, as :data:`ReadSecret` says."""
+    if source == "env":
+        value = environment().get(name, "").strip()
+        if not value:
+            raise ValueError("names a variable that is not set")
+        return value
+    try:
+        return (folder / name).read_text("utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"names a file that cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ValueError("names a file that is not text") from None
+
+
+def _files_with_secrets(path: Path, providers: Iterable[ProviderConfig]) -> Iterator[Path]:
+    """Yield the catalog itself if it has a secret, and the files that it names for them."""
+    has_own = False
+    for each in providers:
+        files = [name for name in (each.secret_file, *each.previous_secrets_file, each.token_file) if name]
+        yield from (path.parent / name for name in files)
+        has_own |= any(
+            getattr(each, key) and not getattr(each, f"{key}_env") and not getattr(each, f"{key}_file")
+            for key in SECRETS
+        )
+    if has_own:
+        yield path
+
+
+def parse_catalog(
+    text: str,
+    *,
+    read_schema: ReadSchema,
+    kinds: Mapping[str, KindRules],
+    read_secret: ReadSecret = partial(read_secret, Path()),
+) -> Catalog:
     """Read a catalog from its text. Raises :class:`CatalogFault` with every fault found."""
     try:
         data = tomllib.loads(text)
@@ -104,7 +153,7 @@ def parse_catalog(text: str, *, read_schema: ReadSchema, kinds: Mapping[str, Kin
     entries = [_filled(entry, defaults) for entry in entries]
 
     tables = _table(data, "providers", faults)
-    read = {name: read_provider(name, table, faults, kinds) for name, table in tables.items()}
+    read = {name: read_provider(name, table, faults, kinds, read_secret) for name, table in tables.items()}
     providers = {name: provider for name, provider in read.items() if provider is not None}
     if IN_TREE_STUDIO not in tables and any(map(_runs_on_studio, entries)):
         providers[IN_TREE_STUDIO] = in_tree_studio(kinds)

@@ -23,6 +23,10 @@ from holdfast.ledger.standard_secrets import standard_key
 ReadSchema = Callable[[str], str]
 """Reads a schema file by the name the catalog gives it; raises OSError, LookupError or ValueError if it cannot."""
 
+ReadSecret = Callable[[Literal["env", "file"], str], str]
+"""Reads the secret of an environment variable, or of a file; raises ValueError with the end of a sentence that does
+not name it: somebody could have written the secret itself there."""
+
 IN_TREE_STUDIO = "studio"
 """The provider that needs no table: the studio that the service itself runs."""
 
@@ -34,7 +38,9 @@ _UNIT_NAMES: Mapping[object, str] = {
     "per_character": "character",
     "per_token": "token",
 }
-_PROVIDER_SECRETS = frozenset({"secret", "previous_secrets", "token", "url"})
+SECRETS = ("secret", "previous_secrets", "token")
+_SOURCES: tuple[Literal["env", "file"], ...] = ("env", "file")
+_PROVIDER_SECRETS = frozenset({*SECRETS, *(f"{key}_{source}" for key in SECRETS for source in _SOURCES), "url"})
 _PRICES = ("unit_price", "input_price", "output_price")
 
 
@@ -63,33 +69,60 @@ def in_tree_studio(kinds: Mapping[str, KindRules]) -> ProviderConfig:
 
 
 def read_provider(
-    name: str, table: object, faults: list[str], kinds: Mapping[str, KindRules]
+    name: str, table: object, faults: list[str], kinds: Mapping[str, KindRules], read_secret: ReadSecret
 ) -> ProviderConfig | None:
     """Read one ``[providers.NAME]``; None after a fault."""
     where, before = f"provider {name}", len(faults)
     given = table if isinstance(table, dict) else {}
+    secrets = _read_secrets(given, where, faults, read_secret)
     kind = given.get("kind")
     rules = kinds.get(kind) if isinstance(kind, str) else None
     if isinstance(kind, str) and rules is None:
         faults.append(f"{where}: kind must be one of {', '.join(kinds)}, not {kind[:80]!r}")
     # For an unknown kind any valid defaults will do: the kind itself is the fault.
     rules = rules or next(iter(kinds.values()))
-    forbidden = [key for key in ("name", *rules.forbidden) if key in given and kind in kinds]
+    forbidden = [
+        key
+        for key in given
+        if kind in kinds and key.removesuffix("_env").removesuffix("_file") in ("name", *rules.forbidden)
+    ]
     faults += [f"{where}: {key} is not a known key of kind {kind}" for key in forbidden]
-    filled = {**rules.defaults, **table, "name": name} if isinstance(table, dict) else table
+    filled = {**rules.defaults, **table, **secrets, "name": name} if isinstance(table, dict) else table
     found = read_fields(ProviderConfig, filled, where, faults, secret=_PROVIDER_SECRETS)
     if kind in kinds:
-        missing = [key for key in rules.required if key not in given]
+        missing = [key for key in rules.required if not {key, f"{key}_env", f"{key}_file"} & given.keys()]
         faults += [f"{where}: {key} is missing{rules.missing.get(key, '')}" for key in missing]
     url = found.get("url")
     if url and (reason := _url_fault(url)) is not None:
         faults.append(f"{where}: url {reason}")
-    secrets = (found.get("secret"), *(found.get("previous_secrets") or ()))
-    if rules.webhooks == "standard" and any(each is not None and standard_key(each) is None for each in secrets):
+    signing = (found.get("secret"), *(found.get("previous_secrets") or ()))
+    if rules.webhooks == "standard" and any(each is not None and standard_key(each) is None for each in signing):
         faults.append(f"{where}: secret and previous_secrets must be whsec_ followed by base64")
     if len(faults) > before:
         return None
     return ProviderConfig(**{**found, "url": None if url is None else url.rstrip("/")})
+
+
+def _read_secrets(
+    given: Mapping[str, Any], where: str, faults: list[str], read_secret: ReadSecret
+) -> dict[str, str | list[str]]:
+    """Return the secrets that the table has elsewhere, by the keys that it could have had in their place."""
+    found: dict[str, str | list[str]] = {}
+    for key in SECRETS:
+        keys = [each for each in (key, *(f"{key}_{source}" for source in _SOURCES)) if each in given]
+        if len(keys) > 1:
+            faults.append(f"{where}: {' and '.join(keys)} are the same setting; give one of them")
+            continue
+        for source in _SOURCES:
+            named = given.get(f"{key}_{source}")
+            try:
+                if isinstance(named, str):
+                    found[key] = read_secret(source, named)
+                elif isinstance(named, list):
+                    found[key] = [read_secret(source, each) for each in named if isinstance(each, str)]
+            except ValueError as fault:
+                faults.append(f"{where}: {key}_{source} {fault}")
+    return found
 
 
 def _url_fault(url: str) -> str | None:

@@ -70,7 +70,8 @@ class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where a provider is and how to call it.
 
     ``url`` is its base address without a closing slash; None is the in-tree studio's own address. ``secret`` signs
-    what is exchanged; ``previous_secrets`` remain valid during a rotation. ``token`` authenticates our calls.
+    what is exchanged; ``previous_secrets`` remain valid during a rotation. ``token`` authenticates our calls. Each may
+    have been read from environment variables or files, which ``…_env`` and ``…_file`` name.
     ``concurrency`` is the maximum number of jobs in flight. ``polls``: whether jobs can be polled; None if polls
     are tried, but a job that is not found may still exist.
     """
@@ -81,6 +82,12 @@ class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
     secret: Secret | None = None
     previous_secrets: tuple[Secret, ...] = ()
     token: Token | None = None
+    secret_env: Text | None = None
+    secret_file: Text | None = None
+    previous_secrets_env: tuple[Text, ...] = ()
+    previous_secrets_file: tuple[Text, ...] = ()
+    token_env: Text | None = None
+    token_file: Text | None = None
     concurrency: Annotated[int, Meta(ge=1, le=10_000)]
     submit_timeout_s: Annotated[int, Meta(ge=1, le=600)] = 15
     polls: bool | None = None
