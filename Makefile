@@ -33,6 +33,10 @@ test: $(TESTABLE) $(CLIENTS)  ## Run the tests, several at a time (ARGS="-k name
 			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$tool >/dev/null; } || \
 		{ echo "The tests need $$tool. On Debian and Ubuntu: apt install $$tool" >&2; exit 1; }; \
 	done
+	@command -v systemd-analyze >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing systemd" && apt-get update -qq && \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends systemd >/dev/null; } || \
+		echo "The tests of deploy/systemd are skipped: they need systemd-analyze. On Debian and Ubuntu: apt install systemd"
 	@# Debian has promtool in the package prometheus, whose installation would start a server: it is taken from the package.
 	@command -v promtool >/dev/null || [ -x $(BIN)/promtool ] || \
 		{ command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null && echo "unpacking promtool" && \

@@ -16,7 +16,7 @@ CONFIGURATION = Path(__file__).parent.parent / "deploy" / "haproxy.cfg"
 SERVERS = ("10.0.0.5:8000", "10.0.0.6:8000", "10.0.0.7:8000")
 """The servers of the shipped configuration."""
 BIND = ":443 ssl crt /etc/haproxy/certs/ alpn h2,http/1.1"
-MAP = "/etc/haproxy/places.map"
+MAP = "/var/lib/holdfast-places/places.map"
 CONTROL = "/run/haproxy/admin.sock"
 START_S = 60.0
 

@@ -9,30 +9,71 @@ import subprocess
 import sys
 from pathlib import Path
 from secrets import token_urlsafe
+from typing import Any
 
 import pytest
+import typer
 
+from holdfast.commands.cli import app
+from holdfast.settings.env_file import parse_env_file
 from holdfast.settings.settings import Settings, load_settings
+from holdfast.start.exit_codes import BAD_CONFIGURATION
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "installing.md").read_text("utf-8")
-VARIABLES = dict(
-    line.replace('"', "").split("=", 1) for line in re.findall(r"^HOLDFAST_\w+=.*$", PAGE, re.MULTILINE)
-)
-UNITS = dict(re.findall(r"`/etc/systemd/system/([\w.-]+)`.*?```ini\n(.*?)```", PAGE, re.DOTALL))
+VARIABLES = parse_env_file("\n".join(re.findall(r"^HOLDFAST_\w+=.*$", PAGE, re.MULTILINE)).encode()).variables
+UNITS = {file.name: file.read_text("utf-8") for file in sorted((ROOT / "deploy" / "systemd").iterdir())}
+SERVICES = [name for name in UNITS if name.endswith(".service")]
+EXPOSURE_MAX = 2.0
 
 
 def unit(name: str) -> configparser.ConfigParser:
-    parser = configparser.ConfigParser(interpolation=None)
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(UNITS[name])
     return parser
 
 
+def directives(name: str) -> list[str]:
+    """The unit's lines in their order; of those that it repeats, all."""
+    return [line for line in UNITS[name].splitlines() if line and not line.startswith("#")]
+
+
+def test_the_page_shows_the_shipped_units() -> None:
+    shown = dict(re.findall(r"^`([\w.-]+)`:\n\n```ini\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
+    assert shown == {
+        name: UNITS[name] for name in ("holdfast.socket", "holdfast-operators.socket", "holdfast.service")
+    }
+
+
+def test_the_page_installs_every_unit_of_the_service(tmp_path: Path) -> None:
+    command = re.search(r"^cp (deploy/systemd/.*) /etc/systemd/system/$", PAGE, re.MULTILINE)
+    assert command is not None
+    subprocess.run(["sh", "-c", f"cp {command[1]} {tmp_path}"], cwd=ROOT, check=True)
+    assert {file.name for file in tmp_path.iterdir()} == UNITS.keys() - {"holdfast-places.service"}
+    enabled = re.search(r"^systemctl enable --now (.*)$", PAGE, re.MULTILINE)
+    assert enabled is not None
+    installable = {name.removesuffix(".service") for name in UNITS if "[Install]" in UNITS[name]}
+    assert set(enabled[1].split()) == installable - {"holdfast-places"}
+
+
+def test_all_services_have_one_sandbox() -> None:
+    begin = "UMask=0077"
+    sandboxes = [directives(name)[directives(name).index(begin) :] for name in SERVICES]
+    [own] = [each for name, each in zip(SERVICES, sandboxes, strict=True) if name == "holdfast.service"]
+    own.remove("SystemCallFilter=setpriority")
+    [common] = {
+        tuple(line for line in each if line not in ("[Install]", "WantedBy=multi-user.target"))
+        for each in sandboxes
+    }
+    assert "NoNewPrivileges=yes" in common
+
+
 def test_the_sockets_are_named_as_the_service_expects() -> None:
     service = unit("holdfast.service")
     sockets = [name for name in UNITS if name.endswith(".socket")]
-    assert service["Service"]["Sockets"].split() == service["Unit"]["Requires"].split() == sockets
+    assert service["Service"]["Sockets"].split() == service["Unit"]["Requires"].split()
+    assert sorted(service["Service"]["Sockets"].split()) == sockets
     named = {unit(name)["Socket"]["FileDescriptorName"]: unit(name)["Socket"] for name in sockets}
     assert named.keys() == {"public", "operators"}
     assert service["Service"]["EnvironmentFile"] == "/etc/holdfast.env"
@@ -65,20 +106,71 @@ def test_the_commands_are_those_of_the_service() -> None:
     service = unit("holdfast.service")["Service"]
     assert service["ExecStart"].split()[1:] == ["serve"]
     assert service["ExecReload"].split()[1:] == ["-USR2", "$MAINPID"]
-    assert service["RestartPreventExitStatus"] == "2"
+    assert service["RestartPreventExitStatus"] == str(BAD_CONFIGURATION)
+    # Five starts within ten seconds would be the last ones, and close the sockets.
+    assert float(service["RestartSec"]) * 5 >= 10
+    assert VARIABLES["HOLDFAST_DATA_DIR"] == f"/var/lib/{service['StateDirectory']}"
     # The parent stops its children itself.
     assert service["KillMode"] == "mixed"
     assert float(service["TimeoutStopSec"]) > 2 * Settings.model_fields["shutdown_s"].default
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+
+
+@needs_systemd
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     for name, text in UNITS.items():
         (tmp_path / name).write_text(text.replace("/opt/holdfast/bin/holdfast", sys.executable))
+    # What the timers start are instances.
+    for name in ("recent", "checkpoint"):
+        (tmp_path / f"holdfast-audit@{name}.service").symlink_to("holdfast-audit@.service")
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / name) for name in UNITS)],
+        ["systemd-analyze", "verify", "--man=no", *map(str, tmp_path.iterdir())],
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", SERVICES)
+def test_systemd_rates_the_exposure_of_each_service_below_two(name: str) -> None:
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"deploy/systemd/{name}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+) ", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    assert float(found[1]) < EXPOSURE_MAX
+
+
+def test_the_audits_take_the_options_that_their_timers_name() -> None:
+    group: Any = typer.main.get_command(app)
+    command = unit("holdfast-audit@.service")["Service"]["ExecStart"]
+    for name in UNITS:
+        if name.endswith(".timer"):
+            instance = name.partition("@")[2].removesuffix(".timer")
+            words = command.replace("%i", instance).split()[1:]
+            assert group.commands[words[0]].make_context(words[0], words[1:]).params[instance] is True
+
+
+def test_the_docs_have_no_operators_token_on_a_command_line_and_source_no_file() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text("utf-8")
+        assert re.search(r"curl[^\n]*(\$operator|OPERATOR_TOKEN|\$token)", text) is None, page
+        assert re.search(r"^(\. /|source |set -a|#!/bin/sh -a)", text, re.MULTILINE) is None, page
+
+
+def test_the_operators_token_reaches_the_service_through_a_pipe(tmp_path: Path) -> None:
+    """And no argument of a program has it, which other users could read."""
+    [function] = re.findall(r"^operator\(\) \{ .* \}$", PAGE, re.MULTILINE)
+    (tmp_path / "holdfast.env").write_text("HOLDFAST_PORT=1\nHOLDFAST_OPERATOR_TOKEN=a/token+of=\n")
+    seen = tmp_path / "seen"
+    curl = tmp_path / "curl"
+    curl.write_text(f'#!/bin/sh\n{{ printf "%s\\n" "$@"; echo --; cat; }} > {seen}\n')
+    curl.chmod(0o755)
+    script = function.replace("/etc/holdfast.env", str(tmp_path / "holdfast.env")) + "\noperator http://a/b -d c"
+    subprocess.run(["sh", "-euc", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True)
+    lines = seen.read_text().splitlines()
+    assert lines[lines.index("--") + 1 :] == ["Authorization: Bearer a/token+of="]
+    assert "token" not in " ".join(lines[: lines.index("--")])

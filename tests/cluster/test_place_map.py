@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,9 +19,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
+import psycopg
 import pytest
 import typer
 from sqlalchemy import Engine, text
@@ -51,7 +54,9 @@ from holdfast.persistence.claims.processes import LEASE_S, Membership, MemberSta
 from holdfast.persistence.server.connections import make_engine
 from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.media.provider_check import CALLBACK_LATE_S
+from holdfast.settings.env_file import parse_env_file
 from holdfast.settings.settings import load_settings
+from holdfast.settings.warnings import find_warnings
 from holdfast.wiring.cluster import http_address
 
 ROOT = Path(__file__).parents[2]
@@ -155,27 +160,50 @@ def test_the_shipped_configuration_is_accepted(tmp_path: Path) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_the_documented_units_have_valid_settings_and_options(tmp_path: Path) -> None:
-    """docs/scaling.md: the environment of a machine, and the unit that keeps the map."""
-    blocks = re.findall(r"^```ini\n(.*?)^```$", (ROOT / "docs" / "scaling.md").read_text("utf-8"), re.M | re.S)
-    environment, unit = blocks
+SCALING = (ROOT / "docs" / "scaling.md").read_text("utf-8")
+ENVIRONMENTS = [
+    parse_env_file(block.encode()).variables for block in re.findall(r"^```ini\n(.*?)^```$", SCALING, re.M | re.S)
+]
+"""The settings of docs/scaling.md: those of a machine, and those of the command that keeps HAProxy's map."""
+
+
+def test_the_documented_settings_of_a_machine_are_valid(tmp_path: Path) -> None:
+    variables, _ = ENVIRONMENTS
+    service = (ROOT / "deploy" / "systemd" / "holdfast.service").read_text("utf-8")
+    assert f"StateDirectory={Path(variables['HOLDFAST_DATA_DIR']).name}\n" in service
     for name in ("catalog.toml", "member.crt", "member.key", "members-ca.crt"):
         (tmp_path / name).touch()
-    variables = dict(
-        line.split("=", 1) for line in environment.replace("/etc/holdfast", str(tmp_path)).splitlines()
-    )
+    variables = {name: value.replace("/etc/holdfast", str(tmp_path)) for name, value in variables.items()}
     for name in ("OPERATOR_TOKEN", "SERVER_KEY", "CALLBACK_SECRET", "SANDBOX_SECRET", "S3_SECRET_ACCESS_KEY"):
         variables[f"HOLDFAST_{name}"] = secrets.token_urlsafe(32)
-    settings = load_settings(
-        {**variables, "HOLDFAST_S3_ACCESS_KEY_ID": "a-key", "HOLDFAST_DATA_DIR": str(tmp_path)}
-    )
+    settings = load_settings({**variables, "HOLDFAST_S3_ACCESS_KEY_ID": "a-key"})
     assert settings.member_address == "10.0.0.5:7400"
     assert f"{settings.host}:{settings.port}" == SERVERS[0]
+    assert [line for line in find_warnings(settings) if "DATABASE_URL" in line] == []
 
+
+def test_the_documented_sockets_listen_where_the_settings_say(tmp_path: Path) -> None:
+    variables, _ = ENVIRONMENTS
+    command = re.search(r"`(sed -i .*)`$", SCALING, re.M)
+    assert command is not None
+    for name in ("holdfast.socket", "holdfast-operators.socket"):
+        shutil.copy(ROOT / "deploy" / "systemd" / name, tmp_path)
+    subprocess.run(["sh", "-c", command[1].replace("/etc/systemd/system", str(tmp_path))], check=True)
+    for name, prefix in (("holdfast.socket", "HOLDFAST"), ("holdfast-operators.socket", "HOLDFAST_OPS")):
+        address = f"{variables[f'{prefix}_HOST']}:{variables[f'{prefix}_PORT']}"
+        assert f"ListenStream={address}\n" in (tmp_path / name).read_text()
+
+
+def test_the_unit_of_the_map_has_the_paths_of_haproxy_and_no_secrets_but_its_own() -> None:
+    unit = (ROOT / "deploy" / "systemd" / "holdfast-places.service").read_text("utf-8")
     words = shlex.split(re.search(r"^ExecStart=\S+/holdfast places (.*)$", unit, re.M)[1])  # type: ignore[index]
     group: Any = typer.main.get_command(app)
     options = group.commands["places"].make_context("places", words).params
     assert (str(options["file"]), str(options["socket"]), options["every"]) == (MAP, CONTROL, 2)
+    assert f"StateDirectory={Path(MAP).parent.name}\n" in unit
+    [file] = re.findall(r"^EnvironmentFile=(.*)$", unit, re.M)
+    assert f"`{file}`" in SCALING
+    assert ENVIRONMENTS[1].keys() == {"HOLDFAST_DATABASE_URL"}
 
 
 @pytest.mark.parametrize(
@@ -265,6 +293,20 @@ def test_requests_without_a_place_go_to_every_server(
 def test_the_clients_address_is_passed_on_behind_what_the_client_says(client: httpx2.Client) -> None:
     said = client.get("/v2/models", headers={"X-Forwarded-For": "203.0.113.9"}).json()
     assert said["forwarded_for"] == ["203.0.113.9", "127.0.0.1"]
+
+
+def test_the_log_has_requests_without_their_queries(proxy: Proxy, client: httpx2.Client) -> None:
+    """A signed link has its signature there."""
+    with socket.create_connection(("127.0.0.1", httpx2.URL(proxy.url).port)) as connection:
+        connection.sendall(b"GET https://api.example.com/v2/assets/whole?sig=whole HTTP/1.1\r\nHost: a\r\n\r\n")
+        connection.recv(1)
+        connection.sendall(b"GET /v2/assets/faulty?sig=faulty HTTP/1.1\r\nHost :\r\n\r\n")
+    client.get("/v2/assets/asset_1?exp=1&sig=secret")
+    while not proxy.served_by("/v2/assets/asset_1"):
+        client.get("/healthz")
+    [line] = [line for line in proxy.log.read_text().splitlines() if "asset_1" in line]
+    assert line.endswith(' "GET /v2/assets/asset_1 HTTP/1.1"')
+    assert re.search(r"sig=|secret", proxy.log.read_text()) is None
 
 
 def test_a_new_map_is_used_at_once_and_closes_no_connection(
@@ -418,3 +460,37 @@ def test_the_command_prints_or_writes_the_map(
     code, output = run()
     assert code == 1
     assert output.startswith("The database lacks 0100")
+
+
+def test_the_command_needs_a_role_that_reads_the_members_alone(
+    rows: Engine, database_url: str, tmp_path: Path
+) -> None:
+    """docs/scaling.md: the role, and the one setting of its environment file."""
+    add_member(rows, 1)
+    statements = re.search(r"^```sql\n(.*?)^```$", SCALING, re.M | re.S)
+    assert statements is not None
+    role = f"places_{secrets.token_hex(4)}"
+    with rows.begin() as connection:
+        connection.exec_driver_sql(statements[1].replace("holdfast_places", role))
+    try:
+        as_role = urlsplit(database_url)._replace(
+            netloc=f"{role}@{urlsplit(database_url).netloc.rpartition('@')[2]}"
+        )
+        file = tmp_path / "places.env"
+        file.write_text(f"HOLDFAST_DATABASE_URL={as_role.geturl()}\n")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        command = [sys.executable, "-m", "holdfast", "places", "--env-file", str(file)]
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, place_map({"proc_1": "10.0.0.1:8000"})), done.stderr
+        with psycopg.connect(as_role.geturl()) as connection:
+            tables = (
+                "select relname from pg_class where relkind in ('r', 'p', 'v') "
+                "and relnamespace = 'public'::regnamespace"
+            )
+            readable = connection.execute(f"{tables} and has_any_column_privilege(oid, 'SELECT') order by relname")
+            assert readable.fetchall() == [("alembic_version",), ("processes",), ("service_clock",)]
+            rights = "'INSERT, UPDATE, DELETE, TRUNCATE'"
+            assert connection.execute(f"{tables} and has_table_privilege(oid, {rights})").fetchall() == []
+    finally:
+        with rows.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")

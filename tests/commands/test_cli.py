@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -100,6 +101,74 @@ def test_options_of_serve_replace_settings(monkeypatch: pytest.MonkeyPatch, data
     assert (settings.port, settings.host, settings.log_level) == (9100, "127.0.0.2", "debug")
     wrong = run("serve", "--port", "70000")
     assert (wrong.exit_code, wrong.stderr.split()[0]) == (2, "HOLDFAST_PORT")
+
+
+@pytest.fixture
+def env_file(tmp_path: Path) -> Path:
+    """A file of settings that a shell would read otherwise, or run."""
+    file = tmp_path / "holdfast.env"
+    file.write_text(
+        f"HOLDFAST_DATABASE_URL=postgresql://postgres@127.0.0.1:1/a?application_name=x&connect_timeout=2\n"
+        f"HOLDFAST_MAIL_FROM=A `touch {tmp_path}/ran` $HOME <a@example.com>\n"
+    )
+    file.chmod(0o640)
+    return file
+
+
+def run_alone(*words: str, **given: str) -> subprocess.CompletedProcess[str]:
+    """Run the program in a process of its own, which a file may give variables."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    command = [sys.executable, "-m", "holdfast", *words]
+    return subprocess.run(command, env=environ | given, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_commands_take_their_settings_from_a_file(env_file: Path) -> None:
+    option = ("--env-file", str(env_file))
+    for words in (("audit", *option), (*option, "audit"), (f"--env-file={env_file}", "audit", "--recent")):
+        done = run_alone(*words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("The database cannot be reached: "), done.stderr
+        assert "127.0.0.1" in done.stderr
+    assert not (env_file.parent / "ran").exists()
+
+
+def test_variables_take_precedence_over_those_of_a_file_and_the_last_file_counts(
+    env_file: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.env"
+    other.write_text("HOLDFAST_DATABASE_URL=postgresql://postgres@127.0.0.1:2/b\n")
+    other.chmod(0o600)
+    done = run_alone("--env-file", str(env_file), "audit", "--env-file", str(other))
+    assert "port 2 failed" in done.stderr
+    url = "postgresql://postgres@127.0.0.1:3/c"
+    done = run_alone("--env-file", str(env_file), "audit", HOLDFAST_DATABASE_URL=url)
+    assert "port 3 failed" in done.stderr
+
+
+def test_a_file_of_settings_that_cannot_be_used_is_one_line_without_its_content(env_file: Path) -> None:
+    env_file.write_text("HOLDFAST_PORT=1\nHOLDFAST_OPERATOR_TOKEN='a-secret\n")
+    done = run_alone("audit", "--env-file", str(env_file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{env_file}: line 2 begins a quotation that does not end\n"
+    missing = run_alone("audit", "--env-file", f"{env_file}.none")
+    assert (missing.returncode, missing.stderr) == (
+        2,
+        f"{env_file}.none cannot be read: No such file or directory\n",
+    )
+    without = run_alone("audit", "--env-file")
+    assert without.returncode == 2
+    assert "requires an argument" in without.stderr
+
+
+def test_what_is_left_out_of_a_file_and_who_may_read_it_are_warnings(env_file: Path) -> None:
+    env_file.write_text("export HOLDFAST_PORT=a-secret\n" + env_file.read_text())
+    env_file.chmod(0o644)
+    done = run_alone("audit", "--env-file", str(env_file))
+    assert done.stderr.splitlines()[:2] == [
+        f"warning: {env_file}: line 1 has no valid name before =, and is left out",
+        f"warning: {env_file}: can be read by every user of this machine",
+    ]
+    assert "a-secret" not in done.stderr
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])

@@ -59,6 +59,17 @@ async def test_the_examples_of_each_section_are_run(
                 assert_fits(route, *sent)
 
 
+def test_the_operators_token_is_on_no_command_line() -> None:
+    paths = describe(ROUTES, "https://holdfast.example")["paths"]
+    of_operators = [route for route in ROUTES if route.auth in (Auth.OPERATOR_READ, Auth.OPERATOR_ACT)]
+    assert of_operators
+    for route in of_operators:
+        curl = paths[route.path][route.method.lower()]["x-codeSamples"][0]["source"]
+        head, _, command = curl.partition(" | ")
+        assert head == """printf 'Authorization: Bearer %s' "$OPERATOR_TOKEN\""""
+        assert "OPERATOR_TOKEN" not in command
+
+
 async def test_the_examples_for_openai_name_models_that_make_what_is_asked_for(stage: Stage) -> None:
     models = stage.deps.catalog().models
     paths = describe(ROUTES, "https://holdfast.example")["paths"]

@@ -452,11 +452,72 @@ def test_doubtful_settings_are_warnings(production: dict[str, str]) -> None:
         "HOLDFAST_SMTP_URL",
         "HOLDFAST_SANDBOX_ENABLED",
         "HOLDFAST_WEBHOOK_LOCAL_ALLOWED",
+        "HOLDFAST_DATABASE_URL",
         "HOLDFAST_OPS_PORT",
         "HOLDFAST_PUBLIC_URL",
         "HOLDFAST_CARD_WEBHOOK_SECRET",
         "HOLDFAST_CARD_PUBLISHABLE_KEY",
     ]
+
+
+@pytest.mark.parametrize(
+    ("url", "is_warned"),
+    [
+        ("embedded", False),
+        ("postgresql:///holdfast?host=/run/postgresql", False),
+        ("postgresql://%2Frun%2Fpostgresql/holdfast", False),
+        ("postgresql://user:p%40ss@localhost:5432/holdfast", False),
+        ("postgresql://127.0.0.9,[::1]:5433/holdfast", False),
+        ("postgresql:///holdfast", False),
+        ("postgresql://db/holdfast", True),
+        ("postgresql://db/holdfast?sslmode=require", True),
+        ("postgresql://db/holdfast?sslmode=verify-ca&sslrootcert=/a.crt", True),
+        ("postgresql://db/holdfast?sslmode=verify-full&sslrootcert=/a.crt", False),
+        ("postgresql://db/holdfast?sslrootcert=system", False),
+        ("postgresql://localhost,10.0.0.8:5433/holdfast?target_session_attrs=read-write", True),
+        ("postgresql://[fd00::8]:5432/holdfast", True),
+        ("postgresql://localhost/holdfast?host=db", True),
+        ("postgresql://localhost/holdfast?host=localhost&hostaddr=10.0.0.8", True),
+        ("postgresql://db/holdfast?hostaddr=127.0.0.1", False),
+    ],
+)
+def test_production_warns_of_a_database_elsewhere_whose_name_is_not_checked(
+    production: dict[str, str], url: str, is_warned: bool
+) -> None:
+    lines = find_warnings(load_settings({**production, "HOLDFAST_DATABASE_URL": url}))
+    warned = [line for line in lines if line.startswith("HOLDFAST_DATABASE_URL ")]
+    assert len(warned) == is_warned
+    assert all("without sslmode=verify-full" in line for line in warned)
+
+
+@pytest.mark.parametrize("host", ["mail.example.com", "10.0.0.8", "[fd00::8]"])
+def test_production_sends_no_mail_without_tls_to_another_host(
+    production: dict[str, str], development: dict[str, str], host: str
+) -> None:
+    in_clear = {"HOLDFAST_SMTP_URL": f"smtp://ann:a-password@{host}:25?starttls=off"}
+    [line] = faults({**production, **in_clear})
+    assert line.startswith("HOLDFAST_SMTP_URL has starttls=off for another host: ")
+    assert load_settings({**development, **in_clear}).smtp_url
+    for url in (f"smtp://{host}", f"smtp://{host}?starttls=required", f"smtps://{host}?starttls=off"):
+        assert load_settings({**production, "HOLDFAST_SMTP_URL": url}).smtp_url == url
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+def test_mail_may_go_without_tls_to_a_server_on_this_machine(production: dict[str, str], host: str) -> None:
+    url = f"smtp://{host}:25?starttls=off"
+    assert load_settings({**production, "HOLDFAST_SMTP_URL": url}).smtp_url == url
+
+
+def test_a_members_key_that_everybody_can_read_is_a_warning(production: dict[str, str], tmp_path: Path) -> None:
+    files = {f"HOLDFAST_MEMBER_{name}": str(tmp_path / name) for name in ("CERTIFICATE", "KEY", "CA")}
+    for file in files.values():
+        Path(file).touch(0o644)
+    key = Path(files["HOLDFAST_MEMBER_KEY"])
+    settings = load_settings({**production, **files})
+    for mode, warned in ((0o644, ["HOLDFAST_MEMBER_KEY"]), (0o640, []), (0o600, [])):
+        key.chmod(mode)
+        named = [line.split()[0] for line in find_warnings(settings)]
+        assert [name for name in named if "MEMBER" in name] == warned
 
 
 def test_locations_are_read_without_secrets(production: dict[str, str], tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ else:
 
 
 def with_passed(folder: Path, sockets: list[socket.socket], names: str, **given: str) -> list[str]:
-    """Run :data:`PASSED` with sockets from descriptor 3 on, and return its lines."""
+    """Run :data:`PASSED` with sockets from descriptor 3 on, and return its lines, those of the log first."""
     values = {"DATA_DIR": str(folder), "PORT": "1", **given}
     environ = {**os.environ, **{f"HOLDFAST_{name}": value for name, value in values.items()}}
     environ |= {"LISTEN_FDS": str(len(sockets)), "LISTEN_FDNAMES": names}
@@ -138,14 +138,36 @@ def two_listeners() -> Iterator[list[socket.socket]]:
 
 def test_sockets_of_systemd_are_used(tmp_path: Path, two_listeners: list[socket.socket]) -> None:
     one, other = two_listeners
-    assert with_passed(tmp_path, [one], "public", PROCESSES="2") == [
+    assert with_passed(tmp_path, [one], "public", PROCESSES="2")[-2:] == [
         f"True | {url_of(one)} | {url_of(one)}",
         "False",
     ]
-    assert with_passed(tmp_path, [one, other], "public:operators", OPS_PORT="9") == [
+    assert with_passed(tmp_path, [one, other], "public:operators", OPS_PORT="9")[-2:] == [
         f"True | {url_of(one)} {url_of(other)}",
         "False",
     ]
+    for each in two_listeners:
+        each.close()
+
+
+def test_an_address_that_is_not_that_of_systemds_sockets_is_a_warning(
+    tmp_path: Path, two_listeners: list[socket.socket]
+) -> None:
+    one, other = two_listeners
+    ports = {"PORT": str(one.getsockname()[1]), "OPS_PORT": str(other.getsockname()[1])}
+
+    def warned(**given: str) -> list[str]:
+        lines = with_passed(tmp_path, [one, other], "public:operators", **{**ports, **given})
+        return [line for line in lines if "is ignored" in line]
+
+    assert warned() == warned(HOST="127.0.0.1") == []
+    [line] = warned(HOST="10.0.0.5")
+    assert "HOLDFAST_HOST is ignored" in line
+    assert url_of(one) in line
+    [public, operators] = warned(PORT="1", OPS_HOST="10.0.0.5")
+    assert "HOLDFAST_PORT is ignored" in public
+    assert "HOLDFAST_OPS_HOST is ignored" in operators
+    assert url_of(other) in operators
     for each in two_listeners:
         each.close()
 

@@ -11,7 +11,6 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
-from holdfast.ledger.catalog.catalog import load_catalog, parse_catalog, read_secret
+from holdfast.ledger.catalog.catalog import load_catalog, parse_catalog
 from holdfast.ledger.catalog.input_schema import InputSchema, least_input
 from holdfast.ledger.catalog.models import Modality
 from holdfast.providers.media.kinds import kind_rules
@@ -158,7 +157,7 @@ def add_to_catalog(file: Path, imported: Imported) -> Path:
         return document if wanted == name else (file.parent / wanted).read_text("utf-8")
 
     text = file.read_text("utf-8") + added
-    parse_catalog(text, read_schema=read_schema, kinds=kind_rules(), read_secret=partial(read_secret, file.parent))
+    parse_catalog(text, read_schema=read_schema, kinds=kind_rules(), folder=file.parent)
     try:
         schema.parent.mkdir(exist_ok=True)
         schema.write_text(document, "utf-8")

@@ -19,6 +19,7 @@ _CREDENTIALS: Final = {
     Auth.OPERATOR_ACT: "OPERATOR_TOKEN",
     Auth.PROVIDER_WEBHOOK: "PROVIDER_TOKEN",
 }
+_OPERATORS: Final = "Bearer {OPERATOR_TOKEN}"
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -54,6 +55,10 @@ def _is_needed(parameter: Parameter, place: str) -> bool:
 
 def _curl(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:
     parts = [f"curl -sS{'N' if is_stream else ''} -X {method} {_shell(url)}"]
+    if headers.get("Authorization") == _OPERATORS:
+        # Command lines can be read by every user of the machine.
+        headers = {name: value for name, value in headers.items() if name != "Authorization"}
+        parts = [f"printf 'Authorization: Bearer %s' \"$OPERATOR_TOKEN\" | {parts[0]}", "-H @-"]
     if body is not None:
         headers = {**headers, "Content-Type": "application/json"}
     parts += [f"-H {_shell(f'{name}: {value}')}" for name, value in headers.items()]

@@ -26,7 +26,6 @@ from holdfast.ledger.catalog.entries import (
     SECRETS,
     KindRules,
     ReadSchema,
-    ReadSecret,
     in_tree_studio,
     read_model,
     read_provider,
@@ -88,10 +87,9 @@ def load_catalog(path: Path | None, kinds: Mapping[str, KindRules]) -> Catalog:
         text = read(name)
     except (OSError, ValueError) as error:
         raise CatalogFault((f"{path}: cannot be read: {error}",)) from error
-    secrets_beside = partial(read_secret, path.parent if path is not None else Path())
-    catalog = parse_catalog(text, read_schema=read, kinds=kinds, read_secret=secrets_beside)
     if path is None:
-        return catalog
+        return parse_catalog(text, read_schema=read, kinds=kinds)
+    catalog = parse_catalog(text, read_schema=read, kinds=kinds, folder=path.parent)
     open_files = [
         f"{file} has secrets, and every user of this machine can read it"
         for file in _files_with_secrets(path, catalog.providers.values())
@@ -100,8 +98,8 @@ def load_catalog(path: Path | None, kinds: Mapping[str, KindRules]) -> Catalog:
     return replace(catalog, warnings=(*open_files, *catalog.warnings))
 
 
-def read_secret(folder: Path, source: Literal["env", "file"], name: str) -> str:
-    """Read the secret of an environment variable, or of a file, as :data:`ReadSecret` says."""
+def _read_secret(folder: Path, source: Literal["env", "file"], name: str) -> str:
+    """Read the secret of an environment variable, or of a file, as ``ReadSecret`` says."""
     if source == "env":
         value = environment().get(name, "").strip()
         if not value:
@@ -134,9 +132,12 @@ def parse_catalog(
     *,
     read_schema: ReadSchema,
     kinds: Mapping[str, KindRules],
-    read_secret: ReadSecret = partial(read_secret, Path()),
+    folder: Path = Path(),
 ) -> Catalog:
-    """Read a catalog from its text. Raises :class:`CatalogFault` with every fault found."""
+    """Read a catalog from its text; files with secrets are named from ``folder``.
+
+    Raises :class:`CatalogFault` with every fault found.
+    """
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -153,7 +154,10 @@ def parse_catalog(
     entries = [_filled(entry, defaults) for entry in entries]
 
     tables = _table(data, "providers", faults)
-    read = {name: read_provider(name, table, faults, kinds, read_secret) for name, table in tables.items()}
+    read = {
+        name: read_provider(name, table, faults, kinds, partial(_read_secret, folder))
+        for name, table in tables.items()
+    }
     providers = {name: provider for name, provider in read.items() if provider is not None}
     if IN_TREE_STUDIO not in tables and any(map(_runs_on_studio, entries)):
         providers[IN_TREE_STUDIO] = in_tree_studio(kinds)

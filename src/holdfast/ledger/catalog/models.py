@@ -70,10 +70,10 @@ class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where a provider is and how to call it.
 
     ``url`` is its base address without a closing slash; None is the in-tree studio's own address. ``secret`` signs
-    what is exchanged; ``previous_secrets`` remain valid during a rotation. ``token`` authenticates our calls. Each may
-    have been read from environment variables or files, which ``…_env`` and ``…_file`` name.
-    ``concurrency`` is the maximum number of jobs in flight. ``polls``: whether jobs can be polled; None if polls
-    are tried, but a job that is not found may still exist.
+    what is exchanged; ``previous_secrets`` remain valid during a rotation. ``token`` authenticates our calls. Each
+    may be in environment variables or files instead, which ``…_env`` and ``…_file`` name. ``concurrency`` is the
+    maximum number of jobs in flight. ``polls``: whether jobs can be polled; None if polls are tried, but a job that
+    is not found may still exist.
     """
 
     name: ProviderName
