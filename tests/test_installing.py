@@ -154,7 +154,7 @@ def test_the_audits_take_the_options_that_their_timers_name() -> None:
             assert group.commands[words[0]].make_context(words[0], words[1:]).params[instance] is True
 
 
-def test_the_docs_have_no_operators_token_on_a_command_line_and_source_no_file() -> None:
+def test_the_docs_put_no_token_on_a_command_line_and_source_no_file() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         text = page.read_text("utf-8")
         assert re.search(r"curl[^\n]*(\$operator|OPERATOR_TOKEN|\$token)", text) is None, page

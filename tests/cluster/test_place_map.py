@@ -194,7 +194,7 @@ def test_the_documented_sockets_listen_where_the_settings_say(tmp_path: Path) ->
         assert f"ListenStream={address}\n" in (tmp_path / name).read_text()
 
 
-def test_the_unit_of_the_map_has_the_paths_of_haproxy_and_no_secrets_but_its_own() -> None:
+def test_the_unit_of_the_map_fits_haproxy_and_has_one_setting() -> None:
     unit = (ROOT / "deploy" / "systemd" / "holdfast-places.service").read_text("utf-8")
     words = shlex.split(re.search(r"^ExecStart=\S+/holdfast places (.*)$", unit, re.M)[1])  # type: ignore[index]
     group: Any = typer.main.get_command(app)

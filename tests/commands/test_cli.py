@@ -132,9 +132,7 @@ def test_commands_take_their_settings_from_a_file(env_file: Path) -> None:
     assert not (env_file.parent / "ran").exists()
 
 
-def test_variables_take_precedence_over_those_of_a_file_and_the_last_file_counts(
-    env_file: Path, tmp_path: Path
-) -> None:
+def test_variables_take_precedence_over_a_file_and_the_last_file_counts(env_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.env"
     other.write_text("HOLDFAST_DATABASE_URL=postgresql://postgres@127.0.0.1:2/b\n")
     other.chmod(0o600)
@@ -145,7 +143,7 @@ def test_variables_take_precedence_over_those_of_a_file_and_the_last_file_counts
     assert "port 3 failed" in done.stderr
 
 
-def test_a_file_of_settings_that_cannot_be_used_is_one_line_without_its_content(env_file: Path) -> None:
+def test_a_file_of_settings_that_cannot_be_used_is_one_line(env_file: Path) -> None:
     env_file.write_text("HOLDFAST_PORT=1\nHOLDFAST_OPERATOR_TOKEN='a-secret\n")
     done = run_alone("audit", "--env-file", str(env_file))
     assert (done.returncode, done.stdout) == (2, "")

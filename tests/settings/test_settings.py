@@ -481,7 +481,7 @@ def test_doubtful_settings_are_warnings(production: dict[str, str]) -> None:
         ("postgresql://db/holdfast?hostaddr=127.0.0.1", False),
     ],
 )
-def test_production_warns_of_a_database_elsewhere_whose_name_is_not_checked(
+def test_production_warns_of_a_database_whose_name_is_not_checked(
     production: dict[str, str], url: str, is_warned: bool
 ) -> None:
     lines = find_warnings(load_settings({**production, "HOLDFAST_DATABASE_URL": url}))

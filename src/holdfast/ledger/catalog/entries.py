@@ -25,7 +25,7 @@ ReadSchema = Callable[[str], str]
 
 ReadSecret = Callable[[Literal["env", "file"], str], str]
 """Reads the secret of an environment variable, or of a file; raises ValueError with the end of a sentence that does
-not name it: somebody could have written the secret itself there."""
+not show the name, which could be the secret itself by mistake."""
 
 IN_TREE_STUDIO = "studio"
 """The provider that needs no table: the studio that the service itself runs."""
