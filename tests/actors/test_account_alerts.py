@@ -392,7 +392,7 @@ async def test_mail_has_a_limit_of_its_own(system: ActorSystem) -> None:
 
 async def deliver_mail(system: ActorSystem, mailer: FakeMailer) -> list[DeliveryResponse]:
     """Make an attempt for each mail that is due."""
-    urls = PublicUrls(base="https://holdfast.example", link_key=b"k" * 32, link_ttl_s=60)
+    urls = PublicUrls(base="https://holdfast.example", link_keys=(b"k" * 32,), link_ttl_s=60)
     mail = AlertMail(system.database, system.accounts, mailer, urls)
     return [await mail.send(event) for event in await claim(system) if event.is_mail]
 

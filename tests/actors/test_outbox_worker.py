@@ -50,6 +50,7 @@ class Setup:
     sent: list[tuple[float, str, dict[str, str], bytes]] = field(default_factory=list)
     running: Counter[str] = field(default_factory=Counter)
     most_running: Counter[str] = field(default_factory=Counter)
+    secrets_keys: tuple[bytes, ...] = (KEY,)
     mailed: list[str] = field(default_factory=list)
     attempts: list[OutboxAttemptRow] = field(default_factory=list)
     outcomes: list[OutboxOutcomeRow] = field(default_factory=list)
@@ -160,7 +161,7 @@ class Setup:
             render=self.render,
             send=self.send,
             send_mail=self.send_mail,
-            secrets_key=KEY,
+            secrets_keys=self.secrets_keys,
             give_up_s=give_up_s,
             conditions=Conditions(self.reporter),
             now=self.now,
@@ -234,6 +235,22 @@ async def test_each_attempt_is_signed_with_its_own_time(autojump_clock: trio.tes
         assert verify_standard(headers, body, [secret], now=NOON + timedelta(seconds=at)) == "valid"
         assert verify_standard(headers, body + b" ", [secret], now=NOON + timedelta(seconds=at)) == "invalid"
         assert len(base64.b64decode(headers["webhook-signature"].removeprefix("v1,"))) == 32
+
+
+async def test_events_are_signed_with_the_secrets_of_the_previous_server_key_too(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    setup = Setup(secrets_keys=(b"n" * 32, KEY))
+    setup.add("evt_1")
+    async with trio.open_nursery() as nursery:
+        await setup.run(nursery)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+
+    [(at, _, headers, body)] = setup.sent
+    sent_at = NOON + timedelta(seconds=at)
+    for key, verdict in ((b"n" * 32, "valid"), (KEY, "valid"), (b"o" * 32, "invalid")):
+        assert verify_standard(headers, body, [webhook_secret(key, "acct_1", 0)], now=sent_at) == verdict
 
 
 async def test_a_hanging_receiver_delays_only_its_account(

@@ -31,7 +31,7 @@ from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.actors.runtime.refs import TellRef
 from holdfast.actors.workers.heartbeat import Heartbeat, Presence
 from holdfast.cluster.codec import ACCOUNTS, codecs
-from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls, socket_path
+from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, UnusableFile, mutual_tls, socket_path
 from holdfast.cluster.members import SINGLETONS, Members
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.clock import utc_now
@@ -247,6 +247,19 @@ async def test_members_of_different_machines_are_linked_by_tls(database_url: str
                 received = await secured.receive_some()
             assert received == b""
     assert tls.accept.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_files_that_are_not_for_tls_are_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    issued, other = authority.issue("127.0.0.1"), tmp_path / "other.pem"
+    other.write_text("not a certificate")
+    for certificate, key, ca, named in (
+        (issued, issued, other, "other.pem is not the certificate of an authority"),
+        (other, issued, authority.path, "other.pem and .* are not a certificate and its key"),
+        (issued, other, authority.path, "other.pem are not a certificate and its key"),
+    ):
+        with pytest.raises(UnusableFile, match=named):
+            mutual_tls(certificate=certificate, key=key, authority=ca)
 
 
 async def test_a_member_keeps_its_port_when_it_starts_again(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         provider_checks=FakeProviderChecks(),
         metrics_text=render_metrics,
         urls=PublicUrls(
-            base=PUBLIC_URL, link_key=settings.derived_key("asset links"), link_ttl_s=settings.asset_link_ttl_s
+            base=PUBLIC_URL, link_keys=settings.derived_keys("asset links"), link_ttl_s=settings.asset_link_ttl_s
         ),
         now=lambda: NOW,
         wall=lambda: NOW,

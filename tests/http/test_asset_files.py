@@ -39,7 +39,7 @@ async def stored_asset(api: Api, *, stored: bool = True, **columns: Any) -> str:
 
 
 def link(api: Api, asset_id: str = "asset_a", *, for_s: int = 3600) -> str:
-    query = sign_link(asset_id, api.now + timedelta(seconds=for_s), api.deps.urls.link_key)
+    query = sign_link(asset_id, api.now + timedelta(seconds=for_s), api.deps.urls.link_keys[0])
     return f"/v2/assets/{asset_id}?{query}"
 
 

@@ -318,7 +318,7 @@ def test_what_is_stored_of_an_event_has_the_form_of_its_body() -> None:
     snapshot = public_snapshot(msgspec.structs.replace(task, request=request))
     stored = msgspec.json.decode(msgspec.json.encode(snapshot), type=Task)
     assert stored.request.webhook_format == "prediction"
-    urls = PublicUrls(base="https://example.com", link_key=b"a key", link_ttl_s=60)
+    urls = PublicUrls(base="https://example.com", link_keys=(b"a key",), link_ttl_s=60)
     body = msgspec.json.decode(webhook_body(urls, stored, now=NOW))
     assert (body["id"], body["status"], body["output"]) == (ID, "canceled", None)
     assert body["urls"] == {

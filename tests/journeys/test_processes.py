@@ -238,6 +238,26 @@ async def test_a_faulty_configuration_ends_the_parent(new_service: NewService) -
     assert b"Traceback" not in done.stderr
 
 
+async def test_files_that_are_not_for_tls_end_the_parent_with_one_line(
+    new_service: NewService, tmp_path: Path
+) -> None:
+    files = {f"MEMBER_{name}": str(tmp_path / name.lower()) for name in ("CERTIFICATE", "KEY", "CA")}
+    for file in files.values():
+        await trio.Path(file).touch(mode=0o600)
+    service = new_service(PROCESSES="1", MEMBER_ADDRESS="127.0.0.1:7400", **files)
+    done = await trio.run_process(
+        [sys.executable, "-m", "holdfast", "serve"],
+        env=service.environment,
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("{")]
+    assert len(lines) == 1
+    assert f"{files['MEMBER_CA']} is not the certificate of an authority" in lines[0]
+
+
 async def test_a_catalog_reload_reaches_every_worker(service: Service, new_customer: NewCustomer) -> None:
     assert service.process is not None
     service.process.send_signal(signal.SIGHUP)

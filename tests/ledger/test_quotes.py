@@ -272,7 +272,7 @@ def test_equal_inputs_have_equal_terms_however_they_are_written(prompt: str, n: 
 )
 def test_a_sealed_quote_unseals_to_itself(account_id: str | None, brand_id: str, key: bytes, minutes: int) -> None:
     quote = sealed(account_id=account_id, brand_id=brand_id, expires_at=NOW + timedelta(minutes=minutes))
-    assert unseal_quote(seal_quote(quote, key), key, NOW) == quote
+    assert unseal_quote(seal_quote(quote, key), [key], NOW) == quote
 
 
 PUBLIC_ID = seal_quote(sealed(), KEY)
@@ -288,14 +288,14 @@ def test_a_quote_id_is_short_enough_and_fits_a_url() -> None:
 def test_any_changed_character_is_refused(place: int, sign: str) -> None:
     changed = PUBLIC_ID[:place] + sign + PUBLIC_ID[place + 1 :]
     if changed != PUBLIC_ID:
-        refused(unseal_quote(changed, KEY, NOW), "quote_mismatch", "quote_id")
+        refused(unseal_quote(changed, [KEY], NOW), "quote_mismatch", "quote_id")
 
 
 def test_each_flipped_bit_is_refused() -> None:
     for place, sign in enumerate(PUBLIC_ID):
         for bit in range(7):
             changed = PUBLIC_ID[:place] + chr(ord(sign) ^ (1 << bit)) + PUBLIC_ID[place + 1 :]
-            refused(unseal_quote(changed, KEY, NOW), "quote_mismatch", "quote_id")
+            refused(unseal_quote(changed, [KEY], NOW), "quote_mismatch", "quote_id")
 
 
 @given(garbage=st.text(st.characters(codec=None), max_size=200) | st.from_regex(r"quo_[0-9a-f]{8}\.[\w-]*\.[\w-]*"))
@@ -307,11 +307,12 @@ def test_each_flipped_bit_is_refused() -> None:
 @example(garbage="quo_1.\ud800.x")
 @example(garbage="x" * (QUOTE_ID_CHARS_MAX + 1))
 def test_garbage_is_not_a_quote(garbage: str) -> None:
-    refused(unseal_quote(garbage, KEY, NOW), "quote_mismatch", "quote_id")
+    refused(unseal_quote(garbage, [KEY], NOW), "quote_mismatch", "quote_id")
 
 
 def test_another_key_unseals_nothing() -> None:
-    refused(unseal_quote(PUBLIC_ID, KEY + b"!", NOW), "quote_mismatch", "quote_id")
+    refused(unseal_quote(PUBLIC_ID, [KEY + b"!"], NOW), "quote_mismatch", "quote_id")
+    assert unseal_quote(PUBLIC_ID, [KEY + b"!", KEY], NOW) == unseal_quote(PUBLIC_ID, [KEY], NOW)
 
 
 def test_parts_of_two_quotes_do_not_make_a_third() -> None:
@@ -321,20 +322,20 @@ def test_parts_of_two_quotes_do_not_make_a_third() -> None:
         [first[0], second[1], first[2]],
         [first[0], first[1], second[2]],
     ):
-        refused(unseal_quote(".".join(mixed), KEY, NOW), "quote_mismatch", "quote_id")
+        refused(unseal_quote(".".join(mixed), [KEY], NOW), "quote_mismatch", "quote_id")
 
 
 def test_a_quote_expires_at_its_time() -> None:
     quote = sealed()
     public = seal_quote(quote, KEY)
-    assert unseal_quote(public, KEY, quote.expires_at - timedelta(milliseconds=1)) == quote
-    assert refused(unseal_quote(public, KEY, quote.expires_at), "quote_expired", "quote_id").final
+    assert unseal_quote(public, [KEY], quote.expires_at - timedelta(milliseconds=1)) == quote
+    assert refused(unseal_quote(public, [KEY], quote.expires_at), "quote_expired", "quote_id").final
 
 
 def test_a_changed_expired_quote_is_a_mismatch_not_expired() -> None:
     public = seal_quote(sealed(), KEY)
     late = NOW + timedelta(days=1)
-    refused(unseal_quote("x" + public[1:], KEY, late), "quote_mismatch", "quote_id")
+    refused(unseal_quote("x" + public[1:], [KEY], late), "quote_mismatch", "quote_id")
 
 
 def test_a_quote_is_valid_for_its_model_input_and_account_only() -> None:

@@ -128,16 +128,19 @@ async def test_messages_are_deleted_after_their_retention(database: Database) ->
 
 
 def test_an_encrypted_text_opens_with_its_key_and_for_its_row_only() -> None:
-    cipher = RowCipher(b"k" * 32)
+    cipher = RowCipher([b"k" * 32])
     encrypted = cipher.encrypt(b"a secret", "poi_1")
     assert b"secret" not in encrypted
     assert cipher.decrypt(encrypted, "poi_1") == b"a secret"
     for other, row, text in (
         (cipher, "poi_2", encrypted),
-        (RowCipher(b"x" * 32), "poi_1", encrypted),
+        (RowCipher([b"x" * 32]), "poi_1", encrypted),
         (cipher, "poi_1", encrypted[:-1] + bytes([encrypted[-1] ^ 1])),
         (cipher, "poi_1", b""),
     ):
         with pytest.raises(CannotDecrypt):
             other.decrypt(text, row)
-    assert cipher.digest(b"a") != RowCipher(b"x" * 32).digest(b"a")
+    rotated = RowCipher([b"x" * 32, b"k" * 32])
+    assert rotated.decrypt(encrypted, "poi_1") == b"a secret"
+    assert RowCipher([b"x" * 32]).decrypt(rotated.encrypt(b"new", "poi_2"), "poi_2") == b"new"
+    assert cipher.digest(b"a") != RowCipher([b"x" * 32]).digest(b"a")

@@ -19,7 +19,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ledger.links import check_link, sign_link
+from holdfast.ledger.links import PublicUrls, check_link, sign_link
 from holdfast.providers.storage.base import (
     BLOCK_BYTES,
     AssetCorrupt,
@@ -275,14 +275,27 @@ def query(link: str) -> tuple[str, str]:
 
 def test_link_opens_one_asset_until_it_expires() -> None:
     exp, sig = query(sign_link("a1", NOW + timedelta(hours=1), KEY))
-    assert check_link("a1", exp, sig, KEY, NOW) == "valid"
-    assert check_link("a1", exp, sig, KEY, NOW + timedelta(seconds=3599)) == "valid"
-    assert check_link("a1", exp, sig, KEY, NOW + timedelta(seconds=3600)) == "expired"
-    assert check_link("a2", exp, sig, KEY, NOW) == "invalid"
-    assert check_link("a1", str(int(exp) + 1), sig, KEY, NOW) == "invalid"
-    assert check_link("a1", exp, sig, b"other", NOW) == "invalid"
-    assert check_link("a1", exp, sig, b"", NOW) == "invalid"
-    assert check_link("a1", exp, sig.upper(), KEY, NOW) in ("valid" if sig.isdigit() else "invalid", "invalid")
+    assert check_link("a1", exp, sig, [KEY], NOW) == "valid"
+    assert check_link("a1", exp, sig, [KEY], NOW + timedelta(seconds=3599)) == "valid"
+    assert check_link("a1", exp, sig, [KEY], NOW + timedelta(seconds=3600)) == "expired"
+    assert check_link("a2", exp, sig, [KEY], NOW) == "invalid"
+    assert check_link("a1", str(int(exp) + 1), sig, [KEY], NOW) == "invalid"
+    assert check_link("a1", exp, sig, [b"other"], NOW) == "invalid"
+    assert check_link("a1", exp, sig, [b""], NOW) == "invalid"
+    assert check_link("a1", exp, sig, [b"other", KEY], NOW) == "valid"
+    assert check_link("a1", exp, sig.upper(), [KEY], NOW) in ("valid" if sig.isdigit() else "invalid", "invalid")
+
+
+def test_links_are_signed_with_the_newest_key_and_opened_with_each() -> None:
+    before, rotated, after = (
+        PublicUrls(base="https://api.example.com", link_keys=keys, link_ttl_s=60)
+        for keys in ((b"old",), (b"new", b"old"), (b"new",))
+    )
+    sig = before.unsubscribe_url("acct_1").rpartition("sig=")[2]
+    assert [each.is_unsubscribe_link("acct_1", sig) for each in (before, rotated, after)] == [True, True, False]
+    assert rotated.unsubscribe_url("acct_1") == after.unsubscribe_url("acct_1")
+    assert rotated.asset_url("a1", NOW) == after.asset_url("a1", NOW) != before.asset_url("a1", NOW)
+    assert rotated.file_url("f1", NOW) == after.file_url("f1", NOW) != before.file_url("f1", NOW)
 
 
 def test_link_needs_a_key() -> None:
@@ -292,4 +305,4 @@ def test_link_needs_a_key() -> None:
 
 @given(st.text(), st.none() | st.text(), st.none() | st.text())
 def test_no_query_raises_or_opens(asset_id: str, exp: str | None, sig: str | None) -> None:
-    assert check_link(asset_id, exp, sig, KEY, NOW) == "invalid"
+    assert check_link(asset_id, exp, sig, [KEY], NOW) == "invalid"

@@ -78,7 +78,7 @@ async def test_a_job_runs_from_submit_to_poll_under_the_services_own_name(hosted
         assert taken == Accepted(created["id"], "queued")
         assert hosted.filters[created["id"]] == ("start", "completed")
         query = hosted.hooks[created["id"]].partition("?")[2]
-        assert read_hook_query(query, KEY, "hosted") == (TASK, 1)
+        assert read_hook_query(query, [KEY], "hosted") == (TASK, 1)
         hosted.predictions[created["id"]].update(status="processing", logs="10%|#\n 55%|#####     | 11/20")
         update = await provider.poll(TASK, 1, created["id"])
         assert update is not None
@@ -250,14 +250,15 @@ def test_progress_is_the_last_percentage_of_the_log(logs: str | None, percent: i
 )
 def test_an_address_holds_only_as_it_was_given(change: Any) -> None:
     query = hook_address("http://a/b", KEY, "hosted", TASK, 1).partition("?")[2]
-    assert read_hook_query(query, KEY, "hosted") == (TASK, 1)
-    assert read_hook_query(change(query), KEY, "hosted") is None
-    assert read_hook_query(query, KEY, "other") is None
-    assert read_hook_query(query, b"j" * 32, "hosted") is None
+    assert read_hook_query(query, [KEY], "hosted") == (TASK, 1)
+    assert read_hook_query(change(query), [KEY], "hosted") is None
+    assert read_hook_query(query, [KEY], "other") is None
+    assert read_hook_query(query, [b"j" * 32], "hosted") is None
+    assert read_hook_query(query, [b"j" * 32, KEY], "hosted") == (TASK, 1)
 
 
 def test_a_repeated_address_must_name_the_same_job() -> None:
-    same = partial(names_same_job, job=(TASK, 1), key=KEY, provider="hosted")
+    same = partial(names_same_job, job=(TASK, 1), keys=[KEY], provider="hosted")
     assert same(hook_address("https://elsewhere.example/x", KEY, "hosted", TASK, 1))
     assert not same(hook_address("https://elsewhere.example/x", KEY, "hosted", "task_02", 1))
     assert not same("https://[")

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import base64
+import errno
 import random
 import re
 import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -119,7 +121,7 @@ def test_processes_started_together_agree_on_generated_secrets(development: dict
     for thread in threads:
         thread.join()
     assert len(found) == 8
-    assert len({(each.operator_token, each.server_key) for each in found}) == 1
+    assert len({(each.operator_token, each.server_secret) for each in found}) == 1
     assert len(list((found[0].data_dir / "secrets").iterdir())) == 4
 
 
@@ -293,13 +295,29 @@ def test_a_secret_with_blanks_inside_is_refused(development: dict[str, str]) -> 
 
 
 def test_the_server_key_follows_the_operator_token_unless_given(production: dict[str, str]) -> None:
-    derived = load_settings(production).server_key
+    derived = load_settings(production).server_secret
     other_token = {**production, "HOLDFAST_OPERATOR_TOKEN": "op-Nw5cRk8vQz2mTb7xYd4hLf9sGj3pEa6U"}
     own = {"HOLDFAST_SERVER_KEY": "sk-Vt6bWm9qXc3nRz8kPd5hJf2sLg7yEa4T"}
-    assert len(derived) == 32
-    assert load_settings(production).server_key == derived
-    assert load_settings(other_token).server_key != derived
-    assert load_settings({**production, **own}).server_key == load_settings({**other_token, **own}).server_key
+    assert len(derived) == 64
+    assert load_settings(production).server_secret == derived
+    assert load_settings(other_token).server_secret != derived
+    assert load_settings({**production, **own}).server_secret == load_settings({**other_token, **own}).server_secret
+
+
+def test_the_previous_server_key_opens_and_makes_nothing_new(production: dict[str, str]) -> None:
+    new, old = "sk-Vt6bWm9qXc3nRz8kPd5hJf2sLg7yEa4T", "sk-Hr4dQp7wNc2xZb9vKt6mGs3jLf8yEu5A"
+    before = load_settings({**production, "HOLDFAST_SERVER_KEY": old})
+    rotated = {**production, "HOLDFAST_SERVER_KEY": new, "HOLDFAST_SERVER_KEY_PREVIOUS": old}
+    settings = load_settings(rotated)
+    assert settings.derived_keys("quotes") == (settings.derived_key("quotes"), before.derived_key("quotes"))
+    assert before.derived_keys("quotes") == (before.derived_key("quotes"),)
+    assert {new, old} <= set(settings.secret_values())
+    assert faults({**rotated, "HOLDFAST_SERVER_KEY": ""}) == (
+        "HOLDFAST_SERVER_KEY_PREVIOUS needs HOLDFAST_SERVER_KEY, the key that replaces it",
+    )
+    assert faults({**rotated, "HOLDFAST_SERVER_KEY_PREVIOUS": new}) == (
+        "HOLDFAST_SERVER_KEY_PREVIOUS has the same value as HOLDFAST_SERVER_KEY; give each its own",
+    )
 
 
 def test_each_purpose_has_its_own_key(development: dict[str, str]) -> None:
@@ -320,8 +338,9 @@ def test_no_secret_is_in_the_repr(production: dict[str, str]) -> None:
     settings = load_settings(environ)
     assert settings.card_webhook_secrets == (OLD_SECRET, NEW_SECRET)
     secret_values = settings.secret_values()
-    assert {"dbpass", "mailpass", CARD_KEY, OLD_SECRET, NEW_SECRET, *STRONG.values()} == set(secret_values)
-    for value in (*secret_values, repr(settings.server_key)):
+    own = {*STRONG.values(), environ["HOLDFAST_SERVER_KEY"]}
+    assert {"dbpass", "mailpass", CARD_KEY, OLD_SECRET, NEW_SECRET} | own == set(secret_values)
+    for value in secret_values:
         assert value not in repr(settings)
 
 
@@ -561,6 +580,29 @@ def test_s3_settings_are_read_and_the_key_is_not_shown(development: dict[str, st
     assert settings.s3.endpoint == "https://s3.example.org"
     assert "s3-secret" not in repr(settings)
     assert "s3-secret" in settings.secret_values()
+
+
+def test_a_file_that_cannot_be_read_or_that_all_may_read_is_named(
+    development: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"HOLDFAST_MEMBER_{name}": tmp_path / name.lower() for name in ("CERTIFICATE", "KEY", "CA")}
+    for path in files.values():
+        path.touch(mode=0o640)
+    given = development | {name: str(path) for name, path in files.items()}
+    key = files["HOLDFAST_MEMBER_KEY"]
+    assert load_settings(given).member_key == key
+    key.chmod(0o644)
+    assert faults(given) == (f"HOLDFAST_MEMBER_KEY names {key}, which every user may read or write (mode 644)",)
+
+    # These tests may run as root, which may read everything.
+    def refuse(path: Path, *_: Any) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    key.chmod(0o600)
+    monkeypatch.setattr(Path, "open", refuse)
+    assert faults(given)[1] == f"HOLDFAST_MEMBER_KEY names {key}, which cannot be read: Permission denied"
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert faults(given)[1] == f"HOLDFAST_MEMBER_KEY names {key}, which cannot be read: Permission denied"
 
 
 def test_links_between_machines_need_all_tls_files(

@@ -26,7 +26,7 @@ from holdfast.supervision.poison_replays import PoisonReplays
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
 
-CIPHER = RowCipher(b"k" * 32)
+CIPHER = RowCipher([b"k" * 32])
 
 
 class KeyedBreak(Break, frozen=True):

@@ -47,14 +47,26 @@ class MutualTls:
     dial: ssl.SSLContext
 
 
+class UnusableFile(Exception):
+    """A file for TLS cannot be read, or has no certificate or key that fits. The text names it."""
+
+
 def mutual_tls(*, certificate: Path, key: Path, authority: Path) -> MutualTls:
-    """Return the settings for this member's certificate and the authority of all. Raises OSError (``SSLError``)."""
-    accept = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
+    """Return the settings for this member's certificate and the authority of all. Raises :class:`UnusableFile`."""
+    try:
+        accept = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
+        dial = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=authority)
+    except OSError as fault:
+        raise UnusableFile(f"{authority} is not the certificate of an authority: {fault.strerror}") from None
     accept.verify_mode = ssl.CERT_REQUIRED
-    dial = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=authority)
     for context in (accept, dial):
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_cert_chain(certificate, key)
+        try:
+            context.load_cert_chain(certificate, key)
+        except OSError as fault:
+            raise UnusableFile(
+                f"{certificate} and {key} are not a certificate and its key: {fault.strerror}"
+            ) from None
     return MutualTls(accept, dial)
 
 

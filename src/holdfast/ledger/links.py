@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal
@@ -25,11 +26,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 class PublicUrls:
     """Absolute URLs of this service. ``base`` is configured, never taken from a request.
 
-    ``link_key`` signs links to stored outputs and files; a link works for ``link_ttl_s``.
+    The first of ``link_keys`` signs links to stored outputs and files, and each opens them; a link works for
+    ``link_ttl_s``.
     """
 
     base: str
-    link_key: bytes = field(repr=False)
+    link_keys: tuple[bytes, ...] = field(repr=False)
     link_ttl_s: int
 
     def url(self, path: str) -> str:
@@ -43,21 +45,23 @@ class PublicUrls:
 
     def asset_url(self, asset_id: str, expires_at: datetime) -> str:
         """Return a signed link to a stored output."""
-        return self.url(f"/v2/assets/{asset_id}?{sign_link(asset_id, expires_at, self.link_key)}")
+        return self.url(f"/v2/assets/{asset_id}?{sign_link(asset_id, expires_at, self.link_keys[0])}")
 
     def file_url(self, file_id: str, expires_at: datetime) -> str:
         """Return a signed link to an uploaded file."""
-        return self.url(f"/v2/files/{file_id}/content?{sign_link(file_id, expires_at, self.link_key)}")
+        return self.url(f"/v2/files/{file_id}/content?{sign_link(file_id, expires_at, self.link_keys[0])}")
 
     def unsubscribe_url(self, account_id: str) -> str:
         """Return the link that ends an account's mail. It does not expire, as mail does not."""
-        sig = _unsubscribe_digest(account_id, self.link_key)
+        sig = _unsubscribe_digest(account_id, self.link_keys[0])
         return self.url(f"{UNSUBSCRIBE_PATH}?account_id={account_id}&sig={sig}")
 
     def is_unsubscribe_link(self, account_id: str, sig: str) -> bool:
         """Whether ``sig`` is that of an account's :meth:`unsubscribe_url`."""
-        expected = _unsubscribe_digest(account_id, self.link_key)
-        return hmac.compare_digest(expected.encode(), sig.encode("utf-8", "surrogatepass"))
+        given = sig.encode("utf-8", "surrogatepass")
+        return any(
+            hmac.compare_digest(_unsubscribe_digest(account_id, key).encode(), given) for key in self.link_keys
+        )
 
 
 def _unsubscribe_digest(account_id: str, key: bytes) -> str:
@@ -72,11 +76,11 @@ def sign_link(asset_id: str, expires_at: datetime, key: bytes) -> str:
     return f"exp={moment}&sig={_digest(asset_id, moment, key)}"
 
 
-def check_link(asset_id: str, exp: str | None, sig: str | None, key: bytes, now: datetime) -> LinkStatus:
+def check_link(asset_id: str, exp: str | None, sig: str | None, keys: Sequence[bytes], now: datetime) -> LinkStatus:
     """Check the query of a link. Never raises."""
-    if not key or exp is None or sig is None or not _SECONDS.match(exp) or not _DIGEST.match(sig):
+    if exp is None or sig is None or not _SECONDS.match(exp) or not _DIGEST.match(sig):
         return "invalid"
-    if not hmac.compare_digest(_digest(asset_id, exp, key), sig):
+    if not any(key and hmac.compare_digest(_digest(asset_id, exp, key), sig) for key in keys):
         return "invalid"
     return "valid" if now.timestamp() < int(exp) else "expired"
 

@@ -20,6 +20,7 @@ from holdfast.settings.secret_strength import weakness
 REQUIRED_SECRETS = ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET")
 OWN_SECRETS = (*REQUIRED_SECRETS, "SERVER_KEY")
 """Secrets of this service, which development generates."""
+PREVIOUS_SERVER_KEY = "SERVER_KEY_PREVIOUS"
 
 MEMBER_TLS = ("MEMBER_CERTIFICATE", "MEMBER_KEY", "MEMBER_CA")
 LOCAL_HOST = "127.0.0.1"
@@ -108,12 +109,14 @@ def _port_faults(given: Mapping[str, str]) -> Iterator[Fault]:
 
 
 def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:
-    for name in OWN_SECRETS:
+    for name in (*OWN_SECRETS, PREVIOUS_SERVER_KEY):
         if name in given:
             if (reason := weakness(given[name])) is not None:
                 yield name, reason
         elif name in REQUIRED_SECRETS:
             yield name, "is missing; production needs it"
+    if PREVIOUS_SERVER_KEY in given and "SERVER_KEY" not in given:
+        yield PREVIOUS_SERVER_KEY, "needs HOLDFAST_SERVER_KEY, the key that replaces it"
     yield from _card_faults(given)
     if _is_without_tls(given.get("PUBLIC_URL")):
         yield "PUBLIC_URL", "must begin with https://: tokens and operators' cookies would be sent unencrypted"
@@ -160,7 +163,7 @@ def _sends_mail_in_clear(smtp_url: str) -> bool:
 
 
 def _named_secrets(given: Mapping[str, str]) -> list[Fault]:
-    single = (*OWN_SECRETS, "CARD_API_KEY", "S3_SECRET_ACCESS_KEY")
+    single = (*OWN_SECRETS, PREVIOUS_SERVER_KEY, "CARD_API_KEY", "S3_SECRET_ACCESS_KEY")
     several = split_list(given.get("CARD_WEBHOOK_SECRET", ""))
     return [(name, given[name]) for name in single if name in given] + [
         ("CARD_WEBHOOK_SECRET", secret) for secret in several

@@ -32,6 +32,7 @@ from holdfast.settings.values import (
     HostAndPort,
     MicroCredits,
     Port,
+    PrivateFile,
     Proxies,
     ProxyHeader,
     Seconds,
@@ -156,8 +157,8 @@ class S3Bucket:
 class Settings(ServiceLocation):
     """Every setting. Seconds, bytes, milliseconds and micro-credits are in the names.
 
-    ``server_key`` (32 bytes) seals quotes and asset links and peppers one-time codes; :meth:`derived_key` returns a
-    key for each purpose. ``public_url`` None: the address that the service listens on. ``s3`` None: results are
+    ``SERVER_KEY`` seals quotes and asset links and peppers one-time codes; :meth:`derived_key` returns a key for
+    each purpose. ``public_url`` None: the address that the service listens on. ``s3`` None: results are
     stored in ``data_dir``. ``member_address``: where members on other machines reach this one. ``trusted_proxies``:
     the peers whose ``proxy_header`` names the client's address. ``ops_port`` None: operators' routes are on the
     public port. ``processes``: worker processes below a parent; 0 is one process without a parent.
@@ -180,6 +181,7 @@ class Settings(ServiceLocation):
     callback_secret: Secret = Field("", repr=False)
     sandbox_secret: Secret = Field("", repr=False)
     server_secret: Secret = Field("", repr=False, alias="SERVER_KEY")
+    server_key_previous: Secret = Field("", repr=False)
     card_api_key: str | None = Field(None, repr=False)
     card_api_base: BaseUrl | None = None
     card_webhook_secrets: TextList = Field((), repr=False, alias="CARD_WEBHOOK_SECRET")
@@ -243,7 +245,7 @@ class Settings(ServiceLocation):
     s3_secret_access_key: str = Field("", repr=False)
     member_address: HostAndPort | None = None
     member_certificate: ExistingFile | None = None
-    member_key: ExistingFile | None = None
+    member_key: PrivateFile | None = None
     member_ca: ExistingFile | None = None
     webhook_timeout_s: Seconds = 15.0
     webhook_give_up_s: Count = 259_200
@@ -283,29 +285,35 @@ class Settings(ServiceLocation):
         )
 
     @property
-    def server_key(self) -> bytes:
-        """32 bytes from ``server_secret``."""
-        return hmac.digest(self.server_secret.encode(), b"holdfast server key", "sha256")
-
-    @property
     def otp_pepper(self) -> bytes:
         """The key of the hashes of one-time codes."""
         return self.derived_key("one-time codes")
 
     def derived_key(self, purpose: str) -> bytes:
         """Derive a 32-byte key for one purpose: what is sealed for one purpose cannot be opened for another."""
-        return hmac.digest(self.server_key, b"holdfast " + purpose.encode(), "sha256")
+        return _derived_key(self.server_secret, purpose)
+
+    def derived_keys(self, purpose: str) -> tuple[bytes, ...]:
+        """Return the key for one purpose and that of the previous server key, if any, which makes nothing new."""
+        secrets = (self.server_secret, self.server_key_previous)
+        return tuple(_derived_key(secret, purpose) for secret in secrets if secret)
 
     def secret_values(self) -> tuple[str, ...]:
         """Return every secret in clear, for the scrubber that removes them from logs and reports.
 
         Of a URL it is the password, both percent-encoded and decoded.
         """
-        several = (self.operator_token, self.callback_secret, self.sandbox_secret, *self.card_webhook_secrets)
+        own = (self.operator_token, self.callback_secret, self.sandbox_secret)
+        several = (*own, self.server_secret, self.server_key_previous, *self.card_webhook_secrets)
         bucket_key = self.s3_secret_access_key if self.s3 is not None else None
         passwords = [word for url in (self.database_url, self.smtp_url) if url for word in _passwords(url)]
         given = (*several, self.card_api_key, bucket_key, *passwords)
         return tuple(dict.fromkeys(value for value in given if value))
+
+
+def _derived_key(secret: str, purpose: str) -> bytes:
+    server_key = hmac.digest(secret.encode(), b"holdfast server key", "sha256")
+    return hmac.digest(server_key, b"holdfast " + purpose.encode(), "sha256")
 
 
 _NAMES: Final = tuple(str(each.alias) for each in Settings.model_fields.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import stat
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,8 +30,19 @@ def _secret(text: str) -> str:
 
 
 def _file(path: Path) -> Path:
-    if not path.is_file():
-        raise ValueError("must be the name of a file that exists")
+    try:
+        if not path.is_file():
+            raise ValueError("must be the name of a file that exists")
+        with path.open("rb"):
+            return path
+    except OSError as fault:
+        raise ValueError(f"names {path}, which cannot be read: {fault.strerror}") from None
+
+
+def _private_file(path: Path) -> Path:
+    mode = path.stat().st_mode
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise ValueError(f"names {path}, which every user may read or write (mode {stat.S_IMODE(mode):o})")
     return path
 
 
@@ -131,6 +143,7 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 Secret = Annotated[str, AfterValidator(_secret)]
 ExistingFile = Annotated[AbsolutePath, AfterValidator(_file)]
+PrivateFile = Annotated[ExistingFile, AfterValidator(_private_file)]
 DatabaseUrl = Annotated[str | None, AfterValidator(_database_url)]
 SmtpUrl = Annotated[str, AfterValidator(partial(_url, schemes=("smtp", "smtps")))]
 HostAndPort = Annotated[str, AfterValidator(_host_and_port)]

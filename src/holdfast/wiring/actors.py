@@ -272,7 +272,7 @@ def poison_replays(parts: Parts, actors: Actors) -> PoisonReplays:
 
 
 def _poison_cipher(settings: Settings) -> RowCipher:
-    return RowCipher(settings.derived_key("poison messages"))
+    return RowCipher(settings.derived_keys("poison messages"))
 
 
 def _encode(group: str, message: object) -> bytes | None:

@@ -11,10 +11,11 @@ from holdfast.actors.task.messages import DeliveryEnded, SlotFreed, TaskQueued
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.codec import DISPATCHER, OUTBOX, codecs
-from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, mutual_tls
+from holdfast.cluster.endpoints import MemberEndpoint, MutualTls, UnusableFile, mutual_tls
 from holdfast.cluster.members import Members, reports_of, slots_of
 from holdfast.cluster.placed import PlacedDirectory, SingletonRef
 from holdfast.persistence.journal.changes import Changes
+from holdfast.settings.checks import MEMBER_TLS
 from holdfast.settings.settings import PREFIX, Settings, SettingsFault
 from holdfast.supervision.directory import KeyedDirectory
 
@@ -56,9 +57,8 @@ def _tls(settings: Settings) -> MutualTls | None:
         return None
     try:
         return mutual_tls(certificate=certificate, key=key, authority=authority)
-    except OSError as exc:
-        line = f"{PREFIX}MEMBER_CERTIFICATE, {PREFIX}MEMBER_KEY and {PREFIX}MEMBER_CA cannot be used: {exc}"
-        raise SettingsFault((line,)) from None
+    except UnusableFile as fault:
+        raise SettingsFault((f"A file of {', '.join(PREFIX + name for name in MEMBER_TLS)}: {fault}",)) from None
 
 
 def placed(group: str, local: KeyedDirectory, members: Members, place_of: Callable[[str], int]) -> PlacedDirectory:

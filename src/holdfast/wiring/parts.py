@@ -104,7 +104,7 @@ class Parts:
         settings = self.settings
         return PublicUrls(
             base=self.public_url,
-            link_key=settings.derived_key("asset links"),
+            link_keys=settings.derived_keys("asset links"),
             link_ttl_s=settings.asset_link_ttl_s,
         )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, NoReturn, TypeVar
@@ -77,7 +77,7 @@ SendMail = Callable[[DueEvent], Awaitable[DeliveryResponse]]
 
 
 class OutboxWorker(Worker):
-    """Delivers due events. ``give_up_s`` limits the retries; the accounts' secrets derive from ``secrets_key``.
+    """Delivers due events. ``give_up_s`` limits the retries; the accounts' secrets derive from ``secrets_keys``.
 
     ``reporting`` is the outbox worker that counts all members' deliveries to a host, so that one reports of it;
     None if this one does.
@@ -95,7 +95,7 @@ class OutboxWorker(Worker):
         render: Render,
         send: Send,
         send_mail: SendMail,
-        secrets_key: bytes,
+        secrets_keys: Sequence[bytes],
         give_up_s: float,
         now: Now,
         rng: random.Random,
@@ -110,7 +110,7 @@ class OutboxWorker(Worker):
         self._render = render
         self._send = send
         self._send_mail = send_mail
-        self._secrets_key = secrets_key
+        self._secrets_keys = secrets_keys
         self._give_up_s = give_up_s
         self._now = now
         self._rng = rng
@@ -270,7 +270,8 @@ class OutboxWorker(Worker):
 
     def _headers(self, event: DueEvent, at: datetime, body: bytes) -> dict[str, str]:
         secrets = [
-            webhook_secret(self._secrets_key, event.account_id, generation)
+            webhook_secret(key, event.account_id, generation)
+            for key in self._secrets_keys
             for generation in signing_at(event.rotations, at).generations
         ]
         return standard_headers(secrets, event.event_id, int(at.timestamp()), body)

@@ -241,7 +241,7 @@ async def quote(call: Call) -> Outcome:
         QuoteBody,
         priced.terms,
         sealed,
-        quote_id=seal_quote(sealed, deps.quote_key),
+        quote_id=seal_quote(sealed, deps.quote_keys[0]),
         currency=CURRENCY,
         estimate=_estimate(priced.terms),
     )

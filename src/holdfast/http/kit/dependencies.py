@@ -220,9 +220,9 @@ class Dependencies:
         return GroupedLookups(self.database.read)
 
     @property
-    def quote_key(self) -> bytes:
-        """The key that seals quotes."""
-        return self.settings.derived_key("quotes")
+    def quote_keys(self) -> tuple[bytes, ...]:
+        """The keys that open quotes; the first seals them."""
+        return self.settings.derived_keys("quotes")
 
     @property
     def webhook_key(self) -> bytes:

@@ -82,7 +82,7 @@ def refuse_link(call: Call, name: str, gone: Refusal) -> Refusal | None:
     exp, sig = query.get("exp", []), query.get("sig", [])
     if len(exp) != 1 or len(sig) != 1:
         return INVALID_LINK
-    verdict = check_link(name, exp[0], sig[0], call.deps.urls.link_key, call.deps.now())
+    verdict = check_link(name, exp[0], sig[0], call.deps.urls.link_keys, call.deps.now())
     if verdict == "valid":
         return None
     return gone if verdict == "expired" else INVALID_LINK

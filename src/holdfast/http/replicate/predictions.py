@@ -324,7 +324,7 @@ def _stream_link(call: Call, request_id: str, now: datetime) -> str:
     assert call.bearer is not None
     urls = call.deps.urls
     key = base64.urlsafe_b64encode(call.bearer.sha256).decode().rstrip("=")
-    query = sign_link(_streamed(request_id, key), urls.link_expiry(now, None), urls.link_key)
+    query = sign_link(_streamed(request_id, key), urls.link_expiry(now, None), urls.link_keys[0])
     return urls.url(f"{BASE}/predictions/{request_id}/stream?key={key}&{query}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import binascii
 import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -46,15 +47,15 @@ def seal_quote(quote: SealedQuote, key: bytes) -> str:
     return f"{signed}.{_signature(signed, key)}"
 
 
-def unseal_quote(quote_id: str, key: bytes, now: datetime) -> SealedQuote | Refusal:
+def unseal_quote(quote_id: str, keys: Sequence[bytes], now: datetime) -> SealedQuote | Refusal:
     """Decode a public quote id.
 
-    Refuses: 1. ``quote_mismatch`` (not an id that this key signed); 2. ``quote_expired``.
+    Refuses: 1. ``quote_mismatch`` (not an id that one of the keys signed); 2. ``quote_expired``.
     """
     if len(quote_id) > QUOTE_ID_CHARS_MAX or not quote_id.isascii():
         return _mismatch("The quote id was not issued by this service.")
     signed, _, signature = quote_id.rpartition(".")
-    if not hmac.compare_digest(signature, _signature(signed, key)):
+    if not any(hmac.compare_digest(signature, _signature(signed, key)) for key in keys):
         return _mismatch("The quote id was not issued by this service.")
     nonce, _, payload = signed.partition(".")
     try:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple, Unpack
 
@@ -29,31 +30,31 @@ class CannotDecrypt(Exception):
 
 
 class RowCipher:
-    """``key`` has 32 bytes."""
+    """Each key has 32 bytes; the first encrypts, and each decrypts."""
 
-    def __init__(self, key: bytes) -> None:
-        self._key = key
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = keys
 
     def encrypt(self, text: bytes, row: str) -> bytes:
         """Encrypt a text for the row that ``row`` names."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # loaded when the first one is needed
 
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return nonce + AESGCM(self._key).encrypt(nonce, text, row.encode())
+        return nonce + AESGCM(self._keys[0]).encrypt(nonce, text, row.encode())
 
     def decrypt(self, encrypted: bytes, row: str) -> bytes:
         """Return the text that was encrypted for this row. Raises :class:`CannotDecrypt`."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        try:
-            return AESGCM(self._key).decrypt(encrypted[:_NONCE_BYTES], encrypted[_NONCE_BYTES:], row.encode())
-        except (InvalidTag, ValueError) as exc:
-            raise CannotDecrypt(row) from exc
+        for key in self._keys:
+            with suppress(InvalidTag, ValueError):
+                return AESGCM(key).decrypt(encrypted[:_NONCE_BYTES], encrypted[_NONCE_BYTES:], row.encode())
+        raise CannotDecrypt(row)
 
     def digest(self, text: bytes) -> bytes:
         """Return a digest by which equal texts are recognised, and nothing else."""
-        return hmac.digest(self._key, b"digest\0" + text, "sha256")
+        return hmac.digest(self._keys[0], b"digest\0" + text, "sha256")
 
 
 PER_KEY_MAX = 20

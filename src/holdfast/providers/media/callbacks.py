@@ -57,8 +57,8 @@ def hook_address(url: str, key: bytes, provider: str, request_id: str, attempt: 
     return f"{url}?{urlencode(dict(zip(_FIELDS, (request_id, attempt, seal), strict=True)))}"
 
 
-def read_hook_query(query: str, key: bytes, provider: str) -> tuple[str, int] | None:
-    """Return the task and attempt of a query; None unless its seal is valid and each field is given once."""
+def read_hook_query(query: str, keys: Sequence[bytes], provider: str) -> tuple[str, int] | None:
+    """Return the task and attempt of a query; None unless a key made its seal and each field is given once."""
     if len(query) > QUERY_MAX_CHARS or not query.isascii():
         return None
     given = parse_qsl(query, keep_blank_values=True)
@@ -69,18 +69,20 @@ def read_hook_query(query: str, key: bytes, provider: str) -> tuple[str, int] | 
     if not _TASK.match(request_id) or not _ATTEMPT.match(attempt):
         return None
     # As bytes: percent-encoding can produce any character.
-    if not hmac.compare_digest(seal.encode(), _seal(key, provider, request_id, int(attempt)).encode()):
+    given_seal = seal.encode()
+    seals = (_seal(key, provider, request_id, int(attempt)).encode() for key in keys)
+    if not any(hmac.compare_digest(given_seal, each) for each in seals):
         return None
     return request_id, int(attempt)
 
 
-def names_same_job(address: str, job: tuple[str, int], key: bytes, provider: str) -> bool:
+def names_same_job(address: str, job: tuple[str, int], keys: Sequence[bytes], provider: str) -> bool:
     """Whether a URL repeated by the provider is ours for this task and attempt."""
     try:
         query = urlsplit(address).query
     except ValueError:
         return False
-    return read_hook_query(query, key, provider) == job
+    return read_hook_query(query, keys, provider) == job
 
 
 def _seal(key: bytes, provider: str, request_id: str, attempt: int) -> str:

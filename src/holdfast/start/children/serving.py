@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from holdfast.ledger.catalog.catalog import CatalogFault
-from holdfast.settings.settings import environment, load_settings
+from holdfast.settings.settings import SettingsFault, environment, load_settings
 from holdfast.sockets.listening import SlotSockets, Sockets, inherited_socket, url_of
 from holdfast.start.children.control import Control
 from holdfast.start.exit_codes import BAD_CONFIGURATION
@@ -62,7 +62,7 @@ def serve(arguments: WorkerArguments, on_start: Callable[[], None]) -> int:
             metrics_text=partial(render_workers, arguments.metrics_dir),
             worker=arguments.slot,
         )
-    except CatalogFault as fault:
+    except (CatalogFault, SettingsFault) as fault:
         for line in fault.lines:
             print(line, file=sys.stderr)  # noqa: T201
         return BAD_CONFIGURATION

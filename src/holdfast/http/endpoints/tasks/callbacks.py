@@ -77,9 +77,9 @@ def sealed_check(call: Call) -> tuple[str, str] | None:
     query = call.request.query_string.decode("ascii", "replace")
     if not query:
         return None
-    key = call.deps.settings.derived_key(PURPOSE)
+    keys = call.deps.settings.derived_keys(PURPOSE)
     for provider in call.deps.catalog().providers:
-        job = read_hook_query(query, key, provider)
+        job = read_hook_query(query, keys, provider)
         if job is not None and is_of_check(job[0]):
             return provider, job[0]
     return None
@@ -263,15 +263,15 @@ def _hosted_update(call: Call, config: ProviderConfig) -> ProviderUpdate | Refus
     verdict = verify_standard(headers, call.raw, secrets, now=call.deps.wall())
     if verdict != "valid":
         return refused_signature(verdict, STANDARD_SIGNATURE_HEADER)
-    key = call.deps.settings.derived_key(PURPOSE)
-    job = read_hook_query(call.request.query_string.decode("ascii", "replace"), key, config.name)
+    keys = call.deps.settings.derived_keys(PURPOSE)
+    job = read_hook_query(call.request.query_string.decode("ascii", "replace"), keys, config.name)
     if job is None:
         return Refusal(code="task_not_found", message="The webhook's address names no task.")
     try:
         prediction = read_prediction(call.raw)
         if not prediction.id:
             return _invalid("The prediction has no id.", "id")
-        if prediction.webhook is not None and not names_same_job(prediction.webhook, job, key, config.name):
+        if prediction.webhook is not None and not names_same_job(prediction.webhook, job, keys, config.name):
             return _invalid("The prediction names another webhook than this one.", "webhook")
         return update_of(
             prediction,
