@@ -161,6 +161,8 @@ async def test_a_browser_without_a_path_is_sent_to_the_docs(stage: Stage) -> Non
     assert (response.status_code, response.headers["Location"]) == (303, "docs")
     refused(await stage.call("GET", "/", headers={"Accept": "*/*"}), 404, "route_not_found")
     refused(await stage.call("GET", "/"), 404, "route_not_found")
+    assert (await stage.call("HEAD", "/")).status_code == 404
+    assert (await stage.call("HEAD", "/", headers=browser)).status_code == 303
 
 
 async def test_the_docs_script_is_cached_by_its_version(stage: Stage) -> None:

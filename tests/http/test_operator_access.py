@@ -160,6 +160,13 @@ async def test_requests_of_other_origins_are_refused(api: Api, headers: dict[str
         refused(response, 403, "cross_origin_request")
 
 
+async def test_head_is_a_read(api: Api) -> None:
+    cookie, _ = await sign_in(api)
+    assert (await api.call("HEAD", READ[1], headers=cookie)).status_code == 404
+    assert (await api.call("HEAD", READ[1], headers={**cookie, "Sec-Fetch-Site": "cross-site"})).status_code == 403
+    assert (await api.call("HEAD", READ[1])).status_code == 401
+
+
 async def test_a_link_from_another_site_may_be_followed(api: Api) -> None:
     cookie, _ = await sign_in(api)
     follow = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}

@@ -204,6 +204,8 @@ async def test_unknown_intent_and_wrong_key_are_rejections(bank: RunningBank) ->
     assert unknown.value.provider_code == "resource_missing"
     assert wrong.value.provider_code == "invalid_request_error"
     assert small.value.provider_code == "amount_too_small"
+    assert small.value.param == "amount"
+    assert small.value.reason == "Amount is below the minimum."
 
 
 @pytest.mark.parametrize("mode", ["refuse", "lose_answer", "error", "error_kept"])

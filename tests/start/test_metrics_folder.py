@@ -51,6 +51,17 @@ def test_only_folders_without_a_parent_are_removed(folder_of_folders: Path) -> N
     assert list(folder_of_folders.iterdir()) == []
 
 
+def test_the_folder_is_in_the_runtime_directory_if_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    monkeypatch.setenv("RUNTIME_DIRECTORY", f"{runtime}:{tmp_path / 'another'}")
+    with metrics_folder() as mine:
+        assert list(runtime.iterdir()) == [Path(mine)]
+    assert list(runtime.iterdir()) == []
+
+
 def test_a_folder_that_may_not_be_locked_yet_stays(folder_of_folders: Path) -> None:
     young = folder_of_folders / "holdfast-metrics-young"
     young.mkdir()

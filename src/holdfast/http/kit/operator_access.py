@@ -19,6 +19,7 @@ from holdfast.http.kit.credentials import (
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operators import (
     INVALID_CSRF_TOKEN,
+    READING,
     TOKEN_OPERATOR,
     Operator,
     cookie_mac,
@@ -64,7 +65,7 @@ async def identify(
     session = await session_of(deps, cookie, origin)
     if isinstance(session, Refusal):
         return session
-    if request.method != "GET" and not is_csrf_token(csrf_token, cookie, settings):
+    if request.method not in READING and not is_csrf_token(csrf_token, cookie, settings):
         return INVALID_CSRF_TOKEN
     return operator_of(session.operator, "cookie", settings)
 

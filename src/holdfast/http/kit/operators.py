@@ -57,6 +57,8 @@ def operator_of(name: str, credential: OperatorCredential, settings: Settings) -
     return NOT_AN_OPERATOR if role is None else Operator(name, role, credential)
 
 
+READING: Final = frozenset({"GET", "HEAD"})
+"""The methods that change nothing."""
 CSRF_HEADER: Final = "X-CSRF-Token"
 _COOKIE: Final = "holdfast_operator"
 _COOKIE_CHARS_MAX: Final = 128
@@ -157,9 +159,9 @@ def refuse_cross_origin(method: str, headers: Headers, settings: Settings, *, ha
     if origin is not None and not _is_ours(origin, headers.get("Host"), settings):
         return CROSS_ORIGIN
     if site in {"same-site", "cross-site"}:
-        is_navigation = method == "GET" and headers.get("Sec-Fetch-Mode") == "navigate"
+        is_navigation = method in READING and headers.get("Sec-Fetch-Mode") == "navigate"
         return None if is_navigation and headers.get("Sec-Fetch-Dest", "document") == "document" else CROSS_ORIGIN
-    if has_cookie and method != "GET" and site != "same-origin" and origin is None:
+    if has_cookie and method not in READING and site != "same-origin" and origin is None:
         return CROSS_ORIGIN
     return None
 

@@ -26,7 +26,7 @@ from typing import Final
 from holdfast.persistence.server.postmaster import EmbeddedFault
 
 SYSTEM_USER: Final = "pgserver"
-SYSTEM_FOLDER: Final = Path("/var/lib/holdfast")
+SYSTEM_FOLDER: Final = Path("/var/lib/holdfast-embedded")
 SOCKET_PATH_BYTES_MAX: Final = 107
 LOCK_NAME: Final = "holdfast.lock"
 

@@ -64,11 +64,16 @@ class CardTimeout(CardFault):
 
 
 class CardRejected(CardFault):
-    """The provider refused the call (a 4xx). ``provider_code`` is its error code, or else the error's type."""
+    """The provider refused the call (a 4xx). ``provider_code`` is its error code, or else the error's type.
 
-    def __init__(self, provider_code: str) -> None:
+    ``param`` and ``reason``, its own text, are for logs.
+    """
+
+    def __init__(self, provider_code: str, *, param: str | None = None, reason: str | None = None) -> None:
         super().__init__(provider_code)
         self.provider_code = provider_code
+        self.param = param
+        self.reason = reason
 
 
 class CardRateLimited(CardFault):

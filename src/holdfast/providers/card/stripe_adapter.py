@@ -68,6 +68,8 @@ REFUND_REQUEST: Final = "holdfast_refund_request"
 """The name of a refund's key in its metadata."""
 RETRY_AFTER_DEFAULT_S: Final = 2
 RETRY_AFTER_MAX_S: Final = 3600
+REASON_CHARS_MAX: Final = 300
+"""Of the text of a refusal, which is for logs."""
 _RETRIEVE: Final = [
     "latest_charge.balance_transaction",
     "latest_charge.refunds.data.balance_transaction",
@@ -455,8 +457,14 @@ def _fault(fault: stripe.StripeError) -> CardFault:
         return CardUnavailable(f"status {status}")
     body = fault.json_body
     error = body.get("error") if isinstance(body, dict) else None
-    given = (code(error.get("code")) or code(error.get("type"))) if isinstance(error, dict) else None
-    return CardRejected(given or "unknown")
+    if not isinstance(error, dict):
+        return CardRejected("unknown")
+    message = error.get("message")
+    return CardRejected(
+        code(error.get("code")) or code(error.get("type")) or "unknown",
+        param=code(error.get("param")),
+        reason=" ".join(message.split())[:REASON_CHARS_MAX] if isinstance(message, str) else None,
+    )
 
 
 def _retry_after_s(headers: Mapping[str, str] | None) -> int:

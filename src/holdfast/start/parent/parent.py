@@ -74,19 +74,21 @@ CONNECTIONS_BESIDE_WORKERS = 20
 def metrics_folder() -> Iterator[str]:
     """Create the folder with the metrics of all workers, and remove it at the end.
 
-    A parent that is killed leaves its folder behind, so each start removes those that no parent has locked.
+    It is in the service's runtime directory, if systemd gives it one, else beside other temporary files. A parent
+    that is killed leaves its folder behind, so each start removes those that no parent has locked.
     """
-    _remove_abandoned()
+    above = environment().get("RUNTIME_DIRECTORY", "").partition(":")[0] or tempfile.gettempdir()
+    _remove_abandoned(Path(above))
     with (
-        tempfile.TemporaryDirectory(prefix=METRICS_PREFIX) as folder,
+        tempfile.TemporaryDirectory(prefix=METRICS_PREFIX, dir=above) as folder,
         (Path(folder) / METRICS_LOCK).open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
 
 
-def _remove_abandoned() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{METRICS_PREFIX}*"):
+def _remove_abandoned(above: Path) -> None:
+    for folder in above.glob(f"{METRICS_PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()
             if found.st_uid != os.geteuid() or time.time() - found.st_mtime < METRICS_NEW_S:

@@ -245,7 +245,13 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
         recorded = await call.ask(
             deps.accounts.ref(request.account_id), RecordIntentRefused(request.order_id, fault.provider_code)
         )
-        log.warning("card provider refused an intent", order_id=request.order_id, code=fault.provider_code)
+        log.warning(
+            "card provider refused an intent",
+            order_id=request.order_id,
+            code=fault.provider_code,
+            param=fault.param,
+            reason=fault.reason,
+        )
         return recorded if isinstance(recorded, Refusal) else refusal_of_card(fault)
     except CardFault as fault:
         log.debug("card provider fault", order_id=request.order_id, reason=str(fault))
