@@ -16,6 +16,7 @@ CONFIGURATION = Path(__file__).parent.parent / "deploy" / "haproxy.cfg"
 SERVERS = ("10.0.0.5:8000", "10.0.0.6:8000", "10.0.0.7:8000")
 """The servers of the shipped configuration."""
 BIND = ":443 ssl crt /etc/haproxy/certs/ alpn h2,http/1.1"
+PLAIN = "bind :80\n"
 MAP = "/var/lib/holdfast-places/places.map"
 CONTROL = "/run/haproxy/admin.sock"
 START_S = 60.0
@@ -86,7 +87,12 @@ def haproxy(
         )
         proxy.places.touch()
         changes = {**(limits or {}), **dict(zip(SERVERS, servers, strict=True))}
-        changes |= {BIND: f"fd@{listening.fileno()}", MAP: str(proxy.places), CONTROL: str(proxy.control)}
+        changes |= {
+            BIND: f"fd@{listening.fileno()}",
+            PLAIN: f"bind {folder / 'plain.sock'}\n",
+            MAP: str(proxy.places),
+            CONTROL: str(proxy.control),
+        }
         file = folder / "haproxy.cfg"
         file.write_text(configured(changes))
         with proxy.log.open("wb") as log:

@@ -149,6 +149,19 @@ def bearer(credential: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {credential}"}
 
 
+def test_without_tls_browsers_are_sent_to_https_and_credentials_are_refused(proxy: Proxy) -> None:
+    transport = httpx2.HTTPTransport(uds=str(proxy.control.with_name("plain.sock")))
+    with httpx2.Client(base_url="http://api.example.com", transport=transport) as browser:
+        sent_on = browser.get("/docs?a=1")
+        assert (sent_on.status_code, sent_on.headers["Location"]) == (301, "https://api.example.com/docs?a=1")
+        for refused in (browser.get("/docs", headers={"Authorization": "Bearer hk"}), browser.post("/v2/quote")):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "malformed_request")
+
+
+def test_browsers_remember_to_use_tls(client: httpx2.Client) -> None:
+    assert client.get("/v2/models").headers["Strict-Transport-Security"] == "max-age=31536000"
+
+
 def test_the_shipped_configuration_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "certs").mkdir()
     (tmp_path / "certs" / "api.pem").write_bytes(Authority(tmp_path).issue("api.example.com").read_bytes())
@@ -172,7 +185,7 @@ def test_the_documented_settings_of_a_machine_are_valid(tmp_path: Path) -> None:
     service = (ROOT / "deploy" / "systemd" / "holdfast.service").read_text("utf-8")
     assert f"StateDirectory={Path(variables['HOLDFAST_DATA_DIR']).name}\n" in service
     for name in ("catalog.toml", "member.crt", "member.key", "members-ca.crt"):
-        (tmp_path / name).touch()
+        (tmp_path / name).touch(mode=0o600)
     variables = {name: value.replace("/etc/holdfast", str(tmp_path)) for name, value in variables.items()}
     for name in ("OPERATOR_TOKEN", "SERVER_KEY", "CALLBACK_SECRET", "SANDBOX_SECRET", "S3_SECRET_ACCESS_KEY"):
         variables[f"HOLDFAST_{name}"] = secrets.token_urlsafe(32)

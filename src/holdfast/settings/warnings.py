@@ -33,8 +33,6 @@ def _production_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
             "DATABASE_URL",
             "names another host without sslmode=verify-full: who is between could read and change all",
         )
-    if settings.member_key is not None and is_readable_by_all(settings.member_key):
-        yield "MEMBER_KEY", "is a file that every user of this machine can read"
     if settings.ops_port is None:
         yield "OPS_PORT", "is not set: /ops and /metrics are served on the public port"
     if settings.public_url is None:
