@@ -149,7 +149,7 @@ def bearer(credential: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {credential}"}
 
 
-def test_without_tls_browsers_are_sent_to_https_and_credentials_are_refused(proxy: Proxy) -> None:
+def test_without_tls_browsers_are_redirected_and_credentials_refused(proxy: Proxy) -> None:
     transport = httpx2.HTTPTransport(uds=str(proxy.control.with_name("plain.sock")))
     with httpx2.Client(base_url="http://api.example.com", transport=transport) as browser:
         sent_on = browser.get("/docs?a=1")
