@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import socket
 
 import trio
 from trio.testing import MockClock
 
-from holdfast.start.parent.child_process import ALIVE, ALIVE_S
+from holdfast.start.children.control import Control
+from holdfast.start.parent.child_process import ALIVE, ALIVE_S, READY
 from holdfast.start.parent.process_slot import FROZEN_S, SILENT_S
 
 from .fake_parent import Parent, running
@@ -31,6 +33,17 @@ async def live(*processes: FakeProcess, for_s: float) -> None:
 def covered(parent: Parent, slot: int) -> str:
     """Return the last line with the slots that a worker accepts for."""
     return [line for line in parent.starter.of(slot).lines if line.startswith("cover")][-1]
+
+
+async def test_a_worker_says_that_it_is_ready_and_alive_at_once(autojump_clock: MockClock) -> None:
+    """One that froze between the two would not be noticed, since silence counts from the first sign of life."""
+    parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    control = Control(child.detach())
+    with parent, control._socket:
+        with trio.move_on_after(ALIVE_S / 2):
+            await control.show_life()
+        parent.setblocking(False)
+        assert parent.recv(1000) == f"{READY}\n{ALIVE}\n".encode()
 
 
 async def test_others_accept_for_a_silent_worker_until_it_responds(autojump_clock: MockClock) -> None:

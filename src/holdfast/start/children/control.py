@@ -23,7 +23,11 @@ class Control:
         await self._send(READY)
 
     async def show_life(self) -> None:
-        """Show the parent that the event loop runs, until cancelled."""
+        """Tell the parent that this process serves, and then that its event loop runs, until cancelled.
+
+        The first sign of life is sent with that: a process that froze in between would be waited for without end.
+        """
+        await self._send(f"{READY}\n{ALIVE}")
         while True:
             await trio.sleep(ALIVE_S)
             await self._send(ALIVE)

@@ -97,7 +97,6 @@ async def _report_when_ready(assembly: Assembly, control: Control) -> None:
         await assembly.tree.wait_ready()
     except NotRunning:
         return
-    await control.report_ready()
     await control.show_life()
 
 
