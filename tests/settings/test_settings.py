@@ -527,18 +527,6 @@ def test_mail_may_go_without_tls_to_a_server_on_this_machine(production: dict[st
     assert load_settings({**production, "HOLDFAST_SMTP_URL": url}).smtp_url == url
 
 
-def test_a_members_key_that_everybody_can_read_is_a_warning(production: dict[str, str], tmp_path: Path) -> None:
-    files = {f"HOLDFAST_MEMBER_{name}": str(tmp_path / name) for name in ("CERTIFICATE", "KEY", "CA")}
-    for file in files.values():
-        Path(file).touch(0o644)
-    key = Path(files["HOLDFAST_MEMBER_KEY"])
-    settings = load_settings({**production, **files})
-    for mode, warned in ((0o644, ["HOLDFAST_MEMBER_KEY"]), (0o640, []), (0o600, [])):
-        key.chmod(mode)
-        named = [line.split()[0] for line in find_warnings(settings)]
-        assert [name for name in named if "MEMBER" in name] == warned
-
-
 def test_locations_are_read_without_secrets(production: dict[str, str], tmp_path: Path) -> None:
     environ = {name: value for name, value in production.items() if name not in STRONG}
     url = "postgresql://user:dbpass@db/holdfast"

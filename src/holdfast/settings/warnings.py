@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from holdfast.settings.checks import has_emulators, is_local, is_readable_by_all
+from holdfast.settings.checks import has_emulators, is_local
 from holdfast.settings.secret_strength import is_plainly_weak
 from holdfast.settings.settings import PREFIX, Settings
 from holdfast.settings.values import trusts_the_public
