@@ -111,12 +111,25 @@ async def test_an_alert_can_be_unsubscribed_from_in_one_step() -> None:
             await mailer.send_alert("ann@example.com", ALERT)
     first, second = [message_from_bytes(each, policy=policy.default) for each in post.messages]
     assert first["Subject"] == "Your credit is below 5.00"
-    assert first["List-Unsubscribe"] == f"<{ALERT.unsubscribe_url}>"
-    assert first["List-Unsubscribe-Post"] == "List-Unsubscribe=One-Click"
     # Sent again, it is the same message.
     assert first["Message-ID"] == second["Message-ID"] == "<evt_1@holdfast.example>"
     assert "It is 4.99." in first.get_content()
     assert ALERT.unsubscribe_url in first.get_content()
+
+
+@pytest.mark.parametrize("email", ["ann@example.com", "änn@example.com"])
+@pytest.mark.parametrize("length", [1, 60, 400, 900])
+async def test_the_address_to_unsubscribe_at_is_literal_on_the_wire(email: str, length: int) -> None:
+    """Mail programs read these headers as they are, and not as encoded words."""
+    url = f"https://holdfast.example/unsubscribe?account={'a' * length}&sig=1"
+    async with running(Post(extensions=(b"SMTPUTF8",))) as post:
+        mailer = SmtpMailer(f"smtp://127.0.0.1:{post.port}", "Holdfast <hello@holdfast.example>")
+        await mailer.send_alert(email, ALERT._replace(unsubscribe_url=url))
+    [message] = post.messages
+    head = message.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    assert b"List-Unsubscribe: <%b>" % url.encode() in head
+    assert b"List-Unsubscribe-Post: List-Unsubscribe=One-Click" in head
+    assert b"=?" not in message.partition(b"\r\n\r\n")[0]
 
 
 @pytest.mark.parametrize(

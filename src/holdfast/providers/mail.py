@@ -9,9 +9,9 @@ import ssl
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.headerregistry import HeaderRegistry
+from email.headerregistry import BaseHeader, HeaderRegistry, UnstructuredHeader
 from email.message import EmailMessage
-from email.policy import SMTP
+from email.policy import SMTP, Policy
 from email.utils import format_datetime, make_msgid, parseaddr
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -32,6 +32,14 @@ _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"\x00-\x1f\x7f]{1,64}@[^\s@,;:<>()\[\
 _log = structlog.get_logger(__name__)
 
 
+class _UnfoldedHeader(UnstructuredHeader, BaseHeader):
+    """A header that is sent on one line, as it is: folding writes what is long as encoded words (RFC 2047)."""
+
+    def fold(self, *, policy: Policy) -> str:
+        """Return the whole line."""
+        return f"{self.name}: {self}{policy.linesep}"
+
+
 class _HeaderClasses(HeaderRegistry):
     """Makes the class of each kind of header once.
 
@@ -42,6 +50,7 @@ class _HeaderClasses(HeaderRegistry):
     def __init__(self) -> None:
         super().__init__()
         self._made: dict[str, type] = {}
+        self.map_to_type("list-unsubscribe", _UnfoldedHeader)
 
     def __getitem__(self, name: str) -> type:
         made = self._made.get(name.lower())
