@@ -199,6 +199,25 @@ def test_a_secret_that_cannot_be_read_is_a_fault_that_does_not_show_it(
     assert "0123456789" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("origin", "fault"),
+    [
+        ("http://files.internal:9000", None),
+        ("https://10.0.0.7/", None),
+        ("files.internal", "must be an http or https address"),
+        ("file:///etc", "must be an http or https address"),
+        ("http://a@files.internal", "must not contain a user or password"),
+        ("http://files.internal/a", "must not have a path"),
+    ],
+)
+def test_the_origins_of_a_providers_inputs_are_addresses_without_a_path(origin: str, fault: str | None) -> None:
+    text = CATALOG.replace('kind = "cog"', f'kind = "cog"\ninput_origins = ["{origin}"]')
+    if fault is None:
+        assert parse(text).providers["gpu"].input_origins == (origin,)
+    else:
+        assert faults_of(text) == (f"provider gpu: input_origins {fault}",)
+
+
 def test_a_container_is_polled_as_the_catalog_states() -> None:
     gpu = parse().providers["gpu"]
     assert (gpu.polls, gpu.callback_bytes_max, gpu.token) == (None, 8 * 1024 * 1024, None)

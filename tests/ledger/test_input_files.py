@@ -87,3 +87,37 @@ def test_an_input_with_a_file_is_valid_and_the_same_by_id_and_link() -> None:
         assert isinstance(each, PricedInput)
         hashes.append(each.terms.input_hash)
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+ALLOWED = ("https://holdfast.example/at/", "http://files.internal:9000")
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "is_address"),
+    [
+        (LINK, "https://a.example/b", True),
+        (LINK, "file:///etc/passwd", True),
+        (LINK, "not a uri", True),
+        (LINK, "", True),
+        (LINK, FILE, False),
+        (LINK, "data:image/png;base64,iVBO", False),
+        (LINK, f"{BASE}/v2/assets/asset_1?sig=1", False),
+        (LINK, "http://files.internal:9000/a.png", False),
+        (LINK, "http://files.internal:90001/a.png", True),
+        (LINK, "http://files.internal:9000@a.example/", True),
+        (LINK, f"{BASE}.a.example/", True),
+        ({"anyOf": [LINK, {"type": "null"}]}, "not a uri", True),
+        ({"type": ["string", "null"], "format": "uri"}, "not a uri", True),
+        ({"oneOf": [LINK, {"contentEncoding": "base64"}]}, "iVBO+/==", False),
+        ({"oneOf": [LINK, {"contentEncoding": "base64"}]}, "gopher://a.example/", True),
+        ({"anyOf": [LINK, {"type": "string"}]}, " file:/etc/passwd", True),
+        ({"anyOf": [LINK, {"type": "string"}]}, "voice: calm", False),
+        ({"anyOf": [LINK, {"type": "string"}]}, FILE, False),
+        ({"anyOf": [{"anyOf": [LINK]}, {"type": "string"}]}, "a name", False),
+        ({"allOf": [LINK, {"type": "string", "minLength": 1}]}, "not a uri", True),
+    ],
+)
+def test_what_is_sent_as_an_address_is_found(schema: dict[str, Any], text: str, is_address: bool) -> None:
+    places = LinkPlaces({"type": "object", "properties": {"a": {"type": "array", "items": schema}}})
+    expected = {("a", 1): text} if is_address else {}
+    assert places.addresses({"a": [7, text]}, ALLOWED) == expected

@@ -21,6 +21,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import CURRENCY, format_amount, format_price
 from holdfast.ledger.public_types import Amount, Currency, FreeForm, Time
 from holdfast.ledger.refusals import Refusal
+from holdfast.providers.outbound.urls import is_public_url
 
 route = RouteTable("Catalog")
 
@@ -225,7 +226,14 @@ async def quote(call: Call) -> Outcome:
     """
     deps, body = call.deps, call.body(QuoteRequest)
     priced = await call.compute(
-        partial(quote_input, deps.catalog(), body.model, body.input, base_url=deps.urls.base)
+        partial(
+            quote_input,
+            deps.catalog(),
+            body.model,
+            body.input,
+            base_url=deps.urls.base,
+            is_public=is_public_url,
+        )
     )
     if isinstance(priced, Refusal):
         return priced

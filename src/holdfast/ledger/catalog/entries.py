@@ -95,6 +95,9 @@ def read_provider(
     url = found.get("url")
     if url and (reason := _url_fault(url)) is not None:
         faults.append(f"{where}: url {reason}")
+    for origin in found.get("input_origins") or ():
+        reason = _url_fault(origin) or ("must not have a path" if urlsplit(origin).path.strip("/") else None)
+        faults += [] if reason is None else [f"{where}: input_origins {reason}"]
     signing = (found.get("secret"), *(found.get("previous_secrets") or ()))
     if rules.webhooks == "standard" and any(each is not None and standard_key(each) is None for each in signing):
         faults.append(f"{where}: secret and previous_secrets must be whsec_ followed by base64")

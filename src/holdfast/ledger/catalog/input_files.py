@@ -1,4 +1,4 @@
-"""Files in a model's input: where its schema has a link (``format: "uri"``), the id of an uploaded file may be."""
+"""Links in a model's input: where its schema has one (``format: "uri"``), the id of an uploaded file may be."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _Visit: TypeAlias = Callable[[object, Path, dict[Path, str]], None]
 
 _FILE_ID: Final = re.compile(r"file_[0-9a-f]{32}", re.ASCII)
 _FILE_PATH: Final = re.compile(r"/v[0-9]/files/(file_[0-9a-f]{32})(?:/content)?(?:\?.*)?\Z", re.ASCII)
+_ADDRESS: Final = re.compile(r"[\s\0-\x1f]*[a-z][a-z0-9+.-]*:\S", re.ASCII | re.IGNORECASE)
+"""What is an address, or is taken for one, where another text may be: bytes in base64, a name."""
 _ANY_LINK: Final = "https://example.com/file"
 """What a schema sees in the place of a file."""
 
@@ -39,13 +41,26 @@ class LinkPlaces:
 
     def name_files(self, value: dict[str, object], base_url: str | None) -> tuple[InputFile, ...]:
         """Return the files of an input; where it has a link to one below ``base_url`` it gets the file's id."""
-        found: dict[Path, str] = {}
-        if self._visit is not None:
-            self._visit(value, (), found)
-        named = {path: file_id for path, text in found.items() if (file_id := file_id_of(text, base_url))}
+        links = self._links(value)
+        named = {path: file_id for path, text in links.items() if (file_id := file_id_of(text, base_url))}
         for path, file_id in named.items():
             _put(value, path, file_id)
         return tuple(InputFile(path, file_id) for path, file_id in named.items())
+
+    def addresses(self, value: dict[str, object], allowed: Iterable[str]) -> dict[Path, str]:
+        """Return the links of an input, without ids of files, ``data:``, and what is below ``allowed``."""
+        below = tuple(f"{each.rstrip('/')}/" for each in allowed)
+        return {
+            path: text
+            for path, text in self._links(value).items()
+            if not (text.startswith(below) or text[:5].lower() == "data:" or _FILE_ID.fullmatch(text))
+        }
+
+    def _links(self, value: dict[str, object]) -> dict[Path, str]:
+        found: dict[Path, str] = {}
+        if self._visit is not None:
+            self._visit(value, (), found)
+        return found
 
 
 def file_id_of(text: str, base_url: str | None) -> str | None:
@@ -75,8 +90,13 @@ def _put(value: object, path: Path, text: str) -> None:
     cast(Any, value)[last] = text
 
 
-def _visit_of(schema: Mapping[str, object], root: Mapping[str, object]) -> _Visit | None:
-    """Return the function that finds the links below a part of ``root``; None if it has none."""
+def _visit_of(
+    schema: Mapping[str, object], root: Mapping[str, object], *, takes_others: bool = False
+) -> _Visit | None:
+    """Return the function that finds the links below a part of ``root``; None if it has none.
+
+    ``takes_others``: whether the value may be a text that is no link.
+    """
     schema = resolve(schema, root)
     is_link = schema.get("format") == "uri"
     properties, items = schema.get("properties"), schema.get("items")
@@ -86,18 +106,22 @@ def _visit_of(schema: Mapping[str, object], root: Mapping[str, object]) -> _Visi
         if isinstance(part, dict) and (below := _visit_of(part, root))
     }
     of_items = _visit_of(items, root) if isinstance(items, dict) else None
-    branches = [
-        branch
-        for keyword in ("anyOf", "oneOf", "allOf")
-        for part in cast("list[object]", schema.get(keyword) or ())
-        if isinstance(part, dict) and (branch := _visit_of(part, root))
-    ]
+    branches = []
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        parts = [
+            resolve(part, root)
+            for part in cast("list[object]", schema.get(keyword) or ())
+            if isinstance(part, dict)
+        ]
+        has_others = takes_others or (keyword != "allOf" and any(map(_takes_plain_text, parts)))
+        branches += [branch for part in parts if (branch := _visit_of(part, root, takes_others=has_others))]
     if not (is_link or fields or of_items or branches):
         return None
 
     def visit(value: object, path: Path, found: dict[Path, str]) -> None:
         if isinstance(value, str) and is_link:
-            found[path] = value
+            if not takes_others or _ADDRESS.match(value) or _FILE_ID.fullmatch(value):
+                found[path] = value
         elif isinstance(value, dict):
             for key, visit_field in fields.items():
                 if key in value:
@@ -109,3 +133,8 @@ def _visit_of(schema: Mapping[str, object], root: Mapping[str, object]) -> _Visi
             visit_branch(value, path, found)
 
     return visit
+
+
+def _takes_plain_text(schema: Mapping[str, object]) -> bool:
+    """Whether one of several forms of a value is a text that is no link."""
+    return schema.get("format") != "uri" and "string" in cast("str | list[str]", schema.get("type", "string"))

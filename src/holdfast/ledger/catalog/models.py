@@ -73,7 +73,8 @@ class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
     what is exchanged; ``previous_secrets`` remain valid during a rotation. ``token`` authenticates our calls. Each
     may be in environment variables or files instead, which ``…_env`` and ``…_file`` name. ``concurrency`` is the
     maximum number of jobs in flight. ``polls``: whether jobs can be polled; None if polls are tried, but a job that
-    is not found may still exist.
+    is not found may still exist. ``input_origins``: where files in inputs may be although that is not public or not
+    https.
     """
 
     name: ProviderName
@@ -92,6 +93,7 @@ class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True):
     submit_timeout_s: Annotated[int, Meta(ge=1, le=600)] = 15
     polls: bool | None = None
     callback_bytes_max: Annotated[int, Meta(ge=64 * 1024, le=CALLBACK_BYTES_MOST)]
+    input_origins: tuple[Text, ...] = ()
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         return [("name", self.name), ("kind", self.kind)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from holdfast.ledger.catalog.input_files import InputFile, with_links
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 PARAM_CHARS_MAX = 120
 MESSAGE_CHARS_MAX = 1000
 MODEL_ID_CHARS_SHOWN_MAX = 80
+_PUBLIC = "must be the id of an uploaded file, or an address that is public and https"
 
 
 class PricedInput(NamedTuple):
@@ -35,10 +38,13 @@ def quote_input(
     input: object,  # noqa: A002 - the API's name
     *,
     base_url: str | None = None,
+    is_public: Callable[[str], bool] | None = None,
 ) -> PricedInput | Refusal:
     """Price ``input`` for a model, without changing it.
 
-    A file may be named by its id, or by a link to it below ``base_url``. Whether it exists is not checked.
+    A file may be named by its id, or by a link to it below ``base_url``. Whether it exists is not checked. With
+    ``is_public`` every other address must be public by it, below ``base_url``, or of the provider's
+    ``input_origins``.
 
     Refuses: 1. ``model_not_found``; 2. ``model_not_available`` (disabled); then as :func:`price_input`.
     """
@@ -49,7 +55,9 @@ def quote_input(
         return Refusal(
             code="model_not_available", message=f"The model '{model.id}' is not available.", param="model"
         )
-    return price_input(model, catalog.version, input, base_url=base_url)
+    provider = catalog.providers.get(model.upstream.provider)
+    allowed = () if provider is None else provider.input_origins
+    return price_input(model, catalog.version, input, base_url=base_url, is_public=is_public, input_origins=allowed)
 
 
 def price_input(
@@ -58,12 +66,14 @@ def price_input(
     input: object,  # noqa: A002 - the API's name
     *,
     base_url: str | None = None,
+    is_public: Callable[[str], bool] | None = None,
+    input_origins: Sequence[str] = (),
 ) -> PricedInput | Refusal:
     """Price ``input`` for a model of this catalog, disabled or not, without changing it.
 
     Refuses: 1. ``invalid_input`` (not an object, beyond a limit, or invalid under the model's schema once defaults
-    are filled in; the message lists every violation and repeats no value); 2. ``quote_unavailable`` (no tier has a
-    price for this input).
+    are filled in, or with an address that is not allowed; the message lists the violations and repeats no value);
+    2. ``quote_unavailable`` (no tier has a price for this input).
     """
     if not isinstance(input, dict):
         return _invalid([Violation((), "must be an object")])
@@ -74,6 +84,10 @@ def price_input(
     model.schema.fill(given)
     files = model.link_places.name_files(given, base_url)
     violations = model.schema.violations(with_links(given, files) if files else given)
+    if not violations and is_public is not None:
+        addresses = model.link_places.addresses(given, (*input_origins, *((base_url,) if base_url else ())))
+        refused = (path for path, address in addresses.items() if not is_public(address))
+        violations = [Violation(tuple(map(str, path)), _PUBLIC) for path in islice(refused, VIOLATIONS_MAX)]
     if violations:
         return _invalid(violations)
     tariff = choose_tariff(model, given)

@@ -13,41 +13,18 @@ import trio
 
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.events import DeliveryResponse
-from holdfast.providers.outbound.addresses import is_plain_host, is_public, names_address
 from holdfast.providers.outbound.connection_pool import parse_retry_after
 from holdfast.providers.outbound.guarded import Blocked, GuardedClient, Unreachable
-from holdfast.providers.outbound.urls import parse_url
+from holdfast.providers.outbound.urls import is_public_url
 from holdfast.telemetry.traces import trace_header
 from holdfast.telemetry.traces.spans import span
 
 URL_MAX_CHARS: Final = 1024
 
-_INSIDE: Final = ("localhost", "local", "internal", "localdomain")
-"""Last labels of names that exist inside a network only."""
-
 
 def can_be_posted_to(url: str, *, local_allowed: bool) -> bool:
-    """Whether a webhook URL is allowed: absolute, https, a public host, without credentials.
-
-    ``local_allowed`` admits http and hosts of private networks.
-    """
-    if not url.isascii() or not url.isprintable() or " " in url or len(url) > URL_MAX_CHARS:
-        return False
-    try:
-        target = parse_url(url)
-    except ValueError:
-        return False
-    host = target.host
-    if not host or (target.scheme != "https" and not (local_allowed and target.scheme == "http")):
-        return False
-    if not is_plain_host(host):
-        return False
-    if local_allowed:
-        return True
-    if names_address(host):
-        return is_public(host)
-    labels = host.rstrip(".").split(".")
-    return len(labels) > 1 and all(labels) and labels[-1] not in _INSIDE
+    """Whether a webhook URL is allowed, as :func:`~holdfast.providers.outbound.urls.is_public_url` says."""
+    return len(url) <= URL_MAX_CHARS and is_public_url(url, local_allowed=local_allowed)
 
 
 async def post_event(

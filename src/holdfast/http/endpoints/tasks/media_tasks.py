@@ -42,6 +42,7 @@ from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, t
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.lookups import Lookup
+from holdfast.providers.outbound.urls import is_public_url
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 from holdfast.telemetry import metrics
 from holdfast.telemetry.traces import traceparent
@@ -434,7 +435,7 @@ def _price(
             message=f"The model '{model.id}' is priced only: it does not run as a task.",
             param="model",
         )
-    return quote_input(catalog, model_id, given, base_url=deps.urls.base)
+    return quote_input(catalog, model_id, given, base_url=deps.urls.base, is_public=is_public_url)
 
 
 def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
