@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,6 @@ from sqlalchemy import update
 from tests.clients import ok, refused
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
-from holdfast.actors.runtime.faults import Overloaded
-from holdfast.http.kit.fair_shares import Uploads
 from holdfast.http.kit.forms import Form, FormFile, is_form
 from holdfast.ledger.catalog.input_schema import InputSchema
 from holdfast.ledger.refusals import Refusal
@@ -112,21 +109,6 @@ async def test_a_form_without_files_needs_no_room_for_them(api: Api) -> None:
     assert created(api).request.input["prompt"] == "waves"
     wanted = (part("model", b"studio/edit-1"), part("image", PNG, "a.png"))
     refused(await send(api, "/v1/images/edits", *wanted), 409, "file_limit_reached")
-
-
-async def test_only_files_need_a_turn_of_their_account(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal before the body is read looks like a lost one when its client sends it again."""
-
-    def no_turn(_uploads: Uploads, _account_id: str) -> AbstractAsyncContextManager[None]:
-        raise Overloaded("too many uploads are in progress")
-
-    monkeypatch.setattr(Uploads, "turn", no_turn)
-    api.accounts.answer = NOT_DONE
-    refused(await send(api, "/v1/videos", MODEL, PROMPT, part("input_reference", PNG, "a.png")), 503, "overloaded")
-    refused(await api.as_key("POST", "/v2/files", content=b"a file"), 503, "overloaded")
-    assert api.accounts.asked == []
-    await send(api, "/v1/videos", MODEL, PROMPT)
-    assert created(api).request.input["prompt"] == "waves"
 
 
 def test_the_boundary_and_the_names_of_files_make_no_difference() -> None:

@@ -12,6 +12,7 @@ import pytest
 import trio
 from tests.clients import ok, refused
 
+from holdfast.http.kit.upload_shares import UploadedBytes
 from holdfast.http.kit.uploads import BLOCK_BYTES, SPOOL_MEMORY_BYTES
 from holdfast.persistence.claims.files import files_total
 from holdfast.providers.storage.spool import Spool
@@ -62,11 +63,11 @@ def open_full() -> IO[bytes]:
 
 
 async def is_unused(api: Api) -> bool:
-    """Whether no upload has left a row, a content, a temporary file or a turn of its own."""
+    """Whether no upload has left a row, a content, a temporary file or bytes that count."""
     total = await api.database.read(files_total, api.account_id)
     stored = [each for each in (api.deps.settings.data_dir / "files").rglob("*") if each.is_file()]
-    turns = api.deps.uploads._turns.borrowed_tokens
-    return (*total, stored, temporary_files(), turns) == (0, 0, [], [], 0)
+    counted = api.deps.uploaded_bytes
+    return (*total, stored, temporary_files(), vars(counted)) == (0, 0, [], [], vars(UploadedBytes()))
 
 
 async def test_an_upload_that_breaks_off_at_any_byte_leaves_nothing(api: Api) -> None:
@@ -107,7 +108,7 @@ async def test_all_files_of_a_form_share_a_little_memory(api: Api) -> None:
         refused(await api.as_key("POST", "/v1/images/edits", content=sent(), headers=FORM), 400, "invalid_form")
     finally:
         tracemalloc.stop()
-    assert 0 < grown < 2 * (BLOCK_BYTES + SPOOL_MEMORY_BYTES)
+    assert 0 < grown < 3 * (BLOCK_BYTES + SPOOL_MEMORY_BYTES) < len(files) * len(content)
     assert await is_unused(api)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import timedelta
 
 import msgspec
@@ -14,7 +16,7 @@ from tests.event_streams import Event, reading
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.http.endpoints.tasks import following
-from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX, WaitingCalls
+from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX, Place, WaitingCalls
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest
 from holdfast.persistence.journal.changes import Change, Extent
@@ -108,23 +110,129 @@ async def test_a_key_that_is_revoked_during_a_wait_gets_no_task(api: Api) -> Non
 async def test_a_task_that_has_ended_is_not_waited_for_and_takes_no_place(api: Api) -> None:
     api.configure(waiting_per_account_max=1)
     await api.add_task(progressed(api.task(ID), 2, "canceled"))
-    with api.deps.waiting.counted(ACCOUNT):
+    with api.deps.waiting.counted(ACCOUNT, "origin"):
         assert ok(await api.as_key("GET", f"{PATH}?wait=60"))["status"] == "canceled"
     refused(await api.as_key("GET", f"{PATH}?wait=1&wait=2"), 400, "invalid_parameter")
     refused(await api.as_key("GET", f"{PATH}?waits=1"), 400, "invalid_parameter")
 
 
-def test_places_are_counted_by_account_and_in_all() -> None:
-    calls = WaitingCalls(per_account_max=2, all_max=3)
-    with calls.counted("a") as first, calls.counted("a") as second, calls.counted("a") as third:
-        assert (first, second) == (None, None)
+def full(taken: Iterable[tuple[str, str]], *, all_max: int) -> tuple[WaitingCalls, list[Place], ExitStack]:
+    """Let these accounts, each at its origin, wait; return their places."""
+    calls, opened = WaitingCalls(per_account_max=500, all_max=all_max), ExitStack()
+    places = [opened.enter_context(calls.counted(account, origin)) for account, origin in taken]
+    assert all(isinstance(place, Place) for place in places)
+    return calls, [place for place in places if isinstance(place, Place)], opened
+
+
+def is_taken(calls: WaitingCalls, opened: ExitStack, account: str, origin: str) -> bool:
+    """Whether another of these may wait."""
+    found = opened.enter_context(calls.counted(account, origin))
+    if isinstance(found, Refusal):
+        assert found.code == "overloaded"
+    return isinstance(found, Place)
+
+
+def test_an_account_has_so_many_places_and_no_more() -> None:
+    calls = WaitingCalls(per_account_max=2, all_max=9)
+    with calls.counted("a", "x") as first, calls.counted("a", "y") as second, calls.counted("a", "x") as third:
+        assert isinstance(first, Place)
+        assert isinstance(second, Place)
         assert isinstance(third, Refusal)
         assert third.code == "rate_limit_exceeded"
-        with calls.counted("b") as other, calls.counted("c") as beyond:
-            assert other is None
-            assert isinstance(beyond, Refusal)
-            assert beyond.code == "overloaded"
     assert calls.count == 0
+
+
+@pytest.mark.parametrize(
+    ("attackers", "victims"),
+    [
+        # Many accounts at one address, and few at many: another address, and where it is the same, another account.
+        (
+            [(f"account {n % 8}", "one address") for n in range(64)],
+            [("other", "another"), ("other", "one address")],
+        ),
+        ([(f"account {n % 5}", f"address {n}") for n in range(64)], [("other", "another"), ("other", "address 7")]),
+        # An address is not known of anybody.
+        ([(f"account {n % 8}", "unknown") for n in range(64)], [("other", "unknown")]),
+    ],
+)
+def test_who_has_most_places_loses_them_to_others_down_to_an_equal_share(
+    attackers: list[tuple[str, str]], victims: list[tuple[str, str]]
+) -> None:
+    for account, origin in victims:
+        calls, places, opened = full(attackers, all_max=len(attackers))
+        assert not is_taken(calls, opened, *attackers[0])
+        served = 0
+        while is_taken(calls, opened, account, origin):
+            served += 1
+        assert served >= len(attackers) // 9
+        assert sum(place.is_over for place in places) == served
+        assert calls.count == len(attackers)
+        # What was lost is not regained from those who have less.
+        assert not is_taken(calls, opened, *attackers[-1])
+        opened.close()
+        assert calls.count == 0
+        assert vars(calls) == vars(WaitingCalls(per_account_max=500, all_max=len(attackers)))
+
+
+def test_callers_with_equal_shares_keep_their_places() -> None:
+    calls, places, opened = full([(f"account {n}", f"address {n}") for n in range(9)], all_max=9)
+    assert not is_taken(calls, opened, "other", "another")
+    assert not is_taken(calls, opened, "account 1", "address 1")
+    assert not any(place.is_over for place in places)
+    opened.close()
+
+
+async def test_a_wait_that_loses_its_place_is_answered_as_the_task_is(api: Api) -> None:
+    await api.add_task(api.task(ID))
+    api.configure(connections_max=4)
+    statuses = []
+
+    async def wait() -> None:
+        statuses.append(ok(await api.as_key("GET", f"{PATH}?wait=60"))["status"])
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(wait)
+        await begun(api, 2)
+        refused(await api.as_key("GET", f"{PATH}?wait=60"), 503, "overloaded")
+        with api.deps.waiting.counted(OTHER_ACCOUNT, "another") as place, trio.fail_after(30):
+            assert isinstance(place, Place)
+            while not statuses:
+                await trio.lowlevel.checkpoint()
+        assert statuses == ["queued"]
+        await write(api, progressed(api.task(ID), 2, "failed"), Extent.END)
+    assert statuses == ["queued", "failed"]
+
+
+@pytest.mark.parametrize("path", [f"{PATH}/stream", "/v2/control/stream"])
+async def test_a_stream_that_loses_its_place_ends_as_it_should(
+    api: Api, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(following, "ACCOUNT_PAUSE_S", 0.0)
+    await api.add_task(api.task(ID))
+    api.configure(connections_max=4)
+    credential = api.key if "task" in path else api.session
+    async with (
+        api.serving() as base,
+        reading(base, credential, path=path) as first,
+        reading(base, credential, path=path) as second,
+    ):
+        for stream in (first, second):
+            assert await stream.next() is not None
+        with api.deps.waiting.counted(OTHER_ACCOUNT, "another"):
+            while await first.next() is not None:
+                pass
+        assert first.is_complete
+        assert not second.is_complete
+
+
+async def test_a_place_that_was_lost_before_it_was_watched_ends_the_watch_at_once(api: Api) -> None:
+    place = Place()
+    place.end()
+    with api.deps.changes.watch(ID) as watch, trio.fail_after(30):
+        place.end_with(watch)
+        await watch.wait(float("inf"), Extent.END)
+        assert watch.is_ending
 
 
 async def test_a_task_that_has_not_changed_is_not_sent_again(api: Api) -> None:

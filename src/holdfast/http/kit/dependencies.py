@@ -23,12 +23,12 @@ from holdfast.http.kit.fair_shares import (
     FairThreads,
     SendRate,
     TokenTries,
-    Uploads,
     WaitingCalls,
 )
 from holdfast.http.kit.lost_answers import LostAnswers
 from holdfast.http.kit.operators import SeenSessions
 from holdfast.http.kit.resends import Resends
+from holdfast.http.kit.upload_shares import STORERS_MAX, WRITERS_MAX, UploadedBytes, UploadThreads
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
@@ -180,7 +180,9 @@ class Dependencies:
     wall: Now = utc_now
     catalog_of: Callable[[str], Catalog | None] = lambda _version: None
     key_cache: KeyCache = field(default_factory=KeyCache)
-    uploads: Uploads = field(default_factory=Uploads)
+    uploaded_bytes: UploadedBytes = field(default_factory=UploadedBytes)
+    upload_writers: UploadThreads = field(default_factory=lambda: UploadThreads(WRITERS_MAX))
+    upload_storers: UploadThreads = field(default_factory=lambda: UploadThreads(STORERS_MAX))
     threads: FairThreads = field(default_factory=FairThreads)
     read_shares: FairShares = field(default_factory=FairShares)
     stream_shares: FairShares = field(default_factory=lambda: FairShares(at_once_max=STREAM_READS_MAX))

@@ -1,6 +1,6 @@
 """A share of something bounded for each caller, so that no caller can block the others.
 
-Shared are threads, database reads, calls to the card provider, tries of a secret token, uploads, requests that
+Shared are threads, database reads, calls to the card provider, tries of a secret token, places of requests that
 wait, and events that are sent on demand.
 """
 
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import trio
 
 from holdfast.actors.runtime.faults import Overloaded
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.journal.changes import Watch
 from holdfast.telemetry import metrics
 
 T = TypeVar("T")
@@ -29,17 +30,12 @@ STREAM_READS_MAX: Final = 2
 """Of a caller's streams together, beside those: its requests do not wait for what hundreds of streams read."""
 READS_WAITING_MAX: Final = 1000
 READ_TURN_TIMEOUT_S: Final = 8.0
-UPLOADS_MAX: Final = 256
-"""How many uploads a process receives at once; each has a few hundred KiB of memory."""
-UPLOADS_PER_ACCOUNT_MAX: Final = 32
-UPLOADS_WAITING_MAX: Final = 256
-UPLOAD_TURN_TIMEOUT_S: Final = 30.0
 CARD_CALLS_MAX: Final = 2
 CARD_CALLS_WAITING_MAX: Final = 8
 """With those that are made: each may take as long as the provider's timeouts allow."""
 WRONG_TRIES_AT_ONCE: Final = 10
 WRONG_TRY_S: Final = 0.02
-TRIES_WAITING_MAX: Final = 1_000_000
+WAITING_MAX: Final = 1_000_000
 """Above the number of connections, which bound what waits."""
 
 
@@ -127,7 +123,7 @@ class TokenTries:
     """
 
     def __init__(self) -> None:
-        self._shares = FairShares(at_once_max=1, jobs_max=TRIES_WAITING_MAX, timeout_s=float("inf"))
+        self._shares = FairShares(at_once_max=1, jobs_max=WAITING_MAX, timeout_s=float("inf"))
         self._next = trio.Lock()
         self._used_until = 0.0
 
@@ -156,71 +152,101 @@ class FairThreads:
         return await self._shares.run(caller, lambda: trio.to_thread.run_sync(work, limiter=self._threads))
 
 
-class Uploads:
-    """Turns of uploads: at most ``UPLOADS_MAX`` in all, ``UPLOADS_PER_ACCOUNT_MAX`` of an account."""
+class Place:
+    """One of the places of requests that wait, until another caller needs it more."""
+
+    __slots__ = ("_watch", "is_over")
 
     def __init__(self) -> None:
-        self._turns = trio.CapacityLimiter(UPLOADS_MAX)
-        self._shares = FairShares(
-            at_once_max=UPLOADS_PER_ACCOUNT_MAX, jobs_max=UPLOADS_WAITING_MAX, timeout_s=UPLOAD_TURN_TIMEOUT_S
-        )
+        self.is_over = False
+        self._watch: Watch | None = None
 
-    @asynccontextmanager
-    async def turn(self, account_id: str) -> AsyncIterator[None]:
-        """Wait until the account may upload within this context. Raises :class:`Overloaded` if that takes long."""
-        await self._shares.begin(account_id)
-        try:
-            with trio.move_on_after(UPLOAD_TURN_TIMEOUT_S) as waiting:
-                await self._turns.acquire()
-            if waiting.cancelled_caught:
-                raise Overloaded("too many uploads are in progress")
-            try:
-                yield
-            finally:
-                self._turns.release()
-        finally:
-            self._shares.end(account_id)
+    def end_with(self, watch: Watch) -> None:
+        """Have the watch end when the place does."""
+        self._watch = watch
+        if self.is_over:
+            watch.end()
+
+    def end(self) -> None:
+        """Give the place to another."""
+        self.is_over = True
+        if self._watch is not None:
+            self._watch.end()
 
 
 class WaitingCalls:
-    """Counts the requests that wait and the streams: at most ``per_account_max`` of an account, ``all_max`` in all.
+    """The places of requests that wait and of streams: ``per_account_max`` of an account, ``all_max`` in all.
 
-    They are apart from the requests that work: one that waits holds its connection, and nothing else.
+    They are apart from the requests that work: one that waits holds its connection, and nothing else. When all are
+    taken, whoever has the most, an account or an origin, loses one to a caller that has fewer: the request is
+    answered as if its time were over, and the stream ends.
     """
 
     def __init__(self, *, per_account_max: int, all_max: int) -> None:
         self._per_account_max = per_account_max
         self._all_max = all_max
-        self._of_account: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
+        """How many places each account and each origin has."""
+        self._places: dict[tuple[str, str], dict[Place, None]] = {}
+        """By account and origin, the oldest first."""
         self.count = 0
 
     @contextmanager
-    def counted(self, account_id: str) -> Iterator[Refusal | None]:
-        """Count one more within this context, unless that is refused.
+    def counted(self, account_id: str, origin: str) -> Iterator[Place | Refusal]:
+        """Take a place within this context, unless that is refused.
 
         Refuses: 1. ``rate_limit_exceeded``; 2. ``overloaded``.
         """
-        if self._of_account[account_id] >= self._per_account_max:
+        holder, place = (account_id, f"origin:{origin}"), Place()
+        if self._taken[account_id] >= self._per_account_max:
             yield Refusal(
                 code="rate_limit_exceeded",
                 message=f"{self._per_account_max} requests of this account wait or stream at this process, "
                 "the most allowed; end one of them first.",
             )
             return
-        if self.count >= self._all_max:
+        if self.count >= self._all_max and not self._displace_for(holder):
             yield Refusal(code="overloaded", message=f"{self._all_max} requests wait already; try again later.")
             return
-        self._of_account[account_id] += 1
-        self.count += 1
-        metrics.HTTP_WAITING.set(self.count)
+        self._places.setdefault(holder, {})[place] = None
+        self._count(holder, 1)
         try:
-            yield None
+            yield place
         finally:
-            self.count -= 1
-            self._of_account[account_id] -= 1
-            if not self._of_account[account_id]:
-                del self._of_account[account_id]
-            metrics.HTTP_WAITING.set(self.count)
+            if not place.is_over:
+                self._release(holder, place)
+
+    def _displace_for(self, caller: tuple[str, str]) -> bool:
+        """End the oldest place of who has the most, unless the caller would then have as many."""
+        most = max(self._places, key=self._weight)
+        added = sorted(
+            (self._taken[mine] + (mine != theirs) for mine, theirs in zip(caller, most, strict=True)), reverse=True
+        )
+        if added >= self._weight(most):
+            return False
+        place = next(iter(self._places[most]))
+        self._release(most, place)
+        place.end()
+        return True
+
+    def _weight(self, holder: tuple[str, str]) -> list[int]:
+        """How much an account takes at an origin: by whichever of the two has more places, then by the other."""
+        return sorted((self._taken[each] for each in holder), reverse=True)
+
+    def _release(self, holder: tuple[str, str], place: Place) -> None:
+        places = self._places[holder]
+        del places[place]
+        if not places:
+            del self._places[holder]
+        self._count(holder, -1)
+
+    def _count(self, holder: tuple[str, str], change: int) -> None:
+        for each in holder:
+            self._taken[each] += change
+            if not self._taken[each]:
+                del self._taken[each]
+        self.count += change
+        metrics.HTTP_WAITING.set(self.count)
 
 
 class SendRate:

@@ -1,7 +1,7 @@
 """Uploads: the files that a request's body brings, alone or in a form, and how they are stored.
 
-A body is read as it comes, into a few hundred KiB of memory and then into temporary files, however large it is and
-however many come at once. Nothing is stored before all of it has come and its form is valid. Then each content is
+A body is read as it comes, into a little memory and then into temporary files, however large it is and however many
+come at once. Nothing is stored before all of it has come and its form is valid. Then each content is
 claimed, its row is added within the account's limits, and it is put into the asset store. What a killed process
 leaves in between has such a row, and is swept with it.
 """
@@ -41,12 +41,10 @@ from holdfast.providers.storage.spool import Content as SpooledContent
 from holdfast.providers.storage.spool import Spool
 from holdfast.telemetry.reports.conditions import STORAGE
 
-BLOCK_BYTES: Final = 256 * 1024
+BLOCK_BYTES: Final = 64 * 1024
 """How much is collected before it is hashed and written, in a thread."""
-SPOOL_MEMORY_BYTES: Final = 256 * 1024
-"""The most that is held in memory of the files of one body."""
-WRITERS_MAX: Final = 4
-STORERS_MAX: Final = 8
+SPOOL_MEMORY_BYTES: Final = 64 * 1024
+"""The most that is held in memory of the files of one body, besides a block of each that is not finished."""
 CLAIM_TRIES: Final = 10
 CLAIM_PAUSE_S: Final = 1.0
 """A content that is being removed from the store can be stored again after a moment."""
@@ -58,8 +56,6 @@ FILENAME_CHARS_MAX: Final = 200
 
 T = TypeVar("T")
 
-_writers = trio.CapacityLimiter(WRITERS_MAX)
-_storers = trio.CapacityLimiter(STORERS_MAX)
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -79,6 +75,7 @@ class _Refused(Exception):
 class _Incoming:
     """One file on its way: ``part`` is its name in the form."""
 
+    upload: _Upload
     part: str
     filename: str | None
     bytes_max: int
@@ -98,6 +95,7 @@ class _Incoming:
 
     async def add(self, block: bytes) -> None:
         """Take the next block. Raises ``OSError``."""
+        self.upload.count(len(block))
         self.waiting_bytes += len(block)
         if self.bytes_count > self.bytes_max:
             message = f"The file is too large; the maximum is {self.bytes_max} bytes."
@@ -108,10 +106,12 @@ class _Incoming:
 
     async def flush(self) -> None:
         """Hash and write what was collected. Raises ``OSError``."""
-        await trio.to_thread.run_sync(self.write, limiter=_writers)
+        await self.upload.write(self.write)
 
     def write(self) -> None:
         """Hash and write what was collected; blocks. Raises ``OSError``."""
+        if self.blocks:
+            self.upload.check_disk()
         for block in self.blocks:
             self.spool.write(block)
         self.blocks.clear()
@@ -126,12 +126,16 @@ class _Incoming:
 
 
 class _Upload:
-    """The files of one body. The first waits for the account's turn, which lasts until ``at_end`` is left."""
+    """The files of one body, which are discarded when ``at_end`` is left."""
 
     def __init__(self, call: Call, account_id: str, at_end: AsyncExitStack) -> None:
         self._call = call
         self._account_id = account_id
+        self._origin = call.origin()
         self._at_end = at_end
+        self._bytes = at_end.enter_context(call.deps.uploaded_bytes.counted(account_id, self._origin))
+        self._files_count = 0
+        """Of the account, when its total was read."""
         self._files: list[_Incoming] = []
 
     async def begin(self, part: str, filename: str | None) -> _Incoming:
@@ -140,21 +144,41 @@ class _Upload:
         if len(self._files) >= self._call.route.files_max:
             raise _Refused(invalid_parameter(part, f"is one file too many; the maximum is {len(self._files)}"))
         if not self._files:
-            await self._at_end.enter_async_context(self._call.deps.uploads.turn(self._account_id))
             await self._check_room()
         memory_bytes_max = SPOOL_MEMORY_BYTES // self._call.route.files_max
         spool = Spool(settings.data_dir / "incoming", memory_bytes_max=memory_bytes_max)
         self._at_end.callback(spool.close)
-        self._files.append(_Incoming(part, filename, settings.file_bytes_max, spool))
+        self._files.append(_Incoming(self, part, filename, settings.file_bytes_max, spool))
         return self._files[-1]
 
     async def _check_room(self) -> None:
         """Refuse a body that cannot be stored before it is received. What is stored is decided with each row."""
         settings = self._call.deps.settings
         total = await self._call.read(lambda rows: files_total(rows, self._account_id))
-        left = settings.files_bytes_max + FORM_BYTES_MAX - total.bytes
+        self._files_count = total.files
+        self._bytes.stored(total.bytes)
+        left = settings.files_bytes_max + FORM_BYTES_MAX - self._bytes.of_account
         if total.files >= settings.files_max or (self._call.request.content_length or 0) > left:
             raise _Refused(_limit_reached(self._call, total))
+
+    def count(self, bytes_count: int) -> None:
+        """Count bytes of a file that have arrived, up to the account's limit."""
+        self._bytes.add(bytes_count)
+        if self._bytes.of_account > self._call.deps.settings.files_bytes_max:
+            raise _Refused(_limit_reached(self._call, FilesTotal(self._files_count, self._bytes.of_account)))
+
+    def check_disk(self) -> None:
+        """Refuse bytes that the disk has no room for; blocks. Raises ``OSError``."""
+        if not self._bytes.fits(self._call.deps.settings.data_dir):
+            raise _Refused(_STORAGE_FULL)
+
+    async def write(self, work: Callable[[], T]) -> T:
+        """Run what hashes, writes or reads files, in a thread."""
+        return await self._call.deps.upload_writers.run(self._account_id, self._origin, work)
+
+    async def _put(self, work: Callable[[], T]) -> T:
+        """Run what waits for the store, in a thread."""
+        return await self._call.deps.upload_storers.run(self._account_id, self._origin, work)
 
     async def store(self, retention_s: float) -> list[FileRow]:
         """Store the files, all of which have come. Raises ``OSError`` and ``DatabaseAway``."""
@@ -182,12 +206,12 @@ class _Upload:
         """Claim a content, add its row, and put it into the store."""
         deps, spool = self._call.deps, incoming.spool
         settings = deps.settings
-        content_type = await trio.to_thread.run_sync(_type_of, incoming, limiter=_writers)
+        content_type = await self.write(partial(_type_of, incoming))
         content, claimed_at = Content(spool.sha256, content_type), deps.now()
         for _ in range(CLAIM_TRIES):
             claimed_at = deps.now()
             claim = partial(deps.claims.claim, content, claimed_at + timedelta(seconds=UPLOAD_S))
-            if await trio.to_thread.run_sync(claim, limiter=_storers):
+            if await self._put(claim):
                 break
             # The same content is being removed from the store.
             await trio.sleep(CLAIM_PAUSE_S)
@@ -208,10 +232,12 @@ class _Upload:
         total = await self._call.write(self._account_id, add)
         if total is not None:
             raise _Refused(_limit_reached(self._call, total))
+        self._bytes.kept(added.bytes)
         put = partial(deps.asset_store.put, spool.finish(), content.sha256, EXTENSIONS[content_type])
         try:
-            await trio.to_thread.run_sync(put, limiter=_storers)
+            await self._put(put)
         except OSError:
+            self._bytes.kept(-added.bytes)
             await deps.write_record(partial(drop_file, file=added))
             raise
         file = added._replace(expires_at=now + timedelta(seconds=retention_s))
@@ -231,8 +257,7 @@ async def receive_file(
 
     Refuses: 1. ``unsupported_media_type``; 2. ``file_limit_reached`` and ``request_too_large``, if the size of the
     body shows it; 3. ``invalid_form``, ``invalid_parameter``, ``missing_parameter`` and ``request_too_large``;
-    4. ``file_limit_reached``; 5. ``storage_full`` and ``temporarily_unavailable``. Raises ``Overloaded`` and
-    ``DatabaseAway``.
+    4. ``file_limit_reached``; 5. ``storage_full`` and ``temporarily_unavailable``. Raises ``DatabaseAway``.
     """
     sent = call.request.headers.get("Content-Type", "")
     content_type = parse_options_header(sent)[0]
@@ -419,9 +444,9 @@ def _type_of(incoming: _Incoming) -> str:
 
 
 async def _read(incoming: _Incoming) -> FormFile:
-    content = await trio.to_thread.run_sync(incoming.finish, limiter=_writers)
+    content = await incoming.upload.write(incoming.finish)
     # One that had to be written to the disk is far smaller than a stored file may be.
-    read = content if isinstance(content, bytes) else await trio.to_thread.run_sync(content.read, limiter=_writers)
+    read = content if isinstance(content, bytes) else await incoming.upload.write(content.read)
     return FormFile(incoming.name, incoming.spool.sha256, content=read)
 
 
@@ -436,9 +461,9 @@ def _limit_reached(call: Call, total: FilesTotal) -> Refusal:
     settings = call.deps.settings
     return Refusal(
         code="file_limit_reached",
-        message=f"The account has {total.files} files with {total.bytes} bytes; it may have {settings.files_max} "
-        f"with {settings.files_bytes_max} bytes. Delete some, or wait until they expire. "
-        f"A deleted file counts for {UPLOAD_S // 60} minutes after its upload.",
+        message=f"The account has {total.files} files with {total.bytes} bytes, uploads in progress among them; it "
+        f"may have {settings.files_max} with {settings.files_bytes_max} bytes. Delete some, or wait until they "
+        f"expire. A deleted file counts for {UPLOAD_S // 60} minutes after its upload.",
         final=True,
     )
 

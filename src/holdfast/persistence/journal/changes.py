@@ -66,6 +66,17 @@ class Watch:
         self._noted = 0
         """The greatest extent of what was noted, 0 if nothing was."""
         self._awaited = Extent.ANYTHING
+        self._is_ended = False
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing should be waited for any more."""
+        return self._is_ended or self._changes.is_ending
+
+    def end(self) -> None:
+        """Wake who waits, who is not to wait any more."""
+        self._is_ended = True
+        self.note(None)
 
     def note(self, row_id: str | None, extent: Extent = Extent.END) -> None:
         """Note that a row was changed; None: any may have been."""
@@ -78,11 +89,11 @@ class Watch:
             self._woken.set()
 
     async def wait(self, until: float, extent: Extent = Extent.ANYTHING) -> None:
-        """Return when a change of this extent is noted, when the process is about to stop, and at a time (trio's).
+        """Return when a change of this extent is noted, when the watch is ending, and at a time (trio's).
 
         Also once a second while notices may be missed: what is waited for has to be read again each time.
         """
-        if self._changes.is_ending or self._noted >= extent:
+        if self.is_ending or self._noted >= extent:
             return
         self._awaited, self._woken = extent, trio.Event()
         reads_again = not self._changes.is_complete()

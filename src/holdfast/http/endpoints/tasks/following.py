@@ -106,9 +106,10 @@ async def follow_task(call: Call, after: int | None, events_of: Callable[[Task],
             return Response(b"", status=204)
         if call.request.method == "HEAD":
             return Response(b"", content_type=EVENT_STREAM)
-        refusal = opened.enter_context(call.deps.waiting.counted(task.account_id))
-        if refusal is not None:
-            return refusal
+        place = opened.enter_context(call.deps.waiting.counted(task.account_id, call.origin()))
+        if isinstance(place, Refusal):
+            return place
+        place.end_with(watch)
         return stream_response(_sent(_task_events(call, task, after, watch, events_of), opened.pop_all()))
 
 
@@ -142,9 +143,10 @@ async def stream_account(call: Call) -> Outcome:
         return Response(b"", content_type=EVENT_STREAM)
     with ExitStack() as opened:
         watch = opened.enter_context(call.deps.changes.watch(account_id))
-        refusal = opened.enter_context(call.deps.waiting.counted(account_id))
-        if refusal is not None:
-            return refusal
+        place = opened.enter_context(call.deps.waiting.counted(account_id, call.origin()))
+        if isinstance(place, Refusal):
+            return place
+        place.end_with(watch)
         return stream_response(_sent(_account_events(call, account_id, after, watch), opened.pop_all()))
 
 
@@ -185,7 +187,7 @@ async def _task_events(
     call: Call, task: Task, after: int | None, watch: Watch, events_of: Callable[[Task], bytes]
 ) -> AsyncGenerator[bytes]:
     """Each round reads the task and checks the credential. Nothing of the task is kept that may be large."""
-    clock, changes = _Clock(), call.deps.changes
+    clock = _Clock()
     call.read_shares = call.deps.stream_shares
     sent = _shown(task) if task.version == after else None
     sent_at = -math.inf
@@ -201,7 +203,7 @@ async def _task_events(
             return
         del task
         while True:
-            if changes.is_ending:
+            if watch.is_ending:
                 return
             await watch.wait(sent_at + PAUSE_S, Extent.STATUS)
             await watch.wait(min(clock.check_at, clock.ends_at))
@@ -238,7 +240,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
 
     ``position`` is the last one sent. Rows are looked for from there if notices may have been missed, and first.
     """
-    clock, changes = _Clock(), call.deps.changes
+    clock = _Clock()
     call.read_shares = call.deps.stream_shares
     sent: AccountBody | None = None
     position, missed = after, True
@@ -259,7 +261,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
                     if owner == account_id:
                         yield _row_event(call, row_id, row)
         except (DatabaseAway, AskFault):
-            if changes.is_ending:
+            if watch.is_ending:
                 return
             await trio.sleep(RETRY_S)
             continue
@@ -267,7 +269,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
         if row_ids or sent != body or position != found.number:
             yield event("account", body, found.number)
             sent, position = body, found.number
-        if changes.is_ending or trio.current_time() >= clock.ends_at:
+        if watch.is_ending or trio.current_time() >= clock.ends_at:
             return
         await trio.sleep(ACCOUNT_PAUSE_S)
         await watch.wait(min(clock.check_at, clock.ends_at))

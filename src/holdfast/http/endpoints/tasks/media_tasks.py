@@ -267,15 +267,16 @@ async def read_task(call: Call) -> Outcome:
 
 
 async def ended_task(call: Call, request_id: str, wait_s: float) -> tuple[Task, ApiKeyRecord] | Refusal:
-    """Return as :func:`own_task`, but once the task has ended, the wait has, or the process is about to stop."""
+    """Return as :func:`own_task`, but once the task has ended, the wait has, or the watch is ending."""
     until = trio.current_time() + wait_s
     with call.deps.changes.watch(request_id) as watch:
         found = await own_task(call, request_id)
         if isinstance(found, Refusal) or found[0].is_terminal:
             return found
-        with call.deps.waiting.counted(found[0].account_id) as refusal:
-            if refusal is not None:
-                return refusal
+        with call.deps.waiting.counted(found[0].account_id, call.origin()) as place:
+            if isinstance(place, Refusal):
+                return place
+            place.end_with(watch)
             del found  # it may have megabytes
             return await end_of_task(call, request_id, watch, until)
 
@@ -283,15 +284,14 @@ async def ended_task(call: Call, request_id: str, wait_s: float) -> tuple[Task, 
 async def end_of_task(
     call: Call, request_id: str, watch: Watch, until: float
 ) -> tuple[Task, ApiKeyRecord] | Refusal:
-    """Return as :func:`own_task`, once a watched task has ended, the time is over, or the process is to stop."""
-    changes = call.deps.changes
+    """Return as :func:`own_task`, once a watched task has ended, the time is over, or the watch is ending."""
     while True:
         await watch.wait(until, Extent.END)
         watch.take()
         found = await own_task(call, request_id)
         if isinstance(found, Refusal) or found[0].is_terminal:
             return found
-        if trio.current_time() >= until or changes.is_ending:
+        if trio.current_time() >= until or watch.is_ending:
             return found
         del found
 
