@@ -31,7 +31,11 @@ async def test_an_upload_waits_for_few_jobs_of_others_however_many_they_have() -
     done: list[str] = []
 
     async def run(account_id: str, origin: str) -> None:
-        await threads.run(account_id, origin, lambda: (gate.wait(60), done.append(account_id)))
+        def work() -> None:
+            gate.wait(60)
+            done.append(account_id)
+
+        await threads.run(account_id, origin, work)
 
     async with trio.open_nursery() as nursery:
         for number in range(8):
@@ -48,9 +52,9 @@ async def test_an_upload_waits_for_few_jobs_of_others_however_many_they_have() -
 
 
 async def test_an_upload_whose_client_is_slow_holds_no_thread(api: Api) -> None:
-    """As many as there are threads, and more, have sent a part each and send no more."""
+    """However many have sent a part each and send no more, another is received."""
     begun, told = trio.Event(), trio.Event()
-    left = 20
+    left = 40
 
     async def trickle() -> AsyncIterator[bytes]:
         nonlocal left
