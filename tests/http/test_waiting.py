@@ -16,7 +16,7 @@ from tests.event_streams import Event, reading
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.http.endpoints.tasks import following
-from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX, Place, WaitingCalls
+from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX, Wait, WaitingCalls
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest
 from holdfast.persistence.journal.changes import Change, Extent
@@ -116,12 +116,12 @@ async def test_a_task_that_has_ended_is_not_waited_for_and_takes_no_place(api: A
     refused(await api.as_key("GET", f"{PATH}?waits=1"), 400, "invalid_parameter")
 
 
-def full(taken: Iterable[tuple[str, str]], *, all_max: int) -> tuple[WaitingCalls, list[Place], ExitStack]:
-    """Let these accounts, each at its origin, wait; return their places."""
+def full(taken: Iterable[tuple[str, str]], *, all_max: int) -> tuple[WaitingCalls, list[Wait], ExitStack]:
+    """Let these accounts, each at its origin, wait; return what waits."""
     calls, opened = WaitingCalls(per_account_max=500, all_max=all_max), ExitStack()
-    places = [opened.enter_context(calls.counted(account, origin)) for account, origin in taken]
-    assert all(isinstance(place, Place) for place in places)
-    return calls, [place for place in places if isinstance(place, Place)], opened
+    waits = [opened.enter_context(calls.counted(account, origin)) for account, origin in taken]
+    assert all(isinstance(one, Wait) for one in waits)
+    return calls, [one for one in waits if isinstance(one, Wait)], opened
 
 
 def is_taken(calls: WaitingCalls, opened: ExitStack, account: str, origin: str) -> bool:
@@ -129,14 +129,14 @@ def is_taken(calls: WaitingCalls, opened: ExitStack, account: str, origin: str) 
     found = opened.enter_context(calls.counted(account, origin))
     if isinstance(found, Refusal):
         assert found.code == "overloaded"
-    return isinstance(found, Place)
+    return isinstance(found, Wait)
 
 
-def test_an_account_has_so_many_places_and_no_more() -> None:
+def test_an_account_has_so_many_waits_and_no_more() -> None:
     calls = WaitingCalls(per_account_max=2, all_max=9)
     with calls.counted("a", "x") as first, calls.counted("a", "y") as second, calls.counted("a", "x") as third:
-        assert isinstance(first, Place)
-        assert isinstance(second, Place)
+        assert isinstance(first, Wait)
+        assert isinstance(second, Wait)
         assert isinstance(third, Refusal)
         assert third.code == "rate_limit_exceeded"
     assert calls.count == 0
@@ -155,17 +155,17 @@ def test_an_account_has_so_many_places_and_no_more() -> None:
         ([(f"account {n % 8}", "unknown") for n in range(64)], [("other", "unknown")]),
     ],
 )
-def test_who_has_most_places_loses_them_to_others_down_to_an_equal_share(
+def test_who_has_most_waits_loses_some_down_to_an_equal_share(
     attackers: list[tuple[str, str]], victims: list[tuple[str, str]]
 ) -> None:
     for account, origin in victims:
-        calls, places, opened = full(attackers, all_max=len(attackers))
+        calls, waits, opened = full(attackers, all_max=len(attackers))
         assert not is_taken(calls, opened, *attackers[0])
         served = 0
         while is_taken(calls, opened, account, origin):
             served += 1
         assert served >= len(attackers) // 9
-        assert sum(place.is_over for place in places) == served
+        assert sum(one.is_over for one in waits) == served
         assert calls.count == len(attackers)
         # What was lost is not regained from those who have less.
         assert not is_taken(calls, opened, *attackers[-1])
@@ -174,15 +174,15 @@ def test_who_has_most_places_loses_them_to_others_down_to_an_equal_share(
         assert vars(calls) == vars(WaitingCalls(per_account_max=500, all_max=len(attackers)))
 
 
-def test_callers_with_equal_shares_keep_their_places() -> None:
-    calls, places, opened = full([(f"account {n}", f"address {n}") for n in range(9)], all_max=9)
+def test_callers_with_equal_shares_keep_them() -> None:
+    calls, waits, opened = full([(f"account {n}", f"address {n}") for n in range(9)], all_max=9)
     assert not is_taken(calls, opened, "other", "another")
     assert not is_taken(calls, opened, "account 1", "address 1")
-    assert not any(place.is_over for place in places)
+    assert not any(one.is_over for one in waits)
     opened.close()
 
 
-async def test_a_wait_that_loses_its_place_is_answered_as_the_task_is(api: Api) -> None:
+async def test_a_wait_that_ends_for_another_is_answered_as_the_task_is(api: Api) -> None:
     await api.add_task(api.task(ID))
     api.configure(connections_max=4)
     statuses = []
@@ -195,8 +195,8 @@ async def test_a_wait_that_loses_its_place_is_answered_as_the_task_is(api: Api) 
             nursery.start_soon(wait)
         await begun(api, 2)
         refused(await api.as_key("GET", f"{PATH}?wait=60"), 503, "overloaded")
-        with api.deps.waiting.counted(OTHER_ACCOUNT, "another") as place, trio.fail_after(30):
-            assert isinstance(place, Place)
+        with api.deps.waiting.counted(OTHER_ACCOUNT, "another") as one, trio.fail_after(30):
+            assert isinstance(one, Wait)
             while not statuses:
                 await trio.lowlevel.checkpoint()
         assert statuses == ["queued"]
@@ -205,7 +205,7 @@ async def test_a_wait_that_loses_its_place_is_answered_as_the_task_is(api: Api) 
 
 
 @pytest.mark.parametrize("path", [f"{PATH}/stream", "/v2/control/stream"])
-async def test_a_stream_that_loses_its_place_ends_as_it_should(
+async def test_a_stream_that_ends_for_another_is_complete(
     api: Api, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(following, "ACCOUNT_PAUSE_S", 0.0)
@@ -226,11 +226,11 @@ async def test_a_stream_that_loses_its_place_ends_as_it_should(
         assert not second.is_complete
 
 
-async def test_a_place_that_was_lost_before_it_was_watched_ends_the_watch_at_once(api: Api) -> None:
-    place = Place()
-    place.end()
+async def test_what_ended_before_it_was_watched_ends_the_watch(api: Api) -> None:
+    one = Wait()
+    one.end()
     with api.deps.changes.watch(ID) as watch, trio.fail_after(30):
-        place.end_with(watch)
+        one.end_with(watch)
         await watch.wait(float("inf"), Extent.END)
         assert watch.is_ending
 

@@ -56,7 +56,7 @@ async def test_slow_uploads_of_many_free_accounts_block_no_other(
     assert service.faults() == []
 
 
-async def test_streams_of_many_free_accounts_block_no_wait_and_no_stream_of_others(
+async def test_streams_of_many_free_accounts_block_no_wait_of_others(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
     service = new_service(CONNECTIONS_MAX=str(CONNECTIONS_MAX))

@@ -1,7 +1,7 @@
 """A share of something bounded for each caller, so that no caller can block the others.
 
-Shared are threads, database reads, calls to the card provider, tries of a secret token, places of requests that
-wait, and events that are sent on demand.
+Shared are threads, database reads, calls to the card provider, tries of a secret token, requests that wait,
+and events that are sent on demand.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class FairThreads:
         return await self._shares.run(caller, lambda: trio.to_thread.run_sync(work, limiter=self._threads))
 
 
-class Place:
-    """One of the places of requests that wait, until another caller needs it more."""
+class Wait:
+    """A request that waits, or a stream, until it is ended for another caller."""
 
     __slots__ = ("_watch", "is_over")
 
@@ -162,89 +162,87 @@ class Place:
         self._watch: Watch | None = None
 
     def end_with(self, watch: Watch) -> None:
-        """Have the watch end when the place does."""
+        """Have the watch end when this does."""
         self._watch = watch
         if self.is_over:
             watch.end()
 
     def end(self) -> None:
-        """Give the place to another."""
+        """End it for another caller."""
         self.is_over = True
         if self._watch is not None:
             self._watch.end()
 
 
 class WaitingCalls:
-    """The places of requests that wait and of streams: ``per_account_max`` of an account, ``all_max`` in all.
+    """Counts the requests that wait and the streams: at most ``per_account_max`` of an account, ``all_max`` in all.
 
-    They are apart from the requests that work: one that waits holds its connection, and nothing else. When all are
-    taken, whoever has the most, an account or an origin, loses one to a caller that has fewer: the request is
-    answered as if its time were over, and the stream ends.
+    They are apart from the requests that work: one that waits holds its connection, and nothing else. When there
+    are ``all_max``, the account or the origin with the most loses its oldest to a caller with fewer: a request is
+    answered as if its time were over, and a stream ends.
     """
 
     def __init__(self, *, per_account_max: int, all_max: int) -> None:
         self._per_account_max = per_account_max
         self._all_max = all_max
-        self._taken: Counter[str] = Counter()
-        """How many places each account and each origin has."""
-        self._places: dict[tuple[str, str], dict[Place, None]] = {}
+        self._counts: Counter[str] = Counter()
+        """How many each account and each origin has."""
+        self._waits: dict[tuple[str, str], dict[Wait, None]] = {}
         """By account and origin, the oldest first."""
         self.count = 0
 
     @contextmanager
-    def counted(self, account_id: str, origin: str) -> Iterator[Place | Refusal]:
-        """Take a place within this context, unless that is refused.
+    def counted(self, account_id: str, origin: str) -> Iterator[Wait | Refusal]:
+        """Count one more within this context, unless that is refused.
 
         Refuses: 1. ``rate_limit_exceeded``; 2. ``overloaded``.
         """
-        holder, place = (account_id, f"origin:{origin}"), Place()
-        if self._taken[account_id] >= self._per_account_max:
+        caller, wait = (account_id, f"origin:{origin}"), Wait()
+        if self._counts[account_id] >= self._per_account_max:
             yield Refusal(
                 code="rate_limit_exceeded",
                 message=f"{self._per_account_max} requests of this account wait or stream at this process, "
                 "the most allowed; end one of them first.",
             )
             return
-        if self.count >= self._all_max and not self._displace_for(holder):
+        if self.count >= self._all_max and not self._end_one_for(caller):
             yield Refusal(code="overloaded", message=f"{self._all_max} requests wait already; try again later.")
             return
-        self._places.setdefault(holder, {})[place] = None
-        self._count(holder, 1)
+        self._waits.setdefault(caller, {})[wait] = None
+        self._count(caller, 1)
         try:
-            yield place
+            yield wait
         finally:
-            if not place.is_over:
-                self._release(holder, place)
+            if not wait.is_over:
+                self._drop(caller, wait)
 
-    def _displace_for(self, caller: tuple[str, str]) -> bool:
-        """End the oldest place of who has the most, unless the caller would then have as many."""
-        most = max(self._places, key=self._weight)
-        added = sorted(
-            (self._taken[mine] + (mine != theirs) for mine, theirs in zip(caller, most, strict=True)), reverse=True
-        )
-        if added >= self._weight(most):
+    def _end_one_for(self, caller: tuple[str, str]) -> bool:
+        """End the oldest of who has the most, unless the caller would then have as many."""
+        most = max(self._waits, key=self._weight)
+        then = [self._counts[mine] + (mine != theirs) for mine, theirs in zip(caller, most, strict=True)]
+        if sorted(then, reverse=True) >= self._weight(most):
             return False
-        place = next(iter(self._places[most]))
-        self._release(most, place)
-        place.end()
+        wait = next(iter(self._waits[most]))
+        self._drop(most, wait)
+        wait.end()
         return True
 
-    def _weight(self, holder: tuple[str, str]) -> list[int]:
-        """How much an account takes at an origin: by whichever of the two has more places, then by the other."""
-        return sorted((self._taken[each] for each in holder), reverse=True)
+    def _weight(self, caller: tuple[str, str]) -> list[int]:
+        """How much an account has at an origin: by whichever of the two has more, then by the other."""
+        return sorted((self._counts[each] for each in caller), reverse=True)
 
-    def _release(self, holder: tuple[str, str], place: Place) -> None:
-        places = self._places[holder]
-        del places[place]
-        if not places:
-            del self._places[holder]
-        self._count(holder, -1)
+    def _drop(self, caller: tuple[str, str], wait: Wait) -> None:
+        waits = self._waits[caller]
+        del waits[wait]
+        if not waits:
+            del self._waits[caller]
+        self._count(caller, -1)
 
-    def _count(self, holder: tuple[str, str], change: int) -> None:
-        for each in holder:
-            self._taken[each] += change
-            if not self._taken[each]:
-                del self._taken[each]
+    def _count(self, caller: tuple[str, str], change: int) -> None:
+        for each in caller:
+            self._counts[each] += change
+            if not self._counts[each]:
+                del self._counts[each]
         self.count += change
         metrics.HTTP_WAITING.set(self.count)
 

@@ -21,7 +21,7 @@ from holdfast.http.endpoints.tasks.resent_creates import (
     note_refused,
 )
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.fair_shares import Place
+from holdfast.http.kit.fair_shares import Wait
 from holdfast.http.kit.routes import BodyResponse, Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.inputs import input_of
@@ -119,16 +119,16 @@ async def finish(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     """
     until = trio.current_time() + min(HELD_MAX_S, TIMEOUT_SHARE * _timeout_s(call))
     deps, attempt = call.deps, _attempt(call)
-    with deps.waiting.counted(call.known_key.account_id, call.origin()) as place:
-        if isinstance(place, Refusal):
+    with deps.waiting.counted(call.known_key.account_id, call.origin()) as wait:
+        if isinstance(wait, Refusal):
             note_refused(call, attempt)
-            return place
+            return wait
         request_id = await accept(call, model_id, makes, fields)
         if isinstance(request_id, Refusal):
             return request_id
         del fields
         call.drop_body()
-        task = await created_task(call, request_id, until, place)
+        task = await created_task(call, request_id, until, wait)
     if isinstance(task, Refusal):
         return task
     if not task.is_terminal:
@@ -136,18 +136,16 @@ async def finish(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     return _result(task, is_resent=attempt is not None)
 
 
-async def created_task(
-    call: Call, request_id: str, until: float = 0.0, place: Place | None = None
-) -> Task | Refusal:
-    """Return a task that this request created, or joined, once it, the time (trio's) or the place has ended.
+async def created_task(call: Call, request_id: str, until: float = 0.0, wait: Wait | None = None) -> Task | Refusal:
+    """Return a task that this request created, or joined, once it, the time (trio's) or the wait has ended.
 
     A client that does not number its attempts is answered ``outcome_unknown`` where others get a 503: it could not
     send the request again without creating another task.
     """
     try:
         with call.deps.changes.watch(request_id) as watch, call.deps.resends.served(request_id):
-            if place is not None:
-                place.end_with(watch)
+            if wait is not None:
+                wait.end_with(watch)
             found = await own_task(call, request_id)
             if until and not isinstance(found, Refusal) and not found[0].is_terminal:
                 del found

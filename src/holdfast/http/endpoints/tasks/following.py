@@ -106,10 +106,10 @@ async def follow_task(call: Call, after: int | None, events_of: Callable[[Task],
             return Response(b"", status=204)
         if call.request.method == "HEAD":
             return Response(b"", content_type=EVENT_STREAM)
-        place = opened.enter_context(call.deps.waiting.counted(task.account_id, call.origin()))
-        if isinstance(place, Refusal):
-            return place
-        place.end_with(watch)
+        wait = opened.enter_context(call.deps.waiting.counted(task.account_id, call.origin()))
+        if isinstance(wait, Refusal):
+            return wait
+        wait.end_with(watch)
         return stream_response(_sent(_task_events(call, task, after, watch, events_of), opened.pop_all()))
 
 
@@ -143,10 +143,10 @@ async def stream_account(call: Call) -> Outcome:
         return Response(b"", content_type=EVENT_STREAM)
     with ExitStack() as opened:
         watch = opened.enter_context(call.deps.changes.watch(account_id))
-        place = opened.enter_context(call.deps.waiting.counted(account_id, call.origin()))
-        if isinstance(place, Refusal):
-            return place
-        place.end_with(watch)
+        wait = opened.enter_context(call.deps.waiting.counted(account_id, call.origin()))
+        if isinstance(wait, Refusal):
+            return wait
+        wait.end_with(watch)
         return stream_response(_sent(_account_events(call, account_id, after, watch), opened.pop_all()))
 
 

@@ -273,10 +273,10 @@ async def ended_task(call: Call, request_id: str, wait_s: float) -> tuple[Task, 
         found = await own_task(call, request_id)
         if isinstance(found, Refusal) or found[0].is_terminal:
             return found
-        with call.deps.waiting.counted(found[0].account_id, call.origin()) as place:
-            if isinstance(place, Refusal):
-                return place
-            place.end_with(watch)
+        with call.deps.waiting.counted(found[0].account_id, call.origin()) as wait:
+            if isinstance(wait, Refusal):
+                return wait
+            wait.end_with(watch)
             del found  # it may have megabytes
             return await end_of_task(call, request_id, watch, until)
 
