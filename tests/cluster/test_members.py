@@ -227,6 +227,20 @@ async def test_nothing_is_lost_when_a_member_leaves(autojump_clock: MockClock) -
         assert {nodes[0].owner_of(key) for key in owned} == {"proc_a", "proc_b"}
 
 
+async def test_the_link_of_a_member_that_leaves_is_no_warning(autojump_clock: MockClock) -> None:
+    nodes = three(Rows())
+    async with running(*nodes):
+        with structlog.testing.capture_logs() as logs:
+            await nodes[2].leave()
+            await trio.sleep(BEAT_S)
+            left = [line["log_level"] for line in logs if line["event"] == "link closed"]
+            logs.clear()
+            nodes[1].kill()
+            await trio.sleep(BEAT_S)
+            killed = [line["log_level"] for line in logs if line["event"] == "link closed"]
+    assert (left, killed) == (["info", "info"], ["warning"])
+
+
 async def test_an_owner_whose_actors_do_not_run_leaves_the_ask_to_the_asker(autojump_clock: MockClock) -> None:
     nodes = three(Rows())
     async with running(*nodes):
@@ -301,6 +315,32 @@ async def test_a_lease_counts_from_the_beginning_of_its_beat(autojump_clock: Moc
     await trio.sleep(frozen_s)
     presence.end_beat(Beat((), frozenset({"reconciler"})), presence.membership)
     assert presence.has_claimed("reconciler") == (frozen_s == 0)
+
+
+async def test_a_lost_lease_is_a_warning_when_it_is_lost_and_none_after_the_outage(
+    autojump_clock: MockClock,
+) -> None:
+    presence = Node(Rows(), "proc_a").presence
+    found = Beat((), frozenset())
+
+    def beat() -> None:
+        presence.begin_beat(())
+        presence.end_beat(found, presence.membership)
+
+    beat()
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            await trio.sleep(LEASE_S / 2)
+            presence.miss_beat()
+        beat()
+        # Of a process that was frozen, nothing could be told before.
+        await trio.sleep(LEASE_S + 1)
+        beat()
+    assert [(line["log_level"], line["event"].partition(":")[0], line.get("for_s")) for line in logs] == [
+        ("warning", "lease is lost", None),
+        ("info", "lease was lost", LEASE_S / 2),
+        ("warning", "lease was lost", 1.0),
+    ]
 
 
 async def test_a_reply_that_cannot_be_decoded_ends_only_its_link(

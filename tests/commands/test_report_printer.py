@@ -73,6 +73,14 @@ def test_the_newest_are_printed_last(configured_url: str) -> None:
     assert "acct_3" in second
 
 
+def test_what_is_for_debugging_is_printed_only_if_asked_for(configured_url: str) -> None:
+    store(configured_url, "acct_1", kind="start", level="debug")
+    store(configured_url, "acct_2", kind="restart", level="info")
+    assert [line.split()[4] for line in run().output.splitlines()] == ["holdfast/accounts"]
+    assert "acct_1" not in run().output
+    assert "acct_1" in run("--level", "debug").output
+
+
 def test_a_report_on_a_provider_names_it(configured_url: str) -> None:
     store(configured_url, "", path="holdfast/workers/provider-watch", provider="quiet")
     assert "db7/1 holdfast/workers/provider-watch provider quiet: crashed" in run().output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -17,7 +18,7 @@ from holdfast.actors.account.messages import SetCeiling
 from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Readiness
-from holdfast.http.pages import views
+from holdfast.http.pages import formats, rendering, views
 from holdfast.http.pages.forms import MESSAGE_COOKIE, Message, local_path, message_cookie, read_message
 from holdfast.http.pages.frame import COUNTS_VALID, Frame
 from holdfast.http.pages.rendering import static_files, static_path
@@ -467,3 +468,19 @@ async def test_counts_are_valid_from_the_end_of_their_reading(api: Api) -> None:
     for _ in range(2):
         await frame.counts(api.deps)
     assert api.rows.reads == 1
+
+
+def test_every_counted_noun_of_the_pages_has_its_singular() -> None:
+    templates = Path(rendering.__file__).with_name("templates")
+    found = [
+        (template.name, noun)
+        for template in sorted(templates.glob("*.html"))
+        for noun in re.findall(r"\|(?:number|length) \}\}(?:</b>)? (?:\w+ )?([a-z]+s)\b", template.read_text())
+    ]
+    assert {noun for _, noun in found} <= {"bytes"}, found
+    assert [formats.noun(count, "process", "processes") for count in (0, 1, 2)] == [
+        "processes",
+        "process",
+        "processes",
+    ]
+    assert formats.noun(2, "message") == "messages"

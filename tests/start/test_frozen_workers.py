@@ -11,6 +11,7 @@ from trio.testing import MockClock
 from holdfast.start.children.control import Control
 from holdfast.start.parent.child_process import ALIVE, ALIVE_S, READY
 from holdfast.start.parent.process_slot import FROZEN_S, SILENT_S
+from holdfast.telemetry.reports.report import in_words
 
 from .fake_parent import Parent, running
 from .fake_processes import FakeProcess
@@ -55,7 +56,18 @@ async def test_others_accept_for_a_silent_worker_until_it_responds(autojump_cloc
         await live(*others, for_s=SILENT_S)
         assert [covered(parent, slot) for slot in (1, 2)] == ["cover 0"] * 2
         assert not parent.tree.is_ready
+        [stuck] = parent.reports("stuck")
+        assert (stuck.path, stuck.level) == ("processes/worker-0", "warning")
+        assert in_words(stuck) == f"takes too long, 3 s so far: process {silent.pid} does not respond"
+        # Not by the silent one, with which it would be lost if that is killed.
+        assert [
+            process for process in parent.starter.started if f"{stuck.report_id}" in "".join(process.reports)
+        ] == [others[0]]
         await live(silent, *others, for_s=5)
+        [back] = parent.reports("recovery")
+        assert back.path == "processes/worker-0"
+        assert back.duration_s is not None
+        assert in_words(back) == f"process {silent.pid} responds again; lasted {back.duration_s:g} s"
         assert [covered(parent, slot) for slot in range(3)] == ["cover"] * 3
         assert silent.signals == []
         assert parent.starter.started == [silent, *others]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.telemetry.logs.folding import KINDS_MAX, PERIOD_S, Folding
 from holdfast.telemetry.logs.lines import Fields
+from holdfast.telemetry.reports.report import REPORT_KINDS
 
 
 class Clock:
@@ -70,10 +73,18 @@ def test_lines_that_differ_in_a_text_are_not_folded() -> None:
     assert folding.admit(lost(reason="timed out"))
 
 
-def test_reports_that_differ_in_numbers_are_folded() -> None:
+def test_dead_letters_that_differ_in_numbers_are_folded() -> None:
     folding = Folding(Clock())
-    assert folding.admit({"event": "crash", "path": "accounts", "text": "crashed; restarts in 0.21 s (1 of 5)"})
-    assert not folding.admit({"event": "crash", "path": "accounts", "text": "crashed; restarts in 0.4 s (2 of 5)"})
+    assert folding.admit({"event": "dead_letter", "path": "accounts", "text": "not handled: full after 12 ms"})
+    assert not folding.admit({"event": "dead_letter", "path": "accounts", "text": "not handled: full after 9 ms"})
+
+
+@pytest.mark.parametrize("kind", sorted(set(REPORT_KINDS) - {"dead_letter"}))
+def test_other_reports_are_never_held(kind: str) -> None:
+    folding = Folding(Clock())
+    lines = [{"event": kind, "path": "accounts", "text": f"{number} of 5 restarts"} for number in range(1, 6)]
+    assert all(folding.admit({**line}) for line in lines)
+    assert folding.due(at_once=True) == []
 
 
 def test_no_count_is_lost_when_there_are_too_many_kinds() -> None:

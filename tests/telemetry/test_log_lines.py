@@ -19,6 +19,7 @@ from holdfast.ledger.ids import Prefix, new_id
 from holdfast.settings.settings import load_settings
 from holdfast.sockets.listening import CannotListen
 from holdfast.start.single_process import serve
+from holdfast.telemetry import logs
 from holdfast.telemetry.logs import configure_logging, flush_logs, log_event, scrub_secrets
 from holdfast.telemetry.logs.task_events import EVENTS_MAX
 from holdfast.telemetry.scrubbing import _Registered, register_secrets, scrub
@@ -155,6 +156,19 @@ def test_repeated_lines_of_libraries_are_folded_at_the_end(out: io.StringIO) -> 
     assert len(lines(out)) == 1
     flush_logs()
     assert [line.get("folded") for line in lines(out)] == [None, 49]
+
+
+def test_a_folded_line_has_the_time_at_which_it_happened(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure_logging("json", stream=out)
+    times = iter(f"2026-11-22T03:00:0{second}.000Z" for second in range(10))
+    monkeypatch.setattr(logs, "time_of_line", lambda: next(times))
+    for _ in range(3):
+        logging.getLogger("hypercorn.error").warning("connection lost")
+    flush_logs()
+    assert [(line["time"], line.get("folded")) for line in lines(out)] == [
+        ("2026-11-22T03:00:00.000Z", None),
+        ("2026-11-22T03:00:02.000Z", 2),
+    ]
 
 
 def test_alembic_says_nothing_of_what_each_start_repeats(out: io.StringIO) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.telemetry.reports.report import REPORT_KINDS, Report, in_words
-from holdfast.telemetry.scrubbing import masked, scrub
+from holdfast.telemetry.scrubbing import scrub, spelled
 
 FAULT = {"reason_type": "ValueError", "reason": "a\n b", "location": "m:3"}
 EXAMPLES: list[tuple[dict[str, Any], str]] = [
@@ -100,6 +100,9 @@ def test_there_is_an_example_of_every_kind() -> None:
     assert {fields["kind"] for fields, _ in EXAMPLES} == {*REPORT_KINDS}
 
 
-def test_an_operators_address_is_recognisable_in_the_log() -> None:
-    assert masked("grace@example.com") == scrub(masked("grace@example.com")) == "g***@example.com"
-    assert masked("operator-token") == "operator-token"
+def test_operators_are_told_apart_in_the_log() -> None:
+    for local in ("grace", "g.hopper"):
+        assert (
+            spelled(f"{local}@example.com") == scrub(spelled(f"{local}@example.com")) == f"{local} at example.com"
+        )
+    assert spelled("operator-token") == "operator-token"

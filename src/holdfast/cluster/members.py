@@ -308,7 +308,10 @@ class Members:
         peer.link = None
         peer.unreachable_since = trio.current_time()
         if peer.is_new(reason):
-            log.warning("link closed", member=peer.member.process_id, reason=reason)
+            # A member that ends in order has said before that it drains, or has ended its lease.
+            ends_in_order = peer.has_left or peer.member.membership.state == "draining"
+            write = log.info if ends_in_order else log.warning
+            write("link closed", member=peer.member.process_id, reason=reason)
         self._assign_places()
         # The member may have ended: then its row is read as it is now, and its singletons are claimed.
         self._presence.beat_soon()

@@ -218,7 +218,7 @@ def reconcile_command(
 def reports_command(
     *,
     kind: Annotated[ReportKind | None, typer.Option(help="Only this kind.", show_default=False)] = None,
-    level: Annotated[Level | None, typer.Option(help="This level and louder.", show_default=False)] = None,
+    level: Annotated[Level, typer.Option(help="This level and louder.")] = "info",
     path: Annotated[str | None, typer.Option(help="This child of the tree, and below.", show_default=False)] = None,
     key: Annotated[str | None, typer.Option(help="Only on this actor.", show_default=False)] = None,
     account: Annotated[str | None, typer.Option(help="Only on this account.", show_default=False)] = None,

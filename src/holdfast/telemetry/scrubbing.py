@@ -110,10 +110,11 @@ def has_registered_secret(text: str) -> bool:
     return _registered.is_in(text)
 
 
-def masked(email: str) -> str:
-    """Return an e-mail address that its owner recognises, and that :func:`scrub` leaves: ``a***@example.com``."""
-    local, at, domain = email.rpartition("@")
-    return f"{local[:1]}{SCRUBBED}@{domain}" if at else email
+def spelled(email: str) -> str:
+    """Return an e-mail address in a form that :func:`scrub` leaves, ``ada at example.com``: of an operator, who is
+    named in the log.
+    """
+    return " at ".join(email.rsplit("@", 1))
 
 
 def _class_of(char: str) -> str:

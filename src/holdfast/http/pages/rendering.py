@@ -104,6 +104,7 @@ def environment() -> Environment:
         "tone": formats.tone_of,
         "words": formats.words_of,
         "duration": formats.duration_text,
+        "noun": formats.noun,
         "number": formats.number_text,
         "outside": formats.outside_text,
         "json": formats.json_text,

@@ -11,7 +11,6 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-import structlog
 import trio
 
 from holdfast.start.exit_codes import BAD_CONFIGURATION
@@ -25,8 +24,6 @@ SILENT_S = 3 * ALIVE_S
 FROZEN_S = 30.0
 """After this long it is killed."""
 
-log = structlog.get_logger(__name__)
-
 
 class ProcessEnded(Exception):
     """A child process ended without being stopped, or was not ready in time."""
@@ -38,7 +35,8 @@ class _Run:
     def __init__(self, process: ChildProcess) -> None:
         self.process = process
         self.state: Literal["starting", "ready", "ended"] = "starting"
-        self.is_silent = False
+        self.silent_since: float | None = None
+        """Since when it has shown no sign of life (trio's clock); None while it does."""
         self.changed = trio.Event()
         self.is_reload_due = False
 
@@ -56,8 +54,9 @@ class ProcessSlot:
     """The process in a slot, and its successor while it is replaced; a child of a supervisor.
 
     It ends with its process, unless that was replaced; the supervisor then makes another one for the slot.
-    ``on_change`` is called when its process becomes ready or ends, ``on_end`` with the pid of each that ended. With
-    ``may_finish`` a process that ends with exit code 0 had nothing to do.
+    ``on_change`` is called when its process becomes ready or ends, ``on_end`` with the pid of each that ended.
+    ``on_silence`` is called with its pid when it shows no sign of life for :data:`SILENT_S`, and again, with how
+    long that lasted, when it does. With ``may_finish`` a process that ends with exit code 0 had nothing to do.
     """
 
     def __init__(
@@ -66,12 +65,14 @@ class ProcessSlot:
         *,
         on_change: Callable[[], None] = lambda: None,
         on_end: Callable[[int], None] = lambda _pid: None,
+        on_silence: Callable[[int, float | None], None] = lambda _pid, _lasted_s: None,
         on_misconfigured: Callable[[], None] = lambda: None,
         may_finish: bool = False,
     ) -> None:
         self._start = start
         self._on_change = on_change
         self._on_end = on_end
+        self._on_silence = on_silence
         self._on_misconfigured = on_misconfigured
         self._may_finish = may_finish
         self._runs: list[_Run] = []
@@ -82,7 +83,8 @@ class ProcessSlot:
     @property
     def is_ready(self) -> bool:
         """Whether its process serves, and shows signs of life."""
-        return self._current is not None and self._current.state == "ready" and not self._current.is_silent
+        run = self._current
+        return run is not None and run.state == "ready" and run.silent_since is None
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -213,26 +215,24 @@ class ProcessSlot:
                     self._on_change()
                 elif line == ALIVE:
                     patience_s = SILENT_S
-                    self._note_silence(run, False)
+                    self._note_life(run)
             elif run.state == "starting":
                 return f"was not ready within {START_S:g} s"
             elif run is not self._current or self._stopping.is_set():
                 patience_s = math.inf  # it is ending, for which it has a limit of its own
-            elif run.is_silent:
+            elif run.silent_since is not None:
                 return f"did not respond for {FROZEN_S:g} s"
             else:
                 patience_s = FROZEN_S - SILENT_S
-                self._note_silence(run, True)
+                run.silent_since = trio.current_time() - SILENT_S
+                self._on_silence(run.process.pid, None)
+                self._on_change()
 
-    def _note_silence(self, run: _Run, is_silent: bool) -> None:
-        if run.is_silent == is_silent:
-            return
-        run.is_silent = is_silent
-        if is_silent:
-            log.warning("process does not respond", pid=run.process.pid, for_s=SILENT_S)
-        else:
-            log.info("process responds again", pid=run.process.pid)
-        self._on_change()
+    def _note_life(self, run: _Run) -> None:
+        if run.silent_since is not None:
+            lasted_s, run.silent_since = trio.current_time() - run.silent_since, None
+            self._on_silence(run.process.pid, lasted_s)
+            self._on_change()
 
     async def _note_end(self, run: _Run) -> int:
         code = await run.process.wait()

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from holdfast.start.parent.child_process import COVER, REPORT, ChildProcess
-from holdfast.start.parent.process_slot import ProcessSlot
+from holdfast.start.parent.process_slot import SILENT_S, ProcessSlot
 from holdfast.supervision.spec import Backoff, ChildSpec
 from holdfast.telemetry.reports.report import Level, Report
 from holdfast.telemetry.reports.reporter import Reporter
@@ -117,15 +117,29 @@ class Workers:
         path = f"processes/worker-{number}"
         self._reporter.report(Report(kind="roll", path=path, reason=reason, level=level))
 
+    def _report_silence(self, number: int, pid: int, lasted_s: float | None) -> None:
+        """Report that the process of a slot shows no sign of life, or does so again."""
+        self._reporter.report(
+            Report(
+                kind="stuck" if lasted_s is None else "recovery",
+                path=f"processes/worker-{number}",
+                reason=f"process {pid} {'does not respond' if lasted_s is None else 'responds again'}",
+                duration_s=SILENT_S if lasted_s is None else round(lasted_s, 1),
+                # Its machine may be busy; if it stays silent it is killed, and its end is a crash.
+                level="warning" if lasted_s is None else None,
+            )
+        )
+
     def _tell_one(self, line: str) -> bool:
-        """Send a line to one worker that serves; return whether one has taken it."""
-        return any(slot.tell(line) for slot in self._slots.values())
+        """Send a line to one worker that serves and responds; return whether one has taken it."""
+        return any(slot.is_ready and slot.tell(line) for slot in self._slots.values())
 
     def _new_slot(self, number: int) -> ProcessSlot:
         self._slots[number] = slot = ProcessSlot(
             partial(self._start, number),
             on_change=self._cover,
             on_end=self._on_end,
+            on_silence=partial(self._report_silence, number),
             on_misconfigured=self._on_misconfigured if number not in self._was_ready else lambda: None,
         )
         return slot

@@ -118,7 +118,7 @@ class _Lines:
             due = self._folding.due(at_once=at_once)
             counted = self._task_events.due(at_once=at_once)
         for fields in due:
-            self.put(self.render(fields | {"time": time_of_line()}))
+            self.put(self.render(fields))
         if counted is not None:
             self.put(self.render({"time": time_of_line(), "level": "info", **counted, **self.context()}))
 

@@ -1,4 +1,9 @@
-"""Folding of repeated lines: the first is written at once, its repetitions later as one line with a count."""
+"""Folding of repeated lines: the first is written at once, its repetitions later as one line with a count.
+
+A report is never held, so that what a supervisor and an operator did is read in the order in which it happened;
+:class:`~holdfast.telemetry.reports.reporter.Reporter` limits their number. Messages that were not handled may be
+very many.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from holdfast.telemetry.logs.lines import Fields
+from holdfast.telemetry.reports.report import REPORT_KINDS
 
 PERIOD_S: Final = 10.0
 PERIOD_MAX_S: Final = 600.0
@@ -16,6 +22,9 @@ ALIKE_MAX: Final = 3
 """How many lines that differ only in their ids are written before the others are counted."""
 KINDS_MAX: Final = 500
 """How many kinds of line are remembered; beyond that the oldest is forgotten, and written when it comes again."""
+
+NEVER_HELD: Final = frozenset(REPORT_KINDS) - {"dead_letter"}
+"""The kinds of report whose lines are each written at once."""
 
 _IDS: Final = frozenset({"key", "task_id", "account_id", "order_id", "event_id", "batch_id"})
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
@@ -51,6 +60,8 @@ class Folding:
 
     def admit(self, fields: Fields) -> bool:
         """Whether to write this line now; otherwise it is counted."""
+        if "path" in fields and fields["event"] in NEVER_HELD:
+            return True
         now_s = self._clock()
         kind = tuple((name, text) for name, text in _texts(fields) if name not in _NOT_COMPARED)
         found = self._kinds.get(kind)

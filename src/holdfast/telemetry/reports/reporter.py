@@ -22,7 +22,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.telemetry import metrics
 from holdfast.telemetry.reports.causes import describe
 from holdfast.telemetry.reports.report import UNDATED, Report, ReportKind, in_words, level_of
-from holdfast.telemetry.scrubbing import masked, scrub
+from holdfast.telemetry.scrubbing import scrub, spelled
 
 RING_RECORDS: Final = 1_000
 TEXT_LOGGED_CHARS: Final = 240
@@ -143,7 +143,7 @@ class Reporter:
         )
 
     def _write(self, report: Report, fault: BaseException | None) -> None:
-        text = in_words(report if report.operator is None else replace(report, operator=masked(report.operator)))
+        text = in_words(report if report.operator is None else replace(report, operator=spelled(report.operator)))
         # Also without a value: what the present task is about need not be what the report is about.
         fields = {
             "path": report.path,
