@@ -33,6 +33,7 @@ from holdfast.supervision.control.messages import (
     GroupDescription,
     KeyList,
     ListKeys,
+    RefusedRequestList,
     SampleList,
 )
 from holdfast.telemetry.metrics.samples import Sample
@@ -347,7 +348,11 @@ async def test_a_fault_is_shown_with_the_navigation(api: Api, browser: PageReade
 
 async def test_every_list_without_entries_is_a_valid_page(api: Api, browser: PageReader) -> None:
     answer_controls(
-        api, DescribeProcess=PROCESS, ReadSamples=SampleList("proc_1", make_samples(Sample)), ListKeys=KeyList([])
+        api,
+        DescribeProcess=PROCESS,
+        ReadSamples=SampleList("proc_1", make_samples(Sample)),
+        ListKeys=KeyList([]),
+        ListRefusedRequests=RefusedRequestList([], []),
     )
     for path in PAGES:
         if "{" not in path and path != "/ops/find":

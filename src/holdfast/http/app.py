@@ -16,6 +16,8 @@ from werkzeug.exceptions import NotFound
 from werkzeug.routing import MapAdapter
 
 from holdfast.http.endpoints import all_routes
+from holdfast.http.kit.calls import origin_of_request
+from holdfast.http.kit.credentials import key_prefix_sent
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import RefusalResponse
 from holdfast.http.kit.problems import has_problems, problem_response
@@ -25,8 +27,12 @@ from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
 from holdfast.http.pages.serving import PageServer
 from holdfast.http.pages.subjects import all_views
 from holdfast.http.pages.views import View
+from holdfast.ledger.clock import format_time
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
+from holdfast.telemetry.refused_requests import RefusedRequest
+from holdfast.telemetry.scrubbing import spelled
+from holdfast.telemetry.traces import trace_id
 
 Served: TypeAlias = Route | View
 """An endpoint, or a page."""
@@ -123,10 +129,28 @@ def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) ->
     duration_s = time.perf_counter() - request.started_s
     if isinstance(response, RefusalResponse) and has_problems(request.path):
         response = problem_response(response)
-    deps.refused.count(response)
+    if isinstance(response, RefusalResponse):
+        deps.refused.count(_refused_request(deps, request, response))
     end_trace(request, response.status_code)
     _histogram(request.endpoint or "none", response.status_code).observe(duration_s)
     return response
+
+
+def _refused_request(deps: Dependencies, request: HoldfastRequest, response: RefusalResponse) -> RefusedRequest:
+    """Return what is kept of a refused request. A credential is named as far as its owner may see it."""
+    key_prefix, origin = key_prefix_sent(request.sent(b"authorization")), origin_of_request(request, deps.settings)
+    return RefusedRequest(
+        at=format_time(deps.now()),
+        member_id=deps.refused.member_id,
+        status=response.status_code,
+        code=response.code,
+        route=request.endpoint or "none",
+        request_id=request.id,
+        trace_id=trace_id() or request.id[4:],
+        caller=spelled(request.caller or key_prefix or origin),
+        key_prefix=key_prefix,
+        origin=origin,
+    )
 
 
 def _options(adapter: MapAdapter, request: Request) -> Response:

@@ -144,4 +144,5 @@ def _dependencies(
         urls=parts.urls,
         now=now,
         conditions=parts.conditions,
+        refused=parts.refused,
     )

@@ -69,6 +69,7 @@ def control_child(
             tree=tree(),
             groups=groups,
             dead_letters=parts.dead_letters,
+            refused=parts.refused,
             member_state=lambda: parts.members.state,
             is_database_open=lambda: parts.database.gate.is_open,
             conditions=parts.conditions,

@@ -30,6 +30,7 @@ from holdfast.providers.storage.local import LocalStore
 from holdfast.settings.settings import PREFIX, Settings, SettingsFault
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.telemetry.metrics.samples import SampleRing
+from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.reports.conditions import CARD, DATABASE, Conditions
 from holdfast.telemetry.reports.feed import ReportFeed
 from holdfast.telemetry.reports.report import ReportsAfter
@@ -84,6 +85,7 @@ class Parts:
     feed: ReportFeed
     samples: SampleRing
     dead_letters: DeadLetters
+    refused: RefusedRequests
     poison: PoisonQueue = field(default_factory=PoisonQueue)
     refs: WorkerRefs = field(default_factory=WorkerRefs)
     submits: set[SubmitKey] = field(default_factory=set)
@@ -147,6 +149,7 @@ def parts_of(
         feed=ReportFeed(reporter, ReportTable(database)),
         samples=SampleRing(settings.data_dir / f"samples-{worker or 0}.json"),
         dead_letters=DeadLetters(process.process_id, now=now),
+        refused=RefusedRequests(conditions, process.process_id),
     )
 
 

@@ -50,6 +50,7 @@ from holdfast.persistence.queries.credentials import SessionRecord, find_api_key
 from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.server.lookups import Find, Lookup
+from holdfast.settings.settings import Settings
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -310,7 +311,7 @@ class Call:
         found = await identify(self.deps, self.request, self.origin(), csrf_token=self.csrf_token())
         if isinstance(found, Refusal):
             return found
-        self.operator = found
+        self.operator, self.request.caller = found, found.name
         return MAY_ONLY_READ if _ROLES[self.route.auth] == "act" and found.role != "act" else None
 
     def csrf_token(self) -> str | None:
@@ -328,6 +329,7 @@ class Call:
             assert self.bearer is not None
             self._known_key = self.deps.key_cache.get(self.bearer.sha256)
             if self._known_key is not None:
+                self.request.caller = self._known_key.account_id
                 self._record_use(self._known_key)
             else:
                 key = await self.verify_key()
@@ -378,6 +380,10 @@ class Call:
         assert self.bearer is not None
         lookup = Lookup(_FIND[self.bearer.kind], self.bearer.sha256)
         await self._look_up(lookup, *lookups)
+        if lookup.found is not None:
+            # Also of one that is not valid any more.
+            owner = lookup.found if self.bearer.kind == "session" else lookup.found[0]
+            self.request.caller = owner.account_id
         caller = self._valid(lookup.found, self.deps.now())
         if not isinstance(caller, Refusal):
             self._admit(caller)
@@ -457,15 +463,7 @@ class Call:
 
     def origin(self) -> str:
         """Return the origin of the request, by which limits count."""
-        client = self.request.scope.get("client")
-        settings = self.deps.settings
-        address = client_address(
-            str(client[0]) if client else None,
-            self.request.headers.getlist(settings.proxy_header),
-            settings.trusted_proxies,
-            header=settings.proxy_header,
-        )
-        return origin_of(address)
+        return origin_of_request(self.request, self.deps.settings)
 
     def query(self) -> dict[str, list[str]]:
         """Return the query parameters, each with all its values."""
@@ -514,6 +512,18 @@ class Call:
             )
         )
         return refusal if found is None else replay(found, idempotency, reply_type)
+
+
+def origin_of_request(request: HoldfastRequest, settings: Settings) -> str:
+    """Return the origin of a request, by which limits count."""
+    client = request.scope.get("client")
+    address = client_address(
+        str(client[0]) if client else None,
+        request.headers.getlist(settings.proxy_header),
+        settings.trusted_proxies,
+        header=settings.proxy_header,
+    )
+    return origin_of(address)
 
 
 def _too_large(bytes_max: int, when: str = "") -> Refusal:

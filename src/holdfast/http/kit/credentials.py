@@ -112,6 +112,12 @@ def read_bearer(authorization: Sequence[str], wanted: CredentialKind | None) -> 
     return INVALID_SESSION if kind == "session" else INVALID_API_KEY
 
 
+def key_prefix_sent(authorization: Sequence[str]) -> str | None:
+    """Return how the API key begins that a request has; None for another credential or none."""
+    match = _AUTHORIZATION.fullmatch(authorization[0]) if len(authorization) == 1 else None
+    return match[1][:KEY_PREFIX_CHARS] if match is not None and is_api_key(match[1]) else None
+
+
 def read_tried_token(authorization: Sequence[str]) -> str | Refusal:
     """Read the request's Authorization headers as what may be the operators' token.
 

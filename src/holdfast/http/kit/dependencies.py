@@ -14,7 +14,6 @@ from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.credentials import KeyCache
-from holdfast.http.kit.errors import RefusedRequests
 from holdfast.http.kit.fair_shares import (
     CARD_CALLS_MAX,
     CARD_CALLS_WAITING_MAX,
@@ -45,6 +44,7 @@ from holdfast.providers.storage.base import AssetStore
 from holdfast.settings.settings import Settings
 from holdfast.supervision.control.messages import MemberView
 from holdfast.supervision.poison_replays import PoisonReplays
+from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.feed import ReportFeed
 from holdfast.telemetry.reports.report import Report
@@ -197,11 +197,7 @@ class Dependencies:
     changes: Changes = field(default_factory=Changes)
     lost_answers: LostAnswers = field(default_factory=LostAnswers)
     conditions: Conditions = field(default_factory=lambda: Conditions(Reporter()))
-
-    @cached_property
-    def refused(self) -> RefusedRequests:
-        """The counts of refused requests."""
-        return RefusedRequests(self.conditions)
+    refused: RefusedRequests = field(default_factory=lambda: RefusedRequests(Conditions(Reporter())))
 
     @cached_property
     def waiting(self) -> WaitingCalls:

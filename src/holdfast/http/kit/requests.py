@@ -57,6 +57,8 @@ class HoldfastRequest(TrioRequest):
         self._has_read_all = False
         self.started_s = 0.0
         self.id = ""
+        self.caller: str | None = None
+        """Whose credential it has: an account's id or an operator's name; None while that is not known."""
         self.traceresponse: str | None = None
         """The caller's trace, which this request continues."""
         self.span: Span | None = None

@@ -66,6 +66,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
             Entry("/ops/tasks", "Unfinished tasks"),
             Entry("/ops/failed-tasks", "Failed tasks"),
             Entry("/ops/providers", "Providers"),
+            Entry("/ops/refused-requests", "Refused requests"),
             Entry("/ops/books", "Books"),
             Entry("/ops/actions", "Operators' actions"),
         ),

@@ -402,6 +402,8 @@ outbox = Table(
     Column("snapshot", JSON, nullable=False),
     PrimaryKeyConstraint("account_id", "event_id"),
     Index("ix_outbox_task", "account_id", "request_id"),
+    # For operators, who have an event's id alone.
+    Index("ix_outbox_event_id", "event_id"),
     Index(
         "ix_outbox_webhook",
         "account_id",

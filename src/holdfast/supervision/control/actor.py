@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -33,10 +34,12 @@ from holdfast.supervision.control.messages import (
     Draining,
     DrainProcess,
     ListDeadLetters,
+    ListRefusedRequests,
     ProcessDescription,
     ProcessIdentity,
     ProviderView,
     ReadSamples,
+    RefusedRequestList,
     RestartChild,
     SampleList,
     StartChild,
@@ -48,6 +51,7 @@ from holdfast.supervision.status import ChildStatus
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.telemetry.metrics.figures import UNKNOWN, figures_of, frequent_refusals, slowest_routes
 from holdfast.telemetry.metrics.samples import SampleRing
+from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.traces import traceparent
 
@@ -70,6 +74,7 @@ class ControlledProcess:
     tree: Supervisor
     groups: Mapping[str, ControlledGroup]
     dead_letters: DeadLetters
+    refused: RefusedRequests
     member_state: Callable[[], MemberState]
     is_database_open: Callable[[], bool]
     conditions: Conditions
@@ -138,6 +143,8 @@ class ControlActor(Worker):
                 return self._describe()
             case ListDeadLetters():
                 return self._dead_letters(message)
+            case ListRefusedRequests():
+                return self._refused_requests(message)
             case ReadSamples():
                 return SampleList(self._process.identity.member_id, [*self._process.samples.since(message.since)])
             case DrainProcess():
@@ -168,6 +175,11 @@ class ControlActor(Worker):
     def _dead_letters(self, query: ListDeadLetters) -> DeadLetterList:
         found = [each for each in self._process.dead_letters.recent() if query.reason in (None, each.reason)]
         return DeadLetterList(data=found[: query.limit], counts=self._process.dead_letters.counts())
+
+    def _refused_requests(self, query: ListRefusedRequests) -> RefusedRequestList:
+        refused, sought = self._process.refused, query.sought
+        found = (each for each in refused.recent() if sought is None or each.is_about(sought))
+        return RefusedRequestList(data=[*islice(found, query.limit)], callers=refused.callers())
 
 
 def _providers(states: Mapping[str, ProviderState]) -> dict[str, ProviderView]:

@@ -19,6 +19,7 @@ from holdfast.supervision.keyed_reports import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
 from holdfast.telemetry.metrics.figures import ProviderFigures, RefusalFigures, RouteFigures
 from holdfast.telemetry.metrics.samples import Sample
+from holdfast.telemetry.refused_requests import RefusedCaller, RefusedRequest
 from holdfast.telemetry.reports.conditions import LastingCondition
 
 ActorState = Literal["passivated", "starting", "active", "backing_off", "quarantined"]
@@ -159,6 +160,15 @@ class DeadLetterList(msgspec.Struct, frozen=True):
     """All since the start, by reason."""
 
 
+class RefusedRequestList(msgspec.Struct, frozen=True):
+    """Refused requests of one process, and who sent them."""
+
+    data: list[RefusedRequest]
+    """The newest of them, newest first."""
+    callers: list[RefusedCaller]
+    """Who was refused most in the last ten minutes."""
+
+
 class SampleList(msgspec.Struct, frozen=True):
     """Samples of one process."""
 
@@ -209,6 +219,14 @@ class ListDeadLetters(Command["DeadLetterList"], frozen=True):
 
     is_idempotent: ClassVar[bool] = True
     reason: str | None
+    limit: int
+
+
+class ListRefusedRequests(Command["RefusedRequestList"], frozen=True):
+    """List the newest refused requests; only those about ``sought`` if given, such as a request or a caller."""
+
+    is_idempotent: ClassVar[bool] = True
+    sought: str | None
     limit: int
 
 
@@ -293,5 +311,11 @@ ChildAction: TypeAlias = StopChild | StartChild | RestartChild
 GroupAction: TypeAlias = PauseGroup | ResumeGroup
 GroupCommand: TypeAlias = ListKeys | DescribeKey | KeyAction | GroupAction
 ControlCommand: TypeAlias = (
-    DescribeProcess | ListDeadLetters | ReadSamples | DrainProcess | ChildAction | GroupCommand
+    DescribeProcess
+    | ListDeadLetters
+    | ListRefusedRequests
+    | ReadSamples
+    | DrainProcess
+    | ChildAction
+    | GroupCommand
 )

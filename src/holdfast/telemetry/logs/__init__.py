@@ -25,7 +25,7 @@ from holdfast.telemetry.logs.lines import LogFormat, Render, console_renderer, i
 from holdfast.telemetry.logs.task_events import EVENTS_MAX, EVENTS_OF_PROCESS_MIN, TaskEvents
 from holdfast.telemetry.logs.writer import LineWriter
 from holdfast.telemetry.scrubbing import SCRUBBED, has_registered_secret, scrub
-from holdfast.telemetry.traces import request_id, trace_id
+from holdfast.telemetry.traces import other_request_id, trace_id
 
 __all__ = ["configure_logging", "flush_logs", "log_event", "scrub_secrets"]
 
@@ -85,10 +85,10 @@ class _Lines:
     def context(self) -> dict[str, object]:
         """Return the fields of every line: the trace, the request if its id is another, the worker process."""
         found: dict[str, object] = {}
-        trace, request = trace_id(), request_id.get()
+        trace, request = trace_id(), other_request_id()
         if trace is not None:
             found["trace_id"] = trace
-        if request is not None and request[4:] != trace:
+        if request is not None:
             found["request_id"] = request
         if self.worker is not None:
             found["worker"] = self.worker

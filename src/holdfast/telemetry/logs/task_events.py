@@ -8,10 +8,10 @@ from typing import Final
 
 from holdfast.telemetry.logs.lines import Fields
 
-EVENTS_MAX: Final = 20
+EVENTS_MAX: Final = 1_000
 """How many events of a period are written one by one, and from how many a period on the next is only counted."""
-EVENTS_OF_PROCESS_MIN: Final = 10
-"""The least number that each process writes one by one, however many processes there are: those of a few tasks."""
+EVENTS_OF_PROCESS_MIN: Final = 100
+"""The least number that each process writes one by one, however many processes there are."""
 PERIOD_S: Final = 10.0
 COUNTED_PERIOD_S: Final = 60.0
 """The length of a period whose events are only counted."""

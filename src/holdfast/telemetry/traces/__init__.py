@@ -57,6 +57,12 @@ def trace_id() -> str | None:
     return trace_id_in(traceparent.get())
 
 
+def other_request_id() -> str | None:
+    """Return the id of the current HTTP request, unless it is the digits of its trace or there is none."""
+    request = request_id.get()
+    return None if request is None or request[4:] == trace_id() else request
+
+
 def trace_header() -> dict[str, str]:
     """Return the header by which another server continues the current trace; empty outside of any."""
     text = traceparent.get()

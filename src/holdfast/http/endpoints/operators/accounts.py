@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -52,6 +53,7 @@ from holdfast.persistence.queries.accounts import (
     email_of_account,
     operation_place,
 )
+from holdfast.persistence.queries.finding import made_by_request, subject_of
 from holdfast.persistence.queries.orders import top_up_of_account
 
 T = TypeVar("T")
@@ -345,8 +347,15 @@ def _read_account(rows: Connection, account_id: str, *, now: datetime) -> Accoun
 
 
 _SOUGHT: Final = replace(
-    filter_by("q", "The beginning of an e-mail address or of an API key, or the id of an operation."), required=True
+    filter_by(
+        "q",
+        "The beginning of an e-mail address or of an API key; or the id of an operation, an event, a webhook, a "
+        "payment or charge of the card provider, or of a request (`X-Request-Id`) or trace that created something.",
+    ),
+    required=True,
 )
+
+TRACE_OR_REQUEST_ID: Final = re.compile(r"(?:req_)?([0-9a-f]{32})", re.ASCII)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -354,9 +363,9 @@ class Found(msgspec.Struct, frozen=True):
 
     account_id: AccountId
     email: str | None = None
-    """Its e-mail address; null while it cannot be read."""
+    """Its e-mail address; null where an id was sought."""
     reference: str | None = None
-    """The task or order of the operation that was sought; null if none was."""
+    """The task or order that the id is about; null if it is about the account alone."""
 
 
 class FoundList(msgspec.Struct, frozen=True):
@@ -369,7 +378,7 @@ class FoundList(msgspec.Struct, frozen=True):
 @route(
     "GET",
     "/ops/api/find",
-    summary="Find accounts by the beginning of an e-mail address or API key, or the account of an operation",
+    summary="Find accounts by the beginning of an e-mail address or API key; or what an id is about",
     auth=Auth.OPERATOR_READ,
     reply=FoundList,
     parameters=(_SOUGHT, LIMIT),
@@ -386,9 +395,15 @@ async def find(call: Call) -> Outcome:
         if sought.startswith("op_"):
             place = operation_place(rows, sought)
             return [] if place is None else [Found(account_id=place[0], reference=place[1])]
+        if trace := TRACE_OR_REQUEST_ID.fullmatch(sought):
+            made = made_by_request(rows, trace[1], window.limit)
+            return [Found(each.account_id, reference=each.reference) for each in made]
         if sought.startswith(API_KEY_START):
             found = accounts_of_key(rows, sought[:KEY_PREFIX_CHARS], window.limit)
         else:
+            subject = None if "@" in sought else subject_of(rows, sought)
+            if subject is not None:
+                return [Found(subject.account_id, reference=subject.reference)]
             found = accounts_of_address(rows, sought.lower(), window.limit)
         return [Found(each.account_id, each.email) for each in found]
 

@@ -23,6 +23,7 @@ from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import StoredTask, failed_tasks, stored_task, task_by_id, unfinished_tasks
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.scrubbing import scrub
+from holdfast.telemetry.traces import trace_id_in
 
 route = RouteTable("Operators")
 
@@ -59,6 +60,10 @@ class TaskRecord(TaskDetails, frozen=True):
     """The provider's name of the job; null until it has accepted it."""
     webhook_url: str | None
     """Where the task's events are sent; null if nowhere."""
+    trace_id: str | None
+    """The trace of the request that created it."""
+    http_request_id: str | None
+    """The `X-Request-Id` of that request; null if it is `req_` and the trace's id."""
 
 
 class TaskDetailsList(StoredListBody[TaskDetails], frozen=True):
@@ -123,6 +128,7 @@ async def read_task_details(call: Call) -> Outcome:
         TaskRecord,
         input=input_of(found),
         provider_job_id=found.state.provider_ref,
+        trace_id=trace_id_in(found.request.traceparent),
     )
 
 

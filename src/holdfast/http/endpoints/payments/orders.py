@@ -23,6 +23,7 @@ from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.orders.order import Order, OrderResult, OrderStatus, Provider, Seller, order_request
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.orders import order_of_account, orders_of_account
+from holdfast.telemetry.traces import other_request_id, traceparent
 
 route = RouteTable("Payments")
 
@@ -105,6 +106,8 @@ async def write_order(
         livemode=livemode,
         sandbox_event_id=new_id("evt") if is_sandbox else None,
         signed_at=int(now.timestamp()) if is_sandbox else None,
+        traceparent=traceparent.get(),
+        http_request_id=other_request_id(),
     )
     command = CreateOrder(request=request, idempotency=idempotency)
     return await call.ask(call.deps.accounts.ref(request.account_id), command)

@@ -45,7 +45,7 @@ from holdfast.persistence.server.lookups import Lookup
 from holdfast.providers.outbound.urls import is_public_url
 from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
 from holdfast.telemetry import metrics
-from holdfast.telemetry.traces import traceparent
+from holdfast.telemetry.traces import other_request_id, traceparent
 
 T = TypeVar("T")
 
@@ -220,6 +220,7 @@ def _command(
         webhook_events=_kinds(wanted),
         webhook_format=webhook_format,
         traceparent=traceparent.get(),
+        http_request_id=other_request_id(),
     )
     return CreateTask(request, TASKS_WRITE, idempotency, after)
 
@@ -364,6 +365,7 @@ def _retry_command(
         hold_micro=priced.terms.hold_micro,
         retry_of=original.request_id,
         traceparent=traceparent.get(),
+        http_request_id=other_request_id(),
     )
     return CreateTask(request, TASKS_WRITE, idempotency)
 

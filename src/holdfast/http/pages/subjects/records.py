@@ -1,10 +1,11 @@
-"""What is recorded: operators' actions, and reports."""
+"""What is recorded: operators' actions, reports, and refused requests."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from holdfast.http.endpoints.operators.actions import list_operator_actions
+from holdfast.http.endpoints.operators.refused_requests import list_refused_requests
 from holdfast.http.endpoints.operators.reports import list_reports
 from holdfast.http.pages.formats import tone_of
 from holdfast.http.pages.rendering import Html
@@ -18,6 +19,12 @@ view = ViewTable()
 async def operator_actions(visit: Visit) -> ViewResult:
     """All actions, newest first."""
     return Html("operator_actions.html", {"actions": await visit.read_list(list_operator_actions)})
+
+
+@view("/ops/refused-requests")
+async def refused_requests(visit: Visit) -> ViewResult:
+    """The newest of all processes, and who sent most."""
+    return Html("refused_requests.html", {"requests": await visit.read_list(list_refused_requests)}, is_live=True)
 
 
 LEVEL_DEFAULT: Final = "info"

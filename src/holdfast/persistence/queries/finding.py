@@ -1,0 +1,74 @@
+"""What operators find by an id that a customer, a bank or a log shows: of a request, payment, event or webhook."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, get_args
+
+from sqlalchemy import Connection, TextClause, bindparam, select, text
+
+from holdfast.ledger.orders.order import Provider
+from holdfast.persistence.records.tables import order_payments, outbox, payment_events, webhooks
+
+SCANNED_MAX: Final = 50_000
+"""How many tasks, and how many orders, are searched for a request: they have no index for it."""
+CLOCKS_APART_MS: Final = 10_000
+"""How much earlier than its request the clock of another machine may make a task."""
+_UUID7: Final = "7"
+
+
+class FoundSubject(NamedTuple):
+    """What was found: an account, and its task or order if it is one."""
+
+    account_id: str
+    reference: str | None
+
+
+def _of_request(table: str, column: str, order: str) -> TextClause:
+    return text(
+        f"select account_id, {column} as reference from ("
+        f"select account_id, {column}, request from {table} where {column} >= :first order by {column} {order} "
+        "limit :scanned) newer where left(request ->> 'traceparent', 35) = :trace "
+        "or request ->> 'http_request_id' = :request_id limit :most"
+    )
+
+
+_TABLES: Final = (("tasks", "request_id", "task_"), ("orders", "order_id", "ord_"))
+_AFTER: Final = [(_of_request(table, column, "asc"), prefix) for table, column, prefix in _TABLES]
+_NEWEST: Final = [(_of_request(table, column, "desc"), prefix) for table, column, prefix in _TABLES]
+_PROVIDERS: Final = get_args(Provider)
+_WEBHOOK: Final = select(webhooks.c.account_id).where(webhooks.c.webhook_id == bindparam("sought")).limit(1)
+_PAYMENT: Final = select(order_payments.c.account_id, order_payments.c.order_id).where(
+    order_payments.c.provider.in_(_PROVIDERS), order_payments.c.provider_object_id == bindparam("sought")
+)
+_PAYMENT_EVENT: Final = select(payment_events.c.account_id, payment_events.c.order_id).where(
+    payment_events.c.provider.in_(_PROVIDERS),
+    payment_events.c.event_id == bindparam("sought"),
+    payment_events.c.account_id.is_not(None),
+)
+_EVENT: Final = select(outbox.c.account_id, outbox.c.request_id).where(outbox.c.event_id == bindparam("sought"))
+
+
+def made_by_request(rows: Connection, digits: str, most: int) -> list[FoundSubject]:
+    """Return the tasks and orders of the request or trace with this id, 32 hex digits.
+
+    The id of a request, and of a trace that began with it, has its time: what came next is searched. For a trace
+    of a caller the newest are.
+    """
+    has_time = digits[12] == _UUID7
+    first = f"{max(0, int(digits[:12], 16) - CLOCKS_APART_MS):012x}" if has_time else ""
+    given = {"trace": f"00-{digits}", "request_id": f"req_{digits}", "scanned": SCANNED_MAX, "most": most}
+    found = [
+        FoundSubject(row.account_id, row.reference)
+        for query, prefix in (_AFTER if has_time else _NEWEST)
+        for row in rows.execute(query, {**given, "first": prefix + first})
+    ]
+    return found[:most]
+
+
+def subject_of(rows: Connection, sought: str) -> FoundSubject | None:
+    """Return what a webhook, the card company's payment, charge or event, or an event of ours is about."""
+    for query in (_WEBHOOK, _PAYMENT, _PAYMENT_EVENT, _EVENT):
+        row = rows.execute(query, {"sought": sought}).first()
+        if row is not None:
+            return FoundSubject(row.account_id, row[1] if len(row) > 1 else None)
+    return None
