@@ -317,7 +317,7 @@ async def test_a_lease_counts_from_the_beginning_of_its_beat(autojump_clock: Moc
     assert presence.has_claimed("reconciler") == (frozen_s == 0)
 
 
-async def test_a_lost_lease_is_a_warning_when_it_is_lost_and_none_after_the_outage(
+async def test_a_lost_lease_is_a_warning_at_the_time_and_not_afterwards(
     autojump_clock: MockClock,
 ) -> None:
     presence = Node(Rows(), "proc_a").presence
@@ -333,7 +333,7 @@ async def test_a_lost_lease_is_a_warning_when_it_is_lost_and_none_after_the_outa
             await trio.sleep(LEASE_S / 2)
             presence.miss_beat()
         beat()
-        # Of a process that was frozen, nothing could be told before.
+        # A process that was frozen could not log it before.
         await trio.sleep(LEASE_S + 1)
         beat()
     assert [(line["log_level"], line["event"].partition(":")[0], line.get("for_s")) for line in logs] == [

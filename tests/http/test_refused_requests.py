@@ -64,8 +64,8 @@ def test_the_first_of_a_caller_and_code_has_a_line_and_the_others_are_one() -> N
         requests.end_period()
         requests.end_period()
         requests.count(of("acct_1", number=9))
-    told = [(line["caller"], line["code"], line["request_id"][-1]) for line in lines if "caller" in line]
-    assert told == [
+    alone = [(line["caller"], line["code"], line["request_id"][-1]) for line in lines if "caller" in line]
+    assert alone == [
         ("acct_1", "insufficient_credit", "0"),
         ("acct_1", "task_not_found", "0"),
         ("192.0.2.1", "insufficient_credit", "0"),
@@ -139,7 +139,7 @@ async def test_a_refused_request_names_its_caller_as_far_as_it_is_known(api: Api
         assert (line["request_id"], line["caller"]) == (found.request_id, found.caller)
         return found.caller, found.key_prefix, found.code
 
-    # The origin of requests in this process has no address that they could be told apart by.
+    # The origin of requests in this process has no address that they could be alone apart by.
     origin = (await sent())[0]
     unknown = mint_api_key("acct_9", live=False)
     assert await sent(Authorization=f"Bearer {unknown.secret}") == (

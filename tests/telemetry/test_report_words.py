@@ -100,7 +100,7 @@ def test_there_is_an_example_of_every_kind() -> None:
     assert {fields["kind"] for fields, _ in EXAMPLES} == {*REPORT_KINDS}
 
 
-def test_operators_are_told_apart_in_the_log() -> None:
+def test_operators_of_one_initial_differ_in_the_log() -> None:
     for local in ("grace", "g.hopper"):
         assert (
             spelled(f"{local}@example.com") == scrub(spelled(f"{local}@example.com")) == f"{local} at example.com"

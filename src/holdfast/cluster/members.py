@@ -42,6 +42,8 @@ JOIN_S = 2.0
 """How long a new member waits for its links before it is ready without some of them."""
 DRAIN_S = 1.0
 """How long a draining member waits until its row says so."""
+READ_S = 1.0
+"""How long the line on a closed link waits for the member's row."""
 UNREACHED_S = 5.0
 """A member that cannot be reached for so long is logged: one that has just ended is not missed."""
 LINKS_MAX = 256
@@ -117,6 +119,7 @@ class Members:
         self.owners: tuple[str, ...] = ()
         """The members that own places."""
         self._known = trio.Event()
+        self._rows_read = trio.Event()
         self._announced = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._listens = False
@@ -236,6 +239,8 @@ class Members:
         if not (was_complete and self._is_sent_everything()):
             self._changes.note_missed()
         self._known.set()
+        self._rows_read.set()
+        self._rows_read = trio.Event()
         if written is self._presence.membership and not self._announced.is_set():
             self._announced.set()
             for peer in self._peers.values():
@@ -307,14 +312,19 @@ class Members:
     def _on_down(self, peer: Peer, reason: str) -> None:
         peer.link = None
         peer.unreachable_since = trio.current_time()
-        if peer.is_new(reason):
-            # A member that ends in order has said before that it drains, or has ended its lease.
-            ends_in_order = peer.has_left or peer.member.membership.state == "draining"
-            write = log.info if ends_in_order else log.warning
-            write("link closed", member=peer.member.process_id, reason=reason)
         self._assign_places()
         # The member may have ended: then its row is read as it is now, and its singletons are claimed.
         self._presence.beat_soon()
+        if self._nursery is not None and peer.is_new(reason):
+            self._nursery.start_soon(self._log_closed, peer, reason)
+
+    async def _log_closed(self, peer: Peer, reason: str) -> None:
+        """Log that a link has closed, as a warning unless the member's row says that it ends in order."""
+        with trio.move_on_after(READ_S):
+            await self._rows_read.wait()
+        ends_in_order = peer.has_left or peer.member.membership.state == "draining"
+        write = log.info if ends_in_order else log.warning
+        write("link closed", member=peer.member.process_id, reason=reason)
 
     async def _answer(self, stream: trio.abc.Stream) -> None:
         """Answer another member's asks until it closes the connection.

@@ -85,7 +85,7 @@ class RefusedRequests:
         self._conditions = conditions
         self._ring: deque[RefusedRequest] = deque(maxlen=RING_RECORDS)
         self._periods: deque[Counter[tuple[str, str]]] = deque([Counter()], maxlen=PERIODS)
-        self._untold: Counter[tuple[str, int, str]] = Counter()
+        self._without_line: Counter[tuple[str, int, str]] = Counter()
 
     def count(self, refused: RefusedRequest) -> None:
         """Count and keep a refused request; the first of its caller and code in this period has a line."""
@@ -98,7 +98,7 @@ class RefusedRequests:
             pair = (OTHERS, refused.code)
         counts[pair] += 1
         if counts[pair] > 1 or len(counts) > LINES_MAX:
-            self._untold[pair[0], refused.status, refused.code] += 1
+            self._without_line[pair[0], refused.status, refused.code] += 1
             return
         log.info(
             "request refused",
@@ -124,18 +124,18 @@ class RefusedRequests:
         return most_refused(found)
 
     def end_period(self) -> None:
-        """Log the counts of those that had no line, the most frequent first, and begin to count anew."""
+        """Log the counts of those that had no line, the most frequent first, and begin the next period."""
         self._periods.append(Counter())
-        untold, self._untold = self._untold, Counter()
-        if not untold:
+        others, self._without_line = self._without_line, Counter()
+        if not others:
             return
         codes, callers = Counter[str](), Counter[str]()
-        for (caller, status, code), count in untold.items():
+        for (caller, status, code), count in others.items():
             codes[f"{status} {code}"] += count
             callers[caller] += count
         log.info(
             "requests refused",
-            count=untold.total(),
+            count=others.total(),
             codes=_listed(codes, CODES_SHOWN_MAX),
             callers=_listed(callers, CALLERS_LOGGED_MAX),
         )

@@ -48,7 +48,7 @@ class Presence:
         self._begun_at = 0.0
         self._renewed_at: float | None = None
         self._reachable_since = 0.0
-        self._has_told_loss = False
+        self._has_logged_loss = False
 
     def leases_are_reliable(self) -> bool:
         """Whether the database has been reachable long enough for all running processes to renew their leases."""
@@ -84,10 +84,10 @@ class Presence:
         """Record a durable renewal, and what it found."""
         now = trio.current_time()
         if self._renewed_at is not None and not self._has_lease():
-            # What was told at the time is no warning afterwards; of a process that was frozen it is news.
-            write = log.info if self._has_told_loss else log.warning
+            # No warning after the one at the time; a process that was frozen could not log that.
+            write = log.info if self._has_logged_loss else log.warning
             write("lease was lost", for_s=round(now - self._renewed_at - LEASE_S, 1))
-        self._has_told_loss = False
+        self._has_logged_loss = False
         if self._renewed_at is None or now - self._renewed_at >= LEASE_S / 2:
             self._reachable_since = now
         self._renewed_at = self._begun_at
@@ -95,9 +95,9 @@ class Presence:
         self.on_members(found.members, written)
 
     def miss_beat(self) -> None:
-        """Tell once that the lease has lapsed, because the database could not be reached."""
-        if self._renewed_at is not None and not self._has_lease() and not self._has_told_loss:
-            self._has_told_loss = True
+        """Log once that the lease has lapsed, because the database could not be reached."""
+        if self._renewed_at is not None and not self._has_lease() and not self._has_logged_loss:
+            self._has_logged_loss = True
             log.warning("lease is lost: other processes may take over this one's work")
 
     def _has_lease(self) -> bool:
