@@ -178,7 +178,15 @@ async def test_others_accept_for_a_frozen_worker(service: Service) -> None:
                 nursery.start_soon(ask)
     finally:
         os.kill(frozen, signal.SIGCONT)
-    await until_logged(service, "process responds again", 1)
+
+    def reported() -> list[tuple[object, object]]:
+        lines = [line for line in service.log_lines() if f"process {frozen} " in str(line.get("text"))]
+        return [(line["event"], line["path"]) for line in lines]
+
+    await until_holds(lambda: any(event == "recovery" for event, _ in reported()))
+    assert reported() in [
+        [("stuck", path), ("recovery", path)] for path in ("processes/worker-0", "processes/worker-1")
+    ]
     assert frozen in workers(service)
 
 

@@ -8,6 +8,7 @@ import trio
 from tests.clients import IMAGE, ok, until
 
 from .conftest import NewCustomer, NewService
+from .operator_client import Operator
 from .receiver import receiver
 from .trace_collector import trace_collector
 
@@ -51,6 +52,16 @@ async def test_a_tasks_whole_life_is_one_trace(new_service: NewService, new_cust
         assert root.parent_span_id.hex() == SPAN_ID
         known = {span.span_id for spans in trace.values() for span in spans} | {bytes.fromhex(SPAN_ID)}
         assert all(span.parent_span_id in known for spans in trace.values() for span in spans)
+
+        operator = Operator(service)
+        async with operator.http:
+            for sought in (created.headers["X-Request-Id"], TRACE_ID):
+                found = ok(await operator.http.get("/ops/api/find", params={"q": sought}))["data"]
+                assert [(each["account_id"], each["reference"]) for each in found] == [(ada.account_id, request_id)]
+            refused = await ada.as_key("POST", "/v2/task/create", {**order, "model": "studio/none"})
+            query = {"about": refused.headers["X-Request-Id"]}
+            [each] = ok(await operator.http.get("/ops/api/refused-requests", params=query))["data"]
+            assert (each["code"], each["caller"]) == ("model_not_found", ada.account_id)
 
         ignored = {"traceparent": f"00-{PLANTED}", "X-Note": PLANTED, "Cookie": PLANTED}
         other = await ada.as_key("GET", f"/v2/task/{request_id}?cursor={PLANTED}", headers=ignored)

@@ -16,15 +16,19 @@ from hypercorn.trio.lifespan import Lifespan
 from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, SERVED, HoldfastApp
 from holdfast.http.kit.client_address import client_address, hops_of, is_trusted, origin_of, parse_address
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.errors import row_of
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.refusals import Refusal
 from holdfast.settings.settings import Settings
 from holdfast.sockets.listening import Sockets
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
+from holdfast.telemetry.refused_requests import RefusedRequest
 from holdfast.telemetry.reports.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -134,6 +138,7 @@ class HttpServer:
             is_proxy=self._is_proxy,
             origin_of=self._origin_of,
             on_stop=self._end_waits,
+            on_refused=self._count_refused,
         )
         return self._connections
 
@@ -141,6 +146,24 @@ class HttpServer:
         """End the responses that would go on, or wait for something."""
         self._deps.reports.end_readers()
         self._deps.changes.end()
+
+    def _count_refused(self, refusal: Refusal, request_id: str, origin: str) -> None:
+        """Count a request that has not reached the application: nothing is known of it but its origin."""
+        refused = self._deps.refused
+        refused.count(
+            RefusedRequest(
+                at=format_time(self._deps.now()),
+                member_id=refused.member_id,
+                status=row_of(refusal.code).status,
+                code=refusal.code,
+                route="none",
+                request_id=request_id,
+                trace_id=request_id[4:],
+                caller=origin,
+                key_prefix=None,
+                origin=origin,
+            )
+        )
 
     def _is_proxy(self, peer: str) -> bool:
         address = parse_address(peer)

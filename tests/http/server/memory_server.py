@@ -56,6 +56,8 @@ class Server:
     handler: Handler = echo
     calls: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    refused: list[tuple[str, str, str]] = field(default_factory=list)
+    """The code, id and origin of what was refused before the application."""
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.calls.append(scope["path"])
@@ -88,10 +90,16 @@ async def serving(*, is_proxy: Callable[[str], bool] = lambda _peer: False, **li
     def origin_of(_peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         return next((value.decode() for name, value in headers if name == b"client"), None)
 
-    connections = Connections(ServerLimits(**{"linger_s": 0.05, **limits}), is_proxy=is_proxy, origin_of=origin_of)
+    refused: list[tuple[str, str, str]] = []
+    connections = Connections(
+        ServerLimits(**{"linger_s": 0.05, **limits}),
+        is_proxy=is_proxy,
+        origin_of=origin_of,
+        on_refused=lambda refusal, request_id, origin: refused.append((refusal.code, request_id, origin)),
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(connections.run)
-        yield Server(connections)
+        yield Server(connections, refused=refused)
         await connections.stop()
 
 

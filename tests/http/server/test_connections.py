@@ -329,3 +329,29 @@ async def test_a_stop_finishes_current_requests_and_aborts_the_rest(autojump_clo
         await server.connections.wait_empty()
         assert trio.current_time() - started_s == 5.0
         assert sorted(server.cancelled) == ["/a", "/b"]  # the one in the middle of its unread answer
+
+
+async def test_a_refusal_before_the_application_has_an_id_and_an_origin() -> None:
+    def id_in(response: bytes) -> str:
+        return response.partition(b"x-request-id: ")[2].partition(b"\r\n")[0].decode()
+
+    async with serving(connections_per_peer_max=1, is_proxy=lambda peer: peer == PROXY) as server:
+        malformed = server.connect("203.0.113.7")
+        await malformed.send_all(b"nonsense\r\n\r\n")
+        ids = [id_in(await rest_of(malformed))]
+        server.handler = never
+        busy, direct = server.connect(PROXY), server.connect("203.0.113.8")
+        await busy.send_all(of_client("eve"))
+        await direct.send_all(GET)
+        await wait_all_tasks_blocked()
+        other = server.connect(PROXY)
+        await other.send_all(of_client("eve"))
+        ids.append(id_in(await answers(other, 1)))
+        ids.append(id_in(await rest_of(server.connect("203.0.113.8"))))
+        assert server.refused == [
+            ("malformed_request", ids[0], "203.0.113.7"),
+            ("rate_limit_exceeded", ids[1], "eve"),
+            ("rate_limit_exceeded", ids[2], "203.0.113.8"),
+        ]
+        for each in (busy, direct, other):
+            await each.aclose()

@@ -59,11 +59,11 @@ def scope_of(request: ParsedRequest, client: Address, server: Address) -> Mutabl
     }
 
 
-def refusing(refusal: Refusal) -> AsgiApp:
+def refusing(refusal: Refusal, request_id: str) -> AsgiApp:
     """Return an application that answers with a refusal."""
 
     async def app(_scope: MutableMapping[str, Any], _receive: Receive, send: Send) -> None:
-        status, headers, body = refusal_parts(refusal)
+        status, headers, body = refusal_parts(refusal, request_id)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -93,6 +93,10 @@ class Owner(Protocol):
 
     def ran_late(self) -> bool:
         """Whether the process did not run for a while until now, or shortly before."""
+        ...
+
+    def refused(self, refusal: Refusal, origin: str) -> str:
+        """Called for each request that is refused before the application; returns the request's id."""
         ...
 
     def became_idle(self, connection: ServerConnection) -> None:
@@ -300,7 +304,8 @@ class ServerConnection:
             else:
                 found = self._sources.begin(self.client[0], request)
                 if isinstance(found, Refusal):
-                    await self._call(refusing(found), request)
+                    origin = self._sources.origin(self.client[0], request) or self.peer
+                    await self._call(refusing(found, self._owner.refused(found, origin)), request)
                 else:
                     self._source, body_bytes = found
                     try:
@@ -344,7 +349,7 @@ class ServerConnection:
             self._scope.cancel()
         elif refusal is not None:
             framing.is_complete = True
-            await self._write(refusal_bytes(refusal))
+            await self._write(refusal_bytes(refusal, self._owner.refused(refusal, self.peer)))
 
     async def _call(self, app: AsgiApp, request: ParsedRequest) -> None:
         async def receive() -> Message:

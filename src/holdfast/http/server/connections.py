@@ -21,6 +21,7 @@ from holdfast.http.server.limits import (
 )
 from holdfast.http.server.response_framing import refusal_bytes
 from holdfast.http.server.sources import TOO_MANY_OF_PEER, OriginOf, Sources
+from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.sockets.connected import ConnectedSocket
 from holdfast.telemetry import metrics
@@ -35,7 +36,8 @@ class Connections:
     """One incarnation of the group of connections; a child of a supervisor.
 
     ``is_proxy`` returns whether a peer is a proxy: then its clients, whom ``origin_of`` tells apart, are limited
-    instead of it. ``on_stop`` is called when the stop begins, to end responses that would go on. A fault in a
+    instead of it. ``on_stop`` is called when the stop begins, to end responses that would go on. ``on_refused`` is
+    called with the refusal, id and origin of each request that does not reach an application. A fault in a
     connection closes that connection and is logged; it does not end this group.
     """
 
@@ -46,9 +48,11 @@ class Connections:
         is_proxy: Callable[[str], bool] = lambda _peer: False,
         origin_of: OriginOf = lambda _peer, _headers: None,
         on_stop: Callable[[], None] = lambda: None,
+        on_refused: Callable[[Refusal, str, str], None] = lambda _refusal, _request_id, _origin: None,
     ) -> None:
         self.is_stopping = False
         self._on_stop = on_stop
+        self._on_refused = on_refused
         self._limits = limits
         self._is_proxy = is_proxy
         self._sources = Sources(limits, origin_of)
@@ -163,7 +167,7 @@ class Connections:
         if refusal is not None:
             metrics.HTTP_CONNECTIONS_CLOSED.labels("refused").inc()
             if self._refused_count >= REFUSED_AT_ONCE_MAX and isinstance(stream, ConnectedSocket):
-                stream.close_after(refusal_bytes(refusal))
+                stream.close_after(refusal_bytes(refusal, self.refused(refusal, peer)))
                 return
         connection = ServerConnection(
             app,
@@ -181,6 +185,12 @@ class Connections:
         self._open.add(connection)
         self._count(connection, refusal, 1)
         self._nursery.start_soon(self._serve, connection, refusal)
+
+    def refused(self, refusal: Refusal, origin: str) -> str:
+        """Count a request that is refused before the application, and return its id."""
+        request_id = new_id("req")
+        self._on_refused(refusal, request_id, origin)
+        return request_id
 
     def _count(self, connection: ServerConnection, refusal: Refusal | None, change: int) -> None:
         """Count a connection; refused ones take no place of their peer or listener."""

@@ -9,7 +9,6 @@ from http import HTTPStatus
 from typing import Final
 
 from holdfast.http.kit.errors import error_response
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -100,9 +99,8 @@ class ResponseFraming:
         return head + b"\r\n\r\n"
 
 
-def refusal_parts(refusal: Refusal) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return status, headers and body of an error response, with a request id of its own."""
-    request_id = new_id("req")
+def refusal_parts(refusal: Refusal, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body of an error response."""
     status, body, headers = error_response(refusal, request_id)
     lines = [
         (b"content-type", b"application/json"),
@@ -115,9 +113,9 @@ def refusal_parts(refusal: Refusal) -> tuple[int, list[tuple[bytes, bytes]], byt
     return status, lines, body
 
 
-def refusal_bytes(refusal: Refusal) -> bytes:
+def refusal_bytes(refusal: Refusal, request_id: str) -> bytes:
     """Return a complete error response that closes the connection."""
-    status, lines, body = refusal_parts(refusal)
+    status, lines, body = refusal_parts(refusal, request_id)
     framing = ResponseFraming(close=True)
     framing.start(status, lines)
     return b"".join(framing.frame(body, more=False, method="GET", version="1.1"))

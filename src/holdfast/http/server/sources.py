@@ -12,7 +12,6 @@ from typing import TypeAlias
 from holdfast.http.server.limits import BYTES_PER_PEER_MAX, READ_AHEAD_BYTES, ServerLimits
 from holdfast.http.server.request_parser import ParsedRequest
 from holdfast.ledger.refusals import Refusal
-from holdfast.telemetry import metrics
 
 TOO_MANY_OF_PEER = Refusal(
     code="rate_limit_exceeded", message="Too many connections or requests are open from this address."
@@ -47,19 +46,22 @@ class Sources:
 
         One without a client is not limited.
         """
-        origin = self._origin_of(peer, request.headers)
+        origin = self.origin(peer, request)
         if origin is None:
             return Source(None), 0
         source = self._sources.get(origin)
         if source is None:
             source = self._sources[origin] = Source(origin)
         elif source.requests >= self._requests_max or source.bytes_count >= BYTES_PER_PEER_MAX:
-            metrics.REFUSALS.labels("429", TOO_MANY_OF_PEER.code).inc()
             return TOO_MANY_OF_PEER
         body_bytes = min(_body_bytes(request), self._body_bytes_max)
         source.requests += 1
         source.bytes_count += body_bytes
         return source, body_bytes
+
+    def origin(self, peer: str, request: ParsedRequest) -> str | None:
+        """Return the origin that a proxy reports of a request; None if it reports none."""
+        return self._origin_of(peer, request.headers)
 
     def end(self, source: Source, body_bytes: int) -> None:
         """Count a request no more."""
