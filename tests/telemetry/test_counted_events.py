@@ -60,3 +60,12 @@ def test_counted_events_are_written_at_the_end() -> None:
     assert line is not None
     assert line["counts"] == {"task created": 1}
     assert events.due(at_once=True) is None
+
+
+def test_thirty_tasks_a_second_have_a_line_for_each_event() -> None:
+    clock = Clock()
+    events = TaskEvents(clock)
+    for _ in range(60):
+        assert admitted(events, 30 * 3) == 30 * 3
+        clock.now_s += 1.0
+        assert events.due() is None
