@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
+from holdfast.http.app import ROUTES
 from holdfast.http.kit.errors import ERROR_TABLE, error_response
+from holdfast.http.kit.openapi import describe
 from holdfast.ledger.public_types import LimitWindow
-from holdfast.ledger.refusals import ExceededLimit, Refusal
+from holdfast.ledger.refusals import ExceededLimit, Refusal, Violation, invalid_input
 
 EXPECTED = {
     "route_not_found": (404, "not_found_error"),
@@ -100,7 +102,7 @@ EXPECTED = {
     "provider_timeout": (504, "provider_error"),
     "provider_rejected": (502, "provider_error"),
     "provider_rate_limited": (503, "provider_error"),
-    "model_not_found": (404, "invalid_request_error"),
+    "model_not_found": (404, "not_found_error"),
     "model_not_available": (400, "invalid_request_error"),
     "model_not_async": (400, "invalid_request_error"),
     "invalid_input": (400, "invalid_request_error"),
@@ -171,6 +173,32 @@ def test_each_row(code: str) -> None:
     assert ("Retry-After" in headers) == (waiting_helps and code not in NO_RETRY_TIME)
     assert (headers.get("X-Should-Retry") == "false") == (code in FINAL)
     assert (headers.get("WWW-Authenticate") == "Bearer") == (code in BEARER)
+
+
+def test_an_invalid_input_has_all_its_errors() -> None:
+    refusal = invalid_input(
+        [Violation(("input", "n"), "must be at most 4"), Violation((), "has none of the allowed forms")]
+    )
+    _, body, _ = error_response(refusal, "req_1")
+    error = msgspec.json.decode(body)["error"]
+    assert error["message"] == "input.n must be at most 4; The input has none of the allowed forms."
+    assert (error["param"], error["errors"]) == (
+        "input.n",
+        [
+            {"param": "input.n", "message": "input.n must be at most 4."},
+            {"param": None, "message": "The input has none of the allowed forms."},
+        ],
+    )
+
+
+def test_each_404_has_the_same_type() -> None:
+    assert {row.type for row in ERROR_TABLE.values() if row.status == 404} == {"not_found_error"}
+
+
+def test_the_document_lists_each_code_with_its_status_and_type() -> None:
+    text = describe(ROUTES, "https://holdfast.example")["info"]["description"]
+    for code, row in ERROR_TABLE.items():
+        assert f"| {row.status} | `{row.type}` | `{code}` | {row.when} |" in text.splitlines()
 
 
 def test_insufficient_credit_has_both_amounts() -> None:

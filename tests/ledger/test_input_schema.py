@@ -22,7 +22,7 @@ def filled(schema: dict[str, object], value: dict[str, object]) -> dict[str, obj
 
 def violations(schema: dict[str, object], value: object) -> list[str]:
     return [
-        f"{'.'.join(each.path)} {each.expected}".strip()
+        f"{'.'.join(each.path)} {each.rule}".strip()
         for each in InputSchema({"type": "object", **schema}).violations(value)
     ]
 
@@ -71,7 +71,11 @@ def test_a_default_is_never_shared_between_inputs() -> None:
         ({"exclusiveMaximum": 2}, 2, "must be less than 2"),
         ({"multipleOf": 8}, 9, "must be a multiple of 8"),
         ({"maxLength": 2}, "abc", "must have at most 2 characters"),
-        ({"minItems": 1}, [], "must have at least 1 items"),
+        ({"minItems": 2}, [1], "must have at least 2 items"),
+        ({"minItems": 1}, [], "must not be empty"),
+        ({"minLength": 1}, "", "must not be empty"),
+        ({"minLength": 1, "pattern": "\\S"}, "", "must not be blank"),
+        ({"minLength": 1, "pattern": "\\S"}, " ", "must not be blank"),
         ({"uniqueItems": True}, [1, 1], "must not repeat an item"),
         ({"pattern": "^a"}, "b", "must match the pattern ^a"),
         ({"anyOf": [{"type": "null"}], "description": "nothing"}, 1, "has none of the allowed forms: nothing"),

@@ -12,13 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.ledger import plain_json
-from holdfast.ledger.catalog import quotes
 from holdfast.ledger.catalog.catalog import Catalog, load_catalog, parse_catalog
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.catalog.seals import QUOTE_ID_CHARS_MAX, SealedQuote, quote_matches, seal_quote, unseal_quote
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.plain_json import canonical_json
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import MESSAGE_CHARS_MAX, PARAM_CHARS_MAX, CLAUSE_CHARS_MAX, VIOLATIONS_MAX, Refusal
 from holdfast.providers.media.kinds import kind_rules
 
 CATALOG = load_catalog(None, kind_rules())
@@ -124,7 +123,7 @@ def test_an_input_is_an_object(value: object) -> None:
         ({}, "input.prompt", "input.prompt is required"),
         ({"prompt": "x", "n": 5}, "input.n", "input.n must be at most 4"),
         ({"prompt": "x", "n": True}, "input.n", "input.n must be of type integer"),
-        ({"prompt": "   "}, "input.prompt", r"must match the pattern \S"),
+        ({"prompt": "   "}, "input.prompt", "input.prompt must not be blank"),
         ({"prompt": "x", "style": "oil"}, "input.style", "must be one of gradient, mosaic, plasma"),
         ({"prompt": "x", "colour": "red"}, "input.colour", "is not a known field"),
         ({"prompt": "x" * 2001}, "input.prompt", "must have at most 2000 characters"),
@@ -142,6 +141,30 @@ def test_all_violations_are_listed_in_one_refusal() -> None:
     assert isinstance(answer, Refusal)
     for place in ("input.prompt", "input.n", "input.style", "input.seed"):
         assert place in answer.message
+    listed = {each.param: each.clause for each in answer.violations}
+    assert listed == {
+        "input.prompt": "input.prompt is required",
+        "input.n": "input.n must be at most 4",
+        "input.style": "input.style must be one of gradient, mosaic, plasma",
+        "input.seed": "input.seed must be at least 0",
+    }
+
+
+def test_an_empty_text_is_one_violation() -> None:
+    answer = quote_input(CATALOG, "studio/image-1", {"prompt": ""})
+    assert isinstance(answer, Refusal)
+    assert (answer.message, len(answer.violations)) == ("input.prompt must not be blank.", 1)
+
+
+def test_what_a_refusal_lists_is_bounded() -> None:
+    value = {f"{number} {'x' * 5000}": "y" * 5000 for number in range(100)}
+    answer = quote_input(CATALOG, "studio/image-1", value)
+    assert isinstance(answer, Refusal)
+    assert len(answer.violations) == VIOLATIONS_MAX
+    assert len(answer.message) <= MESSAGE_CHARS_MAX + 1
+    for each in answer.violations:
+        assert len(each.param or "") <= PARAM_CHARS_MAX
+        assert len(each.clause) <= CLAUSE_CHARS_MAX
 
 
 def nested(levels: int) -> dict[str, object]:
@@ -200,7 +223,7 @@ def test_a_path_with_the_callers_keys_is_shortened_and_printable() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.param is not None
     assert refusal.param.startswith("input.k?x")
-    assert len(refusal.param) == quotes.PARAM_CHARS_MAX
+    assert len(refusal.param) == PARAM_CHARS_MAX
 
 
 json_values: st.SearchStrategy[object] = st.recursive(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -15,6 +16,37 @@ StepVerdict = Literal["applied", "duplicate", "stale", "late", "ignored"]
 ``duplicate`` was applied before; ``stale`` and ``late`` are overtaken by what is known and are only recorded;
 ``ignored`` requires nothing.
 """
+
+
+VIOLATIONS_MAX: Final = 10
+"""The most violations that one refusal lists."""
+PARAM_CHARS_MAX: Final = 120
+MESSAGE_CHARS_MAX: Final = 1000
+CLAUSE_CHARS_MAX: Final = 400
+
+
+class Violation(NamedTuple):
+    """A rule that an input breaks: the keys that lead to the place, and the rule in words, such as "is required"."""
+
+    path: tuple[str, ...]
+    rule: str
+
+    @property
+    def param(self) -> str | None:
+        """The place as ``input.size``, unprintable characters of the caller's keys replaced; None for all of it."""
+        joined = ".".join(self.path)
+        shown = "".join(sign if sign.isprintable() else "?" for sign in joined[:PARAM_CHARS_MAX])
+        return (shown if len(joined) <= PARAM_CHARS_MAX else shown[:-1] + "…") or None
+
+    @property
+    def clause(self) -> str:
+        """The violation as a sentence without its full stop."""
+        return cut_text(f"{self.param or 'The input'} {self.rule}", CLAUSE_CHARS_MAX)
+
+
+def cut_text(text: str, chars_max: int) -> str:
+    """Return a text, or as much of it as may be shown."""
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
 
 
 class ExceededLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +64,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
     ``code`` is one of the codes of the error table (``holdfast.http.kit.errors`` gives each its status).
     ``required_micro`` and ``available_micro`` are set for ``insufficient_credit``; ``required_micro`` and ``limit``
     for a limit that is exceeded; ``retry_after_s`` for refusals that pass with time; ``param`` names the offending
-    field; ``provider_code`` is an external provider's own code if it was the one to refuse.
+    field; ``violations`` are those of an invalid input; ``provider_code`` is an external provider's own code if it
+    was the one to refuse.
     """
 
     code: str
@@ -45,6 +78,17 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
     provider_code: str | None = None
     final: bool = False
     """True if repeating the same call can never succeed (``x-should-retry: false``)."""
+    violations: tuple[Violation, ...] = ()
+
+
+def invalid_input(violations: Sequence[Violation]) -> Refusal:
+    """Return one refusal for all violations, without repetitions; its ``param`` is the place of the first."""
+    listed = tuple(dict.fromkeys(violations))
+    clauses = [each.clause for each in listed]
+    if len(violations) == VIOLATIONS_MAX:
+        clauses.append("and there may be more")
+    message = f"{cut_text('; '.join(clauses), MESSAGE_CHARS_MAX)}."
+    return Refusal(code="invalid_input", message=message, param=listed[0].param, violations=listed)
 
 
 IDEMPOTENCY_KEY_REUSED: Final = Refusal(

@@ -200,11 +200,11 @@ ERROR_TABLE: Final[dict[str, ErrorRow]] = {
         502, PROVIDER, "the card provider refused the order; `provider_code` says why", final=True
     ),
     "provider_rate_limited": ErrorRow(503, PROVIDER, "the card provider limits the rate of calls", retry_after_s=5),
-    # Catalog and quotes. An unknown model keeps the type that clients of compatible listings expect.
-    "model_not_found": ErrorRow(404, INVALID, "the model does not exist"),
+    # Catalog and quotes.
+    "model_not_found": ErrorRow(404, NOT_FOUND, "the model does not exist"),
     "model_not_available": ErrorRow(400, INVALID, "the model is disabled"),
     "model_not_async": ErrorRow(400, INVALID, "the model does not run as a task"),
-    "invalid_input": ErrorRow(400, INVALID, "the model's schema refuses the input; `param` says where"),
+    "invalid_input": ErrorRow(400, INVALID, "the model's schema refuses the input; `errors` lists where and why"),
     "quote_unavailable": ErrorRow(
         503, API, "the catalog has no price for this value of `param`; another value may have one"
     ),
@@ -277,6 +277,15 @@ ErrorType: TypeAlias = Annotated[
 ErrorCode: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"enum": sorted(ERROR_TABLE)})]
 
 
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """One of several errors."""
+
+    param: str | None
+    """The field that is wrong; null if it is none alone."""
+    message: str
+    """What is wrong with it, for people; it may change."""
+
+
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """The error."""
 
@@ -302,6 +311,8 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """When the limit's window ends, null for `total`; present with `limit` only."""
     provider_code: str | msgspec.UnsetType = msgspec.UNSET
     """The payment provider's own code; present for `provider_rejected` only."""
+    errors: list[ErrorDetail] | msgspec.UnsetType = msgspec.UNSET
+    """Everything that is wrong with the input, up to ten places; present if the model's schema refuses it."""
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -330,6 +341,7 @@ def error_response(refusal: Refusal, request_id: str) -> tuple[int, bytes, dict[
         required=_amount(refusal.required_micro),
         available=_amount(refusal.available_micro),
         provider_code=msgspec.UNSET if refusal.provider_code is None else refusal.provider_code,
+        errors=[ErrorDetail(each.param, f"{each.clause}.") for each in refusal.violations] or msgspec.UNSET,
     )
     if (limit := refusal.limit) is not None:
         body = msgspec.structs.replace(

@@ -131,7 +131,8 @@ Prepaid credit and media tasks. Amounts are decimal strings (1 credit = 1 USD), 
 are null, never omitted; new fields may be added. Success is 200. Every response has `X-Request-Id`.
 
 **Errors** have one format: `{"error": {"message", "type", "code", "param", "request_id"}}`. Branch on `code`;
-`message` names the wrong value and may change. `insufficient_credit` adds `required` and `available`, an exceeded
+`message` names the wrong value and may change. `invalid_input` adds `errors`, all that is wrong with the input, each
+with its `param` and `message`. `insufficient_credit` adds `required` and `available`, an exceeded
 limit `required`, `limit`, `spent` and `resets_at`, `provider_rejected` the provider's own `provider_code`. If
 waiting helps there is `Retry-After`; if repeating never helps there is `X-Should-Retry: false`. Objects of other
 accounts are 404. The codes are listed below.
@@ -151,8 +152,8 @@ covers the values of the body, not its bytes, and is valid until the order expir
 Credit given is `amount_breakdown.gross`; what is refunded or disputed later is reversed in the ledger, below zero
 if necessary.
 
-| Status | Code | When |
-|---|---|---|
+| Status | Type | Code | When |
+|---|---|---|---|
 """
 
 
@@ -221,7 +222,7 @@ def _header(name: str, description: str) -> JsonSchema:
 def _error_rows() -> str:
     """Return a line of Markdown for each code of the error table, by status."""
     rows = sorted(ERROR_TABLE.items(), key=lambda item: item[1].status)
-    return "".join(f"| {row.status} | `{code}` | {row.when} |\n" for code, row in rows)
+    return "".join(f"| {row.status} | `{row.type}` | `{code}` | {row.when} |\n" for code, row in rows)
 
 
 def _components(shapes: set[type[msgspec.Struct]]) -> JsonSchema:

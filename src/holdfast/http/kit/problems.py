@@ -10,7 +10,7 @@ from typing import Final, cast
 import msgspec
 from quart.wrappers.response import DataBody
 
-from holdfast.http.kit.errors import ERROR_TABLE, ErrorResponse, RefusalResponse
+from holdfast.http.kit.errors import ERROR_TABLE, ErrorDetail, ErrorResponse, RefusalResponse
 
 PROBLEM_PATHS: Final = "/replicate/"
 PROBLEM_JSON: Final = "application/problem+json"
@@ -48,6 +48,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     """The id of the request; quote it in support requests."""
 
+    errors: list[ErrorDetail] | msgspec.UnsetType = msgspec.UNSET
+    """Everything that is wrong with the input, up to ten places. Present if the model's schema refuses it."""
+
 
 def has_problems(path: str) -> bool:
     """Whether the errors of a path are problem details."""
@@ -70,6 +73,7 @@ def problem_response(refused: RefusalResponse) -> RefusalResponse:
         code=error.code,
         param=error.param,
         request_id=error.request_id,
+        errors=error.errors,
     )
     headers = {name: value for name, value in refused.headers if name not in {"Content-Type", "Content-Length"}}
     response = RefusalResponse(

@@ -11,11 +11,12 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from jsonschema_rs import Draft202012Validator, ReferencingError, ValidationError
 
 from holdfast.ledger.plain_json import NotPlain, plain_copy
+from holdfast.ledger.refusals import VIOLATIONS_MAX, Violation, cut_text
 
 # A JSON Schema as a document: its references checked, its parts resolved, its bounds read. References point to
 # other places in the same document and never form a cycle, so nothing is ever fetched and every traversal of a
@@ -106,23 +107,14 @@ def _number(value: object) -> Fraction | None:
     return Fraction(str(value)) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-VIOLATIONS_MAX = 10
-"""The most violations that one response lists."""
-
 PIECE_CHARS_MAX = 40
 """How much of one key, or of one allowed value, a response repeats."""
 
+_NOT_BLANK = r"\S"
 _ENUM_VALUES_SHOWN = 12
 _FIELDS_SHOWN = 30
 
 Filler = Callable[[object], None]
-
-
-class Violation(NamedTuple):
-    """One violated rule: the path in the input, and what is expected there."""
-
-    path: tuple[str, ...]
-    expected: str
 
 
 class InputSchema:
@@ -252,8 +244,7 @@ def _plain_default(key: str, default: object) -> object:
 
 
 def _short(text: object) -> str:
-    shown = str(text)
-    return shown if len(shown) <= PIECE_CHARS_MAX else shown[: PIECE_CHARS_MAX - 1] + "…"
+    return cut_text(str(text), PIECE_CHARS_MAX)
 
 
 def _violations_of(error: ValidationError, document: Mapping[str, object]) -> Iterator[Violation]:
@@ -277,7 +268,14 @@ def _violations_of(error: ValidationError, document: Mapping[str, object]) -> It
         hint = f": {described[:200].rstrip('.')}" if isinstance(described, str) else ""
         yield Violation(path, f"has none of the allowed forms{hint}")
     else:
-        yield Violation(path, _expected(keyword, _part_at(document, error.schema_path)))
+        rule = _part_at(document, error.schema_path)
+        around = _part_at(document, error.schema_path[:-1])
+        asks_for_text = isinstance(around, dict) and around.get("pattern") == _NOT_BLANK
+        # The two rules that an empty text breaks are one violation.
+        if asks_for_text and (keyword == "pattern" or (keyword == "minLength" and rule == 1)):
+            yield Violation(path, "must not be blank")
+        else:
+            yield Violation(path, _expected(keyword, rule))
 
 
 def _known_fields(schema: object) -> str:
@@ -310,6 +308,8 @@ _PHRASES = {
 
 
 def _expected(keyword: str, rule: object) -> str:
+    if keyword in {"minLength", "minItems"} and rule == 1:
+        return "must not be empty"
     phrase = _PHRASES.get(keyword)
     if phrase is not None:
         return phrase.format(_short(rule))

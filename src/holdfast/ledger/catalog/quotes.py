@@ -8,18 +8,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from holdfast.ledger.catalog.input_files import InputFile, with_links
-from holdfast.ledger.catalog.input_schema import VIOLATIONS_MAX, Violation
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.pricing import basis_of, choose_tariff, price_micro
 from holdfast.ledger.catalog.terms import Terms
 from holdfast.ledger.plain_json import NotPlain, canonical_json, plain_copy
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import VIOLATIONS_MAX, Refusal, Violation, invalid_input
 
 if TYPE_CHECKING:
     from holdfast.ledger.catalog.catalog import Catalog
 
-PARAM_CHARS_MAX = 120
-MESSAGE_CHARS_MAX = 1000
 MODEL_ID_CHARS_SHOWN_MAX = 80
 _PUBLIC = "must be the id of an uploaded file, or an address that is public and https"
 
@@ -133,19 +130,5 @@ def model_not_found(model_id: str) -> Refusal:
     return Refusal(code="model_not_found", message=f"The model{named} does not exist.", param="model")
 
 
-def _invalid(violations: list[Violation]) -> Refusal:
-    """Return one refusal for all violations; its ``param`` is the place of the first."""
-    lines = [f"{_param(each.path)} {each.expected}" for each in violations]
-    if len(violations) == VIOLATIONS_MAX:
-        lines.append("and there may be more")
-    message = "; ".join(lines)
-    if len(message) > MESSAGE_CHARS_MAX:
-        message = message[: MESSAGE_CHARS_MAX - 1] + "…"
-    return Refusal(code="invalid_input", message=f"{message}.", param=_param(violations[0].path))
-
-
-def _param(path: tuple[str, ...]) -> str:
-    """Format a place in the input as ``input.size``; unprintable characters of the caller's keys are replaced."""
-    joined = ".".join(("input", *path))
-    shown = "".join(sign if sign.isprintable() else "?" for sign in joined[:PARAM_CHARS_MAX])
-    return shown if len(joined) <= PARAM_CHARS_MAX else shown[:-1] + "…"
+def _invalid(violations: Sequence[Violation]) -> Refusal:
+    return invalid_input([each._replace(path=("input", *each.path)) for each in violations])
