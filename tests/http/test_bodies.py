@@ -117,9 +117,9 @@ def test_a_body_must_have_the_media_type_json(content_type: str | None, taken: b
         (RechargeRequest, {"amount": 10.5}, "invalid_amount", "amount"),
         (
             CreateTaskRequest,
-            {"model": "m", "input": {}, "metadata": {"a": 1}},
+            {"model": "m", "input": {}, "metadata": {"ok": "yes", "amount": 1, "b": 2}, "webhook_url": 7},
             "invalid_parameter",
-            "metadata[...]",
+            "metadata.amount",
         ),
         (CreateTaskRequest, {"model": "m", "input": {}, "quote_id": 7}, "invalid_parameter", "quote_id"),
     ],

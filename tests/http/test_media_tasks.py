@@ -230,21 +230,27 @@ async def test_a_language_model_does_not_run_as_a_task(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra",
+    ("extra", "param"),
     [
-        {"metadata": {str(number): "x" for number in range(17)}},
-        {"metadata": {"": "x"}},
-        {"metadata": {"k" * 65: "x"}},
-        {"metadata": {"k": "v" * 513}},
-        {"metadata": {"k": 1}},
-        {"metadata": ["k"]},
-        {"webhook_url": "ftp://example.com"},
-        {"webhook_url": "https://example.com/" + "a" * 1024},
-        {"webhook_url": 7},
+        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+        ({"metadata": {"": "x"}}, "metadata."),
+        ({"metadata": {"a": "b", "k" * 65: "x"}}, f"metadata.{'k' * 65}"),
+        ({"metadata": {"a": "b", "k": "v" * 513}}, "metadata.k"),
+        ({"metadata": {"a": "b", "k": 1}}, "metadata.k"),
+        ({"metadata": {"a\nb": None}}, "metadata.a?b"),
+        ({"metadata": {"k" * 1000: 1}}, f"metadata.{'k' * 110}…"),
+        ({"metadata": ["k"]}, "metadata"),
+        ({"webhook_url": "ftp://example.com"}, "webhook_url"),
+        ({"webhook_url": "https://example.com/" + "a" * 1024}, "webhook_url"),
+        ({"webhook_url": 7}, "webhook_url"),
     ],
 )
-async def test_invalid_metadata_and_webhooks_are_refused(api: Api, extra: dict[str, Any]) -> None:
-    refused(await api.as_key("POST", CREATE, json={**POSTER, **extra}), 400, "invalid_parameter")
+async def test_invalid_metadata_and_webhooks_are_refused_by_name(
+    api: Api, extra: dict[str, Any], param: str
+) -> None:
+    error = refused(await api.as_key("POST", CREATE, json={**POSTER, **extra}), 400, "invalid_parameter")
+    assert error["param"] == param
+    assert param in error["message"]
 
 
 async def test_local_webhooks_are_for_development_only(api: Api) -> None:

@@ -26,22 +26,26 @@ CLAUSE_CHARS_MAX: Final = 400
 
 
 class Violation(NamedTuple):
-    """A rule that an input breaks: the keys that lead to the place, and the rule in words, such as "is required"."""
+    """A rule that an input breaks: the keys that lead to the place, and the rule in words ("is required")."""
 
     path: tuple[str, ...]
     rule: str
 
     @property
     def param(self) -> str | None:
-        """The place as ``input.size``, unprintable characters of the caller's keys replaced; None for all of it."""
-        joined = ".".join(self.path)
-        shown = "".join(sign if sign.isprintable() else "?" for sign in joined[:PARAM_CHARS_MAX])
-        return (shown if len(joined) <= PARAM_CHARS_MAX else shown[:-1] + "…") or None
+        """The place; None for the whole."""
+        return place(self.path) or None
 
     @property
     def clause(self) -> str:
         """The violation as a sentence without its full stop."""
         return cut_text(f"{self.param or 'The input'} {self.rule}", CLAUSE_CHARS_MAX)
+
+
+def place(path: Sequence[str]) -> str:
+    """Format the keys that lead to a place as ``input.size``; unprintable characters of callers are replaced."""
+    joined = cut_text(".".join(path), PARAM_CHARS_MAX)
+    return "".join(sign if sign.isprintable() else "?" for sign in joined)
 
 
 def cut_text(text: str, chars_max: int) -> str:

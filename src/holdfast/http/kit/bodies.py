@@ -23,7 +23,7 @@ import msgspec
 
 from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter, shown
 from holdfast.ledger.plain_json import VALUES_MAX as INPUT_VALUES_MAX
-from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.refusals import Refusal, place
 
 SMALL_BODY_BYTES_MAX: Final = 16 * 1024
 """The body limit of a route whose body has a few short fields."""
@@ -79,6 +79,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 _MEDIA_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.ASCII)
 _ERROR_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_ANY_KEY: Final = "[...]"
+"""Stands in msgspec's errors for the key of an object."""
 _NUMBER_FOR_TEXT = re.compile(r"Expected `str(?: \| null)?`, got `(?:int|float)`")
 _UNKNOWN_VALUE = re.compile(r"Invalid enum value (.*)")
 _INTEGER_DIGITS_MAX: Final = 20
@@ -139,7 +141,7 @@ def convert_body(body: JsonObject, shape: type[S], *, strict: bool = True) -> S 
     try:
         return msgspec.convert(body, shape, strict=strict)
     except msgspec.ValidationError as error:
-        return _invalid_parameter(str(error), shape)
+        return _invalid_parameter(str(error), body, shape, strict=strict)
 
 
 def fingerprint(path: str, body: JsonObject) -> bytes:
@@ -153,7 +155,7 @@ def _required_names(shape: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(field.encode_name for field in msgspec.structs.fields(shape) if field.required)
 
 
-def _invalid_parameter(message: str, shape: type[msgspec.Struct]) -> Refusal:
+def _invalid_parameter(message: str, body: JsonObject, shape: type[msgspec.Struct], *, strict: bool) -> Refusal:
     path = _ERROR_PATH.search(message)
     reason = message[: path.start()] if path else message
     param = path.group(1) if path else None
@@ -166,6 +168,8 @@ def _invalid_parameter(message: str, shape: type[msgspec.Struct]) -> Refusal:
     is_choice = reason.startswith("Expected `bool`")
     own_code = _OWN_CODES.get((param or "").rpartition(".")[2], "invalid_parameter")
     code = "invalid_parameter" if is_choice else own_code
+    if param == f"{field}{_ANY_KEY}":
+        param = place((field, _wrong_key(body, field, shape, strict=strict)))
     if _NUMBER_FOR_TEXT.fullmatch(reason):
         kind = 'decimal string in quotes, such as "10.00"' if code == "invalid_amount" else "string in quotes"
         return Refusal(code=code, message=f"The {param} must be a {kind}, not a JSON number.", param=param)
@@ -175,6 +179,20 @@ def _invalid_parameter(message: str, shape: type[msgspec.Struct]) -> Refusal:
     said = reason[:300].replace("`", "")
     message = f"The parameter {param} is not valid: {said[:1].lower()}{said[1:]}." if param else f"{said}."
     return Refusal(code=code, message=message, param=param)
+
+
+def _wrong_key(body: JsonObject, field: str, shape: type[msgspec.Struct], *, strict: bool) -> str:
+    """Return the first key of the object in a field whose value does not fit."""
+    [kind] = [each.type for each in msgspec.structs.fields(shape) if each.encode_name == field]
+
+    def fits(key: str) -> bool:
+        try:
+            msgspec.convert({key: body[field][key]}, kind, strict=strict)
+        except msgspec.ValidationError:
+            return False
+        return True
+
+    return next(key for key in body[field] if not fits(key))
 
 
 def _values_of(shape: type[msgspec.Struct], field: str) -> list[str]:

@@ -131,11 +131,11 @@ Prepaid credit and media tasks. Amounts are decimal strings (1 credit = 1 USD), 
 are null, never omitted; new fields may be added. Success is 200. Every response has `X-Request-Id`.
 
 **Errors** have one format: `{"error": {"message", "type", "code", "param", "request_id"}}`. Branch on `code`;
-`message` names the wrong value and may change. `invalid_input` adds `errors`, all that is wrong with the input, each
-with its `param` and `message`. `insufficient_credit` adds `required` and `available`, an exceeded
-limit `required`, `limit`, `spent` and `resets_at`, `provider_rejected` the provider's own `provider_code`. If
-waiting helps there is `Retry-After`; if repeating never helps there is `X-Should-Retry: false`. Objects of other
-accounts are 404. The codes are listed below.
+`message` names the wrong value and may change. `invalid_input` adds `errors`, all that is wrong with the input,
+each with its `param` and `message`. `insufficient_credit` adds `required` and `available`, an exceeded limit
+`required`, `limit`, `spent` and `resets_at`, `provider_rejected` the provider's own `provider_code`. If waiting
+helps there is `Retry-After`; if repeating never helps there is `X-Should-Retry: false`. Objects of other accounts
+are 404. The codes are listed below.
 
 **Idempotency-Key** makes a request safe to repeat for 24 hours: the repeat gets the first response again, with
 `Idempotent-Replayed: true`. After a 503 to a request that changes something, the change may have happened: repeat
