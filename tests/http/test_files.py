@@ -13,7 +13,14 @@ import pytest
 import trio
 from tests.clients import ok, refused
 
-from holdfast.http.kit.uploads import CLAIM_TRIES, FIELDS_BYTES_MAX, PARTS_MAX, SPOOL_MEMORY_BYTES, clean_filename
+from holdfast.http.kit.uploads import (
+    CLAIM_TRIES,
+    FIELDS_BYTES_MAX,
+    PARTS_MAX,
+    SPOOL_MEMORY_BYTES,
+    clean_filename,
+    sent_filename,
+)
 from holdfast.persistence.claims.contents import START, Content, mark_contents
 from holdfast.persistence.claims.files import UPLOAD_S, ExpiredFile, files_total, sweep_files
 from holdfast.persistence.claims.tasks import FIRST_EXPIRED
@@ -130,6 +137,39 @@ async def test_a_lying_file_is_named_by_its_bytes_and_cannot_run(
 )
 def test_a_filename_is_a_bare_printable_name(sent: str | None, filename: str) -> None:
     assert clean_filename(sent, "png") == filename
+
+
+@pytest.mark.parametrize(
+    ("disposition", "filename"),
+    [
+        ("attachment; filename*=UTF-8''%e2%82%ac%20rates.png", "€ rates.png"),
+        ("attachment; filename=\"a.png\"; filename*=utf-8'en'na%C3%AFve.png", "naïve.png"),
+        ("attachment; filename*=iso-8859-1''%A3.png; filename=a.png", "£.png"),
+        ("attachment; filename=a.png; filename*=UTF-8''%ff", "a.png"),
+        ("attachment; filename=a.png; filename*=koi8-r''%ff", "a.png"),
+        ("attachment; filename*=UTF-8''..%2f..%2Fetc%00.png", "etc.png"),
+        ("attachment; filename=\"a; filename*=UTF-8''b.png\"", "a; filename*=UTF-8''b.png"),
+        ("attachment; filename*=nonsense", "file.png"),
+        ("attachment; " + '\\"' * 40_000 + "; filename*=UTF-8''late.png", None),
+    ],
+)
+async def test_an_encoded_filename_is_read(disposition: str, filename: str | None) -> None:
+    found = sent_filename(disposition)
+    assert (found if filename is None else clean_filename(found, "png")) == filename
+
+
+async def test_a_part_with_an_encoded_filename_alone_is_a_file(api: Api) -> None:
+    head = b"Content-Disposition: form-data; name=\"file\"; filename*=utf-8''%C3%BC.png"
+    body = b"--x\r\n" + head + b"\r\n\r\na file\r\n--x--\r\n"
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    for path, status in (("/v2/files", 200), ("/replicate/v1/files", 201)):
+        sent = body.replace(b'"file"', b'"content"') if status == 201 else body
+        response = await api.as_key("POST", path, content=sent, headers=headers)
+        assert response.status_code == status, response.text
+        assert response.json()["name" if status == 201 else "filename"] == "ü.png"
+    headers["Content-Disposition"] = "attachment; filename*=UTF-8''%C3%BC.png"
+    headers["Content-Type"] = "image/png"
+    assert ok(await api.as_key("POST", "/v2/files", content=b"a file", headers=headers))["filename"] == "ü.png"
 
 
 async def test_any_filename_is_served_in_one_header(api: Api) -> None:

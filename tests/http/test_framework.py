@@ -33,6 +33,35 @@ async def test_unknown_paths_are_404_and_named(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "known"),
+    [
+        ("POST", "/images/generations", "'/v1/images/generations' does"),
+        ("POST", "/v1/v1/images/edits", "'/v1/images/edits' does"),
+        ("POST", "/v2/audio/speech", "'/v1/audio/speech' does"),
+        ("GET", "/videos/task_1", "'/v1/videos/task_1' does"),
+        ("POST", "/v1/predictions", "'/replicate/v1/predictions' does"),
+        ("GET", "/replicate/predictions/task_1", "'/replicate/v1/predictions/task_1' does"),
+        ("POST", "/task/create", "'/v2/task/create' does"),
+        ("GET", "/models", "'/v1/models' and '/v2/models' and '/replicate/v1/models' do"),
+        ("GET", "/docs/", "'/docs' does"),
+    ],
+)
+async def test_a_path_of_another_base_is_answered_with_the_one_that_exists(
+    stage: Stage, method: str, path: str, known: str
+) -> None:
+    error = (await stage.call(method, path)).json()
+    message = error["detail"] if path.startswith("/replicate/") else error["error"]["message"]
+    assert message == f"The path '{path}' does not exist, but {known}. Look at the base URL of the client."
+
+
+async def test_a_path_that_is_nowhere_has_no_other(stage: Stage) -> None:
+    for path in ("/chat/completions", "/v1/chat/completions", "/v1/embeddings", "/" + "x" * 5000):
+        error = refused(await stage.call("POST", path), 404, "route_not_found")
+        assert "but" not in error["message"]
+        assert len(error["message"]) < 200
+
+
+@pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
         ("POST", "/v2/models", "GET, HEAD, OPTIONS"),

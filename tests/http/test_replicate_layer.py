@@ -85,6 +85,32 @@ async def test_a_webhook_address_is_refused_under_the_name_it_was_sent_by(api: A
         assert problem(response, 422, "invalid_parameter")["detail"].startswith("The parameter webhook must be")
 
 
+async def test_an_invalid_input_is_named_as_it_was_sent(api: Api) -> None:
+    sent = {"prompt": "", "num_outputs": 9, "size": "8x512", "colour": "red"}
+    found = problem(await api.as_key("POST", IMAGE, {"input": sent}), 422, "invalid_input")
+    named = {each["param"]: each["message"] for each in found["errors"]}
+    assert named["input.prompt"] == "input.prompt must not be blank."
+    assert named["input.num_outputs"] == "input.num_outputs must be at most 4."
+    assert named["input.size"] == "input.size has a width that must be at least 256."
+    assert set(named) == {f"input.{name}" for name in sent}
+
+
+async def test_a_deadline_is_refused_by_its_name(api: Api) -> None:
+    for path, body in ((IMAGE, INPUT), (f"{BASE}/predictions", {**INPUT, "version": "studio/image-1"})):
+        response = await api.as_key("POST", path, body, headers={"Cancel-After": "30s"})
+        assert problem(response, 422, "invalid_parameter")["param"] == "Cancel-After"
+    assert api.accounts.asked == []
+
+
+async def test_metadata_is_that_of_the_task(api: Api) -> None:
+    api.accounts.answer = ACCEPTED
+    metadata = {"end_user": "ann", "job": "7"}
+    created(await api.as_key("POST", IMAGE, {**INPUT, "metadata": metadata}))
+    assert asked(api).request.metadata == metadata
+    wrong = await api.as_key("POST", IMAGE, {**INPUT, "metadata": {"end_user": "ann", "job": 7}})
+    assert problem(wrong, 422, "invalid_parameter")["param"] == "metadata.job"
+
+
 # ------------------------------------------------------------------- nothing that was accepted is sent again
 
 
@@ -263,8 +289,9 @@ def test_an_input_has_the_names_of_the_models_schema(
     model: str, given: dict[str, object], native: dict[str, object]
 ) -> None:
     before = dict(given)
-    assert native_input(load_catalog(None, kind_rules()).models[f"studio/{model}"], given) == native
-    assert given == before
+    found = native_input(load_catalog(None, kind_rules()).models[f"studio/{model}"], given)
+    assert not isinstance(found, Refusal)
+    assert (found.input, given) == (native, before)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +309,7 @@ def test_what_a_model_does_not_take_is_refused_by_the_name_that_was_sent(
 ) -> None:
     refusal = native_input(load_catalog(None, kind_rules()).models[f"studio/{model}"], given)
     assert isinstance(refusal, Refusal)
-    assert refusal.param == next(iter(given))
+    assert refusal.param == f"input.{next(iter(given))}"
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,14 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import RefusalResponse
 from holdfast.http.kit.problems import has_problems, problem_response
 from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, start_trace
-from holdfast.http.kit.responses import exception_response, serve_call
+from holdfast.http.kit.responses import exception_response, refusal_response, serve_call
 from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
+from holdfast.http.kit.values import shown
 from holdfast.http.pages.serving import PageServer
 from holdfast.http.pages.subjects import all_views
 from holdfast.http.pages.views import View
 from holdfast.ledger.clock import format_time
+from holdfast.ledger.refusals import Refusal
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 from holdfast.telemetry.refused_requests import RefusedRequest
@@ -43,6 +45,10 @@ SERVED: Final[tuple[Served, ...]] = (*ROUTES, *all_views())
 
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
+
+BASES: Final = ("", "/v1", "/v2", "/replicate/v1")
+"""What the base URLs of clients end in."""
+_BASE: Final = re.compile(r"^(?:/(?:v1|v2|replicate))+(?=/)")
 
 MATCHES_MAX: Final = 512
 """How many matches of paths with parameters are kept."""
@@ -103,11 +109,22 @@ class HoldfastApp(QuartTrio):
             else:
                 response = await self._serve(self._routes[rule.endpoint], request, {**path})
         except Exception as error:
-            response = exception_response(error, request)
+            below = self._below_another_base(request) if isinstance(error, NotFound) else None
+            response = exception_response(error, request) if below is None else refusal_response(below)
         except BaseException:
             end_trace(request, None)
             raise
         return _finish(self.deps, request, response)
+
+    def _below_another_base(self, request: HoldfastRequest) -> Refusal | None:
+        """Return the refusal of a path that exists with another base, or without a slash at its end."""
+        bare = _BASE.sub("", request.path.rstrip("/"))
+        known = [each for each in (f"{base}{bare}" for base in BASES) if self._adapter.allowed_methods(each)]
+        if not known or request.path in known:
+            return None
+        does = "does" if len(known) == 1 else "do"
+        message = f"The path {shown(request.path)} does not exist, but {' and '.join(map(shown, known))} {does}."
+        return Refusal(code="route_not_found", message=f"{message} Look at the base URL of the client.")
 
     def _serve(self, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Awaitable[Response]:
         if isinstance(route, View):

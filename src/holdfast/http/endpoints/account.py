@@ -63,9 +63,9 @@ async def recharge(call: Call) -> Outcome:
         amount = call.body(RechargeRequest).amount
         amount_micro = read_amount(amount, max_micro=settings.recharge_max_micro)
     if isinstance(amount_micro, Refusal):
-        return reply_outcome(await call.refuse(amount_micro, idempotency, CreditChanged), _recharged)
+        return reply_outcome(call, await call.refuse(amount_micro, idempotency, CreditChanged), _recharged)
     command = Recharge(amount_micro=amount_micro, idempotency=idempotency)
-    return reply_outcome(await call.ask(call.deps.accounts.ref(call.session.account_id), command), _recharged)
+    return reply_outcome(call, await call.ask(call.deps.accounts.ref(call.session.account_id), command), _recharged)
 
 
 def _recharged(reply: CreditChanged) -> RechargedBody:

@@ -87,4 +87,4 @@ async def redeem(call: Call) -> Outcome:
     if isinstance(claim, str):
         return _REFUSALS[claim]
     reply = await call.ask(call.deps.accounts.ref(account_id), redeem_coupon(claim))
-    return reply_outcome(reply, credit_changed_body)
+    return reply_outcome(call, reply, credit_changed_body)

@@ -185,14 +185,15 @@ def _wrong_key(body: JsonObject, field: str, shape: type[msgspec.Struct], *, str
     """Return the first key of the object in a field whose value does not fit."""
     [kind] = [each.type for each in msgspec.structs.fields(shape) if each.encode_name == field]
 
-    def fits(key: str) -> bool:
+    def fits(pair: tuple[str, object]) -> bool:
         try:
-            msgspec.convert({key: body[field][key]}, kind, strict=strict)
+            msgspec.convert(dict([pair]), kind, strict=strict)
         except msgspec.ValidationError:
             return False
         return True
 
-    return next(key for key in body[field] if not fits(key))
+    pairs: dict[str, object] = body[field]
+    return next(pair[0] for pair in pairs.items() if not fits(pair))
 
 
 def _values_of(shape: type[msgspec.Struct], field: str) -> list[str]:

@@ -142,11 +142,12 @@ class Call:
     Before the handler runs, ``session`` is set for a route of sessions, ``known_key`` for one of keys with a body,
     ``operator`` for one of operators; ``action`` is the record of what the operator does. ``json`` and ``body`` are
     the parsed body, ``files`` those of a form, ``raw`` its bytes, and ``body_bytes`` how many of it are in memory.
+    If the call ``is_replay``, its response says that it is that to an earlier request.
     """
 
     __slots__ = (
         "_body", "_caller_id", "_fingerprint", "_is_heavy", "_known_key", "_session",
-        "action", "bearer", "body_bytes", "deps", "files", "json", "operator", "path", "raw",
+        "action", "bearer", "body_bytes", "deps", "files", "is_replay", "json", "operator", "path", "raw",
         "read_shares", "request", "route",
     )  # fmt: skip
 
@@ -163,6 +164,7 @@ class Call:
         self.files: tuple[FormFile, ...] = ()
         self.raw = b""
         self.body_bytes = 0
+        self.is_replay = False
         self._body: msgspec.Struct | None = None
         self._session: SessionRecord | None = None
         self._known_key: KnownKey | None = None
@@ -491,6 +493,13 @@ class Call:
     def required_idempotency(self) -> IdempotencyKey | Refusal:
         """Return the Idempotency-Key. Refuses: 1. ``missing_parameter``; 2. ``invalid_idempotency_key``."""
         return self.idempotency() or NO_IDEMPOTENCY_KEY
+
+    def take_reply(self, reply: T | Replayed[T] | Refusal) -> T | Refusal:
+        """Return a reply to this request's Idempotency-Key, and note if it is that to an earlier request."""
+        if not isinstance(reply, Replayed):
+            return reply
+        self.is_replay = True
+        return reply.reply
 
     async def refuse(
         self, refusal: Refusal, idempotency: IdempotencyKey | None, reply_type: type[T]

@@ -360,10 +360,16 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: Jso
         bodies = operation.setdefault("requestBody", {"required": True, "content": {}})
         # First: of several bodies, generators of TypeScript take the first, and import a form that comes later from
         # where they write none.
-        bodies["content"] = {_FORM: {"schema": form}, **bodies["content"]}
+        bodies["content"] = {_FORM: {"schema": form, **_encoding(form)}, **bodies["content"]}
         if route.form is None:
             bodies["content"]["application/octet-stream"] = {"schema": _FILE}
     return operation
+
+
+def _encoding(form: JsonSchema) -> JsonSchema:
+    """Say that an object in a form is sent as a part for each key: ``metadata[key]``."""
+    objects = [name for name, schema in form["properties"].items() if schema.get("type") == "object"]
+    return {"encoding": {name: {"style": "deepObject", "explode": True} for name in objects}} if objects else {}
 
 
 def _form(route: Route) -> JsonSchema:

@@ -25,7 +25,7 @@ from holdfast.http.kit.errors import (
     refusal_of_http,
 )
 from holdfast.http.kit.requests import HoldfastRequest, current_request_id
-from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, Route, replayed
+from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, Route
 from holdfast.http.kit.values import unknown_parameter
 from holdfast.ledger.refusals import Refusal
 
@@ -35,12 +35,10 @@ log = structlog.get_logger("holdfast.http")
 T = TypeVar("T")
 
 
-def reply_outcome(reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.Struct]) -> Outcome:
+def reply_outcome(call: Call, reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.Struct]) -> Outcome:
     """Render an actor's reply to an idempotent command; ``body`` renders a success, new or replayed."""
-    if isinstance(reply, Replayed):
-        stored = reply.reply
-        return replayed(stored if isinstance(stored, Refusal) else body(stored))
-    return reply if isinstance(reply, Refusal) else body(reply)
+    taken = call.take_reply(reply)
+    return taken if isinstance(taken, Refusal) else body(taken)
 
 
 def streamed(
@@ -98,7 +96,10 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
         if faults is not None:
             log.error("fault after the client disconnected", exc_info=faults)
         raise cancelled from None
-    return outcome_response(outcome)
+    response = outcome_response(outcome)
+    if call.is_replay:
+        response.headers["Idempotent-Replayed"] = "true"
+    return response
 
 
 def _refuse_unknown_parameter(call: Call, route: Route) -> Refusal | None:

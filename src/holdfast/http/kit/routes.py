@@ -32,11 +32,6 @@ class BodyResponse:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def replayed(body: msgspec.Struct | Refusal) -> BodyResponse:
-    """Return the response to an earlier request with the same Idempotency-Key."""
-    return BodyResponse(body, headers=(("Idempotent-Replayed", "true"),))
-
-
 Outcome: TypeAlias = msgspec.Struct | BodyResponse | Refusal | Response
 Handler: TypeAlias = Callable[[Call], Awaitable[Outcome]]
 

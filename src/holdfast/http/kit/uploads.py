@@ -9,12 +9,14 @@ leaves in between has such a row, and is swept with it.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 import trio
@@ -53,6 +55,11 @@ PARTS_MAX: Final = 128
 FIELDS_BYTES_MAX: Final = INPUT_SMALL_BYTES_MAX
 """Of all fields together, which the files are apart from."""
 FILENAME_CHARS_MAX: Final = 200
+DISPOSITION_CHARS_MAX: Final = 2048
+"""How much of a header is searched for the encoded name of a file."""
+
+_KEYED: Final = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
+"""The name of a part that is the value of a key."""
 
 T = TypeVar("T")
 
@@ -273,7 +280,7 @@ async def receive_file(
         if boundary:
             await _read_form(call, upload, boundary, {part}, texts)
         else:
-            _, _, filename = parse_content_disposition(call.request.headers.get("Content-Disposition", ""))
+            filename = sent_filename(call.request.headers.get("Content-Disposition", ""))
             incoming = await upload.begin(part, filename)
             while (block := await call.request.read_part(call.body_bytes_max())) is not None:
                 await incoming.add(block)
@@ -399,9 +406,10 @@ class _FormReader:
         if any("\n" in line for _, line in head.headerlist):
             raise MultipartError("a header has a line feed")
         self._name, self._file, self._value = head.name or "", None, b""
-        is_file = head.filename is not None
+        filename = sent_filename(head.header("Content-Disposition", ""))
+        is_file = filename is not None
         if self._name in self._parts or (is_file and self._texts is None):
-            self._file = await self._upload.begin(self._name, head.filename)
+            self._file = await self._upload.begin(self._name, filename)
         elif is_file and self._texts is not None and self._name not in self._texts:
             taken = ", ".join(sorted(self._parts))
             raise _Refused(_invalid(self._name, f"is not a file of this endpoint, which takes {taken}"))
@@ -423,16 +431,21 @@ def _text(name: str, value: bytes) -> str:
 
 
 def _named(sent: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Return the fields of a form by their names: texts, and lists of those whose name says so."""
+    """Return the fields of a form by their names: texts, lists of those whose name says so, and objects.
+
+    The parts of an object are named ``metadata[key]``.
+    """
     fields: dict[str, Any] = {}
     for sent_name, texts in sent.items():
         name = sent_name.removesuffix(LIST_SUFFIX)
         is_list = name != sent_name
-        if name in fields or (len(texts) > 1 and not is_list):
+        keyed = _KEYED.fullmatch(name)
+        below, own_name = (fields, name) if keyed is None else (fields.setdefault(keyed[1], {}), keyed[2])
+        if not isinstance(below, dict) or own_name in below or (len(texts) > 1 and not is_list):
             raise _Refused(_invalid(name, "was sent more than once"))
         if "\0" in name:
             raise _Refused(_invalid(name, "has a NUL in its name"))
-        fields[name] = texts if is_list else texts[0]
+        below[own_name] = texts if is_list else texts[0]
     return fields
 
 
@@ -448,6 +461,24 @@ async def _read(incoming: _Incoming) -> FormFile:
     # One that had to be written to the disk is far smaller than a stored file may be.
     read = content if isinstance(content, bytes) else await incoming.upload.write(content.read)
     return FormFile(incoming.name, incoming.spool.sha256, content=read)
+
+
+_QUOTED: Final = re.compile(r'"(?:\\.|[^"\\])*"')
+_EXTENDED: Final = re.compile(r";\s*filename\*\s*=\s*(?:(utf-8|iso-8859-1)'[^';]*'([^;\s]*))?", re.ASCII | re.I)
+
+
+def sent_filename(disposition: str) -> str | None:
+    """Return the file's name of a ``Content-Disposition``: ``filename*`` (RFC 8187) where it can be read, else
+    ``filename``. None if it has neither.
+    """
+    _, _, plain = parse_content_disposition(disposition)
+    extended = _EXTENDED.search(_QUOTED.sub("", disposition[:DISPOSITION_CHARS_MAX]))
+    if extended is None:
+        return plain
+    with suppress(UnicodeDecodeError):
+        if extended[1]:
+            return unquote_to_bytes(extended[2]).decode(extended[1])
+    return plain or ""
 
 
 def clean_filename(sent: str | None, extension: str) -> str:

@@ -7,6 +7,7 @@ These clients number their attempts at a request in the header ``x-stainless-ret
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, TypeAlias
 
 import trio
@@ -16,16 +17,15 @@ from holdfast.http.endpoints.tasks.media_tasks import CREATE_ERRORS, accepted_ta
 from holdfast.http.endpoints.tasks.resent_creates import (
     CLIENT_TIMEOUT_S,
     create_once,
-    id_of_accepted,
     newest_known,
     note_refused,
 )
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.fair_shares import Wait
+from holdfast.http.kit.model_words import as_sent
 from holdfast.http.kit.routes import BodyResponse, Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter
-from holdfast.http.openai.inputs import input_of
-from holdfast.http.schemas.tasks import CreateTaskRequest
+from holdfast.http.openai.inputs import wanted_of
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
@@ -92,23 +92,26 @@ async def accept(call: Call, model_id: str, makes: Modality, fields: Mapping[str
         return await call.refuse_authenticated(
             invalid_parameter("model", f"must be a model of the modality {makes}", model.id)
         )
-    given = {} if model is None else await call.compute(lambda: input_of(model, fields, call.files))
-    if isinstance(given, Refusal):
-        return await call.refuse_authenticated(given)
-    wanted = CreateTaskRequest(model_id, given)
+    found = await call.compute(partial(wanted_of, model, model_id, fields, call.files))
+    if isinstance(found, Refusal):
+        return await call.refuse_authenticated(found)
+    wanted, sent_as = found
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
-    if idempotency is not None:
-        return id_of_accepted(await accepted_task(call, wanted, idempotency))
     attempt = _attempt(call)
     try:
-        return await create_once(call, wanted, after, attempt, _timeout_s(call))
+        if idempotency is not None:
+            accepted = call.take_reply(await accepted_task(call, wanted, idempotency))
+            created = accepted if isinstance(accepted, Refusal) else accepted.request_id
+        else:
+            created = await create_once(call, wanted, after, attempt, _timeout_s(call))
     except OutcomeUnknown:
-        if attempt is None:
+        if idempotency is None and attempt is None:
             # Nothing would recognize this client's resend.
             return _OUTCOME_UNKNOWN
         raise
+    return as_sent(created, sent_as) if isinstance(created, Refusal) else created
 
 
 async def finish(call: Call, model_id: str, makes: Modality, fields: Mapping[str, object]) -> Task | Unanswered:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_WRITE
@@ -14,6 +15,7 @@ from holdfast.http.openai.creating import HELD_ERRORS, RETRY_COUNT, delivered, f
 from holdfast.http.openai.inputs import FILES_MAX, stored_names
 from holdfast.http.openai.results import image_bytes, image_links
 from holdfast.http.schemas.openai import ImageEditRequest, ImageRequest, ImagesBody
+from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 
 route = RouteTable("OpenAI's clients", auth=Auth.API_KEY)
@@ -52,9 +54,11 @@ async def generate_images(call: Call) -> Outcome:
 )
 async def edit_image(call: Call) -> Outcome:
     """The form's files are stored until the task has ended, and the model gets links to them."""
-    refusal = await receive_form(call, partial(stored_names, call.deps.catalog()))
-    if refusal is None and not call.files:
-        refusal = missing_parameter("image")
+
+    def stored(fields: Mapping[str, Any], names: Sequence[str]) -> Collection[str] | Refusal:
+        return stored_names(call.deps.catalog(), fields, names) if "image" in names else missing_parameter("image")
+
+    refusal = await receive_form(call, stored)
     return refusal or await _images(call, call.body(ImageEditRequest))
 
 

@@ -11,8 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.http.kit.forms import FormFile
-from holdfast.http.kit.model_words import Measure, file_field_of, in_words_of, not_taken
-from holdfast.http.kit.values import missing_parameter
+from holdfast.http.kit.model_words import (
+    FileField,
+    Measure,
+    SentInput,
+    file_fields_of,
+    in_words_of,
+    not_taken,
+)
+from holdfast.http.kit.values import invalid_parameter, missing_parameter
+from holdfast.http.schemas.tasks import CreateTaskRequest, WantedTask
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.quotes import model_not_found
@@ -22,12 +30,34 @@ from holdfast.providers.storage.sniffing import UNKNOWN_TYPE, sniff
 FILES_MAX: Final = 8
 """The most files in a form."""
 
-_WORDS: Final[dict[str, Measure]] = {"n": "count", "seconds": "seconds", "size": "size", "input": "text"}
+_WORDS: Final[dict[str, Measure]] = {
+    "n": "count", "seconds": "seconds", "size": "size", "input": "text", "prompt": "text",
+}  # fmt: skip
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 
 
-def input_of(model: Model, fields: Mapping[str, Any], files: Sequence[FormFile]) -> dict[str, object] | Refusal:
+def wanted_of(
+    model: Model | None, model_id: str, fields: Mapping[str, Any], files: Sequence[FormFile]
+) -> WantedTask | Refusal:
+    """Return the request for a model; if there is none the input is empty, and the request will be refused.
+
+    ``metadata`` is the task's, with ``user`` as its ``end_user``, unless the model takes fields of these names.
+    Refuses with ``invalid_parameter``.
+    """
+    if model is None:
+        return WantedTask(CreateTaskRequest(model_id, {}), {})
+    own = {name: fields.get(name) for name in ("user", "metadata") if model.schema.field(name) is None}
+    metadata, user = {**(own.get("metadata") or {})}, own.get("user")
+    if user is not None and metadata.setdefault("end_user", user) != user:
+        return invalid_parameter("user", "says something else than metadata.end_user, which was sent too")
+    given = input_of(model, {name: value for name, value in fields.items() if name not in own}, files)
+    if isinstance(given, Refusal):
+        return given
+    return WantedTask(CreateTaskRequest(model_id, given.input, metadata=metadata), given.sent_as)
+
+
+def input_of(model: Model, fields: Mapping[str, Any], files: Sequence[FormFile]) -> SentInput | Refusal:
     """Return the model's input; null counts as not sent. Texts of a form stand for numbers and booleans.
 
     Refuses with ``invalid_parameter``.
@@ -38,12 +68,14 @@ def input_of(model: Model, fields: Mapping[str, Any], files: Sequence[FormFile])
     found = in_words_of(model, sent, _WORDS)
     if isinstance(found, Refusal):
         return found
-    found = {name: _from_text(model.schema.field(name) or {}, value) for name, value in found.items()}
-    for name in dict.fromkeys(each.name for each in files):
-        uploaded = _uploaded(model, name, [each for each in files if each.name == name])
-        if isinstance(uploaded, Refusal):
-            return uploaded
-        found |= uploaded
+    for name, value in found.input.items():
+        found.input[name] = _from_text(model.schema.field(name) or {}, value)
+    taken = file_fields_of(model, [each.name for each in files], found.input)
+    if isinstance(taken, Refusal):
+        return taken
+    for name, field in taken.items():
+        found.input[field.name] = _uploaded(field, [each for each in files if each.name == name])
+        found.sent_as[field.name] = name
     return found
 
 
@@ -52,7 +84,10 @@ def _is_default(name: str, value: object) -> bool:
 
 
 def _from_text(schema: Mapping[str, object], value: object) -> object:
-    """Return a form's text, or those of a list, in the type that the field has; else unchanged."""
+    """Return a form's text, or those of a list or an object, in the type that the field has; else unchanged."""
+    properties = schema.get("properties")
+    if isinstance(value, dict) and isinstance(properties, dict):
+        return {key: _from_text(properties.get(key) or {}, each) for key, each in value.items()}
     if isinstance(value, list) and isinstance(items := schema.get("items"), dict):
         return [_from_text(items, each) for each in value]
     if not isinstance(value, str):
@@ -79,20 +114,16 @@ def stored_names(catalog: Catalog, fields: Mapping[str, Any], names: Sequence[st
     model = catalog.models.get(str(fields["model"]))
     if model is None:
         return model_not_found(str(fields["model"]))
-    taken = {name: file_field_of(model, name, names.count(name)) for name in names}
-    refusal = next((each for each in taken.values() if isinstance(each, Refusal)), None)
-    return refusal or frozenset(
-        name for name, each in taken.items() if not isinstance(each, Refusal) and each.form == "link"
-    )
+    taken = file_fields_of(model, names, fields)
+    if isinstance(taken, Refusal):
+        return taken
+    return frozenset(name for name, each in taken.items() if each.form == "link")
 
 
-def _uploaded(model: Model, name: str, files: list[FormFile]) -> dict[str, object] | Refusal:
+def _uploaded(field: FileField, files: Sequence[FormFile]) -> object:
     """Return uploaded files as the model takes them: by their ids, as base64, or as a link with the data."""
-    field = file_field_of(model, name, len(files))
-    if isinstance(field, Refusal):
-        return field
     taken = [each.row.file_id if each.row is not None else _encoded(each.content, field.form) for each in files]
-    return {field.name: taken if field.is_list else taken[0]}
+    return taken if field.is_list else taken[0]
 
 
 def _encoded(content: bytes, form: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -11,6 +12,7 @@ from holdfast.http.endpoints.tasks.media_tasks import own_task, task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.listing import LIMIT, Position, read_window
+from holdfast.http.kit.model_words import text_field_of
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import RANGE, content_media
 from holdfast.http.kit.uploads import receive_form
@@ -21,7 +23,7 @@ from holdfast.http.openai.results import AT_PROVIDER, file_of
 from holdfast.http.schemas.openai import VideoBody, VideoDeleted, VideoList, VideoRequest, video_body
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.queries.tasks import tasks_of_models
+from holdfast.persistence.queries.tasks import tasks_of_models, texts_of_inputs
 from holdfast.persistence.records.unreadable import UnreadableEntry
 
 route = RouteTable("OpenAI's clients", auth=Auth.API_KEY)
@@ -71,7 +73,10 @@ async def create_video(call: Call) -> Outcome:
 async def read_video(call: Call) -> Outcome:
     """The header ``openai-poll-after-ms`` says when to ask again."""
     task = await _own_video(call)
-    return task if isinstance(task, Refusal) else _response(video_body(task))
+    if isinstance(task, Refusal):
+        return task
+    prompts = await _prompts(call, [task])
+    return _response(video_body(task, prompts.get(task.request_id)))
 
 
 @route(
@@ -144,7 +149,9 @@ async def list_videos(call: Call) -> Outcome:
             after=after,
         )
     )
-    data = [video_body(each) for each in page[: window.limit] if isinstance(each, Task)]
+    videos = [each for each in page[: window.limit] if isinstance(each, Task)]
+    prompts = await _prompts(call, videos)
+    data = [video_body(each, prompts.get(each.request_id)) for each in videos]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return VideoList("list", data, first, last, has_more=len(page) > window.limit)
 
@@ -172,6 +179,19 @@ async def _own_video(call: Call) -> Task | Refusal:
         return found
     task, _ = found
     return task if task.request.terms.modality == "video" else task_not_found(task.request_id)
+
+
+async def _prompts(call: Call, videos: Sequence[Task]) -> dict[str, str | None]:
+    """Return the prompts of videos as their inputs have them, by their ids."""
+    models = call.deps.catalog().models
+    by_field: dict[str, list[str]] = defaultdict(list)
+    for each in videos:
+        model = models.get(each.model)
+        by_field[(model and text_field_of(model)) or "prompt"].append(each.request_id)
+    found: dict[str, str | None] = {}
+    for field, request_ids in by_field.items():
+        found |= await call.read(partial(texts_of_inputs, field=field, request_ids=request_ids))
+    return found
 
 
 def _response(body: VideoBody) -> BodyResponse:

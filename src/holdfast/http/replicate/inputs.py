@@ -10,20 +10,23 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from holdfast.http.kit.model_words import Measure, file_forms, in_words_of
+from holdfast.http.kit.model_words import Measure, SentInput, file_forms, in_words_of
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.refusals import Refusal
 
 _WORDS: Final[dict[str, Measure]] = {"num_outputs": "count", "duration": "seconds", "size": "size"}
+BELOW: Final = ("input",)
+"""Where the body has the input."""
 _DATA: Final = re.compile(r"data:[^,]{0,200};base64,", re.ASCII)
 
 
-def native_input(model: Model, given: Mapping[str, object]) -> dict[str, object] | Refusal:
+def native_input(model: Model, given: Mapping[str, object]) -> SentInput | Refusal:
     """Return the input for the native API, with a data URI as its base64 where the field takes that.
 
     ``given`` is not changed. Refuses with ``invalid_parameter``.
     """
-    return in_words_of(model, {name: _plain(model, name, value) for name, value in given.items()}, _WORDS)
+    plain = {name: _plain(model, name, value) for name, value in given.items()}
+    return in_words_of(model, plain, _WORDS, below=BELOW)
 
 
 def _plain(model: Model, name: str, value: object) -> object:

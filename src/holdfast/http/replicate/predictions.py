@@ -13,6 +13,7 @@ import base64
 import functools
 import hashlib
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
@@ -21,7 +22,7 @@ import structlog
 import trio
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
-from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
+from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.http.endpoints.tasks.following import follow_task
 from holdfast.http.endpoints.tasks.media_tasks import (
     CREATE_ERRORS,
@@ -34,11 +35,12 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, Bearer
 from holdfast.http.kit.errors import refusal_of_fault
 from holdfast.http.kit.listing import CURSOR, LIMIT, Position, list_of_account
+from holdfast.http.kit.model_words import SentInput, as_sent
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, BodyResponse, Outcome, Parameter, RouteTable
 from holdfast.http.kit.stored_content import link_parameters, refuse_link
-from holdfast.http.kit.values import preferred_wait_s, shown
+from holdfast.http.kit.values import invalid_parameter, preferred_wait_s, shown
 from holdfast.http.kit.waiting import WAIT_MAX_S, stream_media
-from holdfast.http.replicate.inputs import native_input
+from holdfast.http.replicate.inputs import BELOW, native_input
 from holdfast.http.replicate.models import model_of_version, path_model_id
 from holdfast.http.schemas.replicate import (
     BASE,
@@ -52,7 +54,7 @@ from holdfast.http.schemas.replicate import (
     prediction_urls,
     with_next_address,
 )
-from holdfast.http.schemas.tasks import CreateTaskRequest
+from holdfast.http.schemas.tasks import CreateTaskRequest, WantedTask
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import sign_link
 from holdfast.ledger.public_types import FreeForm
@@ -81,6 +83,9 @@ _RESENDING: Final = re.compile(r"\b(?:replicate-javascript|ai-sdk)/", re.ASCII)
 _OUTCOME_UNKNOWN: Final = Refusal(
     code="outcome_unknown",
     message="There was no result in time, and the prediction may have been created. Look for it in the list.",
+)
+_NO_DEADLINES: Final = invalid_parameter(
+    "Cancel-After", "is not supported: cancel the prediction when its time is over"
 )
 _LINK_EXPIRED: Final = Refusal(
     code="invalid_link", message="The link to the stream has expired: read the prediction again."
@@ -133,6 +138,8 @@ async def create_prediction_of_version(call: Call) -> Outcome:
 async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outcome:
     """Create the task, under an Idempotency-Key of its own if the client may resend the request without one."""
     until = trio.current_time() + _wait_s(call)
+    if call.request.sent(b"cancel-after"):
+        return await call.refuse_authenticated(_NO_DEADLINES)
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
@@ -158,43 +165,44 @@ def _wait_s(call: Call) -> float:
     return WAIT_USED * min(wait_s, WAIT_MAX_S)
 
 
-def _native(call: Call, model_id: str, wanted: PredictionRequest) -> CreateTaskRequest | Refusal:
+def _native(call: Call, model_id: str, wanted: PredictionRequest) -> WantedTask | Refusal:
     """Return the request as the native endpoint takes it."""
     model = call.deps.catalog().models.get(model_id)
-    given = wanted.input if model is None else native_input(model, wanted.input)
+    given = SentInput(wanted.input, {}) if model is None else native_input(model, wanted.input)
     if isinstance(given, Refusal):
         return given
+    native = CreateTaskRequest(model_id, given.input, metadata=wanted.metadata)
     url, chosen = wanted.webhook or wanted.webhook_completed, wanted.webhook_events_filter
     if chosen is None or wanted.webhook is None:
         chosen = ["completed"]
     kinds = list(dict.fromkeys(kind for each in chosen for kind in EVENT_KINDS[each]))
-    if url is None or not kinds:
-        return CreateTaskRequest(model_id, given)
-    return CreateTaskRequest(model_id, given, webhook_url=url, webhook_events=kinds)
+    if url is not None and kinds:
+        native = msgspec.structs.replace(native, webhook_url=url, webhook_events=kinds)
+    return WantedTask(native, given.sent_as)
 
 
 async def _created(
-    call: Call, native: CreateTaskRequest, given: FreeForm, until: float, idempotency: IdempotencyKey | None
+    call: Call, wanted: WantedTask, given: FreeForm, until: float, idempotency: IdempotencyKey | None
 ) -> Outcome:
     """Create the task, and return its prediction as of its end, or as it has begun."""
+    native, sent_as = wanted
     webhook_format: WebhookFormat | None = "prediction" if native.webhook_url else None
     reply = await accepted_task(call, native, idempotency, webhook_format=webhook_format)
-    accepted = reply.reply if isinstance(reply, Replayed) else reply
+    accepted = call.take_reply(reply)
     if isinstance(accepted, Refusal):
-        return _as_sent(accepted)
+        return _as_sent(accepted, sent_as)
     task = await _ended(call, accepted.request_id, until)
     if task is None:
         body = _started(call, accepted.request_id, native.model, given)
     else:
         body = msgspec.structs.replace(_body(call, task), input=given)
-    replayed = (("Idempotent-Replayed", "true"),) if isinstance(reply, Replayed) else ()
-    return BodyResponse(body, status=201, headers=replayed)
+    return BodyResponse(body, status=201)
 
 
-def _as_sent(refusal: Refusal) -> Refusal:
-    """Return a refusal of a webhook's address under the name that the client sent it by."""
+def _as_sent(refusal: Refusal, sent_as: Mapping[str, str]) -> Refusal:
+    """Return a refusal of a field of the input, or of a webhook's address, under the name that the client sent."""
     if refusal.param != "webhook_url":
-        return refusal
+        return as_sent(refusal, sent_as, below=BELOW)
     message = refusal.message.replace("webhook_url", "webhook")
     return msgspec.structs.replace(refusal, param="webhook", message=message)
 

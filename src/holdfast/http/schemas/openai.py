@@ -11,7 +11,17 @@ from holdfast.http.schemas.common import ModelId
 from holdfast.ledger.tasks.task import Task
 
 
-class ImageEditRequest(msgspec.Struct, frozen=True, kw_only=True):
+class MetadataFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What any request may say for the caller's own use."""
+
+    user: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    """Your name for whom it is made, stored as `end_user` in the task's metadata; null: none."""
+    metadata: dict[str, str] | None = None
+    """Up to 16 texts of your own, stored with the task: names of 1 to 64 characters, texts of up to 512; null:
+    none."""
+
+
+class ImageEditRequest(MetadataFields, frozen=True, kw_only=True):
     """The image to change, sent as the file `image` of the form. Other fields are the model's own."""
 
     model: Annotated[str, msgspec.Meta(examples=["studio/edit-1"])]
@@ -51,7 +61,7 @@ class ImagesBody(msgspec.Struct, frozen=True):
     """The images, in order."""
 
 
-class SpeechRequest(msgspec.Struct, frozen=True):
+class SpeechRequest(MetadataFields, frozen=True):
     """The sound to make. Other fields are the model's own, by their names in its `input_schema`."""
 
     model: Annotated[str, msgspec.Meta(examples=["studio/tone-1"])]
@@ -66,7 +76,7 @@ class SpeechRequest(msgspec.Struct, frozen=True):
     """Only `audio`: the file's bytes."""
 
 
-class VideoRequest(msgspec.Struct, frozen=True):
+class VideoRequest(MetadataFields, frozen=True):
     """The video to make. Other fields are the model's own, by their names in its `input_schema`."""
 
     model: Annotated[str, msgspec.Meta(examples=["studio/clip-1"])]
@@ -111,7 +121,7 @@ class VideoBody(msgspec.Struct, frozen=True):
     size: str
     """Width and height in pixels, such as `640x360`; `auto` before they are known."""
     prompt: str | None
-    """What was sent, in the response to the create; null in others."""
+    """What it is about; null once the input is no longer stored, a week after the end if it was large."""
     error: VideoError | None
     """Why there is no video; null if it has not failed."""
 
@@ -150,8 +160,8 @@ _STATUS: Final[dict[str, Literal["queued", "in_progress", "completed", "failed"]
 }
 
 
-def video_body(task: Task, prompt: str | None = None) -> VideoBody:
-    """Show a task as a video, in the response to its create with the prompt that was sent."""
+def video_body(task: Task, prompt: str | None) -> VideoBody:
+    """Show a task as a video, with the prompt of its input."""
     state, terms = task.state, task.request.terms
     result = state.output[0] if state.output else None
     has_size = result is not None and result.width and result.height

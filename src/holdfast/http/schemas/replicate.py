@@ -54,6 +54,11 @@ class PredictionRequest(msgspec.Struct, frozen=True):
     are sent. Without it: `output` and `completed`.
     """
 
+    metadata: dict[str, str] | None = None
+    """Up to 16 texts of your own, stored with the task: names of 1 to 64 characters, texts of up to 512. Usage is
+    also summed by the text `end_user`.
+    """
+
     webhook_completed: str | None = None
     """An https address that is sent the prediction when it has ended, unless there is a `webhook`."""
 

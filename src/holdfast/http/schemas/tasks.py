@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,6 +37,13 @@ class CreateTaskRequest(msgspec.Struct, frozen=True):
     nowhere."""
     webhook_events: list[EventKind] | None = None
     """The events to send; null or omitted: all but `task.processing`."""
+
+
+class WantedTask(NamedTuple):
+    """A request as the native endpoint takes it, and what the caller called the fields of its input."""
+
+    request: CreateTaskRequest
+    sent_as: Mapping[str, str]
 
 
 class TaskCreated(msgspec.Struct, frozen=True):

@@ -40,6 +40,10 @@ _STORED_INPUTS = select(func.coalesce(func.sum(func.pg_column_size(tasks.c.input
     tasks.c.input_until.is_not(None),
     tasks.c.status != literal_column("'succeeded'"),
 )
+_TEXTS_OF_INPUTS = select(
+    tasks.c.request_id,
+    func.json_extract_path_text(tasks.c.input, bindparam("field", type_=Text())).label("text"),
+).where(tasks.c.request_id.in_(bindparam("request_ids", expanding=True)))
 _ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))
 
 
@@ -60,12 +64,18 @@ class StoredTask(NamedTuple):
 
 
 def task_by_id(rows: Connection, request_id: str) -> Task | None:
-    """Return the task with this id, of any account, with its input. No other read of tasks has their inputs.
+    """Return the task with this id, of any account, with its input. No other read of tasks has whole inputs.
 
     Raises :class:`~holdfast.persistence.records.unreadable.UnreadableRow`.
     """
     found = rows.execute(_BY_ID, {"request_id": request_id}).one_or_none()
     return None if found is None else read_row(task_of, found, "tasks", request_id)
+
+
+def texts_of_inputs(rows: Connection, *, field: str, request_ids: Sequence[str]) -> dict[str, str | None]:
+    """Return a field of each task's input as text, by the tasks' ids; None where the input has none."""
+    found = rows.execute(_TEXTS_OF_INPUTS, {"field": field, "request_ids": request_ids})
+    return {row.request_id: row.text for row in found}
 
 
 def find_tasks(rows: Connection, request_ids: Sequence[str]) -> dict[str, tuple[str, Task | UnreadableRow]]:

@@ -214,7 +214,7 @@ async def change_credit(call: Call, command: AdjustCredit | GrantCredit) -> Outc
     reply = await ask_account(call, command)
     if isinstance(reply, CreditChanged):
         note_effect(call, amount=format_amount(reply.amount_micro), operation_id=reply.operation_id)
-    return reply_outcome(reply, credit_changed_body)
+    return reply_outcome(call, reply, credit_changed_body)
 
 
 class CeilingRequest(msgspec.Struct, frozen=True):

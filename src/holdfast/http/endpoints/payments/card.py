@@ -21,11 +21,10 @@ from holdfast.actors.account.messages import (
     RecordIntentRefused,
     SaveCard,
 )
-from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.endpoints.payments.orders import CREATE_ERRORS, order_not_found, write_order
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.refused_callbacks import SENDER_ERRORS, count_refused, refused_signature
-from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable, replayed
+from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import ORDER_DECIMALS_MAX, read_amount, shown
 from holdfast.http.schemas.payments import (
     CardOrderCreated,
@@ -104,22 +103,22 @@ async def create_card_order(call: Call) -> Outcome:
     written = await write_order(
         call, PROVIDER, amount_micro, ttl_s=settings.card_order_ttl_s, livemode=card.livemode
     )
-    result = written.reply if isinstance(written, Replayed) else written
+    result = call.take_reply(written)
     if isinstance(result, Refusal):
-        return replayed(result) if isinstance(written, Replayed) else result
+        return result
     order = result.order
     intent = await _intent_of(call, card, order)
     if isinstance(intent, Refusal):
+        call.is_replay = False
         return intent
     # Every repetition of the request gets the same response, even if the order has changed since.
     state = msgspec.structs.replace(order.state, payment_id=intent.provider_payment_id)
-    body = render_order(
+    return render_order(
         CardOrderCreated,
         msgspec.structs.replace(order, state=state),
         client_secret=intent.client_secret,
         publishable_key=card.publishable_key,
     )
-    return replayed(body) if isinstance(written, Replayed) else body
 
 
 @route(

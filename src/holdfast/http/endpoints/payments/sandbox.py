@@ -53,7 +53,7 @@ async def create_sandbox_order(call: Call) -> Outcome:
     if settings.sandbox_enabled:
         amount_micro = read_amount(body.amount, max_micro=settings.order_max_micro, decimals_max=ORDER_DECIMALS_MAX)
     written = await write_order(call, "sandbox", amount_micro, ttl_s=settings.sandbox_order_ttl_s)
-    return reply_outcome(written, lambda result: _created(call, result.order, body.outcome))
+    return reply_outcome(call, written, lambda result: _created(call, result.order, body.outcome))
 
 
 @route(

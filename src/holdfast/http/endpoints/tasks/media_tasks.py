@@ -94,7 +94,7 @@ async def create_task(call: Call) -> Outcome:
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
     reply = await accepted_task(call, call.body(CreateTaskRequest), idempotency)
-    return reply_outcome(reply, lambda accepted: task_created(call.deps, accepted))
+    return reply_outcome(call, reply, lambda accepted: task_created(call.deps, accepted))
 
 
 async def accepted_task(
@@ -333,7 +333,7 @@ async def retry_task(call: Call) -> Outcome:
     if input_until(original) is not None:
         command = await _refuse_stored_inputs(call, original.account_id) or command
     reply = await _ask_account(call, KnownKey(original.account_id, key.key_id), command, idempotency)
-    return reply_outcome(reply, lambda accepted: task_created(call.deps, accepted))
+    return reply_outcome(call, reply, lambda accepted: task_created(call.deps, accepted))
 
 
 def _retry_command(
