@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -11,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.tools import path_of
 
 CONFIGURATION = Path(__file__).parent.parent / "deploy" / "haproxy.cfg"
 SERVERS = ("10.0.0.5:8000", "10.0.0.6:8000", "10.0.0.7:8000")
@@ -20,13 +21,6 @@ PLAIN = "bind :80\n"
 MAP = "/var/lib/holdfast-places/places.map"
 CONTROL = "/run/haproxy/admin.sock"
 START_S = 60.0
-
-
-def program() -> str:
-    """Return HAProxy's path."""
-    found = shutil.which("haproxy", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
-    assert found is not None, "these tests need HAProxy; on Debian and Ubuntu: apt install haproxy"
-    return found
 
 
 def configured(changes: Mapping[str, str]) -> str:
@@ -97,7 +91,7 @@ def haproxy(
         file.write_text(configured(changes))
         with proxy.log.open("wb") as log:
             process = subprocess.Popen(
-                [program(), "-db", "-f", str(file)],
+                [path_of("haproxy"), "-db", "-f", str(file)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -132,6 +132,19 @@ def locked(name: str) -> set[str]:
     return {match["pin"] for match in re.finditer(pin, rest)}
 
 
+def test_no_file_advises_to_install_what_another_package_is_called() -> None:
+    """The name belongs to somebody else's package, so the service is installed from a clone or a built wheel."""
+    installs = re.compile(
+        r"""(?:pip3?|pipx|uv(?:\ tool)?)\s+(?:install|add|run)[\s'"\\]+(?:-\S+[\s'"]+)*holdfast\b(?![-_./])"""
+    )
+    assert installs.search("pip install -q --no-deps 'holdfast[s3]'")
+    assert installs.search("""or pip install "\n    "'holdfast[embedded]'""")
+    assert installs.search("pip install holdfast")
+    assert not installs.search("pip install -q --no-deps dist/holdfast-*.whl")
+    this = Path(__file__)
+    assert [each for each in written_files() if each != this and installs.search(text_of(each))] == []
+
+
 def test_the_locks_pin_exact_versions_with_hashes_and_no_addresses() -> None:
     names = ("runtime", "options", "development", "test", "bench")
     pins = {name: {pin.partition("==")[0] for pin in locked(name)} for name in names}

@@ -37,6 +37,7 @@ from holdfast.settings.settings import Settings
 from holdfast.telemetry.reports.report import REPORT_KINDS
 
 from .journeys.service_process import Service
+from .tools import needs
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -89,9 +90,9 @@ def service() -> Iterator[Service]:
         shutil.rmtree(folder)
 
 
+@needs("curl")
 @pytest.mark.parametrize("page", [p for p in PAGES if script_of(p, "sh")], ids=named)
 def test_shell_sessions_run_as_they_are_written(page: Path, service: Service, tmp_path: Path) -> None:
-    assert shutil.which("curl"), "the documentation's sessions need curl"
     done = subprocess.run(
         ["sh", "-eu", "-c", script_of(page, "sh").replace(ADDRESS, service.url)],
         cwd=tmp_path,
@@ -110,6 +111,7 @@ def test_shell_sessions_run_as_they_are_written(page: Path, service: Service, tm
         assert '"status":"succeeded"' in done.stdout
 
 
+@needs("curl")
 def test_the_first_session_shows_a_refusal_and_ends(service: Service, tmp_path: Path) -> None:
     """A refused step (here: an address that is none) prints the response, and nothing waits for its outcome."""
     script = script_of(ROOT / "README.md", "sh").replace(ADDRESS, service.url).replace("ada@example.com", "ada")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import configparser
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,8 @@ from holdfast.commands.cli import app
 from holdfast.settings.env_file import parse_env_file
 from holdfast.settings.settings import Settings, load_settings
 from holdfast.start.exit_codes import BAD_CONFIGURATION
+
+from .tools import needs
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "installing.md").read_text("utf-8")
@@ -116,7 +117,7 @@ def test_the_commands_are_those_of_the_service() -> None:
     assert float(service["TimeoutStopSec"]) > 2 * Settings.model_fields["shutdown_s"].default
 
 
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+needs_systemd = needs("systemd-analyze")
 
 
 @needs_systemd

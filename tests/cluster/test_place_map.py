@@ -28,8 +28,9 @@ import pytest
 import typer
 from sqlalchemy import Engine, text
 from tests.certificates import Authority
-from tests.haproxy_process import BIND, CONTROL, MAP, SERVERS, Proxy, configured, haproxy, program
+from tests.haproxy_process import BIND, CONTROL, MAP, SERVERS, Proxy, configured, haproxy
 from tests.threaded_server import serving
+from tests.tools import path_of
 from typer.testing import CliRunner
 
 from holdfast.actors.sign_in.actor import new_session_token
@@ -169,7 +170,9 @@ def test_the_shipped_configuration_is_accepted(tmp_path: Path) -> None:
     places.write_text(place_map({server: server for server in SERVERS}))
     file = tmp_path / "haproxy.cfg"
     file.write_text(configured({BIND: BIND.replace("/etc/haproxy", str(tmp_path)), MAP: str(places)}))
-    checked = subprocess.run([program(), "-c", "-f", str(file)], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [path_of("haproxy"), "-c", "-f", str(file)], capture_output=True, text=True, check=False
+    )
     assert (checked.returncode, checked.stderr) == (0, "")
 
 

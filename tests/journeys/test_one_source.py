@@ -21,11 +21,14 @@ import pytest
 import trio
 from tests.clients import until
 from tests.haproxy_process import Proxy, haproxy
+from tests.tools import needs
 
 from holdfast.http.endpoints.api_docs import RAPIDOC
 
 from .conftest import NewService
 from .service_process import Service
+
+pytestmark = needs("haproxy")
 
 ATTACK_S = float(os.environ.get("ONE_SOURCE_S", "0"))
 SCALE = 1 if ATTACK_S else 10

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from PIL import Image
 from tests.clients import Customer
+from tests.tools import CLIENTS, CLIENTS_NODE, needs
 
-from .client_programs import CLIENTS, PYTHON, run_node, run_python
+from .client_programs import PYTHON, run_node, run_python
 from .conftest import NewCustomer
 from .openai_programs import PROGRAMS, STARTS
 from .quiet_provider import QuietProvider
 from .service_process import Service, new_folder, running_service
+
+pytestmark = needs(CLIENTS_NODE)
 
 FILES = {
     "image": b"\x89PNG",

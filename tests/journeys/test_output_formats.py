@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import random
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import trio
 from PIL import Image
 from playwright.sync_api import Browser, expect, sync_playwright
 from tests.clients import IMAGE, Customer, loopback_client, ok
+from tests.tools import path_of
 
 from .service_process import Service
 
@@ -24,7 +24,6 @@ FRAMES_PER_S = 12
 CLIP_S = 3.0
 TONE_S = 1.5
 WAIT_MS = 60_000
-CHROMIUM = shutil.which("chromium")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -122,9 +121,8 @@ def outputs(shared_service: Service) -> dict[str, StoredOutput]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Run a headless browser."""
-    assert CHROMIUM is not None, "these tests need a browser; on Debian and Ubuntu: apt install chromium"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=WAIT_MS)
+        browser = playwright.chromium.launch(executable_path=path_of("chromium"), args=FLAGS, timeout=WAIT_MS)
         yield browser
         browser.close()
 

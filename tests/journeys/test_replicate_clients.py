@@ -11,6 +11,7 @@ import pytest
 import standardwebhooks
 from PIL import Image
 from tests.clients import Customer, ok
+from tests.tools import CLIENTS_NODE, needs
 
 from .client_programs import run_node, run_python
 from .conftest import NewCustomer
@@ -18,6 +19,8 @@ from .quiet_provider import MODEL, QuietProvider
 from .receiver import receiver
 from .replicate_programs import PROGRAMS, STARTS
 from .service_process import Service, new_folder, running_service
+
+pytestmark = needs(CLIENTS_NODE)
 
 CLIENTS = list(PROGRAMS)
 SCOPES = ["tasks:read", "tasks:write", "account:read"]

@@ -10,12 +10,15 @@ from functools import partial
 import pytest
 import trio
 from tests.clients import Customer, ok, until
+from tests.tools import CLIENTS_NODE, needs
 
 from .client_programs import run_node
 from .conftest import NewCustomer
 from .quiet_provider import MODEL, QuietProvider, signed
 from .replicate_programs import STARTS
 from .service_process import Service
+
+pytestmark = needs(CLIENTS_NODE)
 
 JAVASCRIPT, AI = "replicate (JavaScript)", "@ai-sdk/replicate"
 CALLS = {

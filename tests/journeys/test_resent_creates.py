@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 import trio
 from tests.clients import Customer
+from tests.tools import CLIENTS_NODE, needs
 
 from holdfast.persistence.server.connections import connected
 
@@ -20,6 +21,8 @@ from .cutting_proxy import STAGES, cutting_proxy
 from .quiet_provider import QuietProvider
 from .service_process import Service
 from .test_openai_clients import picture
+
+pytestmark = needs(CLIENTS_NODE)
 
 INTENTS = 240
 CREATES = int(os.environ.get("CREATES", INTENTS))

@@ -23,6 +23,7 @@ import trio
 from tests.bucket_server import BucketServer
 from tests.clients import Customer, loopback_client, ok, until
 from tests.haproxy_process import Proxy, haproxy
+from tests.tools import needs
 
 from holdfast.ledger.places import place_of
 
@@ -30,6 +31,8 @@ from .conftest import NewService
 from .load import Witness
 from .quiet_provider import MODEL, QuietProvider, signed
 from .service_process import Service, start_together
+
+pytestmark = needs("haproxy")
 
 FREEZE_S = float(os.environ.get("FREEZE_S", "0"))
 CREDIT = Decimal("1000.00")

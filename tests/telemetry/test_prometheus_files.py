@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
+from tests.tools import path_of
 
 from holdfast.telemetry import metrics
 
@@ -33,10 +31,9 @@ UNITS = {"short", "s", "bytes", "ops", "reqps", "percentunit"}
 
 def promtool(*arguments: str | Path) -> None:
     """Run promtool, which `make test` puts beside the tests' Python where the system has none."""
-    beside = Path(sys.executable).parent
-    found = shutil.which("promtool", path=f"{os.environ['PATH']}{os.pathsep}{beside}")
-    assert found is not None, "promtool is in Debian's package prometheus"
-    done = subprocess.run([found, *arguments], cwd=FOLDER, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [path_of("promtool"), *arguments], cwd=FOLDER, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

