@@ -133,7 +133,7 @@ def locked(name: str) -> set[str]:
 
 
 def test_no_file_advises_to_install_what_another_package_is_called() -> None:
-    """The name belongs to somebody else's package, so the service is installed from a clone or a built wheel."""
+    """Another package has that name, so the service is installed from a clone or a built wheel."""
     installs = re.compile(
         r"""(?:pip3?|pipx|uv(?:\ tool)?)\s+(?:install|add|run)[\s'"\\]+(?:-\S+[\s'"]+)*holdfast\b(?![-_./])"""
     )

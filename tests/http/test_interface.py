@@ -112,8 +112,10 @@ async def test_the_document_holds_every_route_and_only_known_codes(stage: Stage)
     assert set(document["webhooks"]) == {*EVENT_KINDS, *PAYLOADS}
     for route in ROUTES:
         assert set(error_codes(route)) <= set(ERROR_TABLE)
-    listed = re.findall(r"^\| (\d{3}) \| `(\w+)` \| \S.* \|$", document["info"]["description"], re.MULTILINE)
-    assert sorted(listed) == sorted((str(row.status), code) for code, row in ERROR_TABLE.items())
+    listed = re.findall(
+        r"^\| (\d{3}) \| `(\w+)` \| `(\w+)` \| \S.* \|$", document["info"]["description"], re.MULTILINE
+    )
+    assert sorted(listed) == sorted((str(row.status), row.type, code) for code, row in ERROR_TABLE.items())
     references = set(re.findall(r'"#/components/schemas/(\w+)"', str(document).replace("'", '"')))
     assert references <= set(document["components"]["schemas"])
     for operation in operations:
