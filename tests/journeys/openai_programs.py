@@ -42,7 +42,8 @@ show([each.b64_json for each in made.data])
 """,
     "edit": """
 made = client.images.edit(
-    model="studio/edit-1", image=picture(), prompt="hello", size="64x48", extra_body={"format": "webp"}
+    model="studio/edit-1", image=picture(), prompt="hello", size="64x48", user="ann",
+    extra_body={"format": "webp", "metadata": {"job": "7", "for whom": "a b"}},
 )
 show([each.url for each in made.data])
 """,
@@ -61,6 +62,7 @@ video = client.videos.create(model="studio/clip-1", prompt="waves", seconds="1")
 assert video.status == "queued" and video.seconds == "1" and video.prompt == "waves"
 video = client.videos.poll(video.id)
 assert (video.status, video.progress, video.size) == ("completed", 100, "640x360"), video
+assert video.prompt == "waves"
 show([base64.b64encode(client.videos.download_content(video.id).content).decode()])
 """,
     "wait": """
@@ -107,7 +109,8 @@ show(made.data.map((each) => each.b64_json));
 """,
     "edit": """
 const made = await client.images.edit({
-  model: "studio/edit-1", image: await picture(), prompt: "hello", size: "64x48", format: "webp",
+  model: "studio/edit-1", image: await picture(), prompt: "hello", size: "64x48", format: "webp", user: "ann",
+  metadata: { job: "7", "for whom": "a b" },
 });
 show(made.data.map((each) => each.url));
 """,

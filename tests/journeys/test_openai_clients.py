@@ -81,6 +81,8 @@ async def test_makes_each_kind_of_result(
                 assert max(result.size) <= 64
     [task] = (await customer.tasks()).values()
     assert task["status"] == "succeeded"
+    is_labelled = feature == "edit" and client != "litellm"
+    assert task["metadata"] == ({"job": "7", "for whom": "a b", "end_user": "ann"} if is_labelled else {})
     assert (await customer.totals()).held == 0
 
 
