@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
+from unittest import mock
 
 import httpx2
 import msgspec
@@ -137,7 +139,8 @@ def test_the_first_session_shows_a_refusal_and_ends(service: Service, tmp_path: 
 def test_python_runs_as_it_is_written(page: Path, service: Service) -> None:
     code = compile(script_of(page, "python").replace(ADDRESS, service.url), str(page), "exec")
     names: dict[str, Any] = {"__name__": "documentation"}
-    exec(code, names)
+    with mock.patch.dict(os.environ):
+        exec(code, names)
     # Programs that end leave their clients open; here they must not warn in a later test.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
