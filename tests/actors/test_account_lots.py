@@ -41,6 +41,7 @@ from holdfast.persistence.claims.coupons import (
     claim_coupon,
     end_coupon,
     overdue_claims,
+    sha256_of_code,
 )
 from holdfast.persistence.claims.lots import accounts_with_expired_lots
 from holdfast.persistence.queries.ledger import statement_of_account
@@ -261,11 +262,17 @@ async def test_a_refund_takes_its_order_s_lot_and_the_next_credit_pays_a_debt(
 
 def make_coupon(code: str = "WELCOME", **more: Any) -> CouponRow:
     usual: dict[str, Any] = {"amount_micro": CREDIT, "uses_max": 1, "credit_days": 30, "redeem_until": None}
-    return CouponRow(coupon_id=new_id("cpn"), code=code, created_at=utc_now(), **usual | more)
+    return CouponRow(
+        coupon_id=new_id("cpn"),
+        code_sha256=sha256_of_code(code),
+        code_prefix=code[:2],
+        created_at=utc_now(),
+        **usual | more,
+    )
 
 
 async def claim(database: Database, account_id: str, code: str = "WELCOME", now: datetime | None = None) -> Any:
-    new = NewClaim(account_id, code, new_id("cpu"), now or utc_now())
+    new = NewClaim(account_id, sha256_of_code(code), new_id("cpu"), now or utc_now())
     return await database.work(claim_coupon, new)
 
 
@@ -373,7 +380,7 @@ async def test_wrong_codes_are_swept_after_an_hour(system: Any) -> None:
         reports_max=1_000,
     )
     for account_id in accounts:
-        tried = NewClaim(account_id, "WRONG", new_id("cpu"), clock())
+        tried = NewClaim(account_id, sha256_of_code("WRONG"), new_id("cpu"), clock())
         assert await system.database.work(claim_coupon, tried) == "unknown"
         clock.at += timedelta(minutes=31)
     assert [(await sweeper.sweep())["coupon_tries"] for _ in range(2)] == [1, 0]

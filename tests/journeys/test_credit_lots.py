@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import trio
+from sqlalchemy import text
 from tests.clients import Customer, Totals, code_of, every, ok, until
+
+from holdfast.persistence.server.connections import connected
 
 from .card_provider import Payer
 from .operator_client import Operator
@@ -105,7 +108,9 @@ async def test_a_coupon_is_redeemed_once_by_each_account(
         lots = [await lots_of(customer) for customer in customers]
         assert sorted(left(each) for each in lots) == [[], *[[("promotional", "coupon", "3.00", "0.00")]] * 2]
         [listed] = [
-            each for each in await every(operator.http.get, "/ops/api/coupons") if each["code"] == made["code"]
+            each
+            for each in await every(operator.http.get, "/ops/api/coupons")
+            if each["coupon_id"] == made["coupon_id"]
         ]
         assert (listed["uses"], listed["uses_max"]) == (2, 2)
         other = ok(await operator.act("coupons", amount="1.00", uses_max=5))
@@ -120,6 +125,51 @@ async def test_a_coupon_is_redeemed_once_by_each_account(
         ]
         taken = await operator.act("coupons", amount="1.00", code=made["code"])
         assert (taken.status_code, code_of(taken)) == (409, "coupon_code_taken")
+    assert shared_service.audit() == []
+
+
+async def test_a_coupons_code_is_only_in_the_response_to_who_made_it(
+    shared_service: Service, new_customer: Any, operator: Operator
+) -> None:
+    with trio.fail_after(60):
+        drawn = ok(await operator.act("coupons", amount="3.00", uses_max=2))
+        chosen = ok(await operator.act("coupons", amount="300.00", uses_max=5, code="Spring-Meadow"))
+        taken = await operator.act("coupons", amount="1.00", code="SPRING-MEADOW")
+        assert (taken.status_code, code_of(taken)) == (409, "coupon_code_taken")
+        assert [made["code"][:4] for made in (drawn, chosen)] == [drawn["code_prefix"], "SPRI"]
+        assert len(drawn["code"]) == 12
+        customer: Customer = await new_customer(shared_service)
+        for code in (drawn["code"], " spring-meadow ", "WRONG-BUT-CLOSE"):
+            reply = await customer.as_session("POST", "/v2/control/coupons/redeem", {"code": code})
+            assert reply.status_code == (404 if code.startswith("WRONG") else 200)
+        ended = ok(await operator.act(f"coupons/{chosen['coupon_id']}/end"))
+        [action] = [
+            each
+            for each in await every(operator.http.get, "/ops/api/actions")
+            if (each["effect"] or {}).get("coupon_id") == chosen["coupon_id"]
+        ]
+        assert action["parameters"] == {"amount": "300.00", "uses_max": "5", "code": "***"}
+        assert action["effect"] == {
+            "coupon_id": chosen["coupon_id"],
+            "code_prefix": "SPRI",
+            "amount": "300.00",
+            "uses_max": "5",
+        }
+        statement = await customer.statement()
+        assert {each["reason"] for each in statement} == {f"coupon {made['coupon_id']}" for made in (drawn, chosen)}
+
+        async def reported() -> str | None:
+            reports = (await operator.http.get("/ops/api/reports?kind=action&limit=100")).text
+            return reports if "end coupon: done; reason: a test" in reports else None
+
+        shown = [await until(reported), str(ended), str(statement), shared_service.log_path.read_text()]
+        for path in ("api/coupons", "api/actions", "actions", "reports", f"accounts/{customer.account_id}"):
+            shown.append((await operator.http.get(f"/ops/{path}")).text)
+        with connected(shared_service.database_url) as rows:
+            tables = rows.scalars(text("select tablename from pg_tables where schemaname = 'public'")).all()
+            shown += [str(rows.execute(text(f"select to_json(t) from {name} t")).all()) for name in tables]
+        for code in (drawn["code"], "spring-meadow", "wrong-but-close"):
+            assert [each for each in shown if code.lower() in each.lower()] == []
     assert shared_service.audit() == []
 
 

@@ -47,7 +47,7 @@ def old_url(database_url: str) -> str:
 
 
 def test_what_an_account_has_becomes_one_lot_of_paid_credit(old_url: str) -> None:
-    assert migrate(old_url).applied == ("0110", "0130")
+    assert migrate(old_url).applied == ("0110", "0120", "0130")
     with connected(old_url) as rows:
         assert run_audit(rows) == {}
         lots = rows.execute(
@@ -154,7 +154,7 @@ def test_it_is_refused_while_a_table_is_read(old_url: str, monkeypatch: pytest.M
         backup.execute("select from accounts")
         with pytest.raises(MigrationRefused, match="such as a backup"):
             migrate(old_url)
-    assert pending(old_url) == ("0110", "0130")
+    assert pending(old_url) == ("0110", "0120", "0130")
 
 
 def test_an_opening_balance_has_the_services_time(old_url: str) -> None:
@@ -175,5 +175,5 @@ def test_it_is_refused_while_an_earlier_release_serves(old_url: str) -> None:
     with psycopg.connect(old_url, application_name=APPLICATION_NAME):
         with pytest.raises(MigrationRefused, match="stop all of them"):
             migrate(old_url)
-        assert pending(old_url) == ("0110", "0130")
-    assert migrate(old_url).applied == ("0110", "0130")
+        assert pending(old_url) == ("0110", "0120", "0130")
+    assert migrate(old_url).applied == ("0110", "0120", "0130")

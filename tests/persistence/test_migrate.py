@@ -17,7 +17,7 @@ from holdfast.persistence.server.migrate import MigrationRefused, MigrationRepor
 from holdfast.persistence.server.revisions import installed_revisions, is_migrated
 from holdfast.persistence.server.upgrade import alembic_config
 
-REVISIONS = ("0100", "0110", "0130")
+REVISIONS = ("0100", "0110", "0120", "0130")
 
 
 @pytest.fixture

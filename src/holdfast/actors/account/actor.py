@@ -301,7 +301,7 @@ class AccountActor(JournaledActor):
                 return operation, LogEvent("credit granted", fields)
             case RedeemCoupon(claim=claim):
                 details = OperationDetails(
-                    operation_id=operation_id, reference=claim.claim_id, reason=f"coupon {claim.code}", at=at
+                    operation_id=operation_id, reference=claim.claim_id, reason=f"coupon {claim.coupon_id}", at=at
                 )
                 until = None if claim.credit_days is None else at + timedelta(days=claim.credit_days)
                 operation = decide_grant(

@@ -20,11 +20,10 @@ from holdfast.persistence.claims.coupons import (
     NewClaim,
     claim_coupon,
     has_tried_too_often,
+    sha256_of_code,
 )
 
 route = RouteTable("Account")
-
-CODE_CHARS_MAX: Final = 64
 
 CouponCode = Annotated[
     str,
@@ -81,8 +80,7 @@ async def redeem(call: Call) -> Outcome:
     account_id, now = call.session.account_id, call.deps.now()
     if await call.read(partial(has_tried_too_often, account_id=account_id, now=now)):
         return _REFUSALS["too_many_tries"]
-    code = call.body(CouponRequest).code.strip().upper()
-    new = NewClaim(account_id, code[:CODE_CHARS_MAX], new_id("cpu"), now)
+    new = NewClaim(account_id, sha256_of_code(call.body(CouponRequest).code), new_id("cpu"), now)
     claim = await call.write(account_id, partial(claim_coupon, new=new))
     if isinstance(claim, str):
         return _REFUSALS[claim]

@@ -27,11 +27,13 @@ from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.operator_tables import ActionResult, OperatorAction
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.reports.report import Report
-from holdfast.telemetry.scrubbing import scrub
+from holdfast.telemetry.scrubbing import SCRUBBED, scrub
 from holdfast.telemetry.traces import trace_id
 
 log = structlog.get_logger("holdfast.http")
 
+HIDDEN_PARAMETERS: Final = frozenset({"code"})
+"""What gives credit to whoever reads it: a coupon's code."""
 PARAMETERS_MAX: Final = 16
 PARAMETER_NAME_CHARS_MAX: Final = 64
 PARAMETER_CHARS_MAX: Final = 400
@@ -84,7 +86,9 @@ def _parameters_of(call: Call) -> dict[str, str] | None:
     }
     return {
         # With its name, so that a secret is recognised by it.
-        name: scrub(f"{name}={value[:PARAMETER_CHARS_MAX]}").removeprefix(f"{name}=")
+        name: SCRUBBED
+        if name in HIDDEN_PARAMETERS
+        else scrub(f"{name}={value[:PARAMETER_CHARS_MAX]}").removeprefix(f"{name}=")
         for name, value in list(texts.items())[:PARAMETERS_MAX]
     } or None
 

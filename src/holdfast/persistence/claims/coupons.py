@@ -4,15 +4,18 @@ A use is **claimed** first, in a transaction that locks the coupon, so that its 
 serve their accounts. Then the account is asked for the credit: its unit of work ends the claim. A claim is never
 taken back; one that has not ended, because a process died, is found by the lot sweeper and asked for again.
 
-Wrong codes are counted for each account, so that codes cannot be guessed.
+Wrong codes are counted for each account, so that codes cannot be guessed. Only hashes of codes are stored,
+without a key, which no coupon could outlive.
 """
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy import Connection, select, text, update
+from sqlalchemy.dialects.postgresql import insert
 
 from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
 from holdfast.persistence.records.tables import coupon_tries, coupon_uses, coupons
@@ -36,18 +39,21 @@ _TRIES = text(
     """
 )
 _WRONG = text("update coupon_tries set wrong = wrong + 1 where account_id = :account_id")
-_CLAIM = select(coupon_uses, coupons.c.code, coupons.c.credit_days).join(
-    coupons, coupons.c.coupon_id == coupon_uses.c.coupon_id
-)
+_CLAIM = select(coupon_uses, coupons.c.credit_days).join(coupons, coupons.c.coupon_id == coupon_uses.c.coupon_id)
 
 
 class NewClaim(NamedTuple):
     """Who redeems a code, and the id that the claim gets if it is a new one."""
 
     account_id: str
-    code: str
+    code_sha256: bytes
     claim_id: str
     now: datetime
+
+
+def sha256_of_code(code: str) -> bytes:
+    """Return what is stored of a coupon's code; blanks around it and its case do not count."""
+    return hashlib.sha256(code.strip().upper().encode()).digest()
 
 
 def has_tried_too_often(rows: Connection, *, account_id: str, now: datetime) -> bool:
@@ -60,12 +66,13 @@ def has_tried_too_often(rows: Connection, *, account_id: str, now: datetime) -> 
 
 def claim_coupon(rows: Connection, new: NewClaim) -> CouponClaim | CouponTrouble:
     """Claim a use of the coupon with this code, or return the account's claim that has not ended yet."""
-    account_id, code, claim_id, now = new
+    account_id, code_sha256, claim_id, now = new
     oldest = now - timedelta(seconds=WRONG_CODES_S)
     wrong = rows.execute(_TRIES, {"account_id": account_id, "now": now, "oldest": oldest}).scalar_one()
     if wrong >= WRONG_CODES_MAX:
         return "too_many_tries"
-    coupon = rows.execute(select(coupons).where(coupons.c.code == code).with_for_update()).one_or_none()
+    wanted = select(coupons).where(coupons.c.code_sha256 == code_sha256).with_for_update()
+    coupon = rows.execute(wanted).one_or_none()
     if coupon is None:
         rows.execute(_WRONG, {"account_id": account_id})
         return "unknown"
@@ -99,10 +106,8 @@ def overdue_claims(rows: Connection, now: datetime, *, after: str = "", most: in
 
 def add_coupon(rows: Connection, coupon: CouponRow) -> bool:
     """Write a new coupon; return whether its code was not used before."""
-    if rows.execute(select(coupons.c.code).where(coupons.c.code == coupon.code)).first() is not None:
-        return False
-    rows.execute(insert(coupons).values(coupon._asdict()))
-    return True
+    added = insert(coupons).values(coupon._asdict()).on_conflict_do_nothing(index_elements=["code_sha256"])
+    return rows.execute(added.returning(coupons.c.coupon_id)).first() is not None
 
 
 def end_coupon(rows: Connection, coupon_id: str, now: datetime) -> CouponRow | None:

@@ -14,11 +14,13 @@ from holdfast.persistence.records.table_base import Time, columns_of, metadata
 class CouponRow(NamedTuple):
     """A coupon: a code that gives credit to ``uses_max`` accounts, once to each.
 
-    The credit expires ``credit_days`` after it was given. ``disabled_at`` and ``redeem_until`` end its redemption.
+    Of the code only the hash and the first characters are stored. The credit expires ``credit_days`` after it was
+    given. ``disabled_at`` and ``redeem_until`` end its redemption.
     """
 
     coupon_id: str
-    code: str
+    code_sha256: bytes
+    code_prefix: str
     amount_micro: int
     uses_max: int
     credit_days: int | None
@@ -34,7 +36,6 @@ class CouponClaim(msgspec.Struct, frozen=True):
     account_id: str
     coupon_id: str
     claim_id: str
-    code: str
     amount_micro: int
     credit_days: int | None
 
@@ -77,7 +78,7 @@ coupons = Table(
     "coupons",
     metadata,
     *columns_of(CouponRow, key=["coupon_id"]),
-    Index("uq_coupons_code", "code", unique=True),
+    Index("uq_coupons_code", "code_sha256", unique=True),
     Index("ix_coupons_created_at", "created_at", "coupon_id"),
 )
 

@@ -60,7 +60,7 @@ class ActionBody(msgspec.Struct, frozen=True):
     code: str | None
     """The code of the refusal or fault; null if it was done."""
     parameters: dict[str, str] | None
-    """What was sent, by name; null if nothing was."""
+    """What was sent, by name, secrets and coupons' codes as `***`; null if nothing was."""
     effect: dict[str, str] | None
     """What was done, by name, such as the amount refunded; null if nothing is recorded."""
 

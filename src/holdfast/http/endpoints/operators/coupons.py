@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.http.endpoints.coupons import CODE_CHARS_MAX, CouponCode
+from holdfast.http.endpoints.coupons import CouponCode
 from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import PAGE, ListBody, Position, list_for_operators, read_given_time
@@ -17,14 +17,17 @@ from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.http.schemas.operators import ActionWithReason, Reason
 from holdfast.ledger.ids import new_id
+from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.claims.coupons import add_coupon, end_coupon
+from holdfast.persistence.claims.coupons import add_coupon, end_coupon, sha256_of_code
 from holdfast.persistence.queries.lots import list_coupons
 from holdfast.persistence.records.credit_tables import CouponRow
 
 route = RouteTable("Operators")
 
+CODE_CHARS_MAX: Final = 64
+PREFIX_CHARS_MAX: Final = 4
 USES_MAX: Final = 1_000_000
 CREDIT_DAYS_MAX: Final = 36_500
 _ALPHABET: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
@@ -52,8 +55,8 @@ class CouponBody(msgspec.Struct, frozen=True):
 
     coupon_id: str
     """Its id, `cpn_…`."""
-    code: str
-    """What owners send to redeem it."""
+    code_prefix: str
+    """The first characters of its code: a third of them, at most four."""
     amount: Amount
     """The credit that it gives."""
     uses: int
@@ -70,6 +73,13 @@ class CouponBody(msgspec.Struct, frozen=True):
     """When it was ended; null if it was not."""
 
 
+class MadeCoupon(CouponBody, frozen=True, kw_only=True):
+    """A coupon that has just been made."""
+
+    code: str
+    """What owners send to redeem it. Only a hash of it is stored, so this response alone has it."""
+
+
 class CouponList(ListBody[CouponBody], frozen=True):
     """A page of coupons, newest first."""
 
@@ -77,15 +87,15 @@ class CouponList(ListBody[CouponBody], frozen=True):
 @route(
     "POST",
     "/ops/api/coupons",
-    summary="Make a coupon, a code that owners redeem for promotional credit",
+    summary="Make a coupon, a code that owners redeem for promotional credit; only this response has the code",
     auth=Auth.OPERATOR_ACT,
     action="make_coupon",
     body=NewCoupon,
-    reply=CouponBody,
+    reply=MadeCoupon,
     errors=("invalid_amount", "coupon_code_taken"),
 )
 async def make_coupon(call: Call) -> Outcome:
-    """Each account may redeem it once."""
+    """Each account may redeem it once. Lists and the record of this action have the code's first characters."""
     body = call.body(NewCoupon)
     amount_micro = read_amount(body.amount)
     if isinstance(amount_micro, Refusal):
@@ -102,7 +112,8 @@ async def make_coupon(call: Call) -> Outcome:
         return invalid_parameter("code", f"must be 1 to {CODE_CHARS_MAX} letters, digits and hyphens", body.code)
     coupon = CouponRow(
         coupon_id=new_id("cpn"),
-        code=code,
+        code_sha256=sha256_of_code(code),
+        code_prefix=code[: min(PREFIX_CHARS_MAX, len(code) // 3)],
         amount_micro=amount_micro,
         uses_max=body.uses_max,
         credit_days=body.credit_days,
@@ -111,8 +122,14 @@ async def make_coupon(call: Call) -> Outcome:
     )
     if not await call.deps.write_record(partial(add_coupon, coupon=coupon)):
         return Refusal(code="coupon_code_taken", message=f"A coupon has the code {shown(code)}.", param="code")
-    note_effect(call, coupon_id=coupon.coupon_id, code=code)
-    return render(CouponBody, coupon)
+    note_effect(
+        call,
+        coupon_id=coupon.coupon_id,
+        code_prefix=coupon.code_prefix,
+        amount=format_amount(amount_micro),
+        uses_max=str(body.uses_max),
+    )
+    return render(MadeCoupon, coupon, code=code)
 
 
 @route(

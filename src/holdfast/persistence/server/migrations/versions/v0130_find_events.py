@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.persistence.server.upgrade import run_script
 
 revision = "0130"
-down_revision = "0110"
+down_revision = "0120"
 
 
 def upgrade() -> None:
