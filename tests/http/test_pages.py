@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import msgspec
 import pytest
+import sqlalchemy
 import trio
 from tests.clients import refused
 from tests.cluster.samples import samples as make_samples
@@ -25,7 +26,9 @@ from holdfast.http.pages.rendering import static_files, static_path
 from holdfast.http.pages.subjects import all_views
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Progress
+from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import (
     DescribeKey,
@@ -335,6 +338,57 @@ async def test_a_task_that_cannot_be_read_is_shown_as_it_is_stored(api: Api, bro
     assert "missing" not in (refused(of_customer, 503, "record_unreadable"))["message"]
     other = await api.add_key(api.other_account_id, "key_other")
     refused(await api.call("GET", f"/v2/task/{TASK}", credential=other.secret), 404, "task_not_found")
+
+
+ROWS_OF_AN_ACCOUNT = """
+insert into credit_lots (account_id, number, kind, source, reference, amount_micro, created_at)
+    values (:account_id, 1, 'paid', 'recharge', 'op_1', 9, now()),
+        (:account_id, 2, 'promotional', 'grant', 'op_2', 9, now());
+update accounts set lots = '[[1,5,0]]' where id = :account_id;
+update api_keys set limit_window = 'day', limit_micro = 1 where account_id = :account_id;
+insert into account_limits (account_id, limit_window, limit_micro, window_start, captured_micro)
+    values (:account_id, 'day', 1, now(), 0);
+insert into alerts values (:account_id, '{}');
+insert into auto_top_ups (account_id, state) values (:account_id, json_build_object('account_id', :account_id));
+insert into webhooks (account_id, webhook_id, url, events, enabled, created_at, updated_at)
+    values (:account_id, 'wh_1', 'https://a.example', '{task.*}', true, now(), now())
+"""
+DAMAGES = [
+    ("update accounts set lots = 'x'", "accounts.lots"),
+    ("update credit_lots set kind = 'gift'", "credit_lots.kind"),
+    ("update credit_lots set source = 'sky'", "credit_lots.source"),
+    ("update account_limits set limit_window = 'hour'", "account_limits.limit_window"),
+    ("update api_keys set limit_window = 'hour'", "api_keys.limit_window"),
+    ("update alerts set alerts = '{\"email\": 1}'", "alerts.alerts"),
+    ("update auto_top_ups set state = '[]'", "auto_top_ups.state"),
+    # Its actor does without these.
+    ("update accounts set role = 'Wizard'", "accounts.role"),
+    ("update webhooks set events = '{task.eaten}'", None),
+    ("update api_keys set scopes = '{tasks\\:eat}'", None),
+]
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGES)
+async def test_an_account_that_cannot_be_read_has_a_page(
+    api: Api, browser: PageReader, damage: str, named: str | None
+) -> None:
+    """It names the column that must be repaired, and has the actor, which does not start, and the time line."""
+    for statement in ROWS_OF_AN_ACCOUNT.split(";\n"):
+        await api.write(sqlalchemy.text(statement).bindparams(account_id=api.account_id))
+    await api.write(sqlalchemy.text(damage))
+    stopped = msgspec.structs.replace(
+        detail(api.account_id, "proc_1"), state="quarantined", quarantined_for_s=60.0, quarantine_reason="damaged"
+    )
+    answer_controls(api, DescribeKey=stopped, DescribeProcess=PROCESS)
+    page = await browser.read(f"/ops/accounts/{api.account_id}")
+    for words in ("damaged", "Release", "What happened", "signed in"):
+        assert words in page.text, words
+    if named is None:
+        return
+    assert f"The row cannot be read: {named} " in page.text
+    if named != "accounts.role":
+        with pytest.raises(UnreadableRow, match=f"^{named} "):
+            await api.database.read(load_account, api.account_id)
 
 
 async def test_a_fault_is_shown_with_the_navigation(api: Api, browser: PageReader) -> None:

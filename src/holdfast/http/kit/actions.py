@@ -18,13 +18,14 @@ from quart import Response
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.errors import INTERNAL_ERROR, leaves_of, refusal_of_fault
+from holdfast.http.kit.errors import INTERNAL_ERROR, UNREADABLE, leaves_of, refusal_of_fault
 from holdfast.http.kit.operators import MAY_ONLY_READ
 from holdfast.http.kit.routes import BodyResponse, Outcome, Route
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.operator_tables import ActionResult, OperatorAction
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.scrubbing import SCRUBBED, scrub
@@ -45,10 +46,17 @@ async def handle(call: Call, route: Route) -> Outcome:
     """Run the handler of a route; that of an action between its two records.
 
     Raises :class:`DatabaseAway`, before anything is done, if the first cannot be written. If the second cannot, the
-    row has no result, and the log has a line.
+    row has no result, and the log has a line. An operator is told which row cannot be read.
     """
-    if route.action is None:
-        return await route.handler(call)
+    try:
+        return await (route.handler(call) if route.action is None else _act(call, route))
+    except UnreadableRow as fault:
+        if call.operator is None:
+            raise
+        return Refusal(code=UNREADABLE.code, message=f"The row cannot be read: {scrub(str(fault))}")
+
+
+async def _act(call: Call, route: Route) -> Outcome:
     await _begin(call)
     try:
         outcome = await route.handler(call)

@@ -55,7 +55,8 @@ CSV_PAGE_ROWS: Final = 250
 """So few that reading and writing them keeps no other request waiting."""
 SEND_TIMEOUT_S: Final = 3600.0
 """How long a client may take to fetch one file."""
-FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+FORMULA_STARTS: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r", "\n")
+"""The signs also in full width, which spreadsheets for East Asian languages take for the same."""
 
 _LIMIT = re.compile(r"[0-9]{1,3}", re.ASCII)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)

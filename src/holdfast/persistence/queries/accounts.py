@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
+import msgspec
 from sqlalchemy import Connection, Text, any_, bindparam, func, or_, select, text
 
 from holdfast.ledger.credit.account import AccountTotals
+from holdfast.ledger.public_types import Role
 from holdfast.persistence.records.rows import StoredReply
 from holdfast.persistence.records.tables import (
     accounts,
@@ -18,6 +21,7 @@ from holdfast.persistence.records.tables import (
     operations,
     sessions,
 )
+from holdfast.persistence.records.unreadable import read_row
 from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
 
 
@@ -34,7 +38,7 @@ class AccountOverview(NamedTuple):
 
     account_id: str
     email: str
-    role: str
+    role: Role
     brand_id: str
     created_at: datetime
     disabled_at: datetime | None
@@ -60,6 +64,7 @@ _USABLE_KEYS = select(
     or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > bindparam("now")),
 )
 
+_overview_of: Callable[[object], AccountOverview] = partial(msgspec.convert, type=AccountOverview)
 _OVERVIEW = select(
     accounts.c.id,
     *(accounts.c[name] for name in AccountOverview._fields[1:-2]),
@@ -107,10 +112,12 @@ def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str, n
 
 
 def account_overview(rows: Connection, account_id: str, *, now: datetime) -> AccountOverview | None:
-    """Return an account as operators see it, None if it does not exist."""
+    """Return an account as operators see it, None if it does not exist. Raises ``UnreadableRow``."""
     query = _OVERVIEW.where(accounts.c.id == bindparam("account_id"))
     found = rows.execute(query, {"account_id": account_id, "now": now}).one_or_none()
-    return None if found is None else AccountOverview._make(found)
+    if found is None:
+        return None
+    return read_row(_overview_of, (*found,), "accounts", account_id, columns=AccountOverview._fields)
 
 
 _FIND = select(idempotency_records.c.fingerprint, idempotency_records.c.reply).where(

@@ -12,18 +12,20 @@ from holdfast.ledger.alerts.alerts import Alerts
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.account import AccountState
 from holdfast.ledger.credit.limits import AccountSpending
-from holdfast.ledger.credit.lots import Lot, LotPart, Lots, amounts_of
+from holdfast.ledger.credit.lots import Lot, LotPart, Lots
 from holdfast.ledger.credit.operations import LotKind, LotSource
 from holdfast.ledger.orders.top_ups import AutoTopUp
 from holdfast.ledger.public_types import Role
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.credentials import live_api_keys
+from holdfast.persistence.queries.lots import read_lot_amounts
 from holdfast.persistence.queries.spending import LIMITS_OF_ACCOUNT, account_spending, limits_of
 from holdfast.persistence.queries.tasks import task_by_id
 from holdfast.persistence.queries.webhooks import read_alerts, webhooks_of_account
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.event_rows import WebhookRow
 from holdfast.persistence.records.reading import TOP_UP_STATE, top_up_of
+from holdfast.persistence.records.unreadable import UnreadableRow, read_row
 
 
 class LoadedAccount(NamedTuple):
@@ -69,10 +71,10 @@ _HAS_WEBHOOKS = (
     .exists()
     .label("has_webhooks")
 )
+_LOT_COLUMNS = ("number", "kind", "source", "reference", "amount_micro", "expires_at", "announced_days")
 _OPEN_LOTS: ColumnElement[str | None] = literal_column(
-    """
-    (select cast(json_agg(json_build_array(number, kind, source, reference, amount_micro, expires_at,
-                                           announced_days)) as text)
+    f"""
+    (select cast(json_agg(json_build_array({", ".join(_LOT_COLUMNS)})) as text)
      from credit_lots where account_id = accounts.id and closed_number is null)
     """
 )
@@ -121,13 +123,8 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
         raise RowMissing(f"account {account_id}")
     keys = live_api_keys(connection, account_id)
     webhooks = webhooks_of_account(connection, account_id) if head.has_webhooks else []
-    open_lots = _LOTS.decode(head.open_lots or "[]")
-    amounts = amounts_of(
-        (LotPart(lot[0], lot[4]) for lot in open_lots),
-        head.lots,
-        balance_micro=head.balance_micro,
-        held_micro=head.held_micro,
-    )
+    open_lots = read_row(_LOTS.decode, head.open_lots or "[]", "credit_lots", account_id, columns=_LOT_COLUMNS)
+    amounts = read_lot_amounts(account_id, [LotPart(lot[0], lot[4]) for lot in open_lots], head)
     state = AccountState(
         account_id,
         version=head.version,
@@ -141,7 +138,9 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
         state.holds[hold_id] = amount_micro
         if lot is None and part_micro:
             # A hold from before the account's opening balance, whose lot has what it had reserved.
-            lot = next(each.number for each in state.lots if each.source == "opening_balance")  # noqa: PLW2901
+            lot = next((each.number for each in state.lots if each.source == "opening_balance"), None)  # noqa: PLW2901
+            if lot is None:
+                raise UnreadableRow(f"postings.lot {account_id}: the hold {hold_id} has reserved no lot")
         parts = state.reservations.get(hold_id, ())
         state.reservations[hold_id] = parts if lot is None else (*parts, LotPart(lot, part_micro))
     spending = account_spending(connection, account_id, keys, limits_of(account_id, head.limits))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple, Unpack
+from functools import partial
+from typing import Any, NamedTuple, Unpack
 
+import msgspec
 from sqlalchemy import Connection, select
 
 from holdfast.ledger.credit.lots import LotAmounts, LotPart, amounts_of
@@ -13,6 +15,7 @@ from holdfast.ledger.credit.operations import LotKind, LotSource
 from holdfast.persistence.queries.paging import PageOptions, page
 from holdfast.persistence.records.credit_tables import CouponRow
 from holdfast.persistence.records.tables import accounts, coupons, credit_lots
+from holdfast.persistence.records.unreadable import read_row
 
 _COLUMNS = (
     "number", "kind", "source", "reference", "amount_micro", "created_at", "expires_at", "closed_number"
@@ -38,6 +41,15 @@ class LotRecord(NamedTuple):
     reserved_micro: int
 
 
+_lot_of = partial(msgspec.convert, type=LotRecord)
+
+
+def read_lot_amounts(account_id: str, lots: Sequence[LotPart], row: Any) -> dict[int, LotAmounts]:
+    """Return the amounts of an account's open lots from its row. Raises ``UnreadableRow``."""
+    totals = {"balance_micro": row.balance_micro, "held_micro": row.held_micro}
+    return read_row(lambda used: amounts_of(lots, used, **totals), row.lots, "accounts.lots", account_id)
+
+
 def lots_of_account(
     rows: Connection,
     account_id: str,
@@ -51,7 +63,8 @@ def lots_of_account(
 ) -> list[LotRecord]:
     """Return up to ``limit`` lots numbered below ``before_number``, newest first.
 
-    ``since`` is inclusive, ``until`` exclusive. A lot is open while something is left of it.
+    ``since`` is inclusive, ``until`` exclusive. A lot is open while something is left of it. Raises
+    ``UnreadableRow``.
     """
     query = _LOTS.where(credit_lots.c.account_id == account_id)
     if since is not None:
@@ -68,14 +81,18 @@ def lots_of_account(
     found = rows.execute(query.order_by(credit_lots.c.number.desc()).limit(limit)).all()
     if not found:
         return []
-    account = found[0]
-    amounts: Mapping[int, LotAmounts] = amounts_of(
-        (LotPart(row.number, row.amount_micro) for row in found if row.closed_number is None),
-        account.lots,
-        balance_micro=account.balance_micro,
-        held_micro=account.held_micro,
-    )
-    return [LotRecord._make((*row[: len(_COLUMNS)], *amounts.get(row.number, _NOTHING))) for row in found]
+    opened = [LotPart(row.number, row.amount_micro) for row in found if row.closed_number is None]
+    amounts = read_lot_amounts(account_id, opened, found[0])
+    return [
+        read_row(
+            _lot_of,
+            (*row[: len(_COLUMNS)], *amounts.get(row.number, _NOTHING)),
+            "credit_lots",
+            account_id,
+            columns=_COLUMNS,
+        )
+        for row in found
+    ]
 
 
 def list_coupons(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 
 import msgspec
 from sqlalchemy import Connection, Text, TextualSelect, bindparam, case, cast, func, select, text
@@ -20,6 +21,7 @@ from holdfast.ledger.tasks.usage_totals import SPANS_S
 from holdfast.persistence.queries.credentials import KEYS_OF_ACCOUNT, api_key_of
 from holdfast.persistence.records.rows import AccountLimitRow, ApiKeyRecord
 from holdfast.persistence.records.tables import account_limits, usage_entries, usage_totals
+from holdfast.persistence.records.unreadable import read_row
 
 _COLUMNS = AccountLimitRow.__struct_fields__[1:]
 LIMITS_OF_ACCOUNT = (
@@ -28,6 +30,7 @@ LIMITS_OF_ACCOUNT = (
     .scalar_subquery()
 )
 """The limits of the account in the parameter ``account_id``, for :func:`limits_of`; null without any."""
+_window = partial(msgspec.convert, type=LimitWindow)
 _limits = msgspec.json.Decoder(list[tuple[LimitWindow, int | None, int | None, datetime, int]])
 
 # A task is found by its id alone: with the account, the plan might read all of its tasks.
@@ -52,8 +55,11 @@ _LIMITS_AND_HOLDS = select(LIMITS_OF_ACCOUNT, _HOLDS)
 
 
 def limits_of(account_id: str, found: str | None) -> list[AccountLimitRow]:
-    """Return the account's limits as :data:`LIMITS_OF_ACCOUNT` found them."""
-    return [] if found is None else [AccountLimitRow(account_id, *each) for each in _limits.decode(found)]
+    """Return the account's limits as :data:`LIMITS_OF_ACCOUNT` found them. Raises ``UnreadableRow``."""
+    if found is None:
+        return []
+    limits = read_row(_limits.decode, found, "account_limits", account_id, columns=_COLUMNS)
+    return [AccountLimitRow(account_id, *each) for each in limits]
 
 
 def keys_with_spending(rows: Connection, account_id: str) -> tuple[list[ApiKeyRecord], AccountSpending]:
@@ -89,12 +95,12 @@ def _spendings(keys: Iterable[ApiKeyRecord], limits: Iterable[AccountLimitRow]) 
 
 
 def spending_of_key(key: ApiKeyRecord) -> Spending | None:
-    """Return what was captured of a key's limit; None if it has none, or is revoked."""
+    """Return what was captured of a key's limit; None if it has none, or is revoked. Raises ``UnreadableRow``."""
     if key.limit_window is None or key.revoked_at is not None:
         return None
     return Spending(
         key.key_id,
-        key.limit_window,
+        read_row(_window, key.limit_window, "api_keys.limit_window", key.key_id),
         key.limit_micro,
         starts_at=key.window_start,
         captured_micro=key.captured_micro,

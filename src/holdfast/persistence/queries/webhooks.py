@@ -70,7 +70,7 @@ def alerts_of_account(rows: Connection, account_id: str) -> Alerts:
 
 def read_alerts(stored: str | None, account_id: str) -> Alerts:
     """Decode an account's alerts; None: it has set none. Raises ``UnreadableRow``."""
-    return DEFAULT_ALERTS if stored is None else read_row(_ALERTS.decode, stored, "alerts", account_id)
+    return DEFAULT_ALERTS if stored is None else read_row(_ALERTS.decode, stored, "alerts.alerts", account_id)
 
 
 def mail_recipient(rows: Connection, account_id: str) -> MailRecipient | None:

@@ -63,7 +63,7 @@ def order_of(row: Any) -> Order:
 
 def top_up_of(state: str, account_id: str) -> AutoTopUp:
     """Return an account's automatic top-up, whose :data:`TOP_UP_STATE` is ``state``. Raises ``UnreadableRow``."""
-    return read_row(_TOP_UP.decode, state, "auto_top_ups", account_id)
+    return read_row(_TOP_UP.decode, state, "auto_top_ups.state", account_id)
 
 
 def task_of(row: Any) -> Task:

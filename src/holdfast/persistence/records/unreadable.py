@@ -6,9 +6,10 @@ and a request that needs it is refused. Each time it is read, the log has a line
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -18,9 +19,11 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
+_LAST_PLACE: Final = re.compile(r"\[(\d+)\]`")
+
 
 class UnreadableRow(Exception):
-    """A row cannot be decoded. The text names its table and key, and says why."""
+    """A row cannot be decoded. The text names its table, its column if that is known, and key, and says why."""
 
 
 class UnreadableEntry(msgspec.Struct, frozen=True):
@@ -30,13 +33,18 @@ class UnreadableEntry(msgspec.Struct, frozen=True):
     id: str
 
 
-def read_row(read: Callable[[Any], T], row: Any, table: str, key: str) -> T:
-    """Decode one row. Raises :class:`UnreadableRow`."""
+def read_row(read: Callable[[Any], T], row: Any, table: str, key: str, *, columns: Sequence[str] = ()) -> T:
+    """Decode one row, or one ``table.column`` of it. Raises :class:`UnreadableRow`.
+
+    ``columns`` are those of a row that is decoded as an array.
+    """
     try:
         return read(row)
     except (msgspec.MsgspecError, TypeError, ValueError) as exc:
-        log.error("row is unreadable", table=table, key=key, reason=str(exc))
-        raise UnreadableRow(f"{table} {key}: {exc}") from exc
+        place = _LAST_PLACE.search(str(exc))
+        where = f"{table}.{columns[int(place[1])]}" if columns and place else table
+        log.error("row is unreadable", table=where, key=key, reason=str(exc))
+        raise UnreadableRow(f"{where} {key}: {exc}") from exc
 
 
 def read_rows(

@@ -165,7 +165,7 @@ async def find_account(call: Call) -> Outcome:
     summary="Retrieve an account: its totals, its state and its keys",
     auth=Auth.OPERATOR_READ,
     reply=AccountDetails,
-    errors=("account_not_found",),
+    errors=("account_not_found", "record_unreadable"),
 )
 async def read_account_details(call: Call) -> Outcome:
     """A disabled account is shown too."""

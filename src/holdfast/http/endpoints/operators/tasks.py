@@ -11,14 +11,12 @@ from sqlalchemy import Connection
 from holdfast.http.endpoints.tasks.media_tasks import task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.errors import UNREADABLE
 from holdfast.http.kit.listing import PAGE, Position, StoredListBody, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, FreeForm, TaskId, Time
-from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import StoredTask, failed_tasks, stored_task, task_by_id, unfinished_tasks
 from holdfast.persistence.records.unreadable import UnreadableRow
@@ -116,10 +114,7 @@ def position_of_task(task: Task) -> Position:
 async def read_task_details(call: Call) -> Outcome:
     """The task may have ended or not; its results can be fetched before it has succeeded."""
     task_id = call.path["request_id"]
-    try:
-        found = await call.find_by_id(task_by_id, task_id)
-    except UnreadableRow as fault:
-        return Refusal(code=UNREADABLE.code, message=f"The row cannot be read: {scrub(str(fault))}")
+    found = await call.find_by_id(task_by_id, task_id)
     if found is None:
         return task_not_found(task_id)
     return _details(

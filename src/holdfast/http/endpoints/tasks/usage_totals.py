@@ -219,7 +219,8 @@ def _read_groups(sent: str) -> tuple[UsageGroup, ...] | Refusal:
 
 @cache
 def _zones() -> frozenset[str]:
-    return frozenset(available_timezones() | {"UTC"})
+    # The first two are names of files: the zone of this machine, and one that is to be set.
+    return frozenset(available_timezones() - {"localtime", "Factory"} | {"UTC"})
 
 
 def _value(name: UsageGroup, total: UsageTotalBody) -> str | None:
