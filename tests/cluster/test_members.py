@@ -120,6 +120,24 @@ async def test_the_places_of_a_killed_member_move_at_once(autojump_clock: MockCl
         assert holders.total() == len(SINGLETONS)
 
 
+async def test_a_killed_member_is_named_to_operators_until_its_lease_ends(autojump_clock: MockClock) -> None:
+    def silent(node: Node) -> list[str]:
+        return [each.member.process_id for each in node.members.peers() if each.unreachable_since is not None]
+
+    rows = Rows()
+    nodes = three(rows)
+    async with running(*nodes) as nursery:
+        nodes[2].kill()
+        await wait_all_tasks_blocked()
+        assert [silent(node) for node in nodes[:2]] == [["proc_c"]] * 2
+        nodes.append(Node(rows, "proc_d"))
+        await nursery.start(nodes[3].run)
+        await trio.sleep(LEASE_S + BEAT_S)
+        known = [sorted(each.member.process_id for each in node.members.peers()) for node in nodes[:2]]
+        assert known == [["proc_b", "proc_d"], ["proc_a", "proc_d"]]
+        assert [silent(node) for node in nodes[:2]] == [[], []]
+
+
 async def test_a_member_that_is_not_reached_is_logged_once_with_the_reason(autojump_clock: MockClock) -> None:
     async def fail_handshake(member: Member) -> trio.abc.Stream:
         raise trio.BrokenResourceError from ssl.SSLError(1, "certificate has expired")

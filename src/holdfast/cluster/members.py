@@ -36,8 +36,6 @@ SINGLETONS = frozenset(
     {"checker", "reconciler", "order-sweeper", "top-ups", "asset-sweeper", "lot-sweeper", "sweeper"}
 )
 """The work that one member does for all, besides assigning the slots of each provider."""
-LOST_MAX = 8
-"""How many members that ended without draining are remembered, for operators."""
 JOIN_S = 2.0
 """How long a new member waits for its links before it is ready without some of them."""
 DRAIN_S = 1.0
@@ -111,8 +109,6 @@ class Members:
         self._me = presence.process.process_id
         self._providers: frozenset[str] = frozenset()
         self._peers: dict[str, Peer] = {}
-        self._lost: dict[str, Peer] = {}
-        """Members whose lease ended though they did not drain, the first to go first."""
         self._links: Sequence[Link | None] | None = None
         self.on_full: Callable[[str, str, str], None] | None = None
         """Called with the group, key and type of a message that a full link dropped."""
@@ -161,8 +157,8 @@ class Members:
         return self._presence.membership.state
 
     def peers(self) -> Sequence[Peer]:
-        """Return the other members, and for a while those that went without a word."""
-        return [*self._peers.values(), *self._lost.values()]
+        """Return the other members: those with a lease, and those to which there is a link."""
+        return [*self._peers.values()]
 
     # ------------------------------------------------------------------------------------------------ its run
 
@@ -232,7 +228,6 @@ class Members:
             if peer is not None:
                 peer.member, peer.has_left = member, False
             elif member.membership.protocol == PROTOCOL and self._listens:
-                self._lost.pop(process_id, None)
                 peer = self._peers[process_id] = Peer(member)
                 self._nursery.start_soon(self._keep_link, peer)
         self._assign_places()
@@ -253,10 +248,6 @@ class Members:
         if peer.link is None:
             peer.scope.cancel()
             del self._peers[peer.member.process_id]
-            if peer.member.membership.state != "draining":
-                self._lost[peer.member.process_id] = peer
-                if len(self._lost) > LOST_MAX:
-                    del self._lost[next(iter(self._lost))]
 
     async def _keep_link(self, peer: Peer) -> None:
         """Open a link to another member, again and again, as long as its lease is valid."""

@@ -129,7 +129,7 @@ class Controls:
         return self._members.me
 
     def members(self) -> Sequence[MemberView]:
-        """Return all members, this one first, and for a while those that went without a word."""
+        """Return all members, this one first."""
         now = trio.current_time()
         others = [
             MemberView(
