@@ -173,6 +173,7 @@ class DeliveryEnded(Command[None], frozen=True):
     """To the outbox worker that reports of a host: a delivery to it succeeded, or failed for this reason."""
 
     host: str
+    receiver: str
     account_id: str
     event_id: str
     reason: str | None

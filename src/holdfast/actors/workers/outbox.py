@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import structlog
 import trio
@@ -114,7 +114,7 @@ class OutboxWorker(Worker):
         self._give_up_s = give_up_s
         self._now = now
         self._rng = rng
-        self._conditions = conditions
+        self._results = DeliveryResults(conditions)
         self._reporting = reporting or ref
         self._tick_s = tick_s
         self._busy: Counter[str] = Counter()
@@ -138,11 +138,7 @@ class OutboxWorker(Worker):
     def on_receive(self, message: object) -> None:
         """Deliver at once what has become due of a receiver, or note a result of any member's delivery."""
         if isinstance(message, DeliveryEnded):
-            if message.reason is None:
-                self._conditions.ended(WEBHOOKS, message.host)
-            else:
-                concerned = {"account_id": message.account_id, "event_id": message.event_id}
-                self._conditions.failed(WEBHOOKS, message.host, message.reason, **concerned)
+            self._results.take(message)
         else:
             assert isinstance(message, EventsDue)
             self._note_due(message.receiver)
@@ -251,7 +247,7 @@ class OutboxWorker(Worker):
         # The URL may contain a secret, so the receiver is named by its host.
         host = MAIL if event.is_mail else parse_url(event.url).netloc
         reason = None if outcome.status == "delivered" else answer.error or f"status {answer.status_code}"
-        self._reporting.tell(DeliveryEnded(host, event.account_id, event.event_id, reason))
+        self._reporting.tell(DeliveryEnded(host, event.receiver, event.account_id, event.event_id, reason))
         result = "failed" if outcome.status == "pending" else outcome.status
         metrics.EVENT_DELIVERIES.labels(result).inc()
         if outcome.status == "given_up":
@@ -324,6 +320,74 @@ def _outcome_row(event: DueEvent, outcome: DeliveryState, at: datetime) -> Outbo
         done_at=None if outcome.status == "pending" else at,
         reason=outcome.reason,
     )
+
+
+HOSTS_MAX: Final = 1_000
+FAILING_MAX: Final = 100
+"""Of so many hosts the results are known, and of so many failing receivers of each: those with the newest ones."""
+FORGOTTEN_S: Final = 3600.0
+"""After this long without a delivery a receiver does not count as failing: it may be gone."""
+
+
+@dataclass(slots=True)
+class _Failing:
+    """A receiver whose last deliveries have failed; ``own_count`` of them were counted as its own failures."""
+
+    since_s: float
+    last_s: float
+    own_count: int = 0
+
+
+@dataclass(slots=True)
+class _Host:
+    """What is known of a host: when it last took a delivery, and who has failed since, the latest last."""
+
+    well_s: float = -math.inf
+    failing: dict[str, _Failing] = field(default_factory=dict)
+
+
+class DeliveryResults:
+    """Turns results of deliveries into conditions: of a receiver that fails alone, or else of its host.
+
+    A receiver fails alone if its host has taken a delivery of another since it began to fail, or no other fails.
+    The URL may contain a secret, so a receiver is named by its host and its id.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        # The host with the newest result is the last.
+        self._hosts: dict[str, _Host] = {}
+
+    def take(self, ended: DeliveryEnded) -> None:
+        """Count a result."""
+        now_s, own = trio.current_time(), f"{ended.host} {ended.receiver}"
+        host = self._hosts[ended.host] = self._hosts.pop(ended.host, _Host())
+        _drop_first(self._hosts, HOSTS_MAX)
+        if ended.reason is None:
+            host.well_s = now_s
+            host.failing.pop(ended.receiver, None)
+            self._conditions.ended(WEBHOOKS, own)
+            self._conditions.ended(WEBHOOKS, ended.host)
+            return
+        failing = host.failing.pop(ended.receiver, _Failing(now_s, now_s))
+        failing.last_s = now_s
+        host.failing[ended.receiver] = failing
+        _drop_first(host.failing, FAILING_MAX)
+        host.failing = {name: each for name, each in host.failing.items() if each.last_s > now_s - FORGOTTEN_S}
+        is_alone = host.well_s > failing.since_s or len(host.failing) == 1
+        if is_alone or failing.own_count >= WEBHOOKS.failures_min:
+            failing.own_count += 1
+            subject = own
+        else:
+            subject = ended.host
+        self._conditions.failed(
+            WEBHOOKS, subject, ended.reason, account_id=ended.account_id, event_id=ended.event_id
+        )
+
+
+def _drop_first(found: dict[str, Any], most: int) -> None:
+    if len(found) > most:
+        del found[next(iter(found))]
 
 
 SLOW_AFTER_S: Final = 1.0

@@ -34,7 +34,7 @@ from holdfast.telemetry.traces import trace_id
 log = structlog.get_logger("holdfast.http")
 
 HIDDEN_PARAMETERS: Final = frozenset({"code"})
-"""What gives credit to whoever reads it: a coupon's code."""
+"""What gives credit to its readers: a coupon's code."""
 PARAMETERS_MAX: Final = 16
 PARAMETER_NAME_CHARS_MAX: Final = 64
 PARAMETER_CHARS_MAX: Final = 400
@@ -46,7 +46,7 @@ async def handle(call: Call, route: Route) -> Outcome:
     """Run the handler of a route; that of an action between its two records.
 
     Raises :class:`DatabaseAway`, before anything is done, if the first cannot be written. If the second cannot, the
-    row has no result, and the log has a line. An operator is told which row cannot be read.
+    row has no result, and the log has a line. To an operator a refusal names the row that cannot be read.
     """
     try:
         return await (route.handler(call) if route.action is None else _act(call, route))

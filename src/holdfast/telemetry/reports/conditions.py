@@ -47,7 +47,8 @@ class Condition(NamedTuple):
     """A kind of condition. ``begun`` and ``over`` are its beginning and its end in words, ``name`` is its label.
 
     ``path`` is the part of the tree that notices it; without one, its subject is the path. It begins with the
-    failure number ``failures_min`` in a row. It ends with a success, or after ``quiet_s`` without a failure.
+    failure number ``failures_min`` in a row. It ends with a success, or after ``quiet_s`` without a failure, which
+    is ``over``, too, unless ``quiet`` says it in other words.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Condition(NamedTuple):
     over: str
     failures_min: int = 1
     quiet_s: float | None = None
+    quiet: str | None = None
 
 
 _HTTP: Final = "holdfast/http"
@@ -86,6 +88,7 @@ WEBHOOKS: Final = Condition(
     "webhooks are delivered",
     failures_min=3,
     quiet_s=3600,
+    quiet="no delivery has failed for an hour",
 )
 CALLBACKS: Final = Condition(
     "callbacks", "refusal", _HTTP, "callbacks are refused", "no callback was refused for a minute", quiet_s=60
@@ -215,7 +218,7 @@ class Conditions:
         """End the condition of a subject, if it has begun."""
         found = self._lasting.get(condition, {}).pop(subject, None)
         if found is not None:
-            self._end(found, self._clock())
+            self._end(found, self._clock(), condition.over)
 
     def forget(self, condition: Condition, subject: str) -> None:
         """End the condition of a subject that is gone, without a report."""
@@ -245,7 +248,7 @@ class Conditions:
             for found in list(subjects.values()):
                 since_last_s = now_s - found.last_s
                 if since_last_s >= quiet_s:
-                    self._end(subjects.pop(found.subject), found.last_s)
+                    self._end(subjects.pop(found.subject), found.last_s, condition.quiet or condition.over)
                 # One that ends by itself, and is about to, is not reported again.
                 elif found.has_begun and now_s >= found.report_at_s and since_last_s < quiet_s / 2:
                     found.pause_s = min(found.pause_s * 2, COUNT_PAUSE_MAX_S)
@@ -261,9 +264,9 @@ class Conditions:
             await trio.sleep(CHECK_S)
             self.check()
 
-    def _end(self, found: _Lasting, until_s: float) -> None:
+    def _end(self, found: _Lasting, until_s: float, reason: str) -> None:
         if found.has_begun:
-            self._report(found, found.condition.over, lasted_s=until_s - found.since_s, kind="recovery")
+            self._report(found, reason, lasted_s=until_s - found.since_s, kind="recovery")
 
     def _report(
         self, found: _Lasting, reason: str, *, lasted_s: float | None = None, kind: ReportKind | None = None
