@@ -57,6 +57,7 @@ async def test_a_failed_step_is_shown(stage: Stage) -> None:
     body = (await check(stage)).json()
     assert body["ok"] is False
     assert body["steps"][0]["detail"] == "the name does not resolve"
+    assert [each.reason for each in stage.reports] == ["check provider: failed; failed_step: connection"]
 
 
 @pytest.mark.parametrize(

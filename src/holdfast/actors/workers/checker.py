@@ -7,7 +7,8 @@ far it has come is stored after each few accounts, so another process continues 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final, Protocol
 
 import msgspec
@@ -37,7 +38,7 @@ IDLE_S: Final = 1.0
 PASS_PAUSE_S: Final = 15.0
 """The least time between two passes: a small ledger needs no checks all the time."""
 REPORTS_MAX: Final = 100
-"""With more differences than this, the further ones of a pass are one report: the list has them all."""
+"""With more accounts that differ than this, the further ones of a pass are one report: the list has them all."""
 MEASURE_S: Final = 10.0
 CHECK_BOUND_S: Final = 120.0
 """Longer than a statement on the connection of scans may take."""
@@ -218,44 +219,34 @@ class Checker:
         await self._database.work(store, ended, {}, gone)
         self._report_gone(gone)
         if self._unreported:
-            reason = f"{self._unreported} more rules are broken by accounts: GET /ops/api/ledger counts them"
+            reason = f"{self._unreported} more accounts differ: GET /ops/api/ledger counts the broken rules"
             self._report(Report(kind="difference", at=self._now(), path=PATH, reason=reason))
             self._unreported = 0
         # The next pass begins when its first accounts are read.
         self._progress = None
 
     def _report_new(self, found: dict[BrokenRule, str]) -> None:
-        for broken, what in found.items():
-            if broken in self._known:
-                continue
-            self._known.add(broken)
-            self._unstored.add(broken)
-            if len(self._known) > REPORTS_MAX:
+        """Report each account once: one wrong amount breaks several rules."""
+        reported = {broken.account_id for broken in self._known}
+        new = [broken for broken in found if broken not in self._known]
+        self._known.update(new)
+        self._unstored.update(new)
+        for account_id, rules in _by_account(new).items():
+            reported.add(account_id)
+            if len(reported) > REPORTS_MAX:
                 self._unreported += 1
-            else:
-                reason = f"{what} (rule: {broken.rule})"
-                self._report(
-                    Report(
-                        kind="difference",
-                        at=self._now(),
-                        path=PATH,
-                        account_id=broken.account_id,
-                        reason=f"account {broken.account_id}: {reason}",
-                    )
-                )
+                continue
+            first, *others = rules
+            reason = f"account {account_id}: {found[BrokenRule(account_id, first)]} (rule: {first})"
+            if others:
+                reason += f"; it also breaks: {'; '.join(others)}"
+            self._report(Report(kind="difference", at=self._now(), path=PATH, account_id=account_id, reason=reason))
 
     def _report_gone(self, gone: set[BrokenRule]) -> None:
         self._known -= gone
-        for broken in sorted(gone)[:REPORTS_MAX]:
-            self._report(
-                Report(
-                    kind="recovery",
-                    at=self._now(),
-                    path=PATH,
-                    account_id=broken.account_id,
-                    reason=f"account {broken.account_id} differs no longer (rule: {broken.rule})",
-                )
-            )
+        for account_id, rules in islice(_by_account(sorted(gone)).items(), REPORTS_MAX):
+            reason = f"account {account_id} no longer breaks: {'; '.join(rules)}"
+            self._report(Report(kind="recovery", at=self._now(), path=PATH, account_id=account_id, reason=reason))
 
     async def _measure_forever(self) -> None:
         await repeat(self._measure, every_s=MEASURE_S, name="audit metrics")
@@ -268,6 +259,14 @@ class Checker:
         metrics.AUDIT_DIFFERENCES.set(differences)
         if progress is not None and progress.verified_up_to is not None:
             metrics.AUDIT_VERIFIED_AGE_S.set((self._now() - progress.verified_up_to).total_seconds())
+
+
+def _by_account(broken: Iterable[BrokenRule]) -> dict[str, list[str]]:
+    """Return the rules that each account breaks."""
+    found: dict[str, list[str]] = {}
+    for account_id, rule in broken:
+        found.setdefault(account_id, []).append(rule)
+    return found
 
 
 QUEUE_UNITS_MAX = 32

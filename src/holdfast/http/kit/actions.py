@@ -64,7 +64,8 @@ async def _act(call: Call, route: Route) -> Outcome:
         await _end(call, *_result_of_fault(fault))
         raise
     refusal = _refusal_in(outcome)
-    await _end(call, "done" if refusal is None else "refused", refusal)
+    assert call.action is not None
+    await _end(call, (call.action.result or "done") if refusal is None else "refused", refusal)
     return outcome
 
 
@@ -82,6 +83,13 @@ def note_effect(call: Call, **effect: str) -> None:
     """Note what the operator's action has done, for its record."""
     assert call.action is not None
     call.action = call.action._replace(effect=effect)
+
+
+def note_failure(call: Call, **effect: str) -> None:
+    """Note that the operator's action has failed although it has a reply, and what it has done."""
+    note_effect(call, **effect)
+    assert call.action is not None
+    call.action = call.action._replace(result="failed")
 
 
 def _parameters_of(call: Call) -> dict[str, str] | None:

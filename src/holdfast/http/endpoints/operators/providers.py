@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from holdfast.http.endpoints.operators.processes import ask_all
+from holdfast.http.kit.actions import note_failure
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter, shown
@@ -189,8 +190,10 @@ async def check_provider(call: Call) -> Outcome:
     steps = await call.deps.provider_checks.run(
         name, priced.terms.upstream_model, priced.input, wait_s=wanted.wait_s
     )
-    is_ok = all(step.result != "failed" for step in steps)
-    return ProviderCheckBody(name, priced.terms.model, is_ok, price, charges, steps)
+    failed = next((step.name for step in steps if step.result == "failed"), None)
+    if failed is not None:
+        note_failure(call, failed_step=failed)
+    return ProviderCheckBody(name, priced.terms.model, failed is None, price, charges, steps)
 
 
 def _example(model: Model) -> dict[str, object]:
