@@ -25,6 +25,7 @@ from holdfast.actors.account.messages import (
     TaskAccepted,
 )
 from holdfast.actors.runtime.faults import AskFault, Crashed
+from holdfast.actors.runtime.journaled import LogFields
 from holdfast.actors.workers.order_checks import UNDECIDED_FOR, OrderChecks
 from holdfast.actors.workers.reconciler import OrderSweeper, Reconciler, TopUpWorker
 from holdfast.ledger.ids import new_id
@@ -217,15 +218,27 @@ async def test_what_an_account_has_set_outlives_its_actor(setup: Setup, start_sy
         ("pm_card_authenticationRequired", "authentication_required"),
     ],
 )
-async def test_a_decline_switches_it_off(setup: Setup, test_card: str, reason: str) -> None:
+async def test_a_decline_switches_it_off(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, test_card: str, reason: str
+) -> None:
     await setup.save_card(test_card)
     await setup.switch_on()
     webhook = PutWebhook(new_id("wh"), is_new=True, url="https://a.example/", events=("top_up.failed",))
     await setup.ask(webhook)
     await setup.ask(SetAlerts(balance_below_micro=None, limit_share=1.0, email=True))
     await setup.spend(4)
+    lines: dict[str, LogFields] = {}
+    monkeypatch.setattr("holdfast.actors.runtime.journaled.log_event", lines.__setitem__)
     await setup.work()
     [order] = await setup.orders()
+    assert lines["order failed"] == {
+        "order_id": order.order_id,
+        "account_id": setup.account_id,
+        "provider": "cardprovider",
+        "amount_micro": 10 * CREDIT,
+        "reason": reason,
+        "top_up_off": reason,
+    }
     outbox = text("select url, kind, snapshot from outbox where account_id = :id order by url")
     found = await setup.database.read(lambda rows: rows.execute(outbox, {"id": setup.account_id}).all())
     failed = {"account_id": setup.account_id, "order_id": order.order_id, "amount": "10.00", "reason": reason}

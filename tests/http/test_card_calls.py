@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import sqlalchemy
 import trio
 from msgspec.structs import replace
 from tests.clients import code_of, refused
@@ -25,6 +27,7 @@ from holdfast.providers.signatures import sign
 if TYPE_CHECKING:
     import httpx2
     from tests.http.api import Api
+    from tests.http.page_reader import PageReader
 
 SETUP, CARDS, TOP_UP = "/v2/control/cards/setup", "/v2/control/cards", "/v2/control/auto-top-up"
 WEBHOOK = "/v2/control/payments/cardprovider/webhook"
@@ -46,9 +49,8 @@ def known(api: Api, **fields: Any) -> AutoTopUp:
 
 async def store(api: Api, state: AutoTopUp) -> None:
     row = AutoTopUpRow.of(state)
-    values = {"account_id": row.account_id, "open_order_id": row.open_order_id, "wake_at": row.wake_at}
-    document = msgspec.to_builtins(state)
-    await api.write(tables.auto_top_ups.insert().values(**values, state=document))
+    values = {name: getattr(row, name) for name in row.__struct_fields__}
+    await api.write(tables.auto_top_ups.insert().values(**values | {"state": msgspec.to_builtins(state)}))
 
 
 async def put(api: Api, **changed: Any) -> httpx2.Response:
@@ -311,3 +313,41 @@ async def test_an_operator_sees_it_and_switches_it_off(api: Api) -> None:
     assert api.accounts.asked[-1][1] == SwitchOffTopUp()
     unknown = "/ops/api/accounts/acct_9/auto-top-up/disable"
     refused(await api.call("POST", unknown, json=reason, headers=headers), 404, "account_not_found")
+
+
+async def test_operators_list_the_top_ups_that_were_switched_off(api: Api, browser: PageReader) -> None:
+    for number in range(3):
+        await api.add_account(f"acct_off{number}")
+        off_at = api.now - timedelta(hours=number)
+        off = known(
+            api, account_id=f"acct_off{number}", settings=SETTINGS, off_reason="card_declined", off_at=off_at
+        )
+        await store(api, off)
+    await store(api, known(api, settings=SETTINGS, enabled=True))
+    await api.add_account("acct_bad")
+    await api.write(
+        sqlalchemy.text(
+            "insert into auto_top_ups (account_id, off_at, state) values ('acct_bad', '2026-11-20T11:30:00Z', '[]')"
+        )
+    )
+    path, listed = "/ops/api/switched-off-top-ups?limit=2", []
+    first = (await browser.get(path)).json()
+    assert first["unreadable"] == ["acct_bad"]
+    rest = (await browser.get(f"{path}&cursor={first['next_cursor']}")).json()
+    assert rest["next_cursor"] is None
+    listed = first["data"] + rest["data"]
+    assert [each["account_id"] for each in listed] == ["acct_off0", "acct_off1", "acct_off2"]
+    assert listed[0]["email"] == "acct_off0@example.com"
+    assert (listed[1]["auto_top_up"]["disabled_reason"], listed[1]["auto_top_up"]["amount"]) == (
+        "card_declined",
+        "10.00",
+    )
+    page = await browser.read("/ops/top-ups")
+    for words in (
+        "acct_off2@example.com",
+        "card declined",
+        "10.00",
+        "4242",
+        "Stored rows that cannot be read: acct_bad",
+    ):
+        assert words in page.text, words

@@ -174,7 +174,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         TaskEventRow(a, r, t, t, AT, t, b"\x00" + t.encode()),
         order,
         msgspec.structs.replace(order_changed, wake_at=later),
-        AutoTopUpRow(a, t, later, AutoTopUp(account_id=a, customer_id=t, off_reason=t)),
+        AutoTopUpRow(a, t, later, later, AutoTopUp(account_id=a, customer_id=t, off_reason=t)),
         OrderPaymentRow(t, f"pi{i}{t}", a, f"ord{i}{t}"),
         PaymentEventRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"),
         PaymentEventRow(t, f"evt{i}", a, t, t, AT, "applied", t.encode()),

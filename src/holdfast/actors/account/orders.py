@@ -233,6 +233,7 @@ class AccountOrders:
         operations = _post(order, moves, self._units.state, at, expires_at=self._units.paid_until(at))
         if isinstance(operations, Refusal):
             return self._units.confirm(operations, _refused(event))
+        off_reason = None
         if order.request.origin == "top_up":
             assert self._units.top_up is not None
             off_reason = self._units.top_up.order_changed(order, after)
@@ -252,7 +253,7 @@ class AccountOrders:
         if event is not None:
             rows.append(event)
         rows += self._event_rows(after, moves)
-        log_event = _log_event_of(order, after, moves)
+        log_event = _log_event_of(order, after, moves, off_reason)
         return self._change(command, result, operations=operations, rows=tuple(rows), log_event=log_event)
 
     def _event_rows(self, order: Order, moves: Sequence[LedgerMove]) -> list[Row]:
@@ -344,21 +345,33 @@ def _is_for(command: OrderCommand, order: Order) -> bool:
     return order.request.provider == ("sandbox" if isinstance(command, PaySandboxOrder) else "cardprovider")
 
 
-def _log_event(event: str, order: Order, **amounts_micro: int | None) -> LogEvent:
+def _log_event(event: str, order: Order, **fields: str | int | None) -> LogEvent:
     about = {"order_id": order.order_id, "account_id": order.account_id, "provider": order.request.provider}
-    return LogEvent(event, {**about, **amounts_micro})
+    return LogEvent(event, {**about, **fields})
 
 
-def _log_event_of(before: Order, after: Order, moves: Sequence[LedgerMove]) -> LogEvent | None:
-    """Return the event that a decision is: credit given or taken back, or another status."""
+def _log_event_of(
+    before: Order, after: Order, moves: Sequence[LedgerMove], off_reason: str | None
+) -> LogEvent | None:
+    """Return the event that a decision is: credit given or taken back, or another status.
+
+    ``off_reason`` is why it has switched the account's automatic top-up off.
+    """
     credit_micro, reversed_micro = _sums(moves)
     if credit_micro or reversed_micro:
         event = "order reversed" if reversed_micro else "order credited"
         amounts = {"credited_micro": credit_micro or None, "reversed_micro": reversed_micro or None}
-        return _log_event(event, after, **amounts)
+        return _log_event(event, after, **amounts, top_up_off=off_reason)
+    attempt = after.state.facts.attempt
     if after.status != before.status:
-        return _log_event(f"order {after.status}", after)
-    return None
+        return _log_event(
+            f"order {after.status}",
+            after,
+            amount_micro=after.request.amount_micro,
+            reason=None if attempt is None else attempt.reason,
+            top_up_off=off_reason,
+        )
+    return None if off_reason is None else _log_event("top-up switched off", after, top_up_off=off_reason)
 
 
 def _sums(moves: Sequence[LedgerMove]) -> tuple[int, int]:

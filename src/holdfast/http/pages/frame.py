@@ -65,6 +65,7 @@ NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
         (
             Entry("/ops/tasks", "Unfinished tasks"),
             Entry("/ops/failed-tasks", "Failed tasks"),
+            Entry("/ops/top-ups", "Switched-off top-ups"),
             Entry("/ops/providers", "Providers"),
             Entry("/ops/refused-requests", "Refused requests"),
             Entry("/ops/books", "Books"),

@@ -281,7 +281,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     _Source(tables.orders, Order, _ORDER, where=lambda order: order.version > 1).update(),
     _Source(tables.auto_top_ups, rows.AutoTopUpRow).insert(
         "on conflict (account_id) do update set open_order_id = excluded.open_order_id, "
-        "wake_at = excluded.wake_at, state = excluded.state",
+        "wake_at = excluded.wake_at, off_at = excluded.off_at, state = excluded.state",
         once_by=["account_id"],
     ),
     _Source(tables.order_payments, rows.OrderPaymentRow).insert(),

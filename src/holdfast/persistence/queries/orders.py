@@ -12,7 +12,7 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp
 from holdfast.ledger.orders.transitions import RECONCILE_PERIOD_S
 from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
-from holdfast.persistence.records.reading import ORDER, TOP_UP_STATE, order_of, top_up_of
+from holdfast.persistence.records.reading import ORDER, TOP_UP_STATE, decode_top_up, order_of, top_up_of
 from holdfast.persistence.records.tables import accounts, auto_top_ups, orders, payment_events
 from holdfast.persistence.records.tables import order_payments as named
 from holdfast.persistence.records.unreadable import UnreadableEntry, read_row, read_rows
@@ -101,6 +101,32 @@ def top_up_of_account(rows: Connection, account_id: str) -> AutoTopUp | None:
     """Return an account's saved cards and automatic top-up; None if it has never had any."""
     found = rows.scalar(select(TOP_UP_STATE).where(auto_top_ups.c.account_id == account_id))
     return None if found is None else top_up_of(found, account_id)
+
+
+class SwitchedOffTopUp(NamedTuple):
+    """An account whose automatic top-up was switched off other than by its owner, and its e-mail address."""
+
+    top_up: AutoTopUp
+    email: str
+
+
+_SWITCHED_OFF = select(auto_top_ups.c.account_id, auto_top_ups.c.off_at, TOP_UP_STATE, accounts.c.email).join(
+    accounts, accounts.c.id == auto_top_ups.c.account_id
+)
+
+
+def switched_off_top_ups(
+    rows: Connection, *, filters: Mapping[str, str], **options: Unpack[PageOptions]
+) -> list[SwitchedOffTopUp | UnreadableEntry]:
+    """Return a page of the top-ups that were switched off other than by their owners, newest first, unfiltered."""
+    assert not filters
+    query = _SWITCHED_OFF.where(auto_top_ups.c.off_at.is_not(None))
+    return read_rows(
+        lambda row: SwitchedOffTopUp(decode_top_up(row.top_up), row.email),
+        page(rows, query, (auto_top_ups.c.off_at, auto_top_ups.c.account_id), **options),
+        "auto_top_ups",
+        lambda row: (row.off_at, row.account_id),
+    )
 
 
 def pending_order_count(rows: Connection, account_id: str) -> int:

@@ -36,7 +36,8 @@ TOP_UP_STATE = cast(tables.auto_top_ups.c.state, Text).label("top_up")
 _KINDS: dict[str, OperationKind] = {kind.value: kind for kind in OperationKind}
 _ORDER_REQUEST = msgspec.json.Decoder(OrderRequest)
 _ORDER_STATE = msgspec.json.Decoder(OrderState)
-_TOP_UP = msgspec.json.Decoder(AutoTopUp)
+decode_top_up = msgspec.json.Decoder(AutoTopUp).decode
+"""Decodes what :data:`TOP_UP_STATE` selects."""
 _TASK_REQUEST = msgspec.json.Decoder(TaskRequest)
 _INPUT = msgspec.json.Decoder(dict[str, object])
 _TASK_STATE = msgspec.json.Decoder(TaskState)
@@ -63,7 +64,7 @@ def order_of(row: Any) -> Order:
 
 def top_up_of(state: str, account_id: str) -> AutoTopUp:
     """Return an account's automatic top-up, whose :data:`TOP_UP_STATE` is ``state``. Raises ``UnreadableRow``."""
-    return read_row(_TOP_UP.decode, state, "auto_top_ups.state", account_id)
+    return read_row(decode_top_up, state, "auto_top_ups.state", account_id)
 
 
 def task_of(row: Any) -> Task:

@@ -239,17 +239,21 @@ class PaymentEventRow(JournaledRow, frozen=True, tag=False):
 
 
 class AutoTopUpRow(JournaledRow, frozen=True):
-    """An account's saved cards and automatic top-up. ``wake_at`` is when a worker should have it resumed."""
+    """An account's saved cards and automatic top-up. ``wake_at`` is when a worker should have it resumed.
+
+    ``off_at`` is when it was switched off other than by its owner.
+    """
 
     account_id: str
     open_order_id: str | None
     wake_at: datetime | None
+    off_at: datetime | None
     state: AutoTopUp
 
     @classmethod
     def of(cls, state: AutoTopUp) -> AutoTopUpRow:
         """Return the row of a state."""
-        return cls(state.account_id, state.open_order_id, state.resume_at, state)
+        return cls(state.account_id, state.open_order_id, state.resume_at, state.off_at, state)
 
 
 class OrderPaymentRow(JournaledRow, frozen=True):
@@ -555,15 +559,8 @@ def new_asset_rows(before: Task, after: Task) -> tuple[AssetRow, ...]:
 def usage_counted_row(task: Task) -> UsageCountedRow:
     """Return the row that counts the usage of a task that has just ended."""
     request, cost_micro = task.request, task.state.cost_micro
-    return UsageCountedRow(
-        task.account_id,
-        task.created_at,
-        task.model,
-        request.api_key_id,
-        task.status,
-        request.end_user,
-        cost_micro,
-    )
+    about = task.account_id, task.created_at, task.model, request.api_key_id, task.status, request.end_user
+    return UsageCountedRow(*about, cost_micro)
 
 
 def ended_assets_row(task: Task) -> AssetsExpiryRow | AssetsDeletedRow:

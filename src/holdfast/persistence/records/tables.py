@@ -371,6 +371,7 @@ auto_top_ups = Table(
     # As orders without a fence of its own: a part of the account's state.
     *columns_of(AutoTopUpRow, key=["account_id"]),
     Index("ix_auto_top_ups_due", "wake_at", postgresql_where=text("wake_at is not null")),
+    Index("ix_auto_top_ups_off_at", "off_at", "account_id", postgresql_where=text("off_at is not null")),
 )
 
 outbox = Table(

@@ -18,6 +18,7 @@ from holdfast.http.endpoints.operators.orders import (
     list_troubled_orders,
     read_order_details,
 )
+from holdfast.http.endpoints.operators.top_ups import list_switched_off_top_ups
 from holdfast.http.pages.rendering import Html
 from holdfast.http.pages.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 from holdfast.ledger.refusals import Refusal
@@ -36,6 +37,12 @@ async def held_payments(visit: Visit) -> ViewResult:
 async def unreconciled_orders(visit: Visit) -> ViewResult:
     """The orders that do not match their provider's record, or are not compared yet."""
     return Html("orders.html", {"orders": await visit.read_list(list_troubled_orders)}, is_live=True)
+
+
+@view("/ops/top-ups")
+async def switched_off_top_ups(visit: Visit) -> ViewResult:
+    """The automatic top-ups that were switched off other than by their owners."""
+    return Html("top_ups.html", {"top_ups": await visit.read_list(list_switched_off_top_ups)}, is_live=True)
 
 
 @view("/ops/payments/{order_id}")

@@ -1,8 +1,9 @@
-"""The migration after which only hashes of coupons' codes are stored, on rows that the release before it wrote."""
+"""The migration after which coupons' codes are stored as hashes, and top-ups that were switched off are found."""
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import psycopg
 from sqlalchemy import text
@@ -28,6 +29,8 @@ values ('act_0', now(), 'a', 'token', 'b', 'make_coupon', '', 't', '{{"amount": 
     ('act_1', now(), 'a', 'token', 'b', 'make_coupon', '', 't', '{{"amount": "3.00"}}', null),
     ('act_2', now(), 'a', 'token', 'b', 'make_coupon', '', 't', null, null),
     ('act_3', now(), 'a', 'token', 'b', 'refund_order', '', 't', null, '{{"code": "kept"}}');
+insert into auto_top_ups (account_id, state)
+values ('acct_a', '{{"off_at": "2026-11-20T12:00:00.5Z"}}'), ('acct_b', '{{}}');
 insert into reports (report_id, at, kind, level, path, report)
 values ('rep_0', now(), 'action', 'info', 'operators', '{json.dumps(REPORT)}'),
     ('rep_1', now(), 'restart', 'info', 'x', '{{"reason": "make coupon: ; code: KEPT"}}');
@@ -64,6 +67,8 @@ def test_codes_from_before_can_be_redeemed_and_are_read_nowhere(database_url: st
             (None, None),
             (None, {"code": "kept"}),
         ]
+        off_at = rows.scalars(text("select off_at from auto_top_ups order by account_id")).all()
+        assert off_at == [datetime(2026, 11, 20, 12, microsecond=500_000, tzinfo=UTC), None]
         reasons = rows.scalars(text("select report ->> 'reason' from reports order by report_id")).all()
         assert reasons == [
             "make coupon: done; coupon_id: cpn_0; code: ***; reason: a code: X",

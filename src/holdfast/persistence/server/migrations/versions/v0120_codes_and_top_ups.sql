@@ -1,4 +1,4 @@
--- Of a coupon's code only the hash and the first characters are stored.
+-- Of a coupon's code only the hash and the first characters are stored; accounts whose top-up was switched off are found.
 -- Tables and columns are explained in holdfast.persistence.records.tables.
 
 alter table coupons add code_sha256 bytea, add code_prefix text;
@@ -19,3 +19,7 @@ set parameters = case
 where action = 'make_coupon';
 update reports set report = regexp_replace(report::text, '; code: [A-Z0-9-]+', '; code: ***')::json
 where kind = 'action' and report ->> 'reason' like 'make coupon: %';
+
+alter table auto_top_ups add off_at timestamptz;
+update auto_top_ups set off_at = (state ->> 'off_at')::timestamptz where state ->> 'off_at' is not null;
+create index ix_auto_top_ups_off_at on auto_top_ups (off_at, account_id) where off_at is not null;
