@@ -14,7 +14,7 @@ from holdfast.persistence.queries.credentials import live_api_keys
 from holdfast.persistence.queries.loading import load_account
 from holdfast.persistence.server import migrate as migrate_module
 from holdfast.persistence.server.connections import APPLICATION_NAME, connected
-from holdfast.persistence.server.migrate import MigrationRefused, migrate, pending
+from holdfast.persistence.server.migrate import MigrationBlocked, migrate, pending
 from holdfast.persistence.server.upgrade import upgrade
 
 from .account_history import AccountHistory
@@ -152,7 +152,7 @@ def test_it_is_refused_while_a_table_is_read(old_url: str, monkeypatch: pytest.M
     monkeypatch.setattr(migrate_module, "DDL_LOCK_S", 0.05)
     with psycopg.connect(old_url) as backup:
         backup.execute("select from accounts")
-        with pytest.raises(MigrationRefused, match="such as a backup"):
+        with pytest.raises(MigrationBlocked, match="such as a backup"):
             migrate(old_url)
     assert pending(old_url) == ("0110", "0120", "0130")
 
@@ -173,7 +173,7 @@ def test_an_opening_balance_has_the_services_time(old_url: str) -> None:
 
 def test_it_is_refused_while_an_earlier_release_serves(old_url: str) -> None:
     with psycopg.connect(old_url, application_name=APPLICATION_NAME):
-        with pytest.raises(MigrationRefused, match="stop all of them"):
+        with pytest.raises(MigrationBlocked, match="stop all of them"):
             migrate(old_url)
         assert pending(old_url) == ("0110", "0120", "0130")
     assert migrate(old_url).applied == ("0110", "0120", "0130")

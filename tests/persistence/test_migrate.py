@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 
 import psycopg
 import pytest
+import structlog
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -106,13 +110,58 @@ def test_two_processes_never_migrate_at_once(empty_url: str) -> None:
     assert sorted(len(report.applied) for report in reports) == [0, 0, len(REVISIONS)]
 
 
-def test_waiting_too_long_for_the_lock_is_refused(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migrate_module, "LOCK_TIMEOUT_S", 0.05)
-    with psycopg.connect(empty_url) as other:
-        other.execute("select pg_advisory_lock(%s)", (migrate_module.LOCK_KEY,))
-        with pytest.raises(MigrationRefused, match="Another process"):
-            migrate(empty_url)
-    assert pending(empty_url) == REVISIONS
+def test_a_start_waits_for_the_migration_of_another_process_and_says_whose(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate_module, "LOCK_WAIT_S", 0.05)
+    reports: list[MigrationReport] = []
+    waiter = threading.Thread(target=lambda: reports.append(migrate(empty_url)))
+    with structlog.testing.capture_logs() as lines, psycopg.connect(empty_url, application_name="other") as other:
+        other.execute("select pg_advisory_xact_lock(%s)", (migrate_module.LOCK_KEY,))
+        waiter.start()
+        pid = other.info.backend_pid
+        while len(lines) < 2 and waiter.is_alive():
+            waiter.join(0.01)
+        other.rollback()
+        waiter.join()
+    assert reports == [MigrationReport(before=None, after=REVISIONS[-1], applied=REVISIONS)]
+    assert lines[0]["event"] == "waiting for the migration of another process"
+    assert lines[0]["for_s"] >= 0
+    holder = lines[0]["backend"]
+    assert (holder["pid"], holder["application_name"]) == (pid, "other")
+    assert holder["state"] == "idle in transaction"
+
+
+@pytest.mark.parametrize(
+    "number, step",
+    [
+        (signal.SIGKILL, "connection.exec_driver_sql('select pg_sleep(3600)')"),
+        # A client that is frozen between two statements, with a shorter limit than an hour's sleep.
+        (signal.SIGSTOP, "time.sleep(3600)"),
+    ],
+)
+def test_the_lock_of_a_process_that_is_killed_or_frozen_while_it_migrates_is_released(
+    empty_url: str, number: signal.Signals, step: str
+) -> None:
+    program = (
+        "import sys, time\n"
+        "from holdfast.persistence.server import migrate, upgrade\n"
+        "def slow(connection, revision):\n"
+        "    print('migrating', flush=True)\n"
+        f"    {step}\n"
+        "upgrade.upgrade = slow\n"
+        "assert '60s' in migrate._CLIENT_MUST_LIVE\n"
+        "migrate._CLIENT_MUST_LIVE = migrate._CLIENT_MUST_LIVE.replace('60s', '1s')\n"
+        "migrate.migrate(sys.argv[1])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, empty_url], stdout=subprocess.PIPE) as first:
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline() == b"migrating\n"
+            first.send_signal(number)
+            assert migrate(empty_url).applied == REVISIONS
+        finally:
+            first.kill()
 
 
 def test_a_database_of_a_newer_release_is_refused(database_url: str) -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
+from sqlalchemy import text
 
+from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.revisions import is_migrated
+from holdfast.persistence.server.upgrade import upgrade
 from holdfast.settings.settings import load_settings
 from holdfast.sockets.emulator_sockets import EmulatorSockets
 from holdfast.sockets.listening import SlotSockets, Sockets
@@ -47,6 +50,26 @@ async def test_a_process_migrates_what_is_not_up_to_date(parent: Parent, databas
         connection.execute("create schema public")
     assert await parent._migrate() == CLEAN
     assert is_migrated(database_url)
+
+
+async def test_a_migration_that_other_sessions_block_may_be_started_again(
+    parent: Parent, database_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("drop schema public cascade")
+        connection.execute("create schema public")
+    with connected(database_url) as rows:
+        upgrade(rows, "0100")
+        rows.execute(
+            text(
+                "insert into accounts (id, email, role, brand_id, created_at, version, operation_count, "
+                "balance_micro, held_micro, chain_head) values ('a', 'a@b.c', 'Owner', 'b', now(), 1, 0, 0, 0, '')"
+            )
+        )
+        rows.commit()
+        # The connection that these rows were written on is one of a process that serves.
+        assert await parent._migrate() == GAVE_UP
+    assert "stop all of them" in capfd.readouterr().err
 
 
 async def test_a_process_that_cannot_be_started_is_a_failure(

@@ -60,7 +60,7 @@ def _report(fault: Exception) -> None:
     """Exit with the line and the code of an expected fault; return for any other."""
     from holdfast.ledger.catalog.catalog import CatalogFault
     from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
-    from holdfast.persistence.server.migrate import MigrationRefused
+    from holdfast.persistence.server.migrate import MigrationBlocked, MigrationRefused
     from holdfast.persistence.server.postmaster import EmbeddedFault, EmbeddedMissing
     from holdfast.persistence.server.server_folders import DataFolderInUse
     from holdfast.sockets.listening import CannotListen
@@ -70,7 +70,7 @@ def _report(fault: Exception) -> None:
             fail("\n".join(fault.lines), BAD_CONFIGURATION)
         case CannotListen() | DataFolderInUse() | EmbeddedMissing() | MigrationRefused() | DatabaseTooOld():
             fail(str(fault), BAD_CONFIGURATION)
-        case EmbeddedFault():
+        case EmbeddedFault() | MigrationBlocked():
             fail(str(fault), GAVE_UP)
         case DatabaseAway():
             fail(f"The database cannot be reached: {fault.reason}", GAVE_UP)

@@ -1,8 +1,8 @@
 """Migrate a database to the schema of this release. Forward only: a journal is never migrated back.
 
-A session-level advisory lock lets one process migrate at a time; the others wait and then have nothing to do. All
-pending migrations run in one transaction, so a failed one leaves the database as it was. Where none is pending,
-no lock is taken and alembic is not loaded.
+All pending migrations run in one transaction, so a failed one leaves the database as it was. An advisory lock of that
+transaction lets one process migrate at a time; the others wait, and then have nothing to do. The server ends the
+transaction soon after its client has died. Where no migration is pending, no lock is taken and alembic is not loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ log = structlog.get_logger(__name__)
 LOCK_KEY = 0x686F6C64
 """The advisory lock's number: "hold" in ASCII."""
 
-LOCK_TIMEOUT_S = 60
+LOCK_WAIT_S = 5.0
+"""How long each line of the log waits for the migration of another process; the wait itself has no end."""
 DDL_LOCK_S = 10
 STATEMENT_S = 300
 DATABASE_START_S = 30.0
@@ -36,8 +37,30 @@ DATABASE_START_S = 30.0
 DATABASE_RETRY_S = 1.0
 
 
+_CLIENT_MUST_LIVE = (
+    "select set_config(name, value, false) from (values "
+    # While a statement runs, the server looks whether the connection is still there.
+    "('client_connection_check_interval', '2s'), "
+    # While it waits for the next one: of a client that is frozen.
+    "('idle_in_transaction_session_timeout', '60s'), "
+    # The system's own check of a client whose machine or network is gone, without which the connection seems to live.
+    "('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3')"
+    ") as wanted (name, value)"
+)
+_HOLDER = text(
+    "select l.pid, coalesce(host(a.client_addr), 'local') as client, a.application_name, a.state "
+    "from pg_locks l left join pg_stat_activity a using (pid) where l.locktype = 'advisory' and l.granted "
+    "and l.classid = 0 and l.objid = :key and l.objsubid = 1 "
+    "and l.database = (select oid from pg_database where datname = current_database())"
+)
+
+
 class MigrationRefused(Exception):
     """The database cannot be migrated by this release; the message is a sentence."""
+
+
+class MigrationBlocked(Exception):
+    """Other sessions are in the way of the migration, which may succeed later; the message is a sentence."""
 
 
 class MigrationReport(msgspec.Struct, frozen=True):
@@ -49,25 +72,26 @@ class MigrationReport(msgspec.Struct, frozen=True):
 
 
 def migrate(url: str) -> MigrationReport:
-    """Migrate the database at ``url``. Blocks.
+    """Migrate the database at ``url``. Blocks, for as long as another process migrates it.
 
-    Raises :class:`MigrationRefused` (newer than this release, or another session holds a lock too long),
+    Raises :class:`MigrationRefused`, :class:`MigrationBlocked`,
     :class:`~holdfast.persistence.server.database_faults.DatabaseTooOld` or
     :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
     """
     try:
         with _connection(url) as connection:
             revision, missing = _pending(connection)
+            _driver(connection).rollback()
             if not missing:
                 assert revision is not None
                 return MigrationReport(before=revision, after=revision, applied=())
-            with _lock(connection):
-                return _migrate(connection)
+            _wait_for_lock(connection)
+            return _migrate(connection)
     except (DBAPIError, psycopg.Error) as exc:
         if is_away(exc):
             raise DatabaseAway(str(exc)) from exc
         if isinstance(exc, psycopg.errors.LockNotAvailable):
-            raise MigrationRefused(
+            raise MigrationBlocked(
                 f"Another session, such as a backup, has used a table for more than {DDL_LOCK_S} s; try again."
             ) from exc
         raise
@@ -101,7 +125,7 @@ def pending(url: str) -> tuple[str, ...]:
 def _connection(url: str) -> Iterator[Connection]:
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(url, connect_timeout=CONNECT_S, application_name="holdfast migrate"),
+        creator=lambda: _connect(url),
         poolclass=sqlalchemy.NullPool,
     )
     try:
@@ -119,28 +143,44 @@ def _connection(url: str) -> Iterator[Connection]:
         raise
 
 
-@contextlib.contextmanager
-def _lock(connection: Connection) -> Iterator[None]:
-    """Hold the advisory lock; the server releases it if the connection is lost."""
-    connection.execute(text(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'"))
-    connection.execute(text(f"set statement_timeout = '{STATEMENT_S}s'"))
+def _connect(url: str) -> psycopg.Connection[Any]:
+    connection = psycopg.connect(
+        url,
+        connect_timeout=CONNECT_S,
+        application_name="holdfast migrate",
+        keepalives=1,
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=3,
+    )
     try:
-        connection.execute(text("select pg_advisory_lock(:key)"), {"key": LOCK_KEY})
-    except DBAPIError as exc:
-        if isinstance(exc.orig, psycopg.errors.LockNotAvailable):
-            raise MigrationRefused(
-                f"Another process has been migrating this database for more than {LOCK_TIMEOUT_S} s."
-            ) from exc
+        connection.execute(_CLIENT_MUST_LIVE)
+        connection.commit()
+    except BaseException:
+        connection.close()
         raise
-    connection.execute(text(f"set lock_timeout = '{DDL_LOCK_S}s'"))
-    connection.commit()
-    try:
-        yield
-    finally:
-        if not connection.invalidated:
+    return connection
+
+
+def _wait_for_lock(connection: Connection) -> None:
+    """Take the advisory lock for the transaction that this begins."""
+    began_s = time.monotonic()
+    while True:
+        connection.execute(text(f"set local lock_timeout = '{LOCK_WAIT_S}s'"))
+        try:
+            connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
+        except DBAPIError as exc:
+            if not isinstance(exc.orig, psycopg.errors.LockNotAvailable):
+                raise
             connection.rollback()
-            connection.execute(text("select pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
-            connection.commit()
+            holder = connection.execute(_HOLDER, {"key": LOCK_KEY}).mappings().first()
+            connection.rollback()
+            waited_s = round(time.monotonic() - began_s)
+            log.warning("waiting for the migration of another process", for_s=waited_s, backend=dict(holder or {}))
+        else:
+            break
+    connection.execute(text(f"set local lock_timeout = '{DDL_LOCK_S}s'"))
+    connection.execute(text(f"set local statement_timeout = '{STATEMENT_S}s'"))
 
 
 def _migrate(connection: Connection) -> MigrationReport:
@@ -154,9 +194,7 @@ def _migrate(connection: Connection) -> MigrationReport:
 
 def _pending(connection: Connection) -> tuple[str | None, tuple[str, ...]]:
     """Return the database's revision and the later ones, oldest first."""
-    installed, driver = installed_revisions(), _driver(connection)
-    current = revision_of(driver)
-    driver.rollback()
+    installed, current = installed_revisions(), revision_of(_driver(connection))
     if current is None:
         return None, installed
     if current < installed[0]:

@@ -7,7 +7,7 @@ import sys
 import structlog
 
 from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld
-from holdfast.persistence.server.migrate import MigrationRefused, migrate_when_reachable
+from holdfast.persistence.server.migrate import MigrationBlocked, MigrationRefused, migrate_when_reachable
 from holdfast.settings.settings import environment, load_settings
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.telemetry.logs import configure_logging
@@ -27,6 +27,9 @@ def main() -> int:
     except (MigrationRefused, DatabaseTooOld) as fault:
         print(fault, file=sys.stderr)  # noqa: T201
         return BAD_CONFIGURATION
+    except MigrationBlocked as fault:
+        print(fault, file=sys.stderr)  # noqa: T201
+        return GAVE_UP
     except DatabaseAway as away:
         print(f"The database cannot be reached: {away.reason}", file=sys.stderr)  # noqa: T201
         return GAVE_UP

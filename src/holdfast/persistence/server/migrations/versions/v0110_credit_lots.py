@@ -6,7 +6,7 @@ from alembic import op
 from sqlalchemy import text
 
 from holdfast.persistence.server.connections import APPLICATION_NAME
-from holdfast.persistence.server.migrate import MigrationRefused
+from holdfast.persistence.server.migrate import MigrationBlocked
 from holdfast.persistence.server.upgrade import run_script
 
 revision = "0110"
@@ -21,10 +21,10 @@ _SERVING = text(
 def upgrade() -> None:
     """Change the tables and fill the new ones.
 
-    Raises :class:`MigrationRefused` while a process of an earlier release serves: it would move credit of no lot.
+    Raises :class:`MigrationBlocked` while a process of an earlier release serves: it would move credit of no lot.
     """
     if op.get_bind().scalar(_SERVING, {"name": APPLICATION_NAME}):
-        raise MigrationRefused(
+        raise MigrationBlocked(
             "Processes of an earlier release use this database, and do not know lots of credit: stop all of them, "
             "and start again."
         )
