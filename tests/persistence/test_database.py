@@ -17,10 +17,11 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from holdfast.persistence.server import connections
-from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database import RELEASE, Database
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     DatabaseTooOld,
+    OtherRelease,
     QueryTimedOut,
     ServerSilent,
     is_away,
@@ -295,6 +296,33 @@ async def test_a_server_too_old_ends_the_watcher(database_url: str, monkeypatch:
     monkeypatch.setattr(connections, "SERVER_VERSION_MIN", 990000)
     with pytest.raises(DatabaseTooOld, match="needs 99 or newer"):
         await Database(database_url).run()
+
+
+@pytest.mark.parametrize(
+    ("revision", "serves_from", "which"),
+    [
+        ("9999", None, "an older"),
+        ("9999", "9999", "an older"),
+        ("9999", RELEASE, None),
+        ("9999", "0100", None),
+        ("0100", "0100", "a newer"),
+        (RELEASE, None, None),
+    ],
+)
+async def test_a_process_whose_release_cannot_use_the_schema_ends_the_watcher(
+    database: Database, database_url: str, revision: str, serves_from: str | None, which: str | None
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("update alembic_version set version_num = %s", (revision,))
+        comment = "null" if serves_from is None else f"'{serves_from}'"
+        connection.execute(f"comment on table alembic_version is {comment}")
+    if which is None:
+        await database.open()
+        assert database.gate.is_open
+        return
+    with pytest.raises(OtherRelease, match=f"of {which} release than the database's schema"):
+        await database.run()
+    assert not database.gate.is_open
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_a_start_waits_for_the_migration_of_another_process_and_says_whose(
 
 
 @pytest.mark.parametrize(
-    "number, step",
+    ("number", "step"),
     [
         (signal.SIGKILL, "connection.exec_driver_sql('select pg_sleep(3600)')"),
         # A client that is frozen between two statements, with a shorter limit than an hour's sleep.

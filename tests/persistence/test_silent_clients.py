@@ -16,7 +16,7 @@ from holdfast.persistence.journal.units import UnitResult
 from holdfast.persistence.journal.writer import BatchWriter, CommitUnanswered
 from holdfast.persistence.server import connections
 from holdfast.persistence.server.connections import SilentClients, connect, probe
-from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.database import RELEASE, Database
 
 from .written_units import AccountUnits, all_committed, head, kinds, opened
 
@@ -108,11 +108,11 @@ def test_a_write_transaction_of_a_silent_process_is_ended(
     monkeypatch.setattr(connections, "CLIENT_SILENT_S", 3600.0)
     freeze(silent)
     await_silence(rows, silent)
-    probe(database_url, SilentClients())
+    probe(database_url, SilentClients(), RELEASE)
     with pytest.raises(psycopg.errors.LockNotAvailable):
         rows.execute(f"{LOCK_ACCOUNTS} nowait")
     monkeypatch.setattr(connections, "CLIENT_SILENT_S", 0.0)
-    probe(database_url, SilentClients())
+    probe(database_url, SilentClients(), RELEASE)
     assert has_ended(rows, silent)
     assert all_committed(writer.write([account.credit()]))
 
@@ -130,9 +130,9 @@ def test_a_copy_is_ended_once_its_client_sends_no_more_of_it(
     copying(silent)
     for _ in range(3):
         await_more_of_copy(rows, silent)
-        probe(database_url, clients)
+        probe(database_url, clients, RELEASE)
         assert is_alive(rows, silent)
-    probe(database_url, clients)
+    probe(database_url, clients, RELEASE)
     assert has_ended(rows, silent)
 
 
@@ -150,7 +150,7 @@ def test_reads_and_sessions_of_others_are_never_ended(
         idle(other)
         await_silence(rows, silent)
         await_silence(rows, other)
-        probe(database_url, SilentClients())
+        probe(database_url, SilentClients(), RELEASE)
         # An ended session answers no more.
         silent.execute("select 1")
         other.execute("select 1")
@@ -169,7 +169,7 @@ def test_a_process_that_continues_finds_its_commit_void(
             if self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE and in_batch:
                 in_batch.pop()
                 await_silence(rows, self)
-                probe(database_url, SilentClients())
+                probe(database_url, SilentClients(), RELEASE)
                 assert has_ended(rows, self)
                 results.extend(writer.write([theirs.credit(700)]))
             super().commit()

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from holdfast.supervision.faults import GaveUp, StartFailed
 from holdfast.supervision.spec import Backoff, ChildSpec, RestartWindow
 from holdfast.supervision.supervisor import Supervisor
+from holdfast.telemetry.reports.causes import CannotServe
 
 if TYPE_CHECKING:
     from tests.supervision.conftest import ScriptedChild, ScriptedTree
@@ -207,6 +208,27 @@ async def test_a_factory_that_raises_is_a_failed_start(scripted: ScriptedTree, a
     with trio.fail_after(100), pytest.raises(GaveUp) as caught:
         await scripted.supervisor(ChildSpec("a", broken), restarts=0).run()
     assert isinstance(caught.value.leaf, ImportError)
+
+
+async def test_a_child_that_cannot_serve_is_not_restarted_and_ends_all_levels(
+    scripted: ScriptedTree, autojump_clock: MockClock
+) -> None:
+    class Outdated:
+        async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+            task_status.started()
+            await trio.sleep(5)
+            raise CannotServe("The world has moved on.")
+
+        async def stop(self) -> None:
+            raise AssertionError("it ends by itself")
+
+    below = scripted.supervisor(ChildSpec("outdated", Outdated), name="below", restarts=9)
+    above = scripted.supervisor(scripted.spec("a"), ChildSpec("below", lambda: below), restarts=9)
+    with trio.fail_after(100), pytest.raises(GaveUp, match=r"^The world has moved on\.$"):
+        await above.run()
+    assert trio.current_time() == pytest.approx(5.0)
+    assert [report.reason for report in scripted.reports("escalation")] == ["The world has moved on."] * 2
+    assert scripted.reports("restart") == []
 
 
 async def test_one_childs_crash_loop_never_delays_anothers_restart(

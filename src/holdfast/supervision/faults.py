@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.telemetry.reports.causes import leaf_of
+from holdfast.telemetry.reports.causes import CannotServe, leaf_of
 
 
 class GaveUp(Exception):
-    """A supervisor has spent its restart budget and stopped its children.
+    """A supervisor has spent its restart budget, or met :class:`CannotServe`, and stopped its children.
 
     ``leaf`` is the exception of the last crash, through any number of levels; None if the child had returned.
     """
@@ -15,7 +15,8 @@ class GaveUp(Exception):
         self, path: str, child_id: str, restarts: int, period_s: float, leaf: BaseException | None
     ) -> None:
         last = f"{type(leaf).__name__}: {leaf}" if leaf is not None else "it returned"
-        super().__init__(f"{path}: over {restarts} restarts in {period_s:g} s, the last by {child_id!r} ({last})")
+        spent = f"{path}: over {restarts} restarts in {period_s:g} s, the last by {child_id!r} ({last})"
+        super().__init__(str(leaf) if isinstance(leaf, CannotServe) else spent)
         self.path = path
         self.child_id = child_id
         self.leaf = leaf

@@ -24,7 +24,7 @@ from holdfast.supervision.faults import GaveUp, NotRunning, StartFailed, fault_o
 from holdfast.supervision.spec import ChildSpec, HasPath, Intensity, RestartWindow, StopsAtOnce, Strategy
 from holdfast.supervision.status import ChildState, ChildStatus
 from holdfast.supervision.supervised_child import ChildReports, Run, StartSignal, SupervisedChild
-from holdfast.telemetry.reports.causes import describe, leaf_of
+from holdfast.telemetry.reports.causes import CannotServe, describe, leaf_of
 from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.report import Context, Decision
 from holdfast.telemetry.reports.reporter import Reporter
@@ -170,8 +170,8 @@ class Supervisor:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the children, supervise them until stopped, then drain. Started once every child has been up.
 
-        Raises :class:`GaveUp` when the restart budget is spent. KeyboardInterrupt and SystemExit of a child are
-        raised unwrapped, after the drain.
+        Raises :class:`GaveUp` when the restart budget is spent, or a child cannot serve. KeyboardInterrupt and
+        SystemExit of a child are raised unwrapped, after the drain.
         """
         if self._nursery is not None:
             raise RuntimeError(f"{self.path}: a supervisor runs once")
@@ -404,10 +404,10 @@ class Supervisor:
             child.failures_in_row = 0
         child.failures_in_row += 1
         spent = [window for window in self._windows if not window.record(now)]
-        if spent:
-            self._reports.window = window = spent[0]
+        leaf = None if fault is None else root_cause(fault)
+        if spent or isinstance(leaf, CannotServe):
+            self._reports.window = window = (spent or self._windows)[0]
             self._reports.crash(child, context, fault, decision="escalate")
-            leaf = None if fault is None else root_cause(fault)
             self._gave_up = GaveUp(self.path, child.spec.child_id, window.restarts, window.period_s, leaf)
             self._reports.report("escalation", child, "shutdown", self._gave_up, decision="escalate")
             self._ending.set()

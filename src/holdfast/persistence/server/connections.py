@@ -25,12 +25,14 @@ from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     DatabaseTooOld,
+    OtherRelease,
     QueryTimedOut,
     ServerSilent,
     reason_of,
     trouble_of,
 )
 from holdfast.persistence.server.loop_calls import await_in_call, is_on_loop, wait_on_loop
+from holdfast.persistence.server.revisions import schema_of
 
 log = structlog.get_logger(__name__)
 
@@ -227,12 +229,14 @@ class SilentClients:
             )
 
 
-def probe(url: str, clients: SilentClients) -> None:
+def probe(url: str, clients: SilentClients, release: str) -> None:
     """Check on a new connection that the server can be used. Blocks, for a few seconds at most.
 
     It must be new enough, take writes, and grant the locks that reading and writing each table takes. Before these
-    are asked for, transactions of silent ``clients`` are ended. Raises :class:`DatabaseAway`,
-    :class:`~holdfast.persistence.server.database_faults.QueryTimedOut` or :class:`DatabaseTooOld`.
+    are asked for, transactions of silent ``clients`` are ended. A process of the revision ``release`` must be able
+    to use its schema. Raises :class:`DatabaseAway`,
+    :class:`~holdfast.persistence.server.database_faults.QueryTimedOut`, :class:`DatabaseTooOld` or
+    :class:`OtherRelease`.
     """
     try:
         with contextlib.closing(connect(url, statement_timeout_ms=PROBE_S * 1000, connect_s=PROBE_S)) as connection:
@@ -241,6 +245,7 @@ def probe(url: str, clients: SilentClients) -> None:
             if version >= SERVER_VERSION_MIN and row == ("off",):
                 clients.end(connection)
                 _lock_all(connection)
+                _refuse_other_release(connection, release)
     except psycopg.Error as exc:
         if trouble_of(exc, writing=True) is None:
             raise
@@ -252,6 +257,17 @@ def probe(url: str, clients: SilentClients) -> None:
         )
     if row != ("off",):
         raise DatabaseAway("The database is a standby or read-only, and takes no writes.")
+
+
+def _refuse_other_release(connection: psycopg.Connection[Any], release: str) -> None:
+    schema = schema_of(connection)
+    if schema is None or schema.revision == release or schema.serves_from <= release < schema.revision:
+        return
+    which = "an older" if release < schema.revision else "a newer"
+    raise OtherRelease(
+        f"This process is of {which} release than the database's schema: "
+        f"that is at revision {schema.revision}, and the process at {release}."
+    )
 
 
 def _lock_all(connection: psycopg.Connection[Any]) -> None:

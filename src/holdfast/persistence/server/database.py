@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import psycopg
 import trio
@@ -31,6 +31,7 @@ from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.loop_calls import run_on_loop, run_to_the_end
 from holdfast.persistence.server.postmaster import EmbeddedFault
+from holdfast.persistence.server.revisions import installed_revisions
 from holdfast.telemetry import metrics
 
 P = ParamSpec("P")
@@ -49,6 +50,8 @@ PROBE_FIRST_S = 0.1
 PROBE_LAST_S = 1.0
 HEARTBEAT_S = 2.0
 CHILD_CHECK_S = 0.25
+RELEASE: Final = installed_revisions()[-1]
+"""The revision that this process's code is written for. Its files may be replaced while it runs."""
 RETIRED_MAX = 12
 """How many replaced pools are remembered, to close the connections that calls under way return to them."""
 
@@ -176,9 +179,9 @@ class Database:
         return off_the_loop(partial(connect_writer, self.url, statement_timeout_ms=WRITE_MS), self._writers)
 
     async def open(self) -> None:
-        """Probe once and open the gate. Raises :class:`DatabaseAway` or :class:`DatabaseTooOld`."""
+        """Probe once and open the gate. Raises as :func:`probe` does."""
         await trio.to_thread.run_sync(
-            probe, self.url, self._silent_clients, limiter=self._probes, abandon_on_cancel=True
+            probe, self.url, self._silent_clients, RELEASE, limiter=self._probes, abandon_on_cancel=True
         )
         if not self._is_prepared:
             await trio.to_thread.run_sync(self._prepare, limiter=self._probes, abandon_on_cancel=True)
@@ -199,7 +202,8 @@ class Database:
         """Probe the database until cancelled; reports started after the first probe, whether or not it succeeded.
 
         While the gate is closed, it probes with a growing pause; while it is open, every :data:`HEARTBEAT_S` and
-        right after a timeout. An embedded server that died is started again. Raises :class:`DatabaseTooOld`.
+        right after a timeout. An embedded server that died is started again. Raises ``DatabaseTooOld`` and
+        ``OtherRelease``.
         """
         first = True
         try:

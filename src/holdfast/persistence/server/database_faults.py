@@ -13,6 +13,8 @@ from psycopg import errors
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from holdfast.telemetry.reports.causes import CannotServe
+
 Trouble = Literal["away", "slow"]
 """away: the connection or the server is gone, or it takes no writes. slow: it did not answer in time."""
 
@@ -68,8 +70,12 @@ class QueryTimedOut(DatabaseAway):
     """One query took too long, or no connection was free in time; the database itself may be available."""
 
 
-class DatabaseTooOld(Exception):
+class DatabaseTooOld(CannotServe):
     """The server's version is below the oldest one supported."""
+
+
+class OtherRelease(CannotServe):
+    """Processes of this release cannot use the database's schema."""
 
 
 class ServerSilent(psycopg.OperationalError):

@@ -1,8 +1,9 @@
 """Migrate a database to the schema of this release. Forward only: a journal is never migrated back.
 
-All pending migrations run in one transaction, so a failed one leaves the database as it was. An advisory lock of that
-transaction lets one process migrate at a time; the others wait, and then have nothing to do. The server ends the
-transaction soon after its client has died. Where no migration is pending, no lock is taken and alembic is not loaded.
+All pending migrations run in one transaction, so a failed one leaves the database as it was. An advisory lock of
+that transaction lets one process migrate at a time; the others wait, and then have nothing to do. The server ends
+the transaction soon after its client has died. Where no migration is pending, no lock is taken and alembic is not
+loaded.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _CLIENT_MUST_LIVE = (
     "('client_connection_check_interval', '2s'), "
     # While it waits for the next one: of a client that is frozen.
     "('idle_in_transaction_session_timeout', '60s'), "
-    # The system's own check of a client whose machine or network is gone, without which the connection seems to live.
+    # The system's check of a machine or network that is gone, without which the connection seems to live.
     "('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3')"
     ") as wanted (name, value)"
 )

@@ -7,12 +7,25 @@ is up to date.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
 CONNECT_S: Final = 5
 _VERSIONS: Final = Path(__file__).with_name("migrations") / "versions"
+
+
+_SCHEMA: Final = (
+    "select version_num, coalesce(obj_description('alembic_version'::regclass, 'pg_class'), version_num) "
+    "from alembic_version"
+)
+
+
+class Schema(NamedTuple):
+    """The revision that a database is at, and the oldest one whose processes can use it."""
+
+    revision: str
+    serves_from: str
 
 
 def installed_revisions() -> tuple[str, ...]:
@@ -26,6 +39,15 @@ def revision_of(connection: psycopg.Connection[Any]) -> str | None:
         return None
     row = connection.execute("select version_num from alembic_version").fetchone()
     return None if row is None else str(row[0])
+
+
+def schema_of(connection: psycopg.Connection[Any]) -> Schema | None:
+    """Return the schema of a database; None before its first migration, which ends the transaction."""
+    try:
+        row = connection.execute(_SCHEMA).fetchone()
+    except psycopg.errors.UndefinedTable:
+        return None
+    return None if row is None else Schema(*row)
 
 
 def is_migrated(url: str) -> bool | None:

@@ -7,16 +7,23 @@ from typing import Final
 
 from alembic import command, op
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 FOLDER: Final = Path(__file__).with_name("migrations")
 
 
 def upgrade(connection: Connection, revision: str) -> None:
-    """Apply the migrations up to ``revision`` in one transaction, and commit."""
+    """Apply the migrations up to ``revision`` in one transaction, and commit.
+
+    A comment of alembic's table has the oldest revision whose processes may go on serving.
+    """
     config = alembic_config()
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
+    script = ScriptDirectory.from_config(config).get_revision(revision)
+    assert script is not None
+    connection.exec_driver_sql(f"comment on table alembic_version is '{script.module.serves_from}'")
     connection.commit()
 
 

@@ -1,4 +1,4 @@
-"""Which exception inside an exception group matters, and what a report shows of it."""
+"""Which exception inside an exception group matters, what a report shows of it, and which ends the process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from types import TracebackType
 import trio
 
 from holdfast.telemetry.scrubbing import scrub
+
+
+class CannotServe(Exception):
+    """This process cannot serve until something outside of it has changed; the message is a sentence.
+
+    A supervisor does not restart the child that raises it, but gives up, and so the process ends.
+    """
 
 
 def _leaves(exc: BaseException) -> Iterator[BaseException]:

@@ -7,6 +7,7 @@ from alembic import op
 ${imports if imports else ""}
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
+serves_from = revision
 
 
 def upgrade() -> None:

@@ -6,6 +6,7 @@ from holdfast.persistence.server.upgrade import run_script
 
 revision = "0100"
 down_revision = None
+serves_from = revision
 
 
 def upgrade() -> None:

@@ -11,6 +11,7 @@ from holdfast.persistence.server.upgrade import run_script
 
 revision = "0110"
 down_revision = "0100"
+serves_from = revision
 
 _SERVING = text(
     "select count(*) from pg_stat_activity "
