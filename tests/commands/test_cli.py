@@ -58,6 +58,24 @@ def test_the_package_runs_as_a_module() -> None:
     assert done.stdout.strip() == holdfast.__version__
 
 
+def test_clock_shows_service_time_and_sets_it_to_the_databases_clock(configured_url: str) -> None:
+    assert "service time          not begun" in run("clock").output
+    with psycopg.connect(configured_url) as connection:
+        connection.execute(
+            "insert into service_clock values (1, 864000, 'p', now() - interval '1 hour', now() + interval '10 days')"
+        )
+    ahead = [line[-24:-14] for line in run("clock").output.splitlines()]
+    assert ahead[0] > ahead[1]
+    reset = run("clock", "--reset")
+    assert reset.exit_code == 0
+    right = [line[-24:-5] for line in reset.output.splitlines()]
+    assert right[0] == right[1]
+    with psycopg.connect(configured_url) as connection:
+        connection.execute("update service_clock set process_id = 'p', database_at = now()")
+    refused = run("clock", "--reset")
+    assert (refused.exit_code, refused.stderr) == (1, "A process serves this database: stop all of them first.\n")
+
+
 def test_ctrl_c_while_modules_are_imported_is_no_traceback(tmp_path: Path) -> None:
     # In the place of a library that is imported early, one that is interrupted.
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")

@@ -47,7 +47,7 @@ async def test_a_wrong_wall_clock_expires_nothing(
     new_service: NewService, new_customer: NewCustomer, tmp_path: Path, shift_s: int
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SHIFTED.format(shift_s=shift_s))
-    service = new_service()
+    service = new_service(CLOCK_OFF_MAX_S="10000")
     search = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     service.environment["PYTHONPATH"] = os.pathsep.join(search)
     await trio.to_thread.run_sync(service.start)
@@ -82,3 +82,18 @@ async def test_a_wrong_wall_clock_expires_nothing(
             assert abs((now - found[0]).total_seconds()) < 3000, (table, column)
     assert service.audit() == []
     assert await trio.to_thread.run_sync(service.stop) == 0
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_a_start_by_a_wrong_clock_is_refused(new_service: NewService, tmp_path: Path, processes: str) -> None:
+    """Unless it is allowed by the setting's name, as above."""
+    (tmp_path / "sitecustomize.py").write_text(SHIFTED.format(shift_s=7200))
+    service = new_service(**({} if processes == "0" else {"PROCESSES": processes}))
+    search = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    service.environment["PYTHONPATH"] = os.pathsep.join(search)
+    service._launch()
+    assert service.process is not None
+    assert service.process.wait(120) == 1
+    refused = [line["reason"] for line in service.log_lines() if line["event"] == "the tree gave up"]
+    assert refused
+    assert all("more than HOLDFAST_CLOCK_OFF_MAX_S=3600 apart" in reason for reason in refused)

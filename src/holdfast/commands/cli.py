@@ -187,6 +187,33 @@ def audit_command(
         raise typer.Exit(GAVE_UP)
 
 
+@app.command("clock", rich_help_panel=CHECK)
+def clock_command(
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Set service time to the database's clock. No process may run.")
+    ] = False,
+) -> None:
+    """Show service time, the database's clock and this machine's."""
+    from holdfast.ledger.clock import format_time
+    from holdfast.persistence.operators.clocks import read_clocks, reset_service_time
+    from holdfast.persistence.server.connections import connected
+
+    with report_faults(), database(load_locations(environment()), create=False) as url:
+        refuse_old_tables(url)
+        with connected(url) as rows:
+            if reset:
+                match reset_service_time(rows):
+                    case "running":
+                        fail("A process serves this database: stop all of them first.", GAVE_UP)
+                    case "clocks differ":
+                        fail("The database's clock and this machine's differ: set them right first.", GAVE_UP)
+                rows.commit()
+            clocks = read_clocks(rows)
+    typer.echo(f"service time          {'not begun' if clocks.service is None else format_time(clocks.service)}")
+    typer.echo(f"the database's clock  {format_time(clocks.database)}")
+    typer.echo(f"this machine's clock  {format_time(clocks.machine)}")
+
+
 @app.command("reconcile", rich_help_panel=CHECK)
 def reconcile_command(
     every: Annotated[bool, typer.Option("--all", help="Include orders that are already reconciled.")] = False,

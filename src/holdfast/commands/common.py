@@ -64,13 +64,14 @@ def _report(fault: Exception) -> None:
     from holdfast.persistence.server.postmaster import EmbeddedFault, EmbeddedMissing
     from holdfast.persistence.server.server_folders import DataFolderInUse
     from holdfast.sockets.listening import CannotListen
+    from holdfast.telemetry.reports.causes import CannotServe
 
     match fault:
         case CatalogFault():
             fail("\n".join(fault.lines), BAD_CONFIGURATION)
         case CannotListen() | DataFolderInUse() | EmbeddedMissing() | MigrationRefused() | DatabaseTooOld():
             fail(str(fault), BAD_CONFIGURATION)
-        case EmbeddedFault() | MigrationBlocked():
+        case EmbeddedFault() | MigrationBlocked() | CannotServe():
             fail(str(fault), GAVE_UP)
         case DatabaseAway():
             fail(f"The database cannot be reached: {fault.reason}", GAVE_UP)

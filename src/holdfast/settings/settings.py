@@ -237,6 +237,7 @@ class Settings(ServiceLocation):
     pool_size: int = Field(8, ge=1, le=100)
     checker_share: float = Field(0.05, ge=0, le=1)
     shutdown_s: Seconds = 20.0
+    clock_off_max_s: Seconds = 3600.0
     asset_store: Literal["local", "s3"] = "local"
     s3_bucket: str = ""
     s3_region: str = "us-east-1"

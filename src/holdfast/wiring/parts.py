@@ -119,7 +119,7 @@ def parts_of(
     store = asset_store(settings)
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
     process = this_process()
-    presence = Presence(process, ServiceClock(process.process_id))
+    presence = Presence(process, ServiceClock(process.process_id, off_max_s=settings.clock_off_max_s))
     now = presence.clock.now
     reporter = Reporter(now=now, member_id=process.process_id, host=gethostname(), worker=worker)
     reports = ReportQueue()

@@ -116,6 +116,9 @@ class Heartbeat:
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Renew the lease until stopped, then end it. Started once service time has been measured."""
         await self._beat()
+        while not (self._presence.clock.is_measured or self._is_stopping):
+            await self._presence.wait_due()
+            await self._beat()
         task_status.started()
         while not self._is_stopping:
             await self._presence.wait_due()

@@ -8,7 +8,8 @@ When a measurement shows that the database's clock was set (by more than :data:`
 having measured in between), the step is subtracted in ``ahead_s``, and service time continues unchanged for all
 processes. ``ahead_s`` then shrinks by :data:`DECAY_SHARE` of the time that passes, so that service time approaches
 a database clock that has been corrected. While no process runs, a step cannot be detected; service time then starts
-no earlier than it ended.
+no earlier than it ended. So the first process to measure is refused while the clocks are far from each other: what
+expires by a wrong clock is gone for good.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import structlog
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
+
+from holdfast.ledger.clock import format_time
+from holdfast.telemetry.reports.causes import CannotServe
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +35,9 @@ PROMPT_S = 0.1
 READINGS_MAX = 3
 RECENT_S = 12.0
 """If another process has measured within this time, a difference is not a step: it would have found one."""
+
+OFF_MAX_S = 3600.0
+"""How far the clocks may be from each other at a start, unless a setting says otherwise."""
 
 _READ = text(
     "select clock_timestamp() as database_now, c.ahead_s, c.process_id, c.database_at, c.service_at "
@@ -55,6 +63,10 @@ def _wall() -> datetime:
     return datetime.now(UTC)
 
 
+class ClocksDiffer(CannotServe):
+    """Service time cannot begin, because one of the clocks must be wrong."""
+
+
 class ServiceClock:
     """One process's view of service time. Until the first measurement it is the wall clock.
 
@@ -65,11 +77,14 @@ class ServiceClock:
         self,
         process_id: str,
         *,
+        off_max_s: float = OFF_MAX_S,
         counter: Callable[[], float] = _since_boot_s,
         wall: Callable[[], datetime] = _wall,
     ) -> None:
         self._process_id = process_id
+        self._off_max_s = off_max_s
         self._counter = counter
+        self._wall = wall
         # A service time and the counter at that time; replaced together.
         self._anchor = wall(), counter()
         self.is_measured = False
@@ -81,7 +96,11 @@ class ServiceClock:
         return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
     def measure(self, rows: Connection) -> None:
-        """Compare with the database's clock and store the measurement; raises what the database raises."""
+        """Compare with the database's clock and store the measurement.
+
+        The first time it raises :class:`ClocksDiffer` if another process does not keep service time now, and the
+        clocks are far from each other; else what the database raises.
+        """
         if rows.execute(_LOCK).first() is None:
             rows.execute(_FIRST)
             rows.execute(_LOCK)
@@ -95,14 +114,16 @@ class ServiceClock:
         ahead_s: float = row.ahead_s
         by_database: datetime = row.database_now + timedelta(seconds=ahead_s)
         since_s = (row.database_now - row.database_at).total_seconds()
+        other_measured = row.process_id not in ("", self._process_id) and 0 <= since_s <= RECENT_S
         if not self.is_measured:
             # Never before the last service time. Only the database's clock shows how long no process ran.
             service_at = max(by_database, row.service_at)
+            if not other_measured:
+                self._refuse_differing(row, by_database)
         else:
             at, from_counted = self._anchor
             own = at + timedelta(seconds=counted - from_counted)
             off_s = (by_database - own).total_seconds()
-            other_measured = row.process_id != self._process_id and 0 <= since_s <= RECENT_S
             if abs(off_s) <= STEP_S or other_measured:
                 service_at = by_database
             else:
@@ -118,6 +139,20 @@ class ServiceClock:
             "service_at": row.database_now + timedelta(seconds=ahead_s),
         }
         rows.execute(_WRITE, measured)
+
+    def _refuse_differing(self, row: Row[Any], by_database: datetime) -> None:
+        wall = self._wall()
+        if (row.service_at - by_database).total_seconds() > self._off_max_s:
+            other = f"had reached {format_time(row.service_at)} when it was last measured"
+        elif abs((by_database - wall).total_seconds()) > self._off_max_s:
+            other = f"this machine's clock is at {format_time(wall)}"
+        else:
+            return
+        raise ClocksDiffer(
+            f"Service time would go on at {format_time(by_database)}, by the database's clock, which is at "
+            f"{format_time(row.database_now)}; but {other}. That is more than "
+            f"HOLDFAST_CLOCK_OFF_MAX_S={self._off_max_s:g} apart: set the wrong clock right; see `holdfast clock`."
+        )
 
 
 def _decayed(ahead_s: float, since_s: float) -> float:
