@@ -62,7 +62,7 @@ def test_clock_shows_service_time_and_sets_it_to_the_databases_clock(configured_
     assert "service time          not begun" in run("clock").output
     with psycopg.connect(configured_url) as connection:
         connection.execute(
-            "insert into service_clock values (1, 864000, 'p', now() - interval '1 hour', now() + interval '10 days')"
+            "insert into service_clock values (1, 864000, 'p', now() - interval '1 h', now() + interval '10 day')"
         )
     ahead = [line[-24:-14] for line in run("clock").output.splitlines()]
     assert ahead[0] > ahead[1]

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 import trio
 from sqlalchemy import text
+from trio.testing import MockClock
 
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.revisions import is_migrated
@@ -20,6 +21,8 @@ from holdfast.sockets.emulator_sockets import EmulatorSockets
 from holdfast.sockets.listening import SlotSockets, Sockets
 from holdfast.start.exit_codes import CLEAN, GAVE_UP
 from holdfast.start.parent.parent import Parent
+
+from .fake_processes import FakeProcess, FakeStarter
 
 
 @pytest.fixture
@@ -83,6 +86,34 @@ async def test_a_process_that_cannot_be_started_is_a_failure(
 
     monkeypatch.setattr(trio, "run_process", refuse)
     assert await parent._migrate() == GAVE_UP
+
+
+async def test_a_migration_before_a_worker_is_not_cut_short(
+    parent: Parent, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    starter, migrations = FakeStarter(), [CLEAN]
+
+    async def is_old() -> bool:
+        await trio.lowlevel.checkpoint()
+        return False
+
+    async def migrate() -> int:
+        await trio.sleep(7200)
+        return migrations.pop()
+
+    async def start(*_arguments: object, **_options: object) -> FakeProcess:
+        return await starter.start(0)
+
+    monkeypatch.setattr(parent, "_is_migrated", is_old)
+    monkeypatch.setattr(parent, "_migrate", migrate)
+    monkeypatch.setattr("holdfast.start.parent.parent.start_process", start)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parent._tree.run)
+        await trio.sleep(7201)
+        assert len(starter.started) == 1
+        starter.of(0).be_ready()
+        await parent._tree.wait_ready()
+        await parent._tree.stop()
 
 
 async def test_a_worker_is_not_started_on_older_tables(

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.start.parent.parent import RESTARTS_PER_WORKER
-from holdfast.start.parent.process_slot import START_S, ProcessSlot
+from holdfast.start.parent.process_slot import START_MAX_S, START_S, ProcessSlot, StartTime
 from holdfast.supervision.faults import GaveUp
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
@@ -114,6 +114,62 @@ async def test_a_worker_that_is_not_ready_in_time_is_killed_and_replaced(autojum
         await wait_all_tasks_blocked()
         assert parent.tree.is_ready
         await parent.tree.stop()
+
+
+async def test_each_try_to_start_has_more_time_so_that_a_slow_machine_gets_there(autojump_clock: MockClock) -> None:
+    """Every worker takes a quarter of an hour to start. No number of tries ends the parent."""
+    parent = Parent(2, restarts=RESTARTS_PER_WORKER * 2)
+    takes_s = 900.0
+
+    async def start_slowly() -> None:
+        seen = 0
+        async with trio.open_nursery() as starts:
+            while True:
+                for process in parent.starter.started[seen:]:
+                    starts.start_soon(be_ready_later, process)
+                seen = len(parent.starter.started)
+                await trio.sleep(1)
+
+    async def be_ready_later(process: FakeProcess) -> None:
+        await trio.sleep(takes_s)
+        if process.code is None:
+            process.be_ready()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parent.tree.run)
+        nursery.start_soon(start_slowly)
+        with trio.fail_after(3600):
+            await parent.tree.wait_ready()
+        limits = [str(report.reason).rpartition("within ")[2] for report in parent.reports("crash")]
+        assert sorted(limits) == sorted(["60 s", "120 s", "240 s", "480 s"] * 2)
+        assert START_MAX_S == 960
+        # It is kept for the slot alone, and until one is ready.
+        takes_s = 100.0
+        parent.starter.of(0).end(1)
+        await trio.sleep(400)
+        assert [report.reason for report in parent.reports("crash")][-1] == (
+            f"process {parent.starter.started[-2].pid} was not ready within 60 s"
+        )
+        assert parent.tree.is_ready
+        assert parent.reports("escalation") == []
+        await parent.tree.stop()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_roll_that_was_too_slow_has_more_time_when_it_is_repeated(autojump_clock: MockClock) -> None:
+    parent = Parent(1)
+    async with running(parent), trio.open_nursery() as nursery:
+        assert not await parent.workers.roll()
+        began = trio.current_time()
+        nursery.start_soon(parent.workers.roll)
+        await trio.sleep(START_S + 30)
+        parent.starter.of(0).be_ready()
+        await wait_all_tasks_blocked()
+        assert trio.current_time() - began == START_S + 30
+        assert [report.level for report in parent.reports("roll")] == ["error"]
+        parent.starter.started[0].end(0)
+        await wait_all_tasks_blocked()
+        assert parent.reports("roll")[-1].level == "info"
 
 
 async def test_only_a_first_start_with_exit_code_2_is_a_faulty_configuration(autojump_clock: MockClock) -> None:
@@ -261,7 +317,7 @@ async def test_a_process_with_nothing_to_do_is_finished(autojump_clock: MockCloc
     starter = FakeStarter()
 
     start = partial(starter.start, 0)
-    spec = ChildSpec("emulators", lambda: ProcessSlot(start, may_finish=True), restart="transient")
+    spec = ChildSpec("emulators", lambda: ProcessSlot(start, StartTime(), may_finish=True), restart="transient")
     reporter = Reporter()
     tree = Supervisor(
         "processes",
@@ -314,7 +370,7 @@ async def test_a_slot_that_ends_while_a_successor_is_started_leaves_no_process(
     autojump_clock: MockClock, meanwhile: str
 ) -> None:
     starter = HeldStarter()
-    slot = ProcessSlot(partial(starter.start, 0))
+    slot = ProcessSlot(partial(starter.start, 0), StartTime())
     done: list[bool] = []
 
     async def run() -> None:
@@ -346,7 +402,7 @@ async def test_a_slot_that_ends_while_a_successor_is_started_leaves_no_process(
 
 async def test_a_worker_that_starts_while_the_slot_stops_is_stopped_in_order(autojump_clock: MockClock) -> None:
     starter = HeldStarter()
-    slot = ProcessSlot(partial(starter.start, 0))
+    slot = ProcessSlot(partial(starter.start, 0), StartTime())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(slot.run)
         await wait_all_tasks_blocked()

@@ -9,6 +9,7 @@ connection.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import signal
@@ -38,7 +39,7 @@ from holdfast.sockets.emulator_sockets import EmulatorSockets, open_emulator_soc
 from holdfast.sockets.listening import Sockets, open_sockets, refuse_new_connections, url_of
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.start.parent.child_process import ChildProcess, EmulatorsArguments, WorkerArguments, start_process
-from holdfast.start.parent.process_slot import ProcessSlot
+from holdfast.start.parent.process_slot import ProcessSlot, StartTime
 from holdfast.start.parent.workers import Workers
 from holdfast.supervision.faults import GaveUp, NotRunning
 from holdfast.supervision.spec import ChildSpec, Intensity
@@ -211,7 +212,8 @@ class Parent:
         specs = self._workers.specs(shutdown_s)
         # Stopped last, in reverse order: workers may still use both.
         if emulators.studio is not None:
-            slot = partial(ProcessSlot, partial(self._start_emulators, emulators.studio), may_finish=True)
+            start = partial(self._start_emulators, emulators.studio)
+            slot = partial(ProcessSlot, start, StartTime(), may_finish=True)
             specs.insert(0, ChildSpec("emulators", slot, restart="transient", shutdown_s=shutdown_s))
         if embedded is not None:
             specs.insert(0, ChildSpec("database", partial(DatabaseServer, embedded, reporter)))
@@ -223,6 +225,8 @@ class Parent:
             intensity=Intensity(RESTARTS_PER_WORKER * settings.processes, RESTARTS_PERIOD_S),
             reporter=reporter,
             conditions=self._conditions,
+            # A worker's start may migrate the database first, which takes as long as its tables are large.
+            start_timeout_s=math.inf,
             drain_timeout_s=shutdown_s + STOP_MARGIN_S,
         )
 

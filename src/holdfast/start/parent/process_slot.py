@@ -18,7 +18,8 @@ from holdfast.start.parent.child_process import ALIVE, ALIVE_S, READY, RETIRE, C
 from holdfast.supervision.status import ChildStatus
 
 START_S = 60.0
-"""How long a process may take until it is ready."""
+"""How long a process may take until it is ready, at the first try."""
+START_MAX_S = 960.0
 SILENT_S = 3 * ALIVE_S
 """After this long without a sign of life others accept for a process. It may be frozen, or its machine be busy."""
 FROZEN_S = 30.0
@@ -27,6 +28,24 @@ FROZEN_S = 30.0
 
 class ProcessEnded(Exception):
     """A child process ended without being stopped, or was not ready in time."""
+
+
+class StartTime:
+    """How long the next process of a slot may take until it is ready: twice as long after each that was not.
+
+    Killed after the same time again and again, it would never be ready on a machine that is busy enough.
+    """
+
+    def __init__(self) -> None:
+        self.limit_s = START_S
+
+    def note_ready(self) -> None:
+        """The next one has the time of a first try."""
+        self.limit_s = START_S
+
+    def note_late(self) -> None:
+        """The next one has twice the time."""
+        self.limit_s = min(2 * self.limit_s, START_MAX_S)
 
 
 class _Run:
@@ -53,15 +72,17 @@ class _Run:
 class ProcessSlot:
     """The process in a slot, and its successor while it is replaced; a child of a supervisor.
 
-    It ends with its process, unless that was replaced; the supervisor then makes another one for the slot.
-    ``on_change`` is called when its process becomes ready or ends, ``on_end`` with the pid of each that ended.
-    ``on_silence`` is called with its pid when it shows no sign of life for :data:`SILENT_S`, and again, with how
-    long that lasted, when it does. With ``may_finish`` a process that ends with exit code 0 had nothing to do.
+    It ends with its process, unless that was replaced; the supervisor then makes another one for the slot, with the
+    same ``start_time``. ``on_change`` is called when its process becomes ready or ends, ``on_end`` with the pid of
+    each that ended. ``on_silence`` is called with its pid when it shows no sign of life for :data:`SILENT_S`, and
+    again, with how long that lasted, when it does. With ``may_finish`` a process that ends with exit code 0 had
+    nothing to do.
     """
 
     def __init__(
         self,
         start: Callable[[], Awaitable[ChildProcess]],
+        start_time: StartTime,
         *,
         on_change: Callable[[], None] = lambda: None,
         on_end: Callable[[int], None] = lambda _pid: None,
@@ -70,6 +91,7 @@ class ProcessSlot:
         may_finish: bool = False,
     ) -> None:
         self._start = start
+        self._start_time = start_time
         self._on_change = on_change
         self._on_end = on_end
         self._on_silence = on_silence
@@ -200,7 +222,7 @@ class ProcessSlot:
 
         Silence counts once it has shown a sign of life: the emulators' process shows none.
         """
-        patience_s = START_S
+        patience_s = start_s = self._start_time.limit_s
         while True:
             with trio.move_on_after(patience_s) as waiting:
                 line = await run.process.next_line()
@@ -209,6 +231,7 @@ class ProcessSlot:
                     return None
                 if line == READY and run.state == "starting":
                     patience_s = math.inf
+                    self._start_time.note_ready()
                     run.enter("ready")
                     if run.is_reload_due:
                         run.process.send_signal(signal.SIGHUP)
@@ -217,7 +240,8 @@ class ProcessSlot:
                     patience_s = SILENT_S
                     self._note_life(run)
             elif run.state == "starting":
-                return f"was not ready within {START_S:g} s"
+                self._start_time.note_late()
+                return f"was not ready within {start_s:g} s"
             elif run is not self._current or self._stopping.is_set():
                 patience_s = math.inf  # it is ending, for which it has a limit of its own
             elif run.silent_since is not None:

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from holdfast.start.parent.child_process import COVER, REPORT, ChildProcess
-from holdfast.start.parent.process_slot import SILENT_S, ProcessSlot
+from holdfast.start.parent.process_slot import SILENT_S, ProcessSlot, StartTime
 from holdfast.supervision.spec import Backoff, ChildSpec
 from holdfast.telemetry.reports.report import Level, Report
 from holdfast.telemetry.reports.reporter import Reporter
@@ -72,6 +72,7 @@ class Workers:
         self._on_misconfigured = on_misconfigured
         self._retire_s = retire_s
         self._slots: dict[int, ProcessSlot] = {}
+        self._start_times = [StartTime() for _ in range(count)]
         self._was_ready: set[int] = set()
 
     def specs(self, shutdown_s: float) -> list[ChildSpec]:
@@ -137,6 +138,7 @@ class Workers:
     def _new_slot(self, number: int) -> ProcessSlot:
         self._slots[number] = slot = ProcessSlot(
             partial(self._start, number),
+            self._start_times[number],
             on_change=self._cover,
             on_end=self._on_end,
             on_silence=partial(self._report_silence, number),
