@@ -122,7 +122,7 @@ async def api(stage: Stage, database: Database) -> Api:
     """The API on a real database, with fake actors."""
     rows = CountingRows(database)
     claims = ContentClaims(database.connect_writer)
-    stage.change(database=rows, write_record=database.work, claims=claims)
+    stage.change(database=rows, write_record=database.record, claims=claims)
     api = Api(**vars(stage), database=database, rows=rows)
     await api.add_account(ACCOUNT, balance_micro=10_000_000, held_micro=240_000)
     await api.add_account(OTHER_ACCOUNT)

@@ -39,7 +39,7 @@ class HeldWrites:
         self.now_most = max(self.now_most, self.now)
         try:
             await self.released.wait()
-            return await self._database.work(change)
+            return await self._database.record(change)
         finally:
             self.now -= 1
 

@@ -123,7 +123,7 @@ def _dependencies(
         unmatched_events=UnmatchedEventStore(PROVIDER, parts.journal, now),
         reports=parts.feed,
         events=EventCommands(parts.journal, parts.refs.outbox, now),
-        write_record=database.work,
+        write_record=database.record,
         order_checks=order_checks,
         report=parts.reporter.report,
         readiness=lambda: Readiness(

@@ -7,7 +7,6 @@ report is the record.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -38,8 +37,8 @@ HIDDEN_PARAMETERS: Final = frozenset({"code"})
 PARAMETERS_MAX: Final = 16
 PARAMETER_NAME_CHARS_MAX: Final = 64
 PARAMETER_CHARS_MAX: Final = 400
-END_S: Final = 5.0
-"""How long an action's result may take to be written."""
+END_S: Final = 30.0
+"""How long an action's result may take to be written: the database may be slow, or away for a moment."""
 
 
 async def handle(call: Call, route: Route) -> Outcome:
@@ -140,13 +139,18 @@ async def _end(call: Call, result: ActionResult, code: str | None) -> None:
     assert call.action is not None
     action = call.action = call.action._replace(ended_at=call.deps.now(), result=result, code=code)
     call.deps.report(_report_of(action))
-    is_written = False
     # Shielded: the action is done, whether or not its caller is still there.
-    with trio.move_on_after(END_S, shield=True), suppress(DatabaseAway):
-        await call.deps.write_record(partial(write_action, action=action))
-        is_written = True
-    if not is_written:
-        log.warning("an action's result could not be written", action_id=action.action_id, result=result)
+    with trio.move_on_after(END_S, shield=True):
+        while True:
+            try:
+                await call.deps.write_record(partial(write_action, action=action))
+            except DatabaseAway as away:
+                if call.route.is_urgent:
+                    break
+                await trio.sleep(away.retry_after_s)
+            else:
+                return
+    log.warning("an action's result could not be written", action_id=action.action_id, result=result)
 
 
 def _report_of(action: OperatorAction) -> Report:

@@ -49,6 +49,7 @@ from holdfast.persistence.queries.accounts import find_reply
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
 from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.server.connections import in_one_transaction
 from holdfast.persistence.server.lookups import Find, Lookup
 from holdfast.settings.settings import Settings
 
@@ -433,7 +434,8 @@ class Call:
 
     async def write(self, account_id: str, change: Callable[[Connection], T]) -> T:
         """Write what the journal does not, in the share of an account: sweepers and operators write there, too."""
-        return await self.deps.write_shares.run(account_id, partial(self.deps.write_record, change))
+        write = partial(self.deps.write_record, in_one_transaction(change))
+        return await self.deps.write_shares.run(account_id, write)
 
     async def find_by_id(self, find: Callable[[Connection, str], T | None], sent_id: str) -> T | None:
         """Return what ``find`` finds by an id that was sent, or None: the database is not asked for other texts."""

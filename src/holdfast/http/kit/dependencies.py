@@ -72,7 +72,7 @@ class Writes(Protocol):
     """Writes rows without the journal."""
 
     async def __call__(self, change: Callable[[Connection], T], /) -> T:
-        """Run ``change`` in a transaction, and return its result.
+        """Run ``change``, each of whose statements is committed by itself, and return its result.
 
         Raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
         """

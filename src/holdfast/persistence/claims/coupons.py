@@ -14,7 +14,7 @@ import hashlib
 from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from sqlalchemy import Connection, select, text, update
+from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
@@ -39,6 +39,21 @@ _TRIES = text(
     """
 )
 _WRONG = text("update coupon_tries set wrong = wrong + 1 where account_id = :account_id")
+_COUPON = text(
+    """
+    select c.*, u.claim_id, u.granted_at, u.amount_micro as claimed_micro from coupons c
+    left join coupon_uses u on u.coupon_id = c.coupon_id and u.account_id = :account_id
+    where c.code_sha256 = :code_sha256 for update of c
+    """
+)
+"""The coupon, locked, with the account's use of it."""
+_USE = text(
+    """
+    with counted as (update coupons set uses = uses + 1 where coupon_id = :coupon_id returning amount_micro)
+    insert into coupon_uses (account_id, coupon_id, claim_id, amount_micro, claimed_at)
+    select :account_id, :coupon_id, :claim_id, amount_micro, :now from counted
+    """
+)
 _CLAIM = select(coupon_uses, coupons.c.credit_days).join(coupons, coupons.c.coupon_id == coupon_uses.c.coupon_id)
 
 
@@ -71,30 +86,26 @@ def claim_coupon(rows: Connection, new: NewClaim) -> CouponClaim | CouponTrouble
     wrong = rows.execute(_TRIES, {"account_id": account_id, "now": now, "oldest": oldest}).scalar_one()
     if wrong >= WRONG_CODES_MAX:
         return "too_many_tries"
-    wanted = select(coupons).where(coupons.c.code_sha256 == code_sha256).with_for_update()
-    coupon = rows.execute(wanted).one_or_none()
+    coupon = rows.execute(_COUPON, {"account_id": account_id, "code_sha256": code_sha256}).one_or_none()
     if coupon is None:
         rows.execute(_WRONG, {"account_id": account_id})
         return "unknown"
-    mine = (coupon_uses.c.account_id == account_id, coupon_uses.c.coupon_id == coupon.coupon_id)
-    use = rows.execute(_CLAIM.where(*mine)).one_or_none()
-    if use is not None:
-        return "already_redeemed" if use.granted_at is not None else _claim_of(use)
-    if coupon.disabled_at is not None or (coupon.redeem_until is not None and coupon.redeem_until <= now):
-        return "ended"
-    if coupon.uses >= coupon.uses_max:
-        return "used_up"
-    rows.execute(update(coupons).where(coupons.c.coupon_id == coupon.coupon_id).values(uses=coupons.c.uses + 1))
-    rows.execute(
-        insert(coupon_uses).values(
-            account_id=account_id,
-            coupon_id=coupon.coupon_id,
-            claim_id=claim_id,
-            amount_micro=coupon.amount_micro,
-            claimed_at=now,
-        )
+    if coupon.granted_at is not None:
+        return "already_redeemed"
+    if coupon.claim_id is None:
+        if coupon.disabled_at is not None or (coupon.redeem_until is not None and coupon.redeem_until <= now):
+            return "ended"
+        if coupon.uses >= coupon.uses_max:
+            return "used_up"
+        use = {"account_id": account_id, "coupon_id": coupon.coupon_id, "claim_id": claim_id, "now": now}
+        rows.execute(_USE, use)
+    return CouponClaim(
+        account_id=account_id,
+        coupon_id=coupon.coupon_id,
+        claim_id=coupon.claim_id or claim_id,
+        amount_micro=coupon.amount_micro if coupon.claimed_micro is None else coupon.claimed_micro,
+        credit_days=coupon.credit_days,
     )
-    return _claim_of(rows.execute(_CLAIM.where(*mine)).one())
 
 
 def overdue_claims(rows: Connection, now: datetime, *, after: str = "", most: int) -> list[CouponClaim]:
@@ -112,9 +123,8 @@ def add_coupon(rows: Connection, coupon: CouponRow) -> bool:
 
 def end_coupon(rows: Connection, coupon_id: str, now: datetime) -> CouponRow | None:
     """Have the coupon not be redeemed any more; None if there is no such coupon. What was given stays."""
-    ended = update(coupons).where(coupons.c.coupon_id == coupon_id, coupons.c.disabled_at.is_(None))
-    rows.execute(ended.values(disabled_at=now))
-    found = rows.execute(select(coupons).where(coupons.c.coupon_id == coupon_id)).one_or_none()
+    ended = update(coupons).where(coupons.c.coupon_id == coupon_id).returning(coupons)
+    found = rows.execute(ended.values(disabled_at=func.coalesce(coupons.c.disabled_at, now))).one_or_none()
     return None if found is None else CouponRow(**found._asdict())
 
 

@@ -167,11 +167,13 @@ def off_the_loop(create: Callable[[], BoundedConnection], limiter: trio.Capacity
     return await_in_call(lambda: trio.to_thread.run_sync(create, limiter=limiter, abandon_on_cancel=True))
 
 
-def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool) -> Engine:
+def make_engine(
+    url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool, has_transactions: bool = True
+) -> Engine:
     """Create an engine whose connections are ours, so that the URL means what it means to libpq.
 
-    A ``read_only`` one has no transactions, which saves the round trips of BEGIN and COMMIT. Under READ COMMITTED
-    each statement has its own snapshot anyway. Its plans read rows by their keys.
+    One that is ``read_only`` or without transactions saves the round trips of BEGIN and COMMIT. Under READ
+    COMMITTED each statement has its own snapshot anyway. The plans of a ``read_only`` one read rows by their keys.
     """
 
     def create() -> BoundedConnection:
@@ -190,8 +192,25 @@ def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, read_onl
         max_overflow=0,
         pool_timeout=CONNECT_S,
         pool_recycle=1800,
-        isolation_level="AUTOCOMMIT" if read_only else None,
+        isolation_level="AUTOCOMMIT" if read_only or not has_transactions else None,
     )
+
+
+def in_one_transaction(change: Callable[[Connection], T]) -> Callable[[Connection], T]:
+    """Return a change whose statements are committed together also on a connection without transactions."""
+
+    def run(rows: Connection) -> T:
+        with driver_of(rows).transaction():
+            return change(rows)
+
+    return run
+
+
+def driver_of(rows: Connection) -> psycopg.Connection[Any]:
+    """Return the driver's connection."""
+    driver = rows.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver
 
 
 class SilentClients:

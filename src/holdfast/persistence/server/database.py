@@ -1,9 +1,9 @@
 """Access to the database: reads, the gate that is open while it answers, and the gate's watcher.
 
 Reads go through :meth:`Database.read`. Writes go through the journal, on the connection that
-:meth:`Database.connect_writer` opens; :meth:`Database.work` is for sweeps and operators' records alone,
-:meth:`Database.renew` for this process's lease, :meth:`Database.scan` for reads that may take long and that nothing
-waits for. All but scans run on trio's thread, where they must be short: see
+:meth:`Database.connect_writer` opens; :meth:`Database.record` is for what requests write without the journal,
+:meth:`Database.work` for sweeps, :meth:`Database.renew` for this process's lease, :meth:`Database.scan` for reads
+that may take long and that nothing waits for. All but scans run on trio's thread, where they must be short: see
 :mod:`~holdfast.persistence.server.loop_calls`.
 
 A database that is gone or slow closes the :class:`DatabaseGate` for all callers at once, so they fail fast while
@@ -45,6 +45,7 @@ READ_DEADLINE_S = 8.0
 SCAN_MS = 60_000
 WORK_MS = 15_000
 WORK_SIZE = 2
+RECORDS_SIZE = 2
 WRITE_MS = 15_000
 PROBE_FIRST_S = 0.1
 PROBE_LAST_S = 1.0
@@ -77,6 +78,7 @@ class Database:
         self._read_deadline_s = read_deadline_s
         self._reads = trio.CapacityLimiter(pool_size)
         self._works = trio.CapacityLimiter(WORK_SIZE)
+        self._records = trio.CapacityLimiter(RECORDS_SIZE)
         self._renewals = trio.CapacityLimiter(1)
         self._scans = trio.CapacityLimiter(1)
         self._probes = trio.CapacityLimiter(1)
@@ -86,6 +88,9 @@ class Database:
         self._is_prepared = False
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
         self._work_engine = make_engine(url, pool_size=WORK_SIZE + 1, statement_timeout_ms=WORK_MS, read_only=False)
+        self._record_engine = make_engine(
+            url, pool_size=RECORDS_SIZE, statement_timeout_ms=WORK_MS, read_only=False, has_transactions=False
+        )
         self._scan_engine = make_engine(url, pool_size=1, statement_timeout_ms=SCAN_MS, read_only=True)
 
     async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -147,26 +152,37 @@ class Database:
     async def work(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``change(connection, …)`` inside one read-write transaction, once.
 
-        Only for sweeps (claiming due work, deleting what has expired) and operators' records: writes of money,
-        orders, tasks, keys or idempotency records go through the journal. It is never cancelled.
-        Raises like :meth:`read`.
+        Only for sweeps (claiming due work, deleting what has expired): writes of money, orders, tasks, keys or
+        idempotency records go through the journal. It is never cancelled. Raises like :meth:`read`.
         """
-        return await self._write("work", self._works, lambda connection: change(connection, *args, **kwargs))
+        return await self._write(
+            "work", self._works, self._work_engine, lambda connection: change(connection, *args, **kwargs)
+        )
+
+    async def record(self, change: Callable[[Connection], T]) -> T:
+        """Run a request's change of what the journal does not write, like :meth:`work`, however much of that waits.
+
+        Each statement is committed by itself, which takes one round trip, unless the change is
+        :func:`~holdfast.persistence.server.connections.in_one_transaction`.
+        """
+        return await self._write("record", self._records, self._record_engine, change)
 
     async def renew(self, change: Callable[[Connection], T]) -> T:
         """Run the change of this process's lease like :meth:`work`, at once, however much work waits.
 
         A lease that lapses behind other work makes other processes take this one's tasks and accounts over.
         """
-        return await self._write("lease", self._renewals, change)
+        return await self._write("lease", self._renewals, self._work_engine, change)
 
-    async def _write(self, pool: str, limiter: trio.CapacityLimiter, change: Callable[[Connection], T]) -> T:
+    async def _write(
+        self, pool: str, limiter: trio.CapacityLimiter, engine: Engine, change: Callable[[Connection], T]
+    ) -> T:
         self._refuse_if_closed()
         wait = _Wait()
         try:
             with wait.measured(pool):
                 async with limiter:
-                    return await run_to_the_end(_in_transaction, self._work_engine, wait.ends_with(change), 1, True)
+                    return await run_to_the_end(_in_transaction, engine, wait.ends_with(change), 1, True)
         except DatabaseAway as exc:
             self._note(exc)
             raise
@@ -190,7 +206,7 @@ class Database:
 
     def _prepare(self) -> None:
         """Connect each engine once: with its first connection SQLAlchemy asks for facts, and holds a lock."""
-        for engine in (self._engine, self._work_engine):
+        for engine in (self._engine, self._work_engine, self._record_engine):
             _in_transaction(engine, lambda _: None, 1, False)
 
     def close(self) -> None:
@@ -272,7 +288,7 @@ class Database:
 
     def _dispose(self) -> None:
         """Close all connections; those in use are closed when they are returned."""
-        for engine in (self._engine, self._work_engine, self._scan_engine):
+        for engine in (self._engine, self._work_engine, self._record_engine, self._scan_engine):
             self._retired.append(engine.pool)
             engine.dispose()
         self._close_retired()

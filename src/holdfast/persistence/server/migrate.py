@@ -20,7 +20,7 @@ import structlog
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from holdfast.persistence.server.connections import SERVER_VERSION_MIN
+from holdfast.persistence.server.connections import SERVER_VERSION_MIN, driver_of
 from holdfast.persistence.server.database_faults import DatabaseAway, DatabaseTooOld, is_away
 from holdfast.persistence.server.revisions import CONNECT_S, installed_revisions, revision_of
 
@@ -82,7 +82,7 @@ def migrate(url: str) -> MigrationReport:
     try:
         with _connection(url) as connection:
             revision, missing = _pending(connection)
-            _driver(connection).rollback()
+            driver_of(connection).rollback()
             if not missing:
                 assert revision is not None
                 return MigrationReport(before=revision, after=revision, applied=())
@@ -131,7 +131,7 @@ def _connection(url: str) -> Iterator[Connection]:
     )
     try:
         with engine.connect() as connection:
-            version = int(_driver(connection).info.server_version)
+            version = int(driver_of(connection).info.server_version)
             if version < SERVER_VERSION_MIN:
                 raise DatabaseTooOld(
                     f"The database is PostgreSQL {version // 10000}; "
@@ -195,7 +195,7 @@ def _migrate(connection: Connection) -> MigrationReport:
 
 def _pending(connection: Connection) -> tuple[str | None, tuple[str, ...]]:
     """Return the database's revision and the later ones, oldest first."""
-    installed, current = installed_revisions(), revision_of(_driver(connection))
+    installed, current = installed_revisions(), revision_of(driver_of(connection))
     if current is None:
         return None, installed
     if current < installed[0]:
@@ -209,9 +209,3 @@ def _pending(connection: Connection) -> tuple[str | None, tuple[str, ...]]:
             f"newer release of Holdfast. Run that release or a later one."
         )
     return current, installed[installed.index(current) + 1 :]
-
-
-def _driver(connection: Connection) -> psycopg.Connection[Any]:
-    raw = connection.connection.driver_connection
-    assert isinstance(raw, psycopg.Connection)
-    return raw

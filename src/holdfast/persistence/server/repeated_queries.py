@@ -16,6 +16,8 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.types import TypeEngine
 
+from holdfast.persistence.server.connections import driver_of
+
 _DIALECT = registry.load("postgresql.psycopg")()
 
 
@@ -34,9 +36,7 @@ class RepeatedQuery:
 
         Raises as SQLAlchemy's execution does.
         """
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
-        cursor = driver.cursor(row_factory=namedtuple_row)
+        cursor = driver_of(connection).cursor(row_factory=namedtuple_row)
         try:
             return cursor.execute(self.sql, parameters).fetchall()
         except psycopg.Error as exc:
