@@ -285,6 +285,7 @@ def _make_services(deployment: Deployment) -> None:
         settings["DATABASE_URL"] = _database_setting(deployment)
     if kind == "clock":
         environment = _moved_clock(folder)
+        settings["CLOCK_OFF_MAX_S"] = "1000000"  # it may be started while it is moved
         deployment.move_clock(0)
     if kind == "workers":
         settings["PROCESSES"] = str(WORKERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
@@ -11,6 +12,7 @@ import pytest
 import trio
 from sqlalchemy import Connection, select
 from tests.clients import refused
+from trio.testing import MockClock
 
 from holdfast.actors.account.messages import SignOut
 from holdfast.actors.runtime.faults import Unavailable
@@ -27,6 +29,7 @@ from holdfast.ledger.sign_in_codes import (
     admit_token,
     new_otp_id,
 )
+from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry.reports.report import in_words
@@ -447,6 +450,45 @@ async def test_an_action_that_cannot_be_recorded_is_not_done(api: Api) -> None:
     response = await api.call("POST", "/ops/api/reviews/rev_1/reject", headers=bearer(api))
     refused(response, 503, "temporarily_unavailable")
     assert api.tasks.asked == []
+
+
+@pytest.mark.parametrize("trouble", ["slow", "away for a moment"])
+async def test_the_result_of_an_action_is_written_however_slow_the_database_is(
+    stage: Stage, trouble: str, autojump_clock: MockClock
+) -> None:
+    written: list[str | None] = []
+    tries = 0
+
+    async def write(change: partial[Any]) -> bool:
+        nonlocal tries
+        if change.func is write_action:
+            tries += 1
+            if trouble == "slow":
+                await trio.sleep(12)
+            elif 2 <= tries <= 4:
+                raise DatabaseAway("it restarts", retry_after_s=5.0)
+            written.append(change.keywords["action"].result)
+        return True
+
+    stage.change(write_record=write)
+    coupon = {"amount": "1.00", "uses_max": 1, "reason": "spring"}
+    made = await stage.call("POST", "/ops/api/coupons", json=coupon, headers=bearer(stage))
+    assert made.status_code == 200
+    assert written == [None, "done"]
+
+
+async def test_an_urgent_action_does_not_wait_for_a_database_that_is_away(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
+    async def away(_change: object) -> None:
+        raise DatabaseAway("gone", retry_after_s=5.0)
+
+    stage.change(write_record=away)
+    began = trio.current_time()
+    pause = "/ops/api/processes/proc_1/groups/accounts/pause"
+    await stage.call("POST", pause, json={"reason": "they crash"}, headers=bearer(stage))
+    assert trio.current_time() == began
+    assert [report.reason for report in stage.reports if report.kind == "action"]
 
 
 async def test_a_caller_who_is_no_operator_leaves_no_action(api: Api) -> None:

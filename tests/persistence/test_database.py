@@ -5,8 +5,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,8 +18,14 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from holdfast.ledger.clock import utc_now
+from holdfast.persistence.claims.coupons import NewClaim, add_coupon, claim_coupon, end_coupon
+from holdfast.persistence.operators.records import write_action
+from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
+from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.server import connections
-from holdfast.persistence.server.database import RELEASE, Database
+from holdfast.persistence.server.connections import BoundedConnection, in_one_transaction
+from holdfast.persistence.server.database import RELEASE, WORK_SIZE, Database
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     DatabaseTooOld,
@@ -85,7 +93,7 @@ async def test_times_are_read_in_utc(database: Database) -> None:
 async def test_a_read_on_a_lost_connection_is_retried_once(database: Database, database_url: str) -> None:
     await database.read(one)
     # One that is used, and the one of the engine for work, with which it was prepared.
-    assert await trio.to_thread.run_sync(backends_ended, database_url) == 2
+    assert await trio.to_thread.run_sync(backends_ended, database_url) == 3
     assert await database.read(one) == 1
     assert database.gate.is_open
 
@@ -518,3 +526,98 @@ async def test_a_short_outage_fails_no_read_under_way(autojump_clock: trio.testi
         await trio.sleep_forever()
     assert scope.cancelled_caught
     assert trio.current_time() - begun == GRACE_S
+
+
+class RoundTrips:
+    """Counts the exchanges with the server, of all connections."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._count = 0
+        wait = BoundedConnection.wait
+        monkeypatch.setattr(
+            BoundedConnection,
+            "wait",
+            lambda connection, exchange, *given: wait(connection, self._counted(exchange), *given),
+        )
+
+    def take(self) -> int:
+        """Return the number since the last call."""
+        count, self._count = self._count, 0
+        return count
+
+    def _counted(self, exchange: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Pass on what an exchange waits for; one that waits for nothing is none."""
+        try:
+            wanted = next(exchange)
+            self._count += 1
+            while True:
+                wanted = exchange.send((yield wanted))
+        except StopIteration as end:
+            return end.value
+
+
+async def test_what_requests_record_takes_few_round_trips(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = OperatorAction(
+        action_id="act_1",
+        at=utc_now(),
+        operator="ada@example.com",
+        credential="token",
+        origin="",
+        action="grant_credit",
+        target="acct_1",
+        account_id="acct_1",
+        task_id=None,
+        reason="a reason",
+        trace_id="",
+    )
+    coupon = CouponRow("cpn_1", "WELCOME", 1_000_000, 5, None, None, utc_now())
+    await database.record(one)
+    trips = RoundTrips(monkeypatch)
+    await database.record(partial(write_action, action=action))
+    assert trips.take() == 1
+    await database.record(partial(write_action, action=action._replace(ended_at=utc_now(), result="done")))
+    assert trips.take() == 1
+    assert await database.record(partial(add_coupon, coupon=coupon))
+    assert trips.take() == 1
+    claim = partial(claim_coupon, new=NewClaim("acct_1", "WELCOME", "cpu_1", utc_now()))
+    assert isinstance(await database.record(in_one_transaction(claim)), CouponClaim)
+    # BEGIN, the account's tries, the coupon, its use, COMMIT.
+    assert trips.take() == 5
+    ended = await database.record(partial(end_coupon, coupon_id="cpn_1", now=utc_now()))
+    assert trips.take() == 1
+    assert ended is not None
+    assert (ended.uses, ended.disabled_at is not None) == (1, True)
+    with contextlib.closing(psycopg.connect(database.url)) as rows:
+        assert rows.execute("select result from operator_actions").fetchall() == [("done",)]
+
+
+async def test_a_change_in_one_transaction_is_undone_as_a_whole(database: Database) -> None:
+    def write_twice(rows: Connection) -> None:
+        for _ in range(2):
+            rows.execute(text("insert into journal_batches values ('b', 1, true, now())"))
+
+    with pytest.raises(IntegrityError):
+        await database.record(in_one_transaction(write_twice))
+    counted = await database.record(lambda rows: rows.scalar(text("select count(*) from journal_batches")))
+    assert counted == 0
+    with pytest.raises(IntegrityError):
+        await database.record(write_twice)
+    counted = await database.record(lambda rows: rows.scalar(text("select count(*) from journal_batches")))
+    assert counted == 1
+
+
+async def test_a_request_does_not_wait_for_sweeps(database: Database, database_url: str) -> None:
+    with psycopg.connect(database_url) as holder:
+        holder.execute("insert into journal_batches values ('held', 1, true, now())")
+
+        def wait_for_it(rows: Connection) -> None:
+            rows.execute(text("insert into journal_batches values ('held', 1, true, now()) on conflict do nothing"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(WORK_SIZE):
+                nursery.start_soon(database.work, wait_for_it)
+            await trio.testing.wait_all_tasks_blocked()
+            assert await database.record(one) == 1
+            holder.rollback()

@@ -140,7 +140,7 @@ def test_a_start_waits_for_the_migration_of_another_process_and_says_whose(
         (signal.SIGSTOP, "time.sleep(3600)"),
     ],
 )
-def test_the_lock_of_a_process_that_is_killed_or_frozen_while_it_migrates_is_released(
+def test_a_process_that_dies_or_freezes_in_a_migration_holds_no_lock(
     empty_url: str, number: signal.Signals, step: str
 ) -> None:
     program = (

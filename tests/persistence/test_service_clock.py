@@ -184,7 +184,7 @@ async def started(database: Database, clock: ServiceClock) -> str | None:
         (-MINUTES_50, 0.0, None),
         (0.0, MINUTES_50, None),
         (0.0, 0.0, None),
-        # Not to be told from a time in which nothing ran.
+        # As after three days in which nothing ran.
         (DAYS_3, DAYS_3, None),
     ],
 )
@@ -218,7 +218,7 @@ def clock_row(rows: Connection) -> Any:
     return rows.execute(text("select * from service_clock")).one()
 
 
-async def test_an_empty_database_is_refused_while_its_clock_is_far_from_this_machines(
+async def test_an_empty_database_is_refused_while_its_clock_is_far_off(
     database: Database, times: Times, new_clock: Callable[[str], ServiceClock]
 ) -> None:
     times.database_off_s = DAYS_3

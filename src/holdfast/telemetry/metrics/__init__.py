@@ -81,7 +81,8 @@ DATABASE_UP = Gauge(
 )
 DATABASE_WAIT_S = BatchedHistogram(
     "holdfast_database_wait_seconds",
-    "Time that a query waited for a connection of its pool: read (POOL_SIZE), work (sweeps) or lease (heartbeats).",
+    "Time that a query waited for a connection of its pool: read (POOL_SIZE), work (sweeps), record (operators' "
+    "actions, files, coupons) or lease (heartbeats).",
     ["pool"],
     buckets=SECONDS,
 )
