@@ -6,13 +6,14 @@ import signal
 
 import psycopg
 
+from holdfast.persistence.server.database import RELEASE
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 
 from .conftest import NewService
 
 MESSAGE = (
     "This process is of an older release than the database's schema: "
-    "that is at revision 9999, and the process at 0110."
+    f"that is at revision 9999, and the process at {RELEASE}."
 )
 
 

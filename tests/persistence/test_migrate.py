@@ -18,7 +18,7 @@ from holdfast.persistence.server import migrate as migrate_module
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationRefused, MigrationReport, migrate, pending
-from holdfast.persistence.server.revisions import installed_revisions, is_migrated
+from holdfast.persistence.server.revisions import installed_revisions, is_migrated, schema_of
 from holdfast.persistence.server.upgrade import alembic_config
 
 REVISIONS = ("0100", "0110", "0120", "0130")
@@ -72,6 +72,9 @@ def test_partial_indexes_keep_their_conditions(database_url: str) -> None:
 def test_an_empty_database_is_migrated_once(empty_url: str) -> None:
     assert pending(empty_url) == REVISIONS
     assert migrate(empty_url) == MigrationReport(before=None, after=REVISIONS[-1], applied=REVISIONS)
+    with psycopg.connect(empty_url) as connection:
+        # Processes of the release before it may go on.
+        assert schema_of(connection) == ("0130", "0110")
     assert pending(empty_url) == ()
     assert migrate(empty_url) == MigrationReport(before=REVISIONS[-1], after=REVISIONS[-1], applied=())
 

@@ -25,7 +25,7 @@ from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     DatabaseTooOld,
-    OtherRelease,
+    OlderRelease,
     QueryTimedOut,
     ServerSilent,
     reason_of,
@@ -255,7 +255,7 @@ def probe(url: str, clients: SilentClients, release: str) -> None:
     are asked for, transactions of silent ``clients`` are ended. A process of the revision ``release`` must be able
     to use its schema. Raises :class:`DatabaseAway`,
     :class:`~holdfast.persistence.server.database_faults.QueryTimedOut`, :class:`DatabaseTooOld` or
-    :class:`OtherRelease`.
+    :class:`OlderRelease`.
     """
     try:
         with contextlib.closing(connect(url, statement_timeout_ms=PROBE_S * 1000, connect_s=PROBE_S)) as connection:
@@ -264,7 +264,7 @@ def probe(url: str, clients: SilentClients, release: str) -> None:
             if version >= SERVER_VERSION_MIN and row == ("off",):
                 clients.end(connection)
                 _lock_all(connection)
-                _refuse_other_release(connection, release)
+                _refuse_older_release(connection, release)
     except psycopg.Error as exc:
         if trouble_of(exc, writing=True) is None:
             raise
@@ -278,15 +278,13 @@ def probe(url: str, clients: SilentClients, release: str) -> None:
         raise DatabaseAway("The database is a standby or read-only, and takes no writes.")
 
 
-def _refuse_other_release(connection: psycopg.Connection[Any], release: str) -> None:
+def _refuse_older_release(connection: psycopg.Connection[Any], release: str) -> None:
     schema = schema_of(connection)
-    if schema is None or schema.revision == release or schema.serves_from <= release < schema.revision:
-        return
-    which = "an older" if release < schema.revision else "a newer"
-    raise OtherRelease(
-        f"This process is of {which} release than the database's schema: "
-        f"that is at revision {schema.revision}, and the process at {release}."
-    )
+    if schema is not None and release < schema.serves_from:
+        raise OlderRelease(
+            f"This process is of an older release than the database's schema: "
+            f"that is at revision {schema.revision}, and the process at {release}."
+        )
 
 
 def _lock_all(connection: psycopg.Connection[Any]) -> None:

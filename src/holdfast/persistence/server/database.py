@@ -219,7 +219,7 @@ class Database:
 
         While the gate is closed, it probes with a growing pause; while it is open, every :data:`HEARTBEAT_S` and
         right after a timeout. An embedded server that died is started again. Raises ``DatabaseTooOld`` and
-        ``OtherRelease``.
+        ``OlderRelease``.
         """
         first = True
         try:

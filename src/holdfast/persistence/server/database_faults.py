@@ -74,8 +74,8 @@ class DatabaseTooOld(CannotServe):
     """The server's version is below the oldest one supported."""
 
 
-class OtherRelease(CannotServe):
-    """Processes of this release cannot use the database's schema."""
+class OlderRelease(CannotServe):
+    """Processes of this release cannot use the database's schema, which a newer one has migrated."""
 
 
 class ServerSilent(psycopg.OperationalError):

@@ -6,6 +6,8 @@ from holdfast.persistence.server.upgrade import run_script
 
 revision = "0120"
 down_revision = "0110"
+# Older processes cannot make or redeem coupons; all else they do.
+serves_from = "0110"
 
 
 def upgrade() -> None:

@@ -6,6 +6,7 @@ from holdfast.persistence.server.upgrade import run_script
 
 revision = "0130"
 down_revision = "0120"
+serves_from = "0110"
 
 
 def upgrade() -> None:
