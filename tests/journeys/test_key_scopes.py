@@ -55,11 +55,11 @@ async def test_a_key_reads_what_was_asked_for(
             if path in readable:
                 assert (answer.status_code, answer.content) == (200, (await read(path, session)).content)
             else:
-                assert answer.status_code == 401
+                assert answer.status_code == 403
                 error = answer.json()["error"]
-                assert error["code"] == "wrong_credential_type"
+                assert error["code"] == "insufficient_scope"
                 scope = "account:read" if path in OF_ACCOUNT else "usage:read"
-                assert error["message"].endswith(f"a session token, or an API key with the scope {scope}.")
+                assert error["message"] == f"The API key does not have the scope {scope}."
         # The key changes nothing, and reads no secret.
         for path in ("/v2/control/api-keys", "/v2/control/webhook-secret", "/v2/control/session"):
             assert (await read(path, key)).json()["error"]["code"] == "wrong_credential_type"

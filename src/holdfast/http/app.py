@@ -144,6 +144,8 @@ def _begin(request: HoldfastRequest) -> None:
 def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) -> Response:
     """Record the response's duration, count a refusal, and give it the form that the path's clients read."""
     duration_s = time.perf_counter() - request.started_s
+    if response.status_code == 204:
+        response.headers.pop("Content-Type", None)
     if isinstance(response, RefusalResponse) and has_problems(request.path):
         response = problem_response(response)
     if isinstance(response, RefusalResponse):

@@ -394,7 +394,7 @@ class AccountActor(JournaledActor):
         self._create_rate.take()
         task = accept_task(state.account_id, request_id, request, at)
         reply = TaskAccepted(
-            request_id, request.quote_id, task.status, request.retry_of, terms.estimate_micro, terms.basis
+            request_id, request.quote_id, task.status, request.retry_of, terms.estimate_micro, terms.basis, at
         )
         return self._units.change(
             command,

@@ -53,7 +53,10 @@ class Recharge(Command[CreditChanged | Replayed[CreditChanged]], frozen=True):
 
 
 class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
-    """A task exists and its credit is held. Amounts in micro-credits."""
+    """A task exists and its credit is held. Amounts in micro-credits.
+
+    ``created_at`` is None if a release that did not give it has decided or stored this.
+    """
 
     request_id: str
     quote_id: str
@@ -61,6 +64,7 @@ class TaskAccepted(msgspec.Struct, frozen=True, tag="task_accepted"):
     retry_of: str | None
     estimated_micro: int
     basis: str
+    created_at: datetime | None = None
 
 
 class RequestAttempt(msgspec.Struct, frozen=True):

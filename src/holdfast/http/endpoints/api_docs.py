@@ -122,6 +122,17 @@ async def docs(call: Call) -> Outcome:
 
 @route(
     "GET",
+    "/docs/",
+    summary="Find the API reference",
+    media=(Media(status=308, content_types=(), description="The reference is at `/docs`."),),
+)
+async def docs_folder(call: Call) -> Outcome:
+    """The page's own links would not work at this address."""
+    return Response(b"", status=308, headers={"Location": call.deps.urls.url("/docs")}, content_type="text/plain")
+
+
+@route(
+    "GET",
     f"/docs/{RAPIDOC}",
     summary="Retrieve the script of the API reference",
     media=(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -32,6 +32,8 @@ from holdfast.http.schemas.common import (
     render,
 )
 from holdfast.ledger.api_keys import OF_PROVIDER, matches
+from holdfast.ledger.catalog.models import Model
+from holdfast.ledger.catalog.quotes import some_models
 from holdfast.ledger.credit.limits import WINDOWS, Limit
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.public_types import LimitWindow
@@ -244,18 +246,18 @@ def _read_name(sent: str) -> str | Refusal:
     return name or "API key"
 
 
-def _read_models(sent: list[str] | None, known: Iterable[str]) -> tuple[str, ...] | Refusal:
+def _read_models(sent: list[str] | None, known: Mapping[str, Model]) -> tuple[str, ...] | Refusal:
     """Read the models of a key; an id or pattern must be one of, or for, the catalog's. No models: every one."""
     if sent is None:
         return ()
     models = tuple(dict.fromkeys(sent))
     if not 0 < len(models) <= MODELS_MAX:
         return invalid_parameter("models", f"must have 1 to {MODELS_MAX} models; null is every model")
-    known = list(known)
     for each in models:
         if not any(matches(each, model_id) for model_id in known):
             what = "No model's id begins as" if each.endswith(OF_PROVIDER) else "There is no model"
-            return Refusal(code="model_not_found", message=f"{what} {shown(each)}.", param="models")
+            message = f"{what} {shown(each)}. {some_models(each, known)}"
+            return Refusal(code="model_not_found", message=message, param="models")
     return models
 
 

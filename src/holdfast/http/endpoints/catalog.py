@@ -100,8 +100,10 @@ class Estimate(msgspec.Struct, frozen=True):
     """How it was computed, such as `per_image: 1 x 0.012`."""
     unit: str
     """What is counted, such as `image` or `second`."""
-    unit_price: Amount
-    """The price of one unit with the markup; if input and output have different prices, the higher one."""
+    unit_price: str
+    """Credits for one unit with the markup, a decimal string; if input and output have different prices, the higher
+    one.
+    """
     max_units: Annotated[int, msgspec.Meta(ge=0)]
     """The most units that the task may use."""
 
@@ -194,7 +196,7 @@ async def read_model(call: Call) -> Outcome:
     """A disabled model is shown too, with its status."""
     model_id, catalog = call.path["model_id"], call.deps.catalog()
     model = catalog.models.get(model_id)
-    return model_not_found(model_id) if model is None else _details(catalog, model)
+    return model_not_found(model_id, catalog.models) if model is None else _details(catalog, model)
 
 
 @route(

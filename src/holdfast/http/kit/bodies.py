@@ -72,6 +72,9 @@ _ALL_BUT_QUOTES: Final = bytes(set(range(256)) - set(b'"'))
 
 
 NESTING_MAX: Final = 64
+NAME_CHARS_MAX: Final = 80
+LETTERS_MIN: Final = 4
+"""Shorter names have too many neighbours."""
 
 JsonObject = dict[str, Any]
 
@@ -135,7 +138,7 @@ def convert_body(body: JsonObject, shape: type[S], *, strict: bool = True) -> S 
 
     Unless ``strict``, text stands for numbers and booleans too, as in the fields of a form.
     """
-    for name in _required_names(shape):
+    for name in required_names(shape):
         if name not in body:
             return missing_parameter(name)
     try:
@@ -151,8 +154,46 @@ def fingerprint(path: str, body: JsonObject) -> bytes:
 
 
 @functools.cache
-def _required_names(shape: type[msgspec.Struct]) -> tuple[str, ...]:
+def required_names(shape: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the names that every body of this shape has."""
     return tuple(field.encode_name for field in msgspec.structs.fields(shape) if field.required)
+
+
+def unknown_names(body: JsonObject, shape: type[msgspec.Struct]) -> list[str] | Refusal:
+    """Return the names in a body that its shape does not have; they are ignored.
+
+    Refuses one that is probably a known name that was not sent, written otherwise, with ``invalid_parameter``.
+    """
+    unknown = body.keys() - shape.__struct_encode_fields__
+    if not unknown:
+        return []
+    absent = [name for name in shape.__struct_encode_fields__ if name not in body]
+    for name in unknown:
+        meant = next((known for known in absent if _is_probably(name, known)), None)
+        if meant is not None:
+            return invalid_parameter(name, f"does not exist here; {meant} does")
+    return sorted(unknown)
+
+
+def _is_probably(name: str, known: str) -> bool:
+    """Whether two names differ in case, separators, or one letter: changed, added, omitted, or two interchanged."""
+    if len(name) > NAME_CHARS_MAX:
+        return False
+    one, other = _letters(name), _letters(known)
+    if one == other:
+        return True
+    if min(len(one), len(other)) < LETTERS_MIN or abs(len(one) - len(other)) > 1:
+        return False
+    same = next((i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), -1)
+    if same < 0:
+        return True
+    one, other = one[same:], other[same:]
+    is_interchanged = one[:2] == other[1::-1] and one[2:] == other[2:]
+    return is_interchanged or one[1:] == other[1:] or one == other[1:] or one[1:] == other
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
 
 
 def _invalid_parameter(message: str, body: JsonObject, shape: type[msgspec.Struct], *, strict: bool) -> Refusal:

@@ -32,7 +32,6 @@ from holdfast.http.kit.credentials import (
     CredentialKind,
     KnownKey,
     lacking_scope,
-    needs_session_or,
     read_bearer,
     valid_key,
     valid_session,
@@ -81,11 +80,18 @@ class Auth(Enum):
     OPERATOR_ACT = "operator_act"
 
 
+SIGNED: Final = frozenset(
+    {Auth.CALLBACK_SIGNATURE, Auth.PROVIDER_WEBHOOK, Auth.SANDBOX_SIGNATURE, Auth.CARD_SIGNATURE}
+)
+"""Of notifications, whose addresses their senders may extend."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """The requirements of a route that are checked before its handler runs.
 
-    With ``body_optional`` a body without required fields may be omitted. A body has at most
+    The body of a POST may be omitted if no field of it is required. If its ``other_fields_are_input``, it may have
+    the fields of a model's input beside its own; of any other body, unknown fields are ignored. A body has at most
     :data:`SMALL_BODY_BYTES_MAX` bytes; if the route ``takes_input`` of a model the limit is a setting, or
     :data:`ANONYMOUS_BODY_BYTES_MAX` for a caller without a credential. A route with ``raw_body_bytes_max``
     receives the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call. A body with up to
@@ -102,7 +108,7 @@ class Needs:
     auth: Auth = Auth.NONE
     scope: str | None = None
     body: type[msgspec.Struct] | None = None
-    body_optional: bool = False
+    other_fields_are_input: bool = False
     takes_input: bool = False
     raw_body_bytes_max: int | None = None
     raw_body_limit: Callable[[Call], int] | None = None
@@ -116,6 +122,11 @@ class Needs:
     def name(self) -> str:
         """The route's name in idempotency records and metrics."""
         return f"{self.method} {self.path}"
+
+    @property
+    def body_optional(self) -> bool:
+        """Whether the body may be omitted. That of a PUT replaces what is stored, by defaults too."""
+        return self.method == "POST" and self.body is not None and not bodies.required_names(self.body)
 
 
 ANONYMOUS_BODY_BYTES_MAX: Final = 64 * 1024
@@ -143,12 +154,13 @@ class Call:
     Before the handler runs, ``session`` is set for a route of sessions, ``known_key`` for one of keys with a body,
     ``operator`` for one of operators; ``action`` is the record of what the operator does. ``json`` and ``body`` are
     the parsed body, ``files`` those of a form, ``raw`` its bytes, and ``body_bytes`` how many of it are in memory.
+    ``ignored`` are the names in the body that mean nothing here.
     If the call ``is_replay``, its response says that it is that to an earlier request.
     """
 
     __slots__ = (
         "_body", "_caller_id", "_fingerprint", "_is_heavy", "_known_key", "_session",
-        "action", "bearer", "body_bytes", "deps", "files", "is_replay", "json", "operator", "path", "raw",
+        "action", "bearer", "body_bytes", "deps", "files", "ignored", "is_replay", "json", "operator", "path", "raw",
         "read_shares", "request", "route",
     )  # fmt: skip
 
@@ -166,6 +178,7 @@ class Call:
         self.raw = b""
         self.body_bytes = 0
         self.is_replay = False
+        self.ignored: list[str] = []
         self._body: msgspec.Struct | None = None
         self._session: SessionRecord | None = None
         self._known_key: KnownKey | None = None
@@ -265,6 +278,11 @@ class Call:
         if shape is None:
             # Unknown keys are ignored, and a route without a body knows none.
             return None
+        if not self.route.other_fields_are_input:
+            unknown = bodies.unknown_names(parsed, shape)
+            if isinstance(unknown, Refusal):
+                return unknown
+            self.ignored = unknown
         body = bodies.convert_body(parsed, shape)
         if isinstance(body, Refusal):
             return body
@@ -365,8 +383,7 @@ class Call:
     async def verify_key(self, *lookups: Lookup[Any, Any]) -> ApiKeyRecord | Refusal:
         """Authenticate the API key, check its scope, and run ``lookups`` with the lookup of its row.
 
-        Refuses as :func:`~holdfast.http.kit.credentials.valid_key` does; where a session would do too, a key
-        without the scope is of the wrong type.
+        Refuses as :func:`~holdfast.http.kit.credentials.valid_key` does.
         """
         key = await self._verify(*lookups)
         assert not isinstance(key, SessionRecord)
@@ -397,12 +414,9 @@ class Call:
         assert self.bearer is not None
         if self.bearer.kind == "session":
             return valid_session(found, now)
-        key, scope = valid_key(found, self.route.scope, now), self.route.scope
+        key = valid_key(found, self.route.scope, now)
         if self.route.returns_results and not isinstance(key, Refusal) and TASKS_READ not in key.scopes:
             return lacking_scope(TASKS_READ)
-        is_out_of_scope = isinstance(key, Refusal) and key.code == "insufficient_scope"
-        if is_out_of_scope and scope is not None and self.route.auth is Auth.SESSION_OR_KEY:
-            return needs_session_or(scope)
         return key
 
     def _admit(self, caller: Caller) -> None:

@@ -153,12 +153,6 @@ def lacking_scope(scope: str) -> Refusal:
     return Refusal(code="insufficient_scope", message=f"The API key does not have the scope {scope}.")
 
 
-def needs_session_or(scope: str) -> Refusal:
-    """Return the refusal of a live key without a scope, where a session would do too."""
-    message = f"This endpoint requires a session token, or an API key with the scope {scope}."
-    return Refusal(code="wrong_credential_type", message=message)
-
-
 @dataclass(frozen=True, slots=True)
 class KnownKey:
     """The immutable facts of an API key or a session; whether it is valid is not one of them."""

@@ -65,7 +65,7 @@ _OPERATOR_CODES: Final = (
 _AUTH_CODES: Final[dict[Auth, tuple[str, ...]]] = {
     Auth.SESSION: (*_BEARER_CODES, "invalid_session", "session_expired", "account_disabled"),
     Auth.API_KEY: (*_BEARER_CODES, *_KEY_CODES, "insufficient_scope"),
-    Auth.SESSION_OR_KEY: (*_BEARER_CODES, "invalid_session", "session_expired", *_KEY_CODES),
+    Auth.SESSION_OR_KEY: (*_BEARER_CODES, "invalid_session", "session_expired", *_KEY_CODES, "insufficient_scope"),
     Auth.KEY_OR_LINK: (*_BEARER_CODES, *_KEY_CODES, "insufficient_scope"),
     Auth.OPERATOR_READ: _OPERATOR_CODES,
     Auth.OPERATOR_ACT: (*_OPERATOR_CODES, "invalid_csrf_token"),
@@ -317,7 +317,7 @@ def example(schema: JsonSchema, schemas: JsonSchema) -> object:
 def error_codes(route: Route) -> list[str]:
     """Return every code a route may refuse with: those it declares, and those its declaration implies."""
     codes = [*route.errors]
-    if route.method == "GET" and any(each.place == "query" for each in route.parameters):
+    if route.refuses_parameters:
         codes.append("invalid_parameter")
     if all(each in route.parameters for each in PAGE):
         codes.append("invalid_cursor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Final, TypeVar, cast
@@ -33,6 +34,9 @@ log = structlog.get_logger("holdfast.http")
 
 
 T = TypeVar("T")
+
+NAMES_SHOWN_MAX: Final = 8
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,80}", re.ASCII)
 
 
 def reply_outcome(call: Call, reply: T | Replayed[T] | Refusal, body: Callable[[T], msgspec.Struct]) -> Outcome:
@@ -99,17 +103,28 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
     response = outcome_response(outcome)
     if call.is_replay:
         response.headers["Idempotent-Replayed"] = "true"
+    if call.ignored:
+        response.headers["Warning"] = _ignored_warning(call.ignored)
     return response
+
+
+def _ignored_warning(names: list[str]) -> str:
+    """Return the header ``Warning`` (RFC 7234, 5.5) for fields of the body that were ignored."""
+    shown_names = [name for name in names if _PLAIN_NAME.fullmatch(name)][:NAMES_SHOWN_MAX]
+    more = len(names) - len(shown_names)
+    named = [*shown_names, *([f"{more} more" if shown_names else f"{more}"] if more else [])]
+    return f'299 - "Unknown fields of the body were ignored: {", ".join(named)}"'
 
 
 def _refuse_unknown_parameter(call: Call, route: Route) -> Refusal | None:
     """Refuse a query parameter that the route does not declare: a misspelt filter would select everything.
 
-    Only where a caller chooses the parameters: a provider may add its own to the address of a callback.
+    Only where a caller chooses the parameters: a provider may add its own to the address of a callback, and the
+    links to what is read without any may be counted by one.
     """
-    known = [each.name for each in route.parameters if each.place == "query"]
-    if not known or route.method != "GET":
+    if not route.refuses_parameters or not call.request.query_string:
         return None
+    known = [each.name for each in route.parameters if each.place == "query"]
     unknown = next((name for name in call.query() if name not in known), None)
     return None if unknown is None else unknown_parameter(unknown, known)
 

@@ -16,7 +16,7 @@ import msgspec
 from quart import Response
 from werkzeug.routing import BaseConverter
 
-from holdfast.http.kit.calls import Auth, Call, Needs
+from holdfast.http.kit.calls import SIGNED, Auth, Call, Needs
 from holdfast.ledger.refusals import Refusal
 
 P = ParamSpec("P")
@@ -96,6 +96,13 @@ class Route(Declaration):
     def idempotent(self) -> bool:
         """Whether the route accepts an Idempotency-Key."""
         return any(each.name == IDEMPOTENCY_KEY.name for each in self.parameters)
+
+    @property
+    def refuses_parameters(self) -> bool:
+        """Whether a query parameter that is not declared is refused."""
+        if self.method == "GET":
+            return any(each.place == "query" for each in self.parameters)
+        return self.auth not in SIGNED
 
     @property
     def rule(self) -> str:

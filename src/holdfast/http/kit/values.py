@@ -32,7 +32,9 @@ def invalid_parameter(name: str, rule: str, value: str | None = None) -> Refusal
 
 def unknown_parameter(name: str, known: Iterable[str]) -> Refusal:
     """Return the refusal of a parameter that does not exist; ``known`` are those that do."""
-    message = f"The parameter {shown(name)} does not exist here. The known parameters are {', '.join(known)}."
+    names = ", ".join(known)
+    rule = f"The known parameters are {names}." if names else "There are none in this address."
+    message = f"The parameter {shown(name)} does not exist here. {rule}"
     return Refusal(code="invalid_parameter", message=message, param=name[:SHOWN_CHARS_MAX])
 
 

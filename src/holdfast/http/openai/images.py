@@ -35,6 +35,7 @@ _makes_images: Final = partial(
     "/v1/images/generations",
     summary="Make images, and respond when they are ready",
     body=ImageRequest,
+    other_fields_are_input=True,
     takes_input=True,
 )
 async def generate_images(call: Call) -> Outcome:

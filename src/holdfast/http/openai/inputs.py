@@ -113,7 +113,7 @@ def stored_names(catalog: Catalog, fields: Mapping[str, Any], names: Sequence[st
         return missing_parameter("model")
     model = catalog.models.get(str(fields["model"]))
     if model is None:
-        return model_not_found(str(fields["model"]))
+        return model_not_found(str(fields["model"]), catalog.models)
     taken = file_fields_of(model, names, fields)
     if isinstance(taken, Refusal):
         return taken

@@ -22,6 +22,7 @@ route = RouteTable("OpenAI's clients", auth=Auth.API_KEY)
     summary="Make a sound, and respond with the file when it is ready",
     scope=TASKS_WRITE,
     body=SpeechRequest,
+    other_fields_are_input=True,
     takes_input=True,
     returns_results=True,
     media=(

@@ -38,6 +38,7 @@ POLL_AFTER: Final = "openai-poll-after-ms"
     summary="Create a video; its credit is held and the work starts",
     scope=TASKS_WRITE,
     body=VideoRequest,
+    other_fields_are_input=True,
     takes_input=True,
     files_max=FILES_MAX,
     form_files={"input_reference": "An image, if the model takes one."},

@@ -17,6 +17,7 @@ from holdfast.ledger.catalog.quotes import model_not_found
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.public_types import FreeForm
+from holdfast.ledger.refusals import Refusal
 
 COG_VERSION = "0.16.0"
 """The clients read how to take a schema by it; this one marks outputs that arrive one by one."""
@@ -41,7 +42,7 @@ async def list_replicate_models(call: Call) -> Outcome:
 async def read_replicate_model(call: Call) -> Outcome:
     """Needs no credential; one that is sent is ignored."""
     model = _model_of_path(call)
-    return model_not_found(path_model_id(call)) if model is None else _model_body(call.deps.urls, model)
+    return _not_found(call, path_model_id(call)) if model is None else _model_body(call.deps.urls, model)
 
 
 @route(
@@ -54,7 +55,7 @@ async def read_replicate_model(call: Call) -> Outcome:
 async def list_versions(call: Call) -> Outcome:
     """A model has one version at a time."""
     model = _model_of_path(call)
-    return model_not_found(path_model_id(call)) if model is None else ModelVersionList([_version(model)])
+    return _not_found(call, path_model_id(call)) if model is None else ModelVersionList([_version(model)])
 
 
 @route(
@@ -68,8 +69,12 @@ async def read_version(call: Call) -> Outcome:
     """A version that the model no longer has is not found."""
     model, version = _model_of_path(call), call.path["version"]
     if model is None or version_id(model) != version:
-        return model_not_found(f"{path_model_id(call)}:{version}")
+        return _not_found(call, f"{path_model_id(call)}:{version}")
     return _version(model)
+
+
+def _not_found(call: Call, model_id: str) -> Refusal:
+    return model_not_found(model_id, call.deps.catalog().models)
 
 
 def path_model_id(call: Call) -> str:

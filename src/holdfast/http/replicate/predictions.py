@@ -55,6 +55,7 @@ from holdfast.http.schemas.replicate import (
     with_next_address,
 )
 from holdfast.http.schemas.tasks import CreateTaskRequest, WantedTask
+from holdfast.ledger.catalog.quotes import some_models
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import sign_link
 from holdfast.ledger.public_types import FreeForm
@@ -128,7 +129,8 @@ async def create_prediction_of_version(call: Call) -> Outcome:
         return await call.refuse_authenticated(
             Refusal(
                 code="model_not_found",
-                message=f"No model has the version {shown(wanted.version)}.",
+                message=f"No model has the version {shown(wanted.version)}. "
+                + some_models(wanted.version, call.deps.catalog().models),
                 param="version",
             )
         )

@@ -122,7 +122,7 @@ class ApiKeyRequest(msgspec.Struct, frozen=True):
     """The API key to create."""
 
     name: Annotated[KeyName | None, msgspec.Meta(examples=["server"])] = None
-    """A name of your choice; null or omitted: empty."""
+    """A name of your choice; null, blank or omitted: `API key`."""
     scopes: list[Scope] | None = None
     """What the key may do; null or omitted: `tasks:read` and `tasks:write`."""
     expires_at: Time | None = None
@@ -137,7 +137,7 @@ class ApiKeyChange(msgspec.Struct, frozen=True):
     """What to change of an API key; what is omitted stays."""
 
     name: Annotated[KeyName | msgspec.UnsetType, msgspec.Meta(examples=["server"])] = msgspec.UNSET
-    """A name of your choice."""
+    """A name of your choice; blank: `API key`."""
     expires_at: Time | msgspec.UnsetType | None = msgspec.UNSET
     """From when on the key is refused, later than now; null: it does not expire."""
     models: KeyModels | msgspec.UnsetType | None = msgspec.UNSET
@@ -312,7 +312,7 @@ class ApiKeyFacts(msgspec.Struct, frozen=True):
     api_key_prefix: str
     """The first 12 characters of the secret, to tell keys apart."""
     name: str
-    """The name given to the key; may be empty."""
+    """The name given to the key; `API key` if none was."""
     scopes: list[Scope]
     """What the key may do."""
     created_at: Time
@@ -444,7 +444,7 @@ def first_call(deps: Dependencies, facts: FirstCallFacts) -> FirstCall:
         actions.append("add_credit")
     paths = {
         "create_api_key": "/v2/control/api-keys",
-        "add_credit": _credit_path(deps),
+        "add_credit": credit_path(deps),
         "quote": "/v2/quote",
         "models": "/v2/models",
         "create_task": "/v2/task/create",
@@ -458,7 +458,7 @@ def first_call(deps: Dependencies, facts: FirstCallFacts) -> FirstCall:
     )
 
 
-def _credit_path(deps: Dependencies) -> str | None:
+def credit_path(deps: Dependencies) -> str | None:
     """Return the path by which an account can get credit by itself: sandbox, else card, else None."""
     if deps.settings.sandbox_enabled:
         return "/v2/control/sandbox/recharge"

@@ -337,6 +337,10 @@ class PaymentOrderBody(OrderPart, frozen=True, kw_only=True):
     """When credit was given; null if none was."""
     failed_at: Time | None
     """When a payment failed first; null if none did."""
+    failure_code: str | None
+    """Why the newest payment failed or was canceled: the provider's code, such as `card_declined` or
+    `insufficient_funds`; null if it was not, or the provider named none.
+    """
     refunded_at: Time | None
     """When a refund was first recorded; null without one."""
     disputed_at: Time | None

@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.actors.account.messages import TaskAccepted
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import StoredListBody
 from holdfast.http.schemas.common import Input, ModelId, render
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import Amount, TaskId, Time
-from holdfast.ledger.tasks.public import EstimatedCost, PublicTask, public_task, task_urls
+from holdfast.ledger.tasks.public import PublicTask, public_task
 from holdfast.ledger.tasks.task import EventKind, ProgressStatus, Stage, Task, TaskStatus
 from holdfast.persistence.records.rows import UsageEntry
 
@@ -44,22 +43,6 @@ class WantedTask(NamedTuple):
 
     request: CreateTaskRequest
     sent_as: Mapping[str, str]
-
-
-class TaskCreated(msgspec.Struct, frozen=True):
-    """A new task, whose credit is held."""
-
-    request_id: TaskId
-    quote_id: str
-    """The quote that the task is charged by, `quo_…`."""
-    status: TaskStatus
-    """The task's status."""
-    retry_of: str | None
-    """The task that this one retries, `task_…`; null if it is no retry."""
-    estimated_cost: EstimatedCost
-    """What the task is expected to cost."""
-    urls: dict[str, str]
-    """Absolute URLs of the task's calls: `get`, `cancel`, `retry`."""
 
 
 class ProgressBody(msgspec.Struct, frozen=True):
@@ -141,18 +124,6 @@ class UsageBody(msgspec.Struct, frozen=True):
 
 class UsageList(StoredListBody[UsageBody], frozen=True):
     """A page of the usage log, newest first."""
-
-
-def task_created(deps: Dependencies, accepted: TaskAccepted) -> TaskCreated:
-    """Render the acceptance of a task."""
-    return TaskCreated(
-        request_id=accepted.request_id,
-        quote_id=accepted.quote_id,
-        status=accepted.status,
-        retry_of=accepted.retry_of,
-        estimated_cost=EstimatedCost(credits=format_amount(accepted.estimated_micro), basis=accepted.basis),
-        urls=task_urls(deps.urls, accepted.request_id),
-    )
 
 
 def task_body(

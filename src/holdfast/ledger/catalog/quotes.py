@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 MODEL_ID_CHARS_SHOWN_MAX = 80
 _PUBLIC = "must be the id of an uploaded file, or an address that is public and https"
+MODELS_NAMED_MAX = 5
+COMPARED_MAX = 200
+"""How many ids are compared with one that does not exist, which takes a few microseconds each."""
 
 
 class PricedInput(NamedTuple):
@@ -47,7 +51,7 @@ def quote_input(
     """
     model = catalog.models.get(model_id)
     if model is None:
-        return model_not_found(model_id)
+        return model_not_found(model_id, catalog.models)
     if model.status == "disabled":
         return Refusal(
             code="model_not_available", message=f"The model '{model.id}' is not available.", param="model"
@@ -124,10 +128,23 @@ def price_input(
     return PricedInput(given, terms, files)
 
 
-def model_not_found(model_id: str) -> Refusal:
-    """Return the refusal ``model_not_found``; it names an id of printable characters and limited length."""
+def model_not_found(model_id: str, models: Mapping[str, Model]) -> Refusal:
+    """Return the refusal ``model_not_found``, which names some of ``models``, those with similar ids first.
+
+    It names the id that was asked for if that is of printable characters and limited length.
+    """
     named = f" '{model_id}'" if len(model_id) <= MODEL_ID_CHARS_SHOWN_MAX and model_id.isprintable() else ""
-    return Refusal(code="model_not_found", message=f"The model{named} does not exist.", param="model")
+    message = f"The model{named} does not exist. {some_models(model_id, models)}"
+    return Refusal(code="model_not_found", message=message, param="model")
+
+
+def some_models(model_id: str, models: Mapping[str, Model]) -> str:
+    """Return a sentence that names some of ``models``, those whose ids are similar to ``model_id`` first."""
+    usable = [each.id for each in models.values() if each.status != "disabled"]
+    compared = usable[:COMPARED_MAX] if len(model_id) <= MODEL_ID_CHARS_SHOWN_MAX else []
+    similar = get_close_matches(model_id, compared, MODELS_NAMED_MAX)
+    some = list(dict.fromkeys([*similar, *usable]))[:MODELS_NAMED_MAX]
+    return f"Models that exist: {', '.join(some)}{', …' if len(usable) > len(some) else ''}."
 
 
 def _invalid(violations: Sequence[Violation]) -> Refusal:

@@ -227,6 +227,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return self.state.statuses.status
 
     @property
+    def failure_code(self) -> str | None:
+        """Why the newest attempt to pay failed or was canceled, by its provider's code; None once it is paid."""
+        attempt = self.state.facts.attempt
+        return None if attempt is None or self.statuses.processing_status == "succeeded" else attempt.reason
+
+    @property
     def net_micro(self) -> int:
         """What the order has added to the account's balance so far."""
         return sum(move.signed_micro for move in self.state.moves)

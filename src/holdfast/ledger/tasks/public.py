@@ -111,6 +111,8 @@ class PublicTask(msgspec.Struct, frozen=True):
     """`succeeded`, `failed` and `canceled` are final; `review` waits for an operator."""
     model: str
     """The id of the model."""
+    api_key_id: str | None
+    """The API key that created the task, `key_…`; null if none is recorded."""
     created_at: Time
     """When the task was created."""
     updated_at: Time
@@ -166,6 +168,7 @@ def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: b
         quote_id=request.quote_id,
         status=task.status,
         model=task.model,
+        api_key_id=request.api_key_id,
         created_at=format_time(task.created_at),
         updated_at=format_time(task.updated_at),
         completed_at=time_or_none(state.completed_at),

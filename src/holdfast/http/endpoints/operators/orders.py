@@ -16,9 +16,8 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import PAGE, ListOptions, Position, StoredListBody, filter_by, list_for_operators
 from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.values import ORDER_DECIMALS_MAX, invalid_parameter, read_amount
-from holdfast.http.schemas.common import AmountGiven
 from holdfast.http.schemas.operators import ActionRequest, Note, Reason, text_of
-from holdfast.http.schemas.payments import PaymentOrderBody, in_units, payment_order_body, render_order
+from holdfast.http.schemas.payments import OrderAmount, PaymentOrderBody, in_units, payment_order_body, render_order
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.targets import received_micro
@@ -162,7 +161,7 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     credit: bool
     """Whether to give credit; false ends the order without any."""
     reason: Reason
-    amount: AmountGiven | None = None
+    amount: OrderAmount | None = None
     """The credit to give. Null or omitted: what was received, at most what was ordered; a payment in another
     currency needs one.
     """
@@ -174,7 +173,7 @@ class RefundRequest(msgspec.Struct, frozen=True):
     """What to refund."""
 
     reason: Reason
-    amount: AmountGiven | None = None
+    amount: OrderAmount | None = None
     """The amount to refund; null or omitted: all that is left of the payment."""
 
 
@@ -298,7 +297,6 @@ async def refund_payment(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="reconcile_payment",
     body=ActionRequest,
-    body_optional=True,
     reply=PaymentOrderBody,
     errors=("payment_order_not_found", "provider_not_configured"),
 )

@@ -160,7 +160,6 @@ class ProviderCheckBody(msgspec.Struct, frozen=True):
     auth=Auth.OPERATOR_ACT,
     action="check_provider",
     body=ProviderCheckRequest,
-    body_optional=True,
     reply=ProviderCheckBody,
     errors=(
         "provider_not_found",
@@ -211,7 +210,7 @@ def _priced(catalog: Catalog, provider: str, wanted: ProviderCheckRequest) -> Pr
         if wanted.model in catalog.models and wanted.model not in models:
             return invalid_parameter("model", f"must be one that {provider} runs", wanted.model)
         if wanted.model not in models:
-            return model_not_found(wanted.model)
+            return model_not_found(wanted.model, models)
         given = wanted.input if wanted.input is not None else _example(models[wanted.model])
         return quote_input(catalog, wanted.model, given)
     if wanted.input is not None:

@@ -125,7 +125,6 @@ async def read_review(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="approve_review",
     body=Decision,
-    body_optional=True,
     reply=ReviewBody,
     errors=("review_not_found", "review_not_open"),
 )
@@ -141,7 +140,6 @@ async def approve_review(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="reject_review",
     body=Decision,
-    body_optional=True,
     reply=ReviewBody,
     errors=("review_not_found", "review_not_open"),
 )

@@ -126,7 +126,6 @@ async def summarise_webhooks(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="retry_account_webhooks",
     body=ActionRequest,
-    body_optional=True,
     reply=EventsRetried,
     errors=("event_not_found",),
 )
@@ -142,7 +141,6 @@ async def retry_of_account(call: Call) -> Outcome:
     auth=Auth.OPERATOR_ACT,
     action="retry_host_webhooks",
     body=ActionRequest,
-    body_optional=True,
     reply=EventsRetried,
     errors=("event_not_found",),
 )
@@ -171,7 +169,6 @@ async def _retry_all(call: Call, *, account_id: str | None = None, host: str | N
     auth=Auth.OPERATOR_ACT,
     action="retry_webhook",
     body=ActionRequest,
-    body_optional=True,
     reply=FailedEventBody,
     errors=("event_not_found",),
 )

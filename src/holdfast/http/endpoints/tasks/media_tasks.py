@@ -24,18 +24,19 @@ from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import MODEL, PAGE, STATUS, Position, list_of_account
-from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable, reply_outcome
+from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.kit.waiting import WAIT, read_wait
-from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskCreated, TaskList, task_body, task_created
+from holdfast.http.schemas.common import credit_path
+from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskList, task_body
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote
 from holdfast.ledger.ids import is_id, new_id
 from holdfast.ledger.refusals import Refusal, place
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
-from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest, WebhookFormat
+from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest, WebhookFormat, accept_task
 from holdfast.persistence.claims.files import claim_files, release_claims
 from holdfast.persistence.journal.changes import Extent, Watch
 from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, task_by_id, tasks_of_account
@@ -81,7 +82,7 @@ CREATE_ERRORS: Final = (
     scope=TASKS_WRITE,
     body=CreateTaskRequest,
     takes_input=True,
-    reply=TaskCreated,
+    reply=TaskBody,
     parameters=(IDEMPOTENCY_KEY,),
     errors=(*CREATE_ERRORS, "quote_expired", "quote_mismatch"),
 )
@@ -93,8 +94,8 @@ async def create_task(call: Call) -> Outcome:
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
-    reply = await accepted_task(call, call.body(CreateTaskRequest), idempotency)
-    return reply_outcome(call, reply, lambda accepted: task_created(call.deps, accepted))
+    command = await _priced(call, call.body(CreateTaskRequest), idempotency)
+    return await _created(call, command, await _ask_account(call, call.known_key, command, idempotency))
 
 
 async def accepted_task(
@@ -109,12 +110,24 @@ async def accepted_task(
 
     With ``after`` it refuses as :class:`CreateTask` does.
     """
+    command = await _priced(call, wanted, idempotency, webhook_format=webhook_format, after=after)
+    return await _ask_account(call, call.known_key, command, idempotency)
+
+
+async def _priced(
+    call: Call,
+    wanted: CreateTaskRequest,
+    idempotency: IdempotencyKey | None,
+    *,
+    webhook_format: WebhookFormat | None = None,
+    after: RequestAttempt | None = None,
+) -> CreateTask | Refusal:
     key = call.known_key
     given = functools.partial(_command, call, wanted, key, idempotency, webhook_format=webhook_format, after=after)
     command = await call.compute(given)
     if call.body_bytes > INPUT_SMALL_BYTES_MAX:
         command = await _refuse_stored_inputs(call, key.account_id) or command
-    return await _ask_account(call, key, command, idempotency)
+    return command
 
 
 async def _refuse_stored_inputs(call: Call, account_id: str) -> Refusal | None:
@@ -151,7 +164,41 @@ async def _ask_account(
             await call.deps.write_record(_claims(release_claims, key.account_id, command.request))
         if isinstance(reply, TaskAccepted):
             _created_of(command.request.terms.provider).inc()
-    return reply
+    return _with_credit_address(call, reply)
+
+
+def _with_credit_address(
+    call: Call, reply: TaskAccepted | Replayed[TaskAccepted] | Refusal
+) -> TaskAccepted | Replayed[TaskAccepted] | Refusal:
+    """Return the reply, with the address where credit is added if there is too little."""
+    refusal = reply.reply if isinstance(reply, Replayed) else reply
+    if not isinstance(refusal, Refusal) or refusal.code != "insufficient_credit":
+        return reply
+    path = credit_path(call.deps)
+    if path is None:
+        return reply
+    message = f"{refusal.message} Credit is added by POST {call.deps.urls.url(path)}."
+    refusal = msgspec.structs.replace(refusal, message=message)
+    return Replayed(refusal) if isinstance(reply, Replayed) else refusal
+
+
+async def _created(
+    call: Call, command: CreateTask | Refusal, reply: TaskAccepted | Replayed[TaskAccepted] | Refusal
+) -> Outcome:
+    """Return the task that ``command`` has created, or that an earlier one had, as it was when it was created."""
+    accepted = call.take_reply(reply)
+    if isinstance(accepted, Refusal):
+        return accepted
+    request_id, created_at = accepted.request_id, accepted.created_at
+    if isinstance(command, CreateTask) and created_at is not None and not call.is_replay:
+        request = command.request
+    else:
+        # An earlier request may have come with another key, or at another price.
+        _, task = (await call.read(lambda rows: find_tasks(rows, [request_id])))[request_id]
+        if isinstance(task, UnreadableRow):
+            raise task
+        request, created_at = task.request, task.created_at
+    return task_body(call.deps, accept_task(call.known_key.account_id, request_id, request, created_at))
 
 
 async def _claim_files(call: Call, account_id: str, command: CreateTask) -> CreateTask | Refusal:
@@ -312,7 +359,7 @@ def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
     summary="Retry an ended task as a new task, at the current price",
     auth=Auth.API_KEY,
     scope=TASKS_WRITE,
-    reply=TaskCreated,
+    reply=TaskBody,
     parameters=(IDEMPOTENCY_KEY,),
     errors=("task_not_found", "task_not_terminal", "task_input_expired", *CREATE_ERRORS),
 )
@@ -333,7 +380,7 @@ async def retry_task(call: Call) -> Outcome:
     if input_until(original) is not None:
         command = await _refuse_stored_inputs(call, original.account_id) or command
     reply = await _ask_account(call, KnownKey(original.account_id, key.key_id), command, idempotency)
-    return reply_outcome(call, reply, lambda accepted: task_created(call.deps, accepted))
+    return await _created(call, command, reply)
 
 
 def _retry_command(

@@ -50,6 +50,7 @@ GROUP_BY: Final = Parameter(
     "the text of that name in the tasks' `metadata`.",
     schema={"type": "string", "pattern": f"^({_ONE})(,({_ONE}))?$", "default": "day", "examples": ["day,model"]},
 )
+AS_FILE: Final = replace(FORMAT, description="`csv` returns a file.")
 TIME_ZONE: Final = Parameter(
     "time_zone",
     "query",
@@ -135,7 +136,7 @@ class _Question(NamedTuple):
     scope=USAGE_READ,
     reply=UsageTotals,
     media=(CSV_MEDIA,),
-    parameters=(GROUP_BY, TIME_ZONE, *PERIOD, FORMAT),
+    parameters=(GROUP_BY, TIME_ZONE, *PERIOD, AS_FILE),
 )
 async def sum_usage(call: Call) -> Outcome:
     """The sums of the entries that the usage log has for the same time."""
