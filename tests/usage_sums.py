@@ -25,12 +25,14 @@ def sums_of(
     *,
     since: datetime | None = None,
     until: datetime | None = None,
+    filters: Mapping[str, str] | None = None,
 ) -> Sums:
-    """Sum entries, which have ``ts`` and ``cost``, by ``groups``."""
+    """Sum entries, which have ``ts`` and ``cost``, by ``groups``, those that have the values of ``filters``."""
     sums: Sums = defaultdict(lambda: (0, 0))
     for entry in entries:
         at: datetime = entry["ts"]
-        if (since is None or at >= since) and (until is None or at < until):
+        is_selected = all(entry[name] == value for name, value in (filters or {}).items())
+        if is_selected and (since is None or at >= since) and (until is None or at < until):
             values = {**entry, "day": at.astimezone(zone).date().isoformat()}
             group = tuple(values[name] for name in groups)
             count, cost = sums[group]

@@ -18,6 +18,7 @@ from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Review, accept_task
 from holdfast.persistence.queries.orders import troubled_orders
+from holdfast.persistence.queries.paging import ScanEnd
 from holdfast.persistence.queries.reports import reports_page
 from holdfast.persistence.queries.tasks import (
     failed_tasks,
@@ -59,10 +60,10 @@ def documents(*, in_review: bool = False) -> dict[str, str]:
     return {name: msgspec.json.encode(value).decode() for name, value in columns.items()}
 
 
-def readable(found: list[T | UnreadableEntry]) -> list[T]:
-    """Return the entries of a list all of whose rows can be decoded."""
-    assert not any(isinstance(entry, UnreadableEntry) for entry in found)
-    return [entry for entry in found if not isinstance(entry, UnreadableEntry)]
+def readable(found: list[T | UnreadableEntry] | list[T | UnreadableEntry | ScanEnd]) -> list[T]:
+    """Return the entries of a list all of whose rows can be decoded, and whose scan has no end."""
+    assert not any(isinstance(entry, UnreadableEntry | ScanEnd) for entry in found)
+    return [entry for entry in found if not isinstance(entry, UnreadableEntry | ScanEnd)]
 
 
 def add_tasks(
@@ -192,13 +193,116 @@ def test_a_filter_reads_only_the_accounts_rows_until_the_page_is_full(
     all_of_them, _ = reads.cost(lambda rows: tasks_of_account(rows, ADA, limit=COUNT))
     cost, plan = reads.cost(lambda rows: tasks_of_account(rows, ADA, limit=PAGE, filters=filters))
     found = len(tasks_of_account(rows, ADA, limit=PAGE, filters=filters))
-    # Either index leads with the account.
-    assert "pk_tasks" in plan
+    assert "pk_usage_entries" in plan
     if filters in ({"status": "succeeded"}, {"model": "studio/tone-1"}):
-        assert (found, cost <= 3 * unfiltered) == (PAGE, True), (unfiltered, cost)
+        # Each task is found by its key, in a few pages of an index and of the table.
+        assert (found, cost <= unfiltered + 4 * PAGE) == (PAGE, True), (unfiltered, cost)
     else:
         assert found == (PAGE if filters == {"status": "failed"} else 0)
         assert cost <= all_of_them + 10, (all_of_them, cost)
+
+
+def name_users(rows: Connection, account_id: str) -> list[dict[str, str | None]]:
+    """Give an account's tasks keys, end users and other metadata, and return what filters select by, newest first."""
+    rows.execute(
+        text(
+            """
+            update tasks set request = jsonb_set(
+                jsonb_set(request::jsonb, '{api_key_id}', to_jsonb('key_' || n % 3)),
+                '{metadata}',
+                jsonb_build_object('project', 'p' || n % 4, 'a"b', case when n % 2 = 0 then 'é' else '' end)
+                    || case when n % 7 = 0 then jsonb_build_object('end_user', 'user ' || n % 5) else '{}' end
+            )::json
+            from (select request_id as id, right(request_id, 3)::int as n from tasks) of_id
+            where id = request_id and account_id = :account
+            """
+        ),
+        {"account": account_id},
+    )
+    rows.execute(
+        text(
+            "update usage_entries u set api_key_id = t.request ->> 'api_key_id', "
+            "end_user = t.request -> 'metadata' ->> 'end_user' from tasks t "
+            "where t.request_id = u.request_id and u.account_id = :account"
+        ),
+        {"account": account_id},
+    )
+    return [
+        {
+            "id": task.request_id,
+            "status": task.status,
+            "model": task.model,
+            "api_key_id": task.request.api_key_id,
+            "end_user": task.request.end_user,
+            **{f"metadata[{name}]": text for name, text in task.request.metadata.items()},
+        }
+        for task in readable(tasks_of_account(rows, account_id, limit=COUNT))
+    ]
+
+
+def test_tasks_are_selected_by_key_end_user_and_metadata(rows: Connection) -> None:
+    dice = random.Random(4)
+    for account_id in ("acct_small", "acct_other"):
+        add_tasks(rows, account_id, 0, 300)
+        add_usage(rows, account_id, 300)
+    known = name_users(rows, "acct_small")
+    name_users(rows, "acct_other")
+    nobodys = {"model": "studio/none", "end_user": "nobody", "metadata[project]": "p9", "metadata[none]": ""}
+    for _ in range(60):
+        chosen = dice.choice(known)
+        names = dice.sample(
+            [name for name in chosen if name != "id" and chosen[name] is not None], k=dice.randint(1, 3)
+        )
+        filters = {name: chosen[name] for name in names}
+        if dice.random() < 0.2:
+            filters |= dict([dice.choice([*nobodys.items()])])
+        wanted = [each["id"] for each in known if filters.items() <= each.items()]
+        for scanned_max in (None, 1, 17, 300):
+            found, after = list[str](), None
+            while True:
+                page = tasks_of_account(
+                    rows, "acct_small", limit=11, filters=filters, after=after, scanned_max=scanned_max
+                )
+                tasks = [each for each in page if not isinstance(each, UnreadableEntry | ScanEnd)]
+                found += [each.request_id for each in tasks]
+                if page and isinstance(page[-1], ScanEnd):
+                    assert scanned_max is not None
+                    after = page[-1]
+                elif len(page) == 11:
+                    after = tasks[-1].created_at, tasks[-1].request_id
+                else:
+                    break
+            assert found == wanted, (filters, scanned_max)
+
+
+def test_a_filter_that_lets_nothing_through_reads_a_bounded_number_of_entries(rows: Connection) -> None:
+    reads = Reads(rows)
+    for list_page in (tasks_of_account, usage_of_account):
+        none = functools.partial(list_page, account_id=ADA, limit=PAGE, filters={"model": "studio/none"})
+        [end] = none(rows, scanned_max=1_000)
+        assert isinstance(end, ScanEnd)
+        assert end == (NOON + ((COUNT - 1_000) // 3) * US, f"task_{ADA}{COUNT - 1_000:09}")
+        costs = [reads.cost(functools.partial(none, scanned_max=most))[0] for most in (1_000, COUNT)]
+        assert costs[0] * 5 < costs[1], costs
+        assert none(rows) == []
+
+
+def test_the_tasks_of_an_end_user_are_found_among_any_number(rows: Connection) -> None:
+    """An account may have few of one among very many."""
+    for number in (17, 5_001, 9_000):
+        of_one = {"id": f"task_{ADA}{number:09}"}
+        rows.execute(text("update usage_entries set end_user = 'rare' where request_id = :id"), of_one)
+    reads = Reads(rows)
+    rows.execute(text("analyze usage_entries"))
+    for list_page in (tasks_of_account, usage_of_account):
+        for filters in ({"end_user": "rare"}, {"end_user": "rare", "status": "succeeded"}, {"end_user": "nobody"}):
+            found = functools.partial(list_page, account_id=ADA, limit=PAGE, filters=filters)
+            cost, plan = reads.cost(found)
+            assert "ix_usage_entries_end_user" in plan
+            assert cost < 40, cost
+    assert [
+        each.request_id for each in readable(tasks_of_account(rows, ADA, limit=9, filters={"end_user": "rare"}))
+    ] == [f"task_{ADA}{number:09}" for number in (9_000, 5_001, 17)]
 
 
 def test_open_reviews_are_found_without_reading_other_tasks(rows: Connection) -> None:

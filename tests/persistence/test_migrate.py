@@ -21,7 +21,7 @@ from holdfast.persistence.server.migrate import MigrationRefused, MigrationRepor
 from holdfast.persistence.server.revisions import installed_revisions, is_migrated, schema_of
 from holdfast.persistence.server.upgrade import alembic_config
 
-REVISIONS = ("0100", "0110", "0120", "0130")
+REVISIONS = ("0100", "0110", "0120", "0130", "0140")
 
 
 @pytest.fixture

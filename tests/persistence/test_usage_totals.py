@@ -101,15 +101,23 @@ def history(account_id: str, dice: random.Random, tasks: int) -> Iterator[tuple[
 
 
 def entries_of(rows: psycopg.Connection[Any], account_id: str) -> list[dict[str, Any]]:
-    query = "select *, cost_micro as cost from usage_entries where account_id = %s"
+    query = (
+        "select u.*, u.cost_micro as cost, t.request -> 'metadata' ->> 'order' as \"metadata[order]\" "
+        "from usage_entries u join tasks t using (request_id) where u.account_id = %s"
+    )
     return rows.cursor(row_factory=dict_row).execute(query, (account_id,)).fetchall()
 
 
 def totals_of(
-    reader: Connection, groups: Sequence[UsageGroup], since: datetime, until: datetime, zone: ZoneInfo
+    reader: Connection,
+    groups: Sequence[UsageGroup],
+    since: datetime,
+    until: datetime,
+    zone: ZoneInfo,
+    **filters: str,
 ) -> Sums:
     days, bounds = days_of(since, until, zone) if "day" in groups else ([], [since, until])
-    found = usage_totals(reader, ADA, groups, bounds)
+    found = usage_totals(reader, ADA, groups, bounds, filters)
     assert found is not None
     sums = {
         tuple(days[total.part - 1].isoformat() if name == "day" else getattr(total, name) for name in groups): (
@@ -150,7 +158,25 @@ def test_totals_are_the_sums_of_the_entries_by_any_groups_in_any_zone(
             wanted = sums_of(entries, groups, zone, since=since, until=until)
             assert totals_of(reader, groups, since, until, zone) == wanted, (groups, zone_name, since, until)
             reader.rollback()
+    for groups in GROUPINGS:
+        filters = some_filters(dice)
+        since, until = sorted((any_time(dice), any_time(dice) + timedelta(microseconds=2)))
+        wanted = sums_of(entries, groups, zone, since=since, until=until, filters=filters)
+        assert totals_of(reader, groups, since, until, zone, **filters) == wanted, (groups, filters, since, until)
+        reader.rollback()
     assert broken_totals(reader) == []
+
+
+def some_filters(dice: random.Random) -> dict[str, str]:
+    """What usage may be selected by: one or more columns, each with a value that some tasks have, or none."""
+    values: dict[str, tuple[str, ...]] = {
+        "model": ("studio/one", "studio/three"),
+        "api_key_id": ("key_1",),
+        "status": (*ENDS, "queued"),
+        "end_user": ("ann", "=1+1", LONG_USER),
+        "metadata[order]": ("7", "8"),
+    }
+    return {name: dice.choice(values[name]) for name in dice.sample([*values], k=dice.randint(1, 3))}
 
 
 def test_tasks_that_have_not_ended_are_counted_as_they_are(
@@ -281,4 +307,7 @@ def test_a_time_with_too_many_groups_or_totals_is_not_summed(
             assert len(found) == 3
             limits.setattr(queries, name, most - 1)
             assert usage_totals(reader, ADA, groups, bounds) is None
+            # What a filter leaves out is read nevertheless.
+            nothing = {"model": "studio/none"}
+            assert usage_totals(reader, ADA, groups, bounds, nothing) == (None if name == "STORED_MAX" else [])
     reader.rollback()

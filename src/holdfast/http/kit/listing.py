@@ -33,11 +33,12 @@ from sqlalchemy import Connection
 
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Declaration, Media, Outcome, Parameter
-from holdfast.http.kit.values import invalid_parameter, missing_parameter
+from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter
 from holdfast.ledger.clock import midnight
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskStatus
 from holdfast.persistence.queries.ledger import NUMBER_MAX
+from holdfast.persistence.queries.paging import ScanEnd
 from holdfast.persistence.records.unreadable import UnreadableEntry
 
 E = TypeVar("E")
@@ -46,6 +47,8 @@ E_co = TypeVar("E_co", covariant=True)
 LIMIT_MAX: Final = 100
 LIMIT_DEFAULT: Final = 20
 FILTER_MAX_CHARS: Final = 200
+METADATA_MAX_CHARS: Final = 512
+METADATA_NAMES_MAX: Final = 16
 CURSOR_MAX_CHARS: Final = 512
 OPERATORS: Final = "operators"
 """The owner of the operators' lists in a cursor; an account's lists are owned by the account's id."""
@@ -83,6 +86,16 @@ def filter_by(name: str, description: str, values: Sequence[str] = ()) -> Parame
 
 STATUS: Final = filter_by("status", "Only entries with this status.", get_args(TaskStatus))
 MODEL: Final = filter_by("model", "Only entries of this model.")
+METADATA: Final = Parameter(
+    "metadata",
+    "query",
+    "Only entries of tasks whose `metadata` has this text by this name: `metadata[name]=text`, once for each name.",
+    schema={"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"project": "poster"}]},
+)
+API_KEY_ID: Final = filter_by("api_key_id", "Only entries of tasks that this API key created.")
+END_USER: Final = filter_by(
+    "end_user", "Only entries of this end user, the text `end_user` of a task's `metadata`."
+)
 FROM: Final = Parameter(
     "from", "query", "Only entries created at or after this RFC 3339 time with an offset; a date is midnight UTC."
 )
@@ -196,8 +209,13 @@ def read_window(call: Call, *, zone: tzinfo = UTC) -> Window | Refusal:
     """
     route, query, values = call.route, call.query(), dict[str, str]()
     assert isinstance(route, Declaration)
-    filters = [each for each in route.parameters if each.place == "query" and each.name not in _NO_FILTERS]
-    for name in (*_NO_FILTERS, *(each.name for each in filters)):
+    filters = [
+        (name, each)
+        for each in route.parameters
+        if each.place == "query" and each.name not in _NO_FILTERS
+        for name in (filter(each.is_sent_as, query) if each.has_keys else [each.name])
+    ]
+    for name in (*_NO_FILTERS, *(name for name, _ in filters)):
         sent = query.get(name, ())
         if len(sent) > 1:
             return invalid_parameter(name, f"was sent {len(sent)} times")
@@ -215,30 +233,37 @@ def read_window(call: Call, *, zone: tzinfo = UTC) -> Window | Refusal:
             times[name] = at
     if "from" in times and "to" in times and times["from"] >= times["to"]:
         return invalid_parameter("from", "must be earlier than to", values["from"])
-    for each in (FORMAT, *filters):
-        refusal = _refuse_filter(each, values.get(each.name))
-        if refusal is not None:
-            return refusal
+    refusal = _refuse_filters([(FORMAT.name, FORMAT), *filters], values)
+    if refusal is not None:
+        return refusal
     return Window(
         path=route.path,
         limit=int(limit_text),
         limit_given="limit" in values,
         since=times.get("from"),
         until=times.get("to"),
-        filters={each.name: values[each.name] for each in filters if each.name in values},
+        filters={name: values[name] for name, _ in filters if name in values},
         cursor=values.get("cursor"),
         is_file=values.get(FORMAT.name) == "csv",
     )
 
 
-def _refuse_filter(parameter: Parameter, value: str | None) -> Refusal | None:
-    name, known = parameter.name, parameter.schema.get("enum")
+def _refuse_filters(filters: Sequence[tuple[str, Parameter]], values: Mapping[str, str]) -> Refusal | None:
+    if sum(each.has_keys for _, each in filters) > METADATA_NAMES_MAX:
+        return invalid_parameter(METADATA.name, f"may be sent for at most {METADATA_NAMES_MAX} names")
+    refusals = (_refuse_filter(each, name, values.get(name)) for name, each in filters)
+    return next((each for each in refusals if each is not None), None)
+
+
+def _refuse_filter(parameter: Parameter, name: str, value: str | None) -> Refusal | None:
+    known = parameter.schema.get("enum")
     if value is None:
         return missing_parameter(name) if parameter.required else None
     if isinstance(known, list) and value not in known:
         return invalid_parameter(name, "must be one of " + ", ".join(known), value)
-    if len(value) > FILTER_MAX_CHARS or "\0" in value:
-        return invalid_parameter(name, f"must have at most {FILTER_MAX_CHARS} characters and no NUL", value)
+    most = METADATA_MAX_CHARS if parameter.has_keys else FILTER_MAX_CHARS
+    if max(len(name), len(value)) > most or "\0" in name + value:
+        return invalid_parameter(name[:SHOWN_CHARS_MAX], f"must have at most {most} characters and no NUL", value)
     return None
 
 
@@ -329,7 +354,7 @@ class Entries(Protocol[E_co]):
 
     def __call__(
         self, rows: Connection, /, **options: Unpack[ListOptions]
-    ) -> Sequence[E_co | UnreadableEntry] | Refusal:
+    ) -> Sequence[E_co | UnreadableEntry | ScanEnd] | Refusal:
         """Read them; may refuse a position that no entry of this list can have, or a list that does not exist."""
         ...
 
@@ -339,7 +364,7 @@ class AccountEntries(Protocol[E_co]):
 
     def __call__(
         self, rows: Connection, account_id: str, /, **options: Unpack[ListOptions]
-    ) -> Sequence[E_co | UnreadableEntry] | Refusal:
+    ) -> Sequence[E_co | UnreadableEntry | ScanEnd] | Refusal:
         """Read them, as :class:`Entries` does."""
         ...
 
@@ -360,18 +385,21 @@ class Page(NamedTuple, Generic[E]):
         return len(self.entries) + len(self.unreadable)
 
 
-def cut_page(found: Sequence[E | UnreadableEntry], limit: int, position: Callable[[E], Position]) -> Page[E]:
-    """Return the page of up to ``limit`` entries; if more were found, others follow.
+def cut_page(
+    found: Sequence[E | UnreadableEntry | ScanEnd], limit: int, position: Callable[[E], Position]
+) -> Page[E]:
+    """Return the page of up to ``limit`` entries; if more were found, or the scan has an end, others follow.
 
     ``position`` returns an entry's position. A row that cannot be decoded counts towards the page, which names it.
     """
-    page = found[:limit]
-    after = None
-    if len(found) > limit:
+    page, after = found[:limit], None
+    if found and isinstance(found[-1], ScanEnd):
+        after = Position(*found[-1])
+    elif len(found) > limit:
         last = page[-1]
-        after = Position(last.at, last.id) if isinstance(last, UnreadableEntry) else position(last)
+        after = Position(last.at, last.id) if isinstance(last, UnreadableEntry | ScanEnd) else position(last)
     return Page(
-        [entry for entry in page if not isinstance(entry, UnreadableEntry)],
+        [entry for entry in page if not isinstance(entry, UnreadableEntry | ScanEnd)],
         [entry.id for entry in page if isinstance(entry, UnreadableEntry)],
         after,
     )

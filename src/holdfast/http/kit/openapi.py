@@ -432,6 +432,7 @@ def _parameter(parameter: Parameter) -> JsonSchema:
         "description": parameter.description,
         "required": parameter.required,
         "schema": parameter.schema,
+        **({"style": "deepObject", "explode": True} if parameter.has_keys else {}),
     }
 
 

@@ -124,9 +124,9 @@ def _refuse_unknown_parameter(call: Call, route: Route) -> Refusal | None:
     """
     if not route.refuses_parameters or not call.request.query_string:
         return None
-    known = [each.name for each in route.parameters if each.place == "query"]
-    unknown = next((name for name in call.query() if name not in known), None)
-    return None if unknown is None else unknown_parameter(unknown, known)
+    known = [each for each in route.parameters if each.place == "query"]
+    unknown = next((name for name in call.query() if not any(each.is_sent_as(name) for each in known)), None)
+    return None if unknown is None else unknown_parameter(unknown, [each.shown_name for each in known])
 
 
 def outcome_response(outcome: Outcome) -> Response:

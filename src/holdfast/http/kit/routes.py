@@ -46,6 +46,22 @@ class Parameter:
     schema: Mapping[str, object] = field(default_factory=lambda: {"type": "string"})
     required: bool = False
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether it is sent as ``name[key]``, once for each key."""
+        return self.schema["type"] == "object"
+
+    @property
+    def shown_name(self) -> str:
+        """The name by which it is sent."""
+        return f"{self.name}[…]" if self.has_keys else self.name
+
+    def is_sent_as(self, name: str) -> bool:
+        """Whether a name in a query is this parameter's."""
+        if self.has_keys:
+            return name.startswith(f"{self.name}[") and name.endswith("]")
+        return name == self.name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:

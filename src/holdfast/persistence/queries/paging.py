@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, Required, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, NamedTuple, Required, TypeAlias, TypedDict, Unpack
 
 from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, tuple_
 
@@ -15,6 +15,13 @@ PAGE_SHAPES_MAX: Final = 200
 """How many combinations of a list, its filters and limits are compiled at a time; there are fewer."""
 
 Order: TypeAlias = tuple[Column[Any], Column[Any]]
+
+
+class ScanEnd(NamedTuple):
+    """The last element of a page that is not full, though others may follow: the position (time, id) of its end."""
+
+    at: datetime
+    id: str
 
 
 class PageOptions(TypedDict, total=False):
@@ -42,7 +49,7 @@ def page_of_account(
     **options: Unpack[PageOptions],
 ) -> list[Any]:
     """Return a page of the account's ``entries``, newest first by ``order`` (time, id)."""
-    given = {"account_id": account_id, **(filters or {}), **_given(options)}
+    given = {"account_id": account_id, **(filters or {}), **given_of(options)}
     return _page_of_account(entries, order, tuple(given)).rows(rows, given)
 
 
@@ -62,14 +69,14 @@ def page(
     **options: Unpack[PageOptions],
 ) -> Sequence[Row[*tuple[Any, ...]]]:
     """Return a page of ``entries`` in the order of (time, id)."""
-    given = _given(options)
+    given = given_of(options)
     return rows.execute(_page(entries, order, tuple(given), oldest_first=oldest_first), given).all()
 
 
 _BOUNDS: Final = frozenset({"since", "until", "after_at", "after_id", "limit"})
 
 
-def _given(options: PageOptions) -> dict[str, Any]:
+def given_of(options: PageOptions) -> dict[str, Any]:
     """Return the bounds of a page by the names of their parameters."""
     given: dict[str, Any] = {name: options[name] for name in ("since", "until") if options.get(name) is not None}
     after = options.get("after")

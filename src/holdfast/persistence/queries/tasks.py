@@ -13,7 +13,8 @@ from sqlalchemy import Connection, Text, bindparam, cast, func, literal_column, 
 
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import task_of_review_case
-from holdfast.persistence.queries.paging import AccountPageOptions, PageOptions, page, page_of_account
+from holdfast.persistence.queries.filtered_usage import scan_usage
+from holdfast.persistence.queries.paging import PageOptions, ScanEnd, page, page_of_account
 from holdfast.persistence.records.reading import ASSET, TASK, TASK_WITH_INPUT, USAGE_ENTRY, task_of, usage_entry_of
 from holdfast.persistence.records.rows import AssetRow, UsageEntry
 from holdfast.persistence.records.tables import assets, holds, tasks
@@ -109,10 +110,22 @@ def stored_task(rows: Connection, request_id: str) -> StoredTask | None:
 
 
 def tasks_of_account(
-    rows: Connection, account_id: str, **page: Unpack[AccountPageOptions]
-) -> list[Task | UnreadableEntry]:
-    """Return a page of the account's tasks, newest first by (created_at, request_id)."""
-    return _listed(page_of_account(rows, TASK, _ORDER, account_id, **page))
+    rows: Connection,
+    account_id: str,
+    *,
+    filters: Mapping[str, str] | None = None,
+    scanned_max: int | None = None,
+    **options: Unpack[PageOptions],
+) -> list[Task | UnreadableEntry | ScanEnd]:
+    """Return a page of the account's tasks, newest first by (created_at, request_id).
+
+    ``filters`` may have a ``status``, a ``model``, an ``api_key_id``, an ``end_user``, and texts of the metadata as
+    ``metadata[name]``. With any, at most ``scanned_max`` tasks are read; with an end user, of that one's.
+    """
+    if not filters:
+        return [*_listed(page_of_account(rows, TASK, _ORDER, account_id, **options))]
+    found, end = scan_usage(rows, account_id, filters, options, scanned_max, of_tasks=True)
+    return [*_listed(found), *end]
 
 
 def tasks_of_models(
@@ -171,11 +184,23 @@ def task_under_review(rows: Connection, case_id: str) -> Task | None:
 
 
 def usage_of_account(
-    rows: Connection, account_id: str, **page: Unpack[AccountPageOptions]
-) -> list[UsageEntry | UnreadableEntry]:
-    """Return a page of the account's entries, newest first by (ts, request_id)."""
-    found = page_of_account(rows, USAGE_ENTRY, (usage.c.ts, usage.c.request_id), account_id, **page)
-    return read_rows(usage_entry_of, found, "usage_entries", lambda row: (row.ts, row.request_id))
+    rows: Connection,
+    account_id: str,
+    *,
+    filters: Mapping[str, str] | None = None,
+    scanned_max: int | None = None,
+    **options: Unpack[PageOptions],
+) -> list[UsageEntry | UnreadableEntry | ScanEnd]:
+    """Return a page of the account's entries, newest first by (ts, request_id).
+
+    ``filters`` are exact matches by column name. With any, at most ``scanned_max`` entries are read, as for tasks.
+    """
+    found, end = (
+        scan_usage(rows, account_id, filters, options, scanned_max, of_tasks=False)
+        if filters
+        else (page_of_account(rows, USAGE_ENTRY, (usage.c.ts, usage.c.request_id), account_id, **options), [])
+    )
+    return [*read_rows(usage_entry_of, found, "usage_entries", lambda row: (row.ts, row.request_id)), *end]
 
 
 def asset_by_id(rows: Connection, asset_id: str) -> AssetRow | None:

@@ -219,6 +219,15 @@ usage_entries = Table(
     *columns_of(UsageEntry),
     # In the order of the log. A task's entry is found by the task's own time.
     PrimaryKeyConstraint("account_id", "ts", "request_id"),
+    # Finds the entries of an end user, who may have few of very many. Its columns never change.
+    Index(
+        "ix_usage_entries_end_user",
+        "account_id",
+        "end_user",
+        "ts",
+        "request_id",
+        postgresql_where=text("end_user is not null"),
+    ),
     postgresql_with={"fillfactor": "80"},
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.http.endpoints.operators.accounts import existing_account
 from holdfast.http.endpoints.tasks.usage_totals import (
+    FILTERS,
     GROUP_BY,
     PERIOD,
     TIME_ZONE,
@@ -24,7 +25,7 @@ route = RouteTable("Operators")
     summary="Sum an account's usage by day, model, API key, status or end user, or by two of them",
     auth=Auth.OPERATOR_READ,
     reply=UsageTotals,
-    parameters=(GROUP_BY, TIME_ZONE, *PERIOD),
+    parameters=(GROUP_BY, *FILTERS, TIME_ZONE, *PERIOD),
     errors=("account_not_found",),
 )
 async def sum_usage_of_account(call: Call) -> Outcome:

@@ -23,7 +23,7 @@ from holdfast.actors.task.messages import CancelTask
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import MODEL, PAGE, STATUS, Position, list_of_account
+from holdfast.http.kit.listing import API_KEY_ID, END_USER, METADATA, MODEL, PAGE, STATUS, Position, list_of_account
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter, shown
@@ -279,7 +279,7 @@ def _command(
     auth=Auth.API_KEY,
     scope=TASKS_READ,
     reply=TaskList,
-    parameters=(STATUS, MODEL, *PAGE),
+    parameters=(STATUS, MODEL, API_KEY_ID, END_USER, METADATA, *PAGE),
 )
 async def list_tasks(call: Call) -> Outcome:
     """Tasks of the account, whichever of its keys created them."""

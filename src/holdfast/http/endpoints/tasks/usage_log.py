@@ -8,7 +8,9 @@ from typing import Final, get_args
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import USAGE_READ
 from holdfast.http.kit.listing import (
+    API_KEY_ID,
     CSV_MEDIA,
+    END_USER,
     FORMAT,
     MODEL,
     PAGE,
@@ -29,8 +31,6 @@ from holdfast.persistence.records.rows import UsageEntry
 route = RouteTable("Usage")
 
 _MODALITY: Final = filter_by("modality", "Only entries of this modality.", get_args(Modality))
-_API_KEY_ID: Final = filter_by("api_key_id", "Only entries of this API key.")
-_END_USER: Final = filter_by("end_user", "Only entries of this end user.")
 
 COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
     "request_id": lambda entry: entry.request_id,
@@ -58,7 +58,7 @@ COLUMNS: Final[Mapping[str, Callable[[UsageEntry], str | int | None]]] = {
     scope=USAGE_READ,
     reply=UsageList,
     media=(CSV_MEDIA,),
-    parameters=(*PAGE, STATUS, MODEL, _MODALITY, _API_KEY_ID, _END_USER, FORMAT),
+    parameters=(*PAGE, STATUS, MODEL, _MODALITY, API_KEY_ID, END_USER, FORMAT),
 )
 async def list_usage(call: Call) -> Outcome:
     """An entry for each task, with its charge."""

@@ -16,10 +16,15 @@ from sqlalchemy import Connection
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import USAGE_READ
 from holdfast.http.kit.listing import (
+    API_KEY_ID,
     CSV_CONTENT_TYPE,
     CSV_MEDIA,
+    END_USER,
     FORMAT,
     FROM,
+    METADATA,
+    MODEL,
+    STATUS,
     TO,
     csv_lines,
     read_window,
@@ -32,7 +37,7 @@ from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import TaskStatus
 from holdfast.ledger.tasks.usage_totals import UsageGroup, days_of
-from holdfast.persistence.queries.usage_totals import GROUPS_MAX, STORED_MAX, UsageTotal, usage_totals
+from holdfast.persistence.queries.usage_totals import GROUPS_MAX, UsageTotal, usage_totals
 
 route = RouteTable("Usage")
 
@@ -57,6 +62,7 @@ TIME_ZONE: Final = Parameter(
     "The time zone of days and of dates without a time, by its IANA name.",
     schema={"type": "string", "default": "UTC", "examples": ["Europe/Berlin"]},
 )
+FILTERS: Final = (MODEL, API_KEY_ID, STATUS, END_USER, METADATA)
 PERIOD: Final = (
     replace(
         FROM,
@@ -94,7 +100,7 @@ class UsageTotals(msgspec.Struct, frozen=True):
     """Sums of the usage log."""
 
     group_by: list[UsageGroup]
-    """By what usage is summed."""
+    """By what usage is summed: these fields of each group have its values, others are null."""
     time_zone: str
     """The time zone of days."""
     since: Time = msgspec.field(name="from")
@@ -125,6 +131,7 @@ class _Question(NamedTuple):
     zone: str
     days: Sequence[date]
     bounds: Sequence[datetime]
+    filters: Mapping[str, str]
     is_file: bool
 
 
@@ -136,7 +143,7 @@ class _Question(NamedTuple):
     scope=USAGE_READ,
     reply=UsageTotals,
     media=(CSV_MEDIA,),
-    parameters=(GROUP_BY, TIME_ZONE, *PERIOD, AS_FILE),
+    parameters=(GROUP_BY, *FILTERS, TIME_ZONE, *PERIOD, AS_FILE),
 )
 async def sum_usage(call: Call) -> Outcome:
     """The sums of the entries that the usage log has for the same time."""
@@ -180,7 +187,8 @@ def read_question(call: Call) -> _Question | Refusal:
     if until - since > timedelta(days=DAYS_MAX, hours=1):
         return invalid_parameter("from", f"must be at most {DAYS_MAX} days before to", format_time(since))
     days, bounds = days_of(since, until, zone) if "day" in groups else ([], [since, until])
-    return _Question(groups, zone_name, days, bounds, window.is_file)
+    filters = {name: value for name, value in window.filters.items() if name not in (GROUP_BY.name, TIME_ZONE.name)}
+    return _Question(groups, zone_name, days, bounds, filters, window.is_file)
 
 
 async def answer(
@@ -188,10 +196,12 @@ async def answer(
 ) -> UsageTotals | Refusal:
     """Sum an account's usage. Refuses more groups than a response may have with ``invalid_parameter``."""
     found: list[UsageTotal] | None = await read(
-        partial(usage_totals, account_id=account_id, groups=asked.groups, bounds=asked.bounds)
+        partial(
+            usage_totals, account_id=account_id, groups=asked.groups, bounds=asked.bounds, filters=asked.filters
+        )
     )
     if found is None:
-        rule = f"has more than {GROUPS_MAX} groups or {STORED_MAX} stored totals in this time: choose a shorter one"
+        rule = f"has more than {GROUPS_MAX} groups, or too much usage to sum, in this time: choose a shorter one"
         return invalid_parameter("group_by", rule)
     data = [_body(total, asked.days) for total in found]
     data.sort(key=lambda total: [_value(name, total) or "" for name in asked.groups])

@@ -1,0 +1,5 @@
+-- Two seconds for each million entries with an end user.
+set local statement_timeout = 0;
+
+create index ix_usage_entries_end_user on usage_entries (account_id, end_user, ts, request_id)
+    where end_user is not null;
