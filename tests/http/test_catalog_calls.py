@@ -12,6 +12,8 @@ from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.ledger.catalog.catalog import Catalog, parse_catalog
 from holdfast.providers.media.kinds import kind_rules
 
+from .identities import NOW
+
 if TYPE_CHECKING:
     from tests.http.api import Api
     from tests.http.stage import Stage
@@ -63,7 +65,7 @@ async def quoted(stage: Stage, given: dict[str, Any]) -> dict[str, Any]:
 async def accept(key: str, command: object) -> TaskAccepted:
     assert isinstance(command, CreateTask)
     return TaskAccepted(
-        "task_1", "quo_1", "queued", None, command.request.terms.hold_micro, command.request.terms.basis
+        "task_1", "quo_1", "queued", None, command.request.terms.hold_micro, command.request.terms.basis, NOW
     )
 
 

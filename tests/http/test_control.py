@@ -203,14 +203,23 @@ async def test_the_session_shows_its_account_and_user(api: Api) -> None:
     }
 
 
+READ_BY_KEYS = {
+    *("/v2/control/account", "/v2/control/payments", "/v2/control/payments/ord_1", "/v2/control/ledger"),
+    *("/v2/control/credit-lots", "/v2/control/limits", "/v2/control/cards", "/v2/control/auto-top-up"),
+    *("/v2/control/stream", "/v2/usage/logs", "/v2/usage/totals"),
+}
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [
         ("GET", "/v2/control/session"), ("DELETE", "/v2/control/session"), ("GET", "/v2/control/first-call"),
         ("GET", "/v2/control/account"), ("GET", "/v2/control/api-keys"), ("POST", "/v2/control/api-keys"),
         ("DELETE", "/v2/control/api-keys/key_1"), ("POST", RECHARGE), ("GET", "/v2/usage/logs"),
-        ("GET", "/v2/usage/logs?format=csv"), ("GET", "/v2/control/payments"), ("GET", "/v2/control/ledger"),
-        ("GET", "/v2/control/payments/ord_1"), ("POST", "/v2/control/payments/sandbox"),
+        ("GET", "/v2/usage/logs?format=csv"), ("GET", "/v2/usage/totals"), ("GET", "/v2/control/payments"),
+        ("GET", "/v2/control/ledger"), ("GET", "/v2/control/payments/ord_1"), ("GET", "/v2/control/credit-lots"),
+        ("GET", "/v2/control/limits"), ("GET", "/v2/control/cards"), ("GET", "/v2/control/auto-top-up"),
+        ("GET", "/v2/control/stream"), ("POST", "/v2/control/payments/sandbox"),
         ("POST", "/v2/control/payments/cardprovider"),
     ],
 )  # fmt: skip
@@ -220,7 +229,13 @@ async def test_every_control_route_requires_a_live_session(api: Api, method: str
 
     refused(await call(None), 401, "missing_credentials")
     refused(await call("Basic abc"), 401, "invalid_credentials")
-    refused(await call(f"Bearer {api.key}"), 401, "wrong_credential_type")
+    by_key = await call(f"Bearer {api.key}")
+    if path.split("?", maxsplit=1)[0] in READ_BY_KEYS:
+        # A key may be used there, and this one does not have the scope.
+        refused(by_key, 403, "insufficient_scope")
+        assert "WWW-Authenticate" not in by_key.headers
+    else:
+        refused(by_key, 401, "wrong_credential_type")
     response = await call("Bearer hst_" + "B" * 43)
     refused(response, 401, "invalid_session")
     assert response.headers["WWW-Authenticate"] == "Bearer"
@@ -308,6 +323,20 @@ async def test_a_keys_secret_is_returned_once_and_only_its_hash_sent(api: Api) -
     listed = (await api.as_session("GET", "/v2/control/api-keys")).text
     assert "hk_test_" in listed
     assert api.key not in listed
+
+
+async def test_a_key_of_the_usual_terms_needs_no_body(api: Api) -> None:
+    async def create(key: str, command: object) -> ApiKeyRecord:
+        assert isinstance(command, CreateApiKey)
+        return ApiKeyRecord(api.account_id, command.key_id, command.prefix, command.name, command.scopes, api.now)
+
+    api.accounts.answer = create
+    answer = (await api.as_session("POST", "/v2/control/api-keys")).json()
+    assert (answer["name"], answer["scopes"]) == ("API key", ["tasks:read", "tasks:write"])
+    # What has no body replaces or changes nothing elsewhere.
+    for method, path in (("PUT", "/v2/control/alerts"), ("PATCH", f"/v2/control/api-keys/{api.key_id}")):
+        refused(await api.as_session(method, path), 415, "unsupported_media_type")
+    assert len(api.accounts.asked) == 1
 
 
 @pytest.mark.parametrize("scopes", [[], ["all"], ["tasks:read", ""], "tasks:read", [1]])

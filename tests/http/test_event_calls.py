@@ -18,6 +18,8 @@ from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import new_event_rows
 
+from .identities import NOW
+
 if TYPE_CHECKING:
     from tests.http.api import Api
     from tests.http.stage import Stage
@@ -173,7 +175,7 @@ async def test_the_webhook_secret_belongs_to_the_account_and_rotates(api: Api) -
 
 
 async def accept(key: str, command: Any) -> TaskAccepted:
-    return TaskAccepted(TASK, command.request.quote_id, "queued", None, 12_000, "basis")
+    return TaskAccepted(TASK, command.request.quote_id, "queued", None, 12_000, "basis", NOW)
 
 
 @pytest.mark.parametrize(

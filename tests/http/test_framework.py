@@ -85,6 +85,7 @@ async def test_options_returns_the_methods_without_a_body(stage: Stage) -> None:
     assert response.status_code == 204
     assert {each.strip() for each in response.headers["Allow"].split(",")} == {"GET", "HEAD", "OPTIONS", "POST"}
     assert response.content == b""
+    assert "Content-Type" not in response.headers
 
 
 @pytest.mark.parametrize(

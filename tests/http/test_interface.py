@@ -139,6 +139,11 @@ async def test_the_document_is_made_beside_the_loop(stage: Stage, monkeypatch: p
     assert threads[0] != threading.get_ident()
 
 
+async def test_the_docs_are_found_with_a_slash(stage: Stage) -> None:
+    response = await stage.call("GET", "/docs/")
+    assert (response.status_code, response.headers["Location"]) == (308, "https://holdfast.example/docs")
+
+
 async def test_the_docs_page_loads_from_this_origin_only(stage: Stage) -> None:
     response = await stage.call("GET", "/docs")
     page = response.text
@@ -233,7 +238,7 @@ async def test_a_version_that_no_model_has_is_named_as_one(api: Api) -> None:
     sent = {"version": "0" * 64, "input": {"prompt": "waves"}}
     error = (await api.as_key("POST", "/replicate/v1/predictions", json=sent)).json()
     assert (error["code"], error["param"]) == ("model_not_found", "version")
-    assert error["detail"] == f"No model has the version '{'0' * 64}'."
+    assert error["detail"].startswith(f"No model has the version '{'0' * 64}'. Models that exist: ")
 
 
 async def test_the_published_schema_takes_what_the_service_takes_for_a_file(stage: Stage) -> None:

@@ -17,6 +17,8 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Review
 from holdfast.persistence.records import tables
 
+from .identities import KEY, NOW
+
 if TYPE_CHECKING:
     from tests.http.api import Api
     from tests.http.stage import Stage
@@ -28,8 +30,40 @@ CREATE = "/v2/task/create"
 POSTER = {"model": "studio/image-1", "input": {"prompt": "a lighthouse at dusk"}}
 
 
+NEW_TASK = {
+        "request_id": "task_1",
+        "quote_id": "quo_" + "1" * 32,
+        "status": "queued",
+        "model": "studio/image-1",
+        "api_key_id": KEY,
+        "created_at": "2026-11-20T12:00:00.000Z",
+        "updated_at": "2026-11-20T12:00:00.000Z",
+        "completed_at": None,
+        "canceled_at": None,
+        "retry_of": None,
+        "estimated_cost": {"credits": "0.012", "basis": "per_image: 1 x 0.012"},
+        "usage": {},
+        "output": [],
+        "hosting": {
+            "status": "pending", "mode": "rehost", "source": "provider", "final_url_ready": False,
+            "assets_ready_event": "pending", "error": None,
+        },
+        "provider_progress": [],
+        "review_case_id": None,
+        "review_reason": None,
+        "review_hold_decision": None,
+        "error": None,
+        "metadata": {},
+        "urls": {
+            name: "https://holdfast.example/v2/task/task_1" + end
+            for name, end in (("get", ""), ("cancel", "/cancel"), ("retry", "/retry"))
+        },
+    }  # fmt: skip
+"""What is read of `task_1` before it was dispatched."""
+
+
 def accepted(request_id: str = "task_1", retry_of: str | None = None) -> TaskAccepted:
-    return TaskAccepted(request_id, "quo_1", "queued", retry_of, 12_000, "per_image: 1 x 0.012")
+    return TaskAccepted(request_id, "quo_1", "queued", retry_of, 12_000, "per_image: 1 x 0.012", NOW)
 
 
 async def accept(key: str, command: object) -> TaskAccepted:
@@ -106,26 +140,18 @@ async def test_inputs_that_cannot_be_priced_are_refused(
 async def test_creating_with_a_cached_key_reads_no_row(stage: Stage) -> None:
     stage.know_key()
     stage.accounts.answer = accept
-    response = await stage.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "k"})
-    assert response.json() == {
-        "request_id": "task_1",
-        "quote_id": "quo_1",
-        "status": "queued",
-        "retry_of": None,
-        "estimated_cost": {"credits": "0.012", "basis": "per_image: 1 x 0.012"},
-        "urls": {
-            "get": "https://holdfast.example/v2/task/task_1",
-            "cancel": "https://holdfast.example/v2/task/task_1/cancel",
-            "retry": "https://holdfast.example/v2/task/task_1/retry",
-        },
-    }
+    sent = {**POSTER, "metadata": {"end_user": "ann"}}
+    response = await stage.as_key("POST", CREATE, json=sent, headers={"Idempotency-Key": "k"})
+    quote_id = response.json()["quote_id"]
+    assert response.json() == {**NEW_TASK, "quote_id": quote_id, "metadata": {"end_user": "ann"}}
     ((account_id, command),) = stage.accounts.asked
     assert isinstance(command, CreateTask)
     assert (account_id, command.request.api_key_id, command.scope) == (
         stage.account_id, stage.key_id, "tasks:write"
     )  # fmt: skip
     assert command.idempotency is not None
-    assert command.idempotency.fingerprint == fingerprint(CREATE, POSTER)
+    assert command.idempotency.fingerprint == fingerprint(CREATE, sent)
+    assert command.request.quote_id == quote_id
     assert stage.accounts.deadlines_s == [stage.deps.settings.ask_deadline_s]
 
 
@@ -167,6 +193,17 @@ async def test_insufficient_credit_is_402_with_both_amounts(stage: Stage) -> Non
     )
     error = refused(await stage.as_key("POST", CREATE, json=POSTER), 402, "insufficient_credit")
     assert (error["required"], error["available"]) == ("0.012", "0.00")
+    where = "Credit is added by POST https://holdfast.example/v2/control/sandbox/recharge."
+    assert error["message"] == f"Too little. {where}"
+    stage.accounts.answer = Replayed(Refusal(code="insufficient_credit", message="Too little before."))
+    response = await stage.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "k"})
+    assert response.headers["Idempotent-Replayed"] == "true"
+    assert refused(response, 402, "insufficient_credit")["message"] == f"Too little before. {where}"
+    # Nobody can add credit here.
+    settings = stage.deps.settings.model_copy(update={"sandbox_enabled": False})
+    stage.change(settings=settings, card=None)
+    error = refused(await stage.as_key("POST", CREATE, json=POSTER), 402, "insufficient_credit")
+    assert error["message"] == "Too little before."
 
 
 async def test_a_quoted_task_has_its_quotes_price(stage: Stage) -> None:
@@ -202,8 +239,13 @@ async def test_a_replay_is_returned_after_the_model_was_removed(api: Api) -> Non
         reply=msgspec.json.encode(accepted()), created_at=api.now,
     )  # fmt: skip
     await api.write(record)
+    # It has ended since, and was created with another key.
+    task = api.task("task_1", status="canceled", wake_at=None, updated_at=api.now + timedelta(hours=1))
+    other = msgspec.structs.replace(task.request, api_key_id="key_other")
+    await api.add_task(msgspec.structs.replace(task, request=other))
     response = await api.as_key("POST", CREATE, json=body, headers={"Idempotency-Key": "k"})
     assert (response.status_code, response.headers.get("Idempotent-Replayed")) == (200, "true")
+    assert response.json() == {**NEW_TASK, "api_key_id": "key_other"}
     changed = {**body, "metadata": {"a": "b"}}
     response = await api.as_key("POST", CREATE, json=changed, headers={"Idempotency-Key": "k"})
     refused(response, 422, "idempotency_key_reused")
@@ -265,36 +307,8 @@ async def test_local_webhooks_are_for_development_only(api: Api) -> None:
 
 
 async def test_a_task_has_every_field(api: Api) -> None:
-    await api.add_task(api.task())
-    answer = (await api.as_key("GET", "/v2/task/task_" + "1" * 32)).json()
-    assert answer == {
-        "request_id": "task_" + "1" * 32,
-        "quote_id": "quo_" + "1" * 32,
-        "status": "queued",
-        "model": "studio/image-1",
-        "created_at": "2026-11-20T12:00:00.000Z",
-        "updated_at": "2026-11-20T12:00:00.000Z",
-        "completed_at": None,
-        "canceled_at": None,
-        "retry_of": None,
-        "estimated_cost": {"credits": "0.012", "basis": "per_image: 1 x 0.012"},
-        "usage": {},
-        "output": [],
-        "hosting": {
-            "status": "pending", "mode": "rehost", "source": "provider", "final_url_ready": False,
-            "assets_ready_event": "pending", "error": None,
-        },
-        "provider_progress": [],
-        "review_case_id": None,
-        "review_reason": None,
-        "review_hold_decision": None,
-        "error": None,
-        "metadata": {},
-        "urls": {
-            name: "https://holdfast.example/v2/task/task_" + "1" * 32 + end
-            for name, end in (("get", ""), ("cancel", "/cancel"), ("retry", "/retry"))
-        },
-    }  # fmt: skip
+    await api.add_task(api.task("task_1"))
+    assert (await api.as_key("GET", "/v2/task/task_1")).json() == NEW_TASK
 
 
 async def test_links_to_results_are_valid_for_an_hour(api: Api) -> None:
@@ -385,7 +399,7 @@ async def test_a_retry_creates_a_new_task_with_the_same_input(api: Api) -> None:
     api.accounts.answer = accept
     await api.add_task(api.task("task_a", status="failed", wake_at=None))
     answer = (await api.as_key("POST", "/v2/task/task_a/retry", headers={"Idempotency-Key": "k"})).json()
-    assert answer["retry_of"] == "task_a"
+    assert answer == {**NEW_TASK, "quote_id": answer["quote_id"], "retry_of": "task_a"}
     command = api.accounts.asked[0][1]
     assert isinstance(command, CreateTask)
     assert command.request.input == api.task().request.input
@@ -444,8 +458,11 @@ async def test_cancel_returns_the_task_as_stored_afterwards(api: Api) -> None:
     refused(response, 409, "task_already_terminal")
 
 
-async def test_a_replayed_task_is_marked(stage: Stage) -> None:
-    stage.know_key()
-    stage.accounts.answer = Replayed(accepted())
-    response = await stage.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "k"})
-    assert (response.status_code, response.headers["Idempotent-Replayed"]) == (200, "true")
+@pytest.mark.parametrize("replayed", [True, False])
+async def test_the_reply_of_another_release_is_completed_by_the_tasks_row(api: Api, replayed: bool) -> None:
+    reply = msgspec.structs.replace(accepted(), created_at=None)
+    api.accounts.answer = Replayed(reply) if replayed else reply
+    await api.add_task(api.task("task_1", status="processing", version=3))
+    response = await api.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "k"})
+    assert response.json() == NEW_TASK
+    assert response.headers.get("Idempotent-Replayed") == ("true" if replayed else None)

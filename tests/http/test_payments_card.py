@@ -190,7 +190,7 @@ async def test_the_webhook_credits_and_returns_the_order_without_secret(
     response = await send(api, event)
     body = response.json()
     assert response.status_code == 200, body
-    assert set(body) == PART | TIMES | {"origin"}
+    assert set(body) == PART | TIMES | {"origin", "failure_code"}
     assert (body["status"], body["processing_status"], body["credited_at"]) == (
         "credited", "succeeded", "2026-11-20T12:00:00.000Z"
     )  # fmt: skip
@@ -201,6 +201,22 @@ async def test_the_webhook_credits_and_returns_the_order_without_secret(
     assert command.body == json.dumps(event).encode()
     again = await send(api, event)
     assert (again.status_code, again.json()) == (200, body)
+
+
+async def test_a_declined_order_has_the_providers_code_until_it_is_paid(
+    api: Api, rules: OrderRules, fakes: tuple[FakeCard, FakeUnmatchedEvents]
+) -> None:
+    order = (await create(api)).json()
+    path = f"/v2/control/payments/{order['order_id']}"
+    assert (await api.as_session("GET", path)).json()["failure_code"] is None
+    error = {"code": "card_declined", "decline_code": "insufficient_funds", "type": "card_error"}
+    failed = paid_event(order, status="requires_payment_method", last_payment_error=error, amount_received=0)
+    failed["data"]["object"]["latest_charge"] = None
+    await send(api, {**failed, "type": "payment_intent.payment_failed"})
+    body = (await api.as_session("GET", path)).json()
+    assert (body["status"], body["failure_code"]) == ("failed", "insufficient_funds")
+    body = (await send(api, paid_event(order, "evt_2"))).json()
+    assert (body["status"], body["failure_code"]) == ("credited", None)
 
 
 async def test_the_stored_event_lacks_only_its_client_secret(

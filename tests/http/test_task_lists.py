@@ -10,6 +10,7 @@ import pytest
 from tests.clients import refused
 
 from holdfast.http.kit.credentials import TASKS_WRITE
+from holdfast.persistence.queries import filtered_usage
 from holdfast.persistence.records import tables
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ async def test_lists_can_be_filtered(api: Api, path: str) -> None:
     assert await pages(api, path, "status=failed&limit=1") == ["task_3", "task_1"]
     assert await pages(api, path, "model=studio/image-1") == ["task_3", "task_2", "task_1", "task_0"]
     assert await pages(api, path, "model=nope") == []
+    assert await pages(api, path, f"api_key_id={api.key_id}&status=failed") == ["task_3", "task_1"]
+    assert await pages(api, path, "api_key_id=key_other") == []
     inside = "from=2026-11-20T13:00:00Z&to=2026-11-20T15:00:00%2B00:00&limit=1"
     assert await pages(api, path, inside) == ["task_2", "task_1"]
     assert await pages(api, path, "from=2026-11-20T14:00:00+01:00&to=2026-11-21") == [
@@ -87,6 +90,61 @@ async def test_lists_can_be_filtered(api: Api, path: str) -> None:
         "task_2",
         "task_1",
     ]
+
+
+async def test_tasks_can_be_filtered_by_whom_and_what_they_are_for(api: Api) -> None:
+    path = "/v2/task/list"
+    for number in range(6):
+        task = api.task(f"task_{number}", at=api.now + timedelta(hours=number))
+        metadata = {"end_user": "ann" if number % 2 else "bea", "project": f"p & {number % 3}"}
+        request = msgspec.structs.replace(task.request, metadata=metadata, api_key_id=f"key_{number // 3}")
+        await api.add_task(msgspec.structs.replace(task, request=request))
+    assert await pages(api, path, "end_user=ann&limit=2") == ["task_5", "task_3", "task_1"]
+    assert await pages(api, path, "metadata[end_user]=ann&limit=2") == ["task_5", "task_3", "task_1"]
+    assert await pages(api, path, "metadata%5Bproject%5D=p+%26+0") == ["task_3", "task_0"]
+    assert await pages(api, path, "metadata[project]=p%20%26%200&end_user=bea&api_key_id=key_0") == ["task_0"]
+    assert await pages(api, path, "metadata[end_user]=ann&end_user=bea") == []
+    assert await pages(api, path, "metadata[none]=") == []
+    assert await pages(api, "/v2/usage/logs", "end_user=ann&limit=2") == ["task_5", "task_3", "task_1"]
+    [newest, *_] = (await api.as_key("GET", f"{path}?end_user=ann")).json()["data"]
+    assert (newest["api_key_id"], newest["metadata"]["end_user"]) == ("key_1", "ann")
+    cursor = (await api.as_key("GET", f"{path}?metadata[end_user]=ann&limit=2")).json()["next_cursor"]
+    other = await api.as_key("GET", f"{path}?metadata[end_user]=bea&cursor={cursor}")
+    refused(other, 400, "invalid_cursor")
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "said"),
+    [
+        ("metadata=ann", "metadata", "does not exist here"),
+        ("metadata[a]=1&metadata[a]=2", "metadata[a]", "was sent 2 times"),
+        ("metadata[a]=%00", "metadata[a]", "no NUL"),
+        ("metadata[a]=" + "x" * 513, "metadata[a]", "at most 512"),
+        (f"metadata[{'a' * 513}]=x", "metadata[" + "a" * 71, "at most 512"),
+        ("&".join(f"metadata[{number}]=x" for number in range(17)), "metadata", "at most 16 names"),
+        ("end_user=" + "x" * 201, "end_user", "at most 200"),
+    ],
+)
+async def test_a_filter_by_metadata_has_limits(api: Api, query: str, param: str, said: str) -> None:
+    for path in ("/v2/task/list", "/v2/usage/totals"):
+        call = api.as_key if "task" in path else api.as_session
+        error = refused(await call("GET", f"{path}?{query}"), 400, "invalid_parameter")
+        assert error["param"] == param
+        assert said in error["message"]
+
+
+async def test_a_page_that_a_filter_leaves_empty_goes_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtered_usage, "SCANNED_MAX", 2)
+    for number in range(7):
+        status = "failed" if number < 2 else "queued"
+        await api.add_task(api.task(f"task_{number}", at=api.now + timedelta(hours=number), status=status))
+    for path, call in (("/v2/task/list", api.as_key), ("/v2/usage/logs", api.as_session)):
+        first = (await call("GET", f"{path}?status=failed")).json()
+        assert (first["data"], first["next_cursor"] is not None) == ([], True)
+        assert await pages(api, path, "status=failed") == ["task_1", "task_0"]
+        assert await pages(api, path, "status=succeeded") == []
+    lines = (await api.as_session("GET", "/v2/usage/logs?status=failed&format=csv")).text.splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["request_id", "task_1", "task_0"]
 
 
 @pytest.mark.parametrize("path", ["/v2/task/list", "/v2/usage/logs"])

@@ -1,4 +1,4 @@
-"""A query parameter that an endpoint does not have is refused by name: a list would otherwise look filtered."""
+"""Names that an endpoint does not know: refused in a query, and in a body refused if a known one is meant."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from tests.clients import refused
 
 from holdfast.http.app import ROUTES
-from holdfast.http.kit.calls import Auth
-from holdfast.http.kit.openapi import error_codes
+from holdfast.http.kit.calls import SIGNED, Auth
+from holdfast.http.kit.openapi import describe, error_codes, example_body
 from holdfast.http.kit.problems import has_problems
 from holdfast.http.kit.routes import Route
 
@@ -46,7 +46,7 @@ async def test_the_unknown_parameter_and_the_known_ones_are_named(api: Api, rout
     assert error["param"] == "statuz"
     assert error["message"] == (
         "The parameter 'statuz' does not exist here. The known parameters are "
-        + ", ".join(each.name for each in route.parameters if each.place == "query")
+        + ", ".join(each.shown_name for each in route.parameters if each.place == "query")
         + "."
     )
     assert "invalid_parameter" in error_codes(route)
@@ -62,3 +62,72 @@ async def test_an_unknown_name_is_cut_and_the_credential_comes_first(api: Api) -
 
 async def test_an_address_without_parameters_of_its_own_may_have_any(api: Api) -> None:
     assert (await api.call("GET", "/v1/models?utm_source=mail")).status_code == 200
+
+
+SCHEMAS = describe(ROUTES, "https://holdfast.example")["components"]["schemas"]
+CHANGING = [route for route in ROUTES if route.method != "GET" and not has_problems(route.path)]
+
+
+@pytest.mark.parametrize("route", CHANGING, ids=lambda route: route.name)
+async def test_a_change_with_an_unknown_parameter_is_refused_unless_it_is_a_signed_notification(
+    api: Api, route: Route
+) -> None:
+    path = re.sub(r"\{\w+\}", "x", route.path)
+    headers = headers_for(api, route) if route.auth is not Auth.NONE else {}
+    body = example_body(route, SCHEMAS)
+    response = await api.call(route.method, f"{path}?wiat=60", headers=headers, json=body)
+    if route.auth in SIGNED:
+        assert response.json()["error"]["param"] != "wiat"
+        assert "invalid_parameter" not in error_codes(route) or route.body is not None
+    else:
+        error = refused(response, 400, "invalid_parameter")
+        assert error["param"] == "wiat"
+        known = [each.name for each in route.parameters if each.place == "query"]
+        rule = f"The known parameters are {', '.join(known)}." if known else "There are none in this address."
+        assert error["message"] == f"The parameter 'wiat' does not exist here. {rule}"
+        assert "invalid_parameter" in error_codes(route)
+    assert api.accounts.asked == []
+
+
+MISSPELT = [
+    ("webhookUrl", "webhook_url"),
+    ("webhook-url", "webhook_url"),
+    ("WEBHOOK_URL", "webhook_url"),
+    ("webhook_urls", "webhook_url"),
+    ("webhok_url", "webhook_url"),
+    ("webhook_ulr", "webhook_url"),
+    ("webhook_uri", "webhook_url"),
+    ("quoteId", "quote_id"),
+    ("meta_data", "metadata"),
+    ("metdata", "metadata"),
+    ("xmetadata", "metadata"),
+]
+
+
+@pytest.mark.parametrize(("sent", "meant"), MISSPELT)
+async def test_a_field_that_is_probably_misspelt_is_refused(api: Api, sent: str, meant: str) -> None:
+    body = {"model": "studio/image-1", "input": {"prompt": "waves"}, sent: "x"}
+    error = refused(await api.as_key("POST", "/v2/task/create", json=body), 400, "invalid_parameter")
+    assert error["param"] == sent
+    assert error["message"] == f"The parameter {sent} does not exist here; {meant} does."
+    assert api.accounts.asked == []
+
+
+async def test_other_unknown_fields_are_ignored_with_a_warning(api: Api) -> None:
+    body = {"model": "studio/image-1", "input": {"prompt": "waves"}}
+    # A known one is sent beside the first; the others resemble none.
+    extra = {"models": 1, "webhook": 1, "priority": 1, "url": 1, "e" * 81: 1, 'q"\r\n': 1, "é": 1, "metadatata": 1}
+    response = await api.call("POST", "/v2/quote", json={**body, **extra})
+    assert response.status_code == 200
+    assert response.headers["Warning"] == (
+        '299 - "Unknown fields of the body were ignored: metadatata, models, priority, url, webhook, 3 more"'
+    )
+    response = await api.call("POST", "/v2/quote", json={**body, 'q"': 1})
+    assert response.headers["Warning"] == '299 - "Unknown fields of the body were ignored: 1"'
+    many = {f"extra_{number:02}": number for number in range(20)}
+    warning = (await api.call("POST", "/v2/quote", json={**body, **many})).headers["Warning"]
+    assert warning.endswith(f': {", ".join(sorted(many)[:8])}, 12 more"')
+    # A refusal has it, too; a body that is understood whole has none.
+    refusal = await api.call("POST", "/v2/quote", json={**body, "model": "none", "priority": 1})
+    assert (refusal.status_code, "priority" in refusal.headers["Warning"]) == (404, True)
+    assert "Warning" not in (await api.call("POST", "/v2/quote", json=body)).headers

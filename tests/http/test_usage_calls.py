@@ -112,6 +112,39 @@ async def test_a_group_has_its_values_and_all_others_are_null(api: Api) -> None:
     assert short(await totals(api, "group_by=api_key_id")) == [(api.key_id, 4, "0.05")]
 
 
+async def test_totals_are_of_what_filters_select_and_name_their_groups(api: Api) -> None:
+    for number in range(6):
+        end_user = ("ann", "bea", "")[number % 3]
+        await add_used(
+            api, f"task_{number}", api.now, cost_micro=10**number * 10_000,
+            status="failed" if number == 5 else "succeeded", model=f"studio/{number % 2}", api_key_id=f"key_{number // 3}",
+            metadata={"end_user": end_user, "project": f"p{number % 2}"},
+        )  # fmt: skip
+    assert short(await totals(api, "model=studio/0")) == [("2026-11-20", 3, "101.01")]
+    assert short(await totals(api, "group_by=status&api_key_id=key_1")) == [
+        ("failed", 1, "1000.00"),
+        ("succeeded", 2, "110.00"),
+    ]
+    assert short(await totals(api, "group_by=model&end_user=ann")) == [
+        ("studio/0", 1, "0.01"),
+        ("studio/1", 1, "10.00"),
+    ]
+    assert short(await totals(api, "group_by=end_user&status=succeeded&model=studio/0")) == [
+        (None, 1, "1.00"), ("ann", 1, "0.01"), ("bea", 1, "100.00"),
+    ]  # fmt: skip
+    body = await totals(api, "group_by=end_user,day&metadata[project]=p1")
+    assert body["group_by"] == ["end_user", "day"]
+    assert short(body) == [
+        (None, "2026-11-20", 1, "1000.00"), ("ann", "2026-11-20", 1, "10.00"), ("bea", "2026-11-20", 1, "0.10"),
+    ]  # fmt: skip
+    assert (body["count"], body["cost_credits"]) == (3, "1010.10")
+    assert (await totals(api, "end_user=none"))["data"] == []
+    operators = f"/ops/api/accounts/{api.account_id}/usage/totals?model=studio/0"
+    assert short(ok(await as_operator(api, operators))) == [("2026-11-20", 3, "101.01")]
+    file = await api.as_session("GET", f"{PATH}?group_by=model&end_user=ann&format=csv")
+    assert file.text.splitlines() == ["model,count,cost_credits", "studio/0,1,0.01", "studio/1,1,10.00"]
+
+
 async def test_a_day_is_that_of_the_time_zone_and_a_date_its_midnight(api: Api) -> None:
     midnight = datetime(2026, 11, 17, 18, 15, tzinfo=UTC)
     for number, at in enumerate((midnight - timedelta(microseconds=1), midnight, midnight + timedelta(days=1))):

@@ -49,6 +49,9 @@ def test_a_declined_attempt_fails_the_order_with_its_code(provider: CardProvider
     assert four(order) == ("failed", "failed", "none", "none")
     assert order.state.failed_at == provider.noon
     assert order.state.history[-1].reason == "payment_failed: insufficient_funds"
+    assert order.failure_code == "insufficient_funds"
+    assert provider.apply(order, provider.attempt("requires_action")).failure_code is None
+    assert provider.apply(order, provider.paid()).failure_code is None
 
 
 def test_a_new_attempt_after_a_failed_one_is_pending_again(provider: CardProvider) -> None:
@@ -74,6 +77,7 @@ def test_a_canceled_intent_ends_the_order(provider: CardProvider) -> None:
     assert four(order) == ("canceled", "canceled", "none", "none")
     assert order.state.failed_at == provider.noon
     assert order.state.history[-1].reason == "payment_canceled: abandoned"
+    assert order.failure_code == "abandoned"
     assert order.wake_at is None or order.wake_at == order.state.reconcile_due_at
 
 

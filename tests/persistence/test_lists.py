@@ -203,7 +203,7 @@ def test_a_filter_reads_only_the_accounts_rows_until_the_page_is_full(
 
 
 def name_users(rows: Connection, account_id: str) -> list[dict[str, str | None]]:
-    """Give an account's tasks keys, end users and other metadata, and return what filters select by, newest first."""
+    """Give an account's tasks keys, end users and other metadata; return what filters select by, newest first."""
     rows.execute(
         text(
             """
