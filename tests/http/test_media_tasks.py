@@ -30,7 +30,7 @@ CREATE = "/v2/task/create"
 POSTER = {"model": "studio/image-1", "input": {"prompt": "a lighthouse at dusk"}}
 
 
-NEW_TASK = {
+NEW_TASK: dict[str, Any] = {
         "request_id": "task_1",
         "quote_id": "quo_" + "1" * 32,
         "status": "queued",
@@ -199,7 +199,7 @@ async def test_insufficient_credit_is_402_with_both_amounts(stage: Stage) -> Non
     response = await stage.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "k"})
     assert response.headers["Idempotent-Replayed"] == "true"
     assert refused(response, 402, "insufficient_credit")["message"] == f"Too little before. {where}"
-    # Nobody can add credit here.
+    # Accounts cannot add credit by themselves here.
     settings = stage.deps.settings.model_copy(update={"sandbox_enabled": False})
     stage.change(settings=settings, card=None)
     error = refused(await stage.as_key("POST", CREATE, json=POSTER), 402, "insufficient_credit")

@@ -69,9 +69,7 @@ CHANGING = [route for route in ROUTES if route.method != "GET" and not has_probl
 
 
 @pytest.mark.parametrize("route", CHANGING, ids=lambda route: route.name)
-async def test_a_change_with_an_unknown_parameter_is_refused_unless_it_is_a_signed_notification(
-    api: Api, route: Route
-) -> None:
+async def test_a_change_refuses_an_unknown_parameter_unless_it_is_signed(api: Api, route: Route) -> None:
     path = re.sub(r"\{\w+\}", "x", route.path)
     headers = headers_for(api, route) if route.auth is not Auth.NONE else {}
     body = example_body(route, SCHEMAS)

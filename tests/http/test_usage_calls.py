@@ -117,7 +117,8 @@ async def test_totals_are_of_what_filters_select_and_name_their_groups(api: Api)
         end_user = ("ann", "bea", "")[number % 3]
         await add_used(
             api, f"task_{number}", api.now, cost_micro=10**number * 10_000,
-            status="failed" if number == 5 else "succeeded", model=f"studio/{number % 2}", api_key_id=f"key_{number // 3}",
+            status="failed" if number == 5 else "succeeded",
+            model=f"studio/{number % 2}", api_key_id=f"key_{number // 3}",
             metadata={"end_user": end_user, "project": f"p{number % 2}"},
         )  # fmt: skip
     assert short(await totals(api, "model=studio/0")) == [("2026-11-20", 3, "101.01")]

@@ -26,7 +26,6 @@ from python_client.models import (
     RechargedBody,
     RechargeRequest,
     TaskBody,
-    TaskCreated,
     TaskList,
     Verified,
     VerifyRequest,
@@ -56,7 +55,7 @@ priced = quote.sync(client=caller, body=QuoteRequest(model=model, input_=QuoteRe
 assert isinstance(priced, QuoteBody)
 wanted = CreateTaskRequest(model=model, input_=CreateTaskRequestInput.from_dict(INPUT), quote_id=priced.quote_id)
 accepted = create_task.sync(client=caller, body=wanted, idempotency_key="one")
-assert isinstance(accepted, TaskCreated)
+assert isinstance(accepted, TaskBody)
 while True:
     task = read_task.sync(accepted.request_id, client=caller)
     assert isinstance(task, TaskBody)

@@ -124,6 +124,7 @@ async def docs(call: Call) -> Outcome:
     "GET",
     "/docs/",
     summary="Find the API reference",
+    statuses=(308,),
     media=(Media(status=308, content_types=(), description="The reference is at `/docs`."),),
 )
 async def docs_folder(call: Call) -> Outcome:
