@@ -194,11 +194,12 @@ async def _created(
         request = command.request
     else:
         # An earlier request may have come with another key, or at another price.
-        _, task = (await call.read(lambda rows: find_tasks(rows, [request_id])))[request_id]
-        if isinstance(task, UnreadableRow):
-            raise task
-        request, created_at = task.request, task.created_at
-    return task_body(call.deps, accept_task(call.known_key.account_id, request_id, request, created_at))
+        _, found = (await call.read(lambda rows: find_tasks(rows, [request_id])))[request_id]
+        if isinstance(found, UnreadableRow):
+            raise found
+        request, created_at = found.request, found.created_at
+    task = accept_task(call.known_key.account_id, request_id, request, created_at)
+    return task_body(call.deps, task, now=created_at)
 
 
 async def _claim_files(call: Call, account_id: str, command: CreateTask) -> CreateTask | Refusal:
