@@ -64,6 +64,30 @@ def schemas_in(node: Any) -> Iterator[dict[str, Any]]:
         yield from schemas_in(child)
 
 
+def test_descriptions_name_only_what_is_there(document: dict[str, Any]) -> None:
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            named = {each["name"] for each in operation["parameters"]}
+            for each in operation["parameters"]:
+                assert "limit" in named or "`limit`" not in each["description"], (path, each["name"])
+    schemas = document["components"]["schemas"]
+    for name in ("RefundRequest", "Resolution"):
+        # What is not part of a payment of cents is refused.
+        [amount] = [each for each in schemas[name]["properties"]["amount"]["anyOf"] if "pattern" in each]
+        assert amount["pattern"].endswith("[0-9]{1,2})?$")
+    assert "2 decimals" in schemas["RefundRequest"]["properties"]["amount"]["description"]
+    assert "decimals" not in schemas["Estimate"]["properties"]["unit_price"]["description"]
+    for name in ("ApiKeyRequest", "ApiKeyChange", "ApiKeySecret", "ApiKeyBody"):
+        described = schemas[name]["properties"]["name"]["description"]
+        assert ("`API key`" in described, "empty" in described) == (True, False)
+
+
+def test_a_filter_by_metadata_is_an_object_in_brackets(document: dict[str, Any]) -> None:
+    for path in ("/v2/task/list", "/v2/usage/totals"):
+        [sent] = [each for each in document["paths"][path]["get"]["parameters"] if each["name"] == "metadata"]
+        assert (sent["style"], sent["explode"], sent["schema"]["type"]) == ("deepObject", True, "object")
+
+
 def test_every_operation_parameter_and_field_is_described(document: dict[str, Any]) -> None:
     assert list(undescribed(document)) == []
     fields = [name for schema in document["components"]["schemas"].values() for name in schema["properties"]]
