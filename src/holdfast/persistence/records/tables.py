@@ -175,9 +175,7 @@ tasks = Table(
         postgresql_where=text("wake_at is not null and not dispatched"),
     ),
     Index(
-        "ix_tasks_overdue",
-        "overall_deadline_at",
-        postgresql_where=text("wake_at is not null and not dispatched"),
+        "ix_tasks_overdue", "overall_deadline_at", postgresql_where=text("wake_at is not null and not dispatched")
     ),
     Index(
         "ix_tasks_waited",
