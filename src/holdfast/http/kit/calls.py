@@ -160,8 +160,8 @@ class Call:
 
     __slots__ = (
         "_body", "_caller_id", "_fingerprint", "_is_heavy", "_known_key", "_session",
-        "action", "bearer", "body_bytes", "deps", "files", "ignored", "is_replay", "json", "operator", "path", "raw",
-        "read_shares", "request", "route",
+        "action", "bearer", "body_bytes", "deps", "files", "ignored", "is_replay", "json", "operator", "path",
+        "raw", "read_shares", "request", "route",
     )  # fmt: skip
 
     def __init__(self, deps: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
