@@ -43,7 +43,7 @@ async def test_unknown_paths_are_404_and_named(stage: Stage) -> None:
         ("GET", "/replicate/predictions/task_1", "'/replicate/v1/predictions/task_1' does"),
         ("POST", "/task/create", "'/v2/task/create' does"),
         ("GET", "/models", "'/v1/models' and '/v2/models' and '/replicate/v1/models' do"),
-        ("GET", "/v2/models/", "'/v2/models' does"),
+        ("POST", "/v2/quote/", "'/v2/quote' does"),
     ],
 )
 async def test_a_path_of_another_base_is_answered_with_the_one_that_exists(
