@@ -205,7 +205,7 @@ async def test_reports_errors(shared_service: Service, new_customer: NewCustomer
     assert (await error(rich.key, "studio/none", lighthouse))[:2] == [404, "Model not found"]
     status, title, detail = await error(rich.key, image, {"prompt": ""})
     assert (status, title) == (422, "Invalid input")
-    assert "input.prompt must have at least 1 characters" in detail
+    assert "input.prompt must not be blank" in detail
     assert not await rich.tasks()
 
 

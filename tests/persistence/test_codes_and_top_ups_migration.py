@@ -14,6 +14,7 @@ from holdfast.persistence.queries.lots import list_coupons
 from holdfast.persistence.records.credit_tables import CouponClaim
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.migrate import migrate
+from holdfast.persistence.server.revisions import installed_revisions
 from holdfast.persistence.server.upgrade import upgrade
 
 CODES = ("WELCOME-7K3Q", "SUMMER", "AB")
@@ -45,7 +46,7 @@ def test_codes_from_before_can_be_redeemed_and_are_read_nowhere(database_url: st
         upgrade(rows, "0110")
     with psycopg.connect(database_url) as connection:
         connection.execute(ROWS.encode())
-    assert migrate(database_url).applied == ("0120", "0130")
+    assert migrate(database_url).applied == installed_revisions()[2:]
     with connected(database_url) as rows:
         coupons = {each.coupon_id: each for each in list_coupons(rows, filters={}, limit=9)}
         assert [coupons[f"cpn_{n}"].code_prefix for n in range(3)] == ["WELC", "SU", ""]

@@ -74,7 +74,7 @@ def test_an_empty_database_is_migrated_once(empty_url: str) -> None:
     assert migrate(empty_url) == MigrationReport(before=None, after=REVISIONS[-1], applied=REVISIONS)
     with psycopg.connect(empty_url) as connection:
         # Processes of the release before it may go on.
-        assert schema_of(connection) == ("0130", "0110")
+        assert schema_of(connection) == ("0140", "0110")
     assert pending(empty_url) == ()
     assert migrate(empty_url) == MigrationReport(before=REVISIONS[-1], after=REVISIONS[-1], applied=())
 
