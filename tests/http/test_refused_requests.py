@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog.testing
@@ -32,23 +32,19 @@ if TYPE_CHECKING:
     from tests.http.stage import Stage
 
 
-def of(caller: str, status: int = 402, code: str = "insufficient_credit", number: int = 0) -> RefusedRequest:
-    return RefusedRequest(
-        at="2026-11-22T03:00:00.000Z",
-        member_id="proc_1",
-        status=status,
-        code=code,
-        route="POST /v2/task/create",
-        request_id=f"req_{number:032x}",
-        trace_id=f"{number:032x}",
-        caller=caller,
-        key_prefix=None,
-        origin="192.0.2.1",
-    )
+def of(caller: str, status: int = 402, code: str = "insufficient_credit", number: int = 0) -> dict[str, Any]:
+    about = {"status": status, "code": code, "route": "POST /v2/task/create", "request_id": f"req_{number:032x}"}
+    return {**about, "caller": caller, "origin": "192.0.2.1"}
 
 
 def new_requests(reporter: Reporter | None = None) -> RefusedRequests:
     return RefusedRequests(Conditions(reporter or Reporter(), lambda: 0.0))
+
+
+def kept(caller: str, status: int = 402, code: str = "insufficient_credit", number: int = 0) -> RefusedRequest:
+    requests = new_requests()
+    requests.count(**of(caller, status, code, number))
+    return next(iter(requests.recent()))
 
 
 def test_the_first_of_a_caller_and_code_has_a_line_and_the_others_are_one() -> None:
@@ -57,13 +53,13 @@ def test_the_first_of_a_caller_and_code_has_a_line_and_the_others_are_one() -> N
     before = counter.get()
     with structlog.testing.capture_logs() as lines:
         for number in range(250):
-            requests.count(of("acct_1", number=number))
-        requests.count(of("acct_1", 404, "task_not_found"))
-        requests.count(of("192.0.2.1"))
-        requests.count(of("192.0.2.1"))
+            requests.count(**of("acct_1", number=number))
+        requests.count(**of("acct_1", 404, "task_not_found"))
+        requests.count(**of("192.0.2.1"))
+        requests.count(**of("192.0.2.1"))
         requests.end_period()
         requests.end_period()
-        requests.count(of("acct_1", number=9))
+        requests.count(**of("acct_1", number=9))
     alone = [(line["caller"], line["code"], line["request_id"][-1]) for line in lines if "caller" in line]
     assert alone == [
         ("acct_1", "insufficient_credit", "0"),
@@ -85,7 +81,7 @@ def test_what_is_kept_is_bounded_and_no_count_is_lost() -> None:
     many = CALLERS_MAX + RING_RECORDS
     with structlog.testing.capture_logs() as lines:
         for number in range(many):
-            requests.count(of(f"192.0.2.{number}", number=number))
+            requests.count(**of(f"192.0.2.{number}", number=number))
     assert len(lines) == LINES_MAX
     assert next(iter(requests.recent())).request_id.endswith(f"{many - 1:x}")
     assert len([*requests.recent()]) == RING_RECORDS
@@ -95,10 +91,10 @@ def test_what_is_kept_is_bounded_and_no_count_is_lost() -> None:
 def test_callers_are_counted_for_ten_minutes() -> None:
     requests = new_requests()
     for _ in range(3):
-        requests.count(of("acct_1"))
-        requests.count(of("acct_1", 401, "invalid_api_key"))
+        requests.count(**of("acct_1"))
+        requests.count(**of("acct_1", 401, "invalid_api_key"))
         requests.end_period()
-    requests.count(of("acct_2"))
+    requests.count(**of("acct_2"))
     assert requests.callers() == [
         RefusedCaller("acct_1", 6, {"insufficient_credit": 3, "invalid_api_key": 3}),
         RefusedCaller("acct_2", 1, {"insufficient_credit": 1}),
@@ -111,7 +107,7 @@ def test_callers_are_counted_for_ten_minutes() -> None:
 @pytest.mark.parametrize("code", ["quarantined", "provider_not_configured"])
 def test_a_503_of_one_actor_or_of_a_missing_setting_is_no_outage(code: str) -> None:
     reporter = Reporter()
-    new_requests(reporter).count(of("acct_1", 503, code))
+    new_requests(reporter).count(**of("acct_1", 503, code))
     assert reporter.recent() == ()
 
 
@@ -119,7 +115,7 @@ def test_requests_answered_503_are_an_outage() -> None:
     reporter = Reporter()
     requests = new_requests(reporter)
     for _ in range(250):
-        requests.count(of("acct_1", 503, "temporarily_unavailable"))
+        requests.count(**of("acct_1", 503, "temporarily_unavailable"))
     (report,) = reporter.recent()
     assert (report.kind, report.reason) == ("outage", "requests are answered 503: temporarily_unavailable")
 
@@ -170,9 +166,9 @@ async def test_operators_see_refused_requests_of_all_processes_and_who_sent_most
     controls = answer_controls(api)
     controls.others = (MemberView(member_id="proc_2", is_this=False, state="ready", unreachable_for_s=None),)
     answers = [
-        RefusedRequestList([of("acct_1", number=1)], [RefusedCaller("acct_1", 2, {"insufficient_credit": 2})]),
+        RefusedRequestList([kept("acct_1", number=1)], [RefusedCaller("acct_1", 2, {"insufficient_credit": 2})]),
         RefusedRequestList(
-            [of("<b>", 401, "invalid_api_key", number=2)],
+            [kept("<b>", 401, "invalid_api_key", number=2)],
             [RefusedCaller("<b>", 3, {"invalid_api_key": 3}), RefusedCaller("acct_1", 2, {"task_not_found": 2})],
         ),
     ]
@@ -198,6 +194,6 @@ async def test_operators_see_refused_requests_of_all_processes_and_who_sent_most
 
 
 def test_a_refused_request_is_found_by_each_of_its_names() -> None:
-    each = of("acct_1", number=1)
+    each = kept("acct_1", number=1)
     assert all(each.is_about(name) for name in ("acct_1", each.request_id, each.trace_id, "192.0.2.1"))
     assert not any(each.is_about(name) for name in ("acct_2", "", "req_"))

@@ -28,12 +28,9 @@ from holdfast.http.kit.values import shown
 from holdfast.http.pages.serving import PageServer
 from holdfast.http.pages.subjects import all_views
 from holdfast.http.pages.views import View
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
-from holdfast.telemetry.refused_requests import RefusedRequest
-from holdfast.telemetry.scrubbing import spelled
 from holdfast.telemetry.traces import trace_id
 
 Served: TypeAlias = Route | View
@@ -149,26 +146,23 @@ def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) ->
     if isinstance(response, RefusalResponse) and has_problems(request.path):
         response = problem_response(response)
     if isinstance(response, RefusalResponse):
-        deps.refused.count(_refused_request(deps, request, response))
+        _count_refused(deps, request, response)
     end_trace(request, response.status_code)
     _histogram(request.endpoint or "none", response.status_code).observe(duration_s)
     return response
 
 
-def _refused_request(deps: Dependencies, request: HoldfastRequest, response: RefusalResponse) -> RefusedRequest:
-    """Return what is kept of a refused request. A credential is named as far as its owner may see it."""
-    key_prefix, origin = key_prefix_sent(request.sent(b"authorization")), origin_of_request(request, deps.settings)
-    return RefusedRequest(
-        at=format_time(deps.now()),
-        member_id=deps.refused.member_id,
+def _count_refused(deps: Dependencies, request: HoldfastRequest, response: RefusalResponse) -> None:
+    """Count a refused request. Its credential is named as far as its owner may see it."""
+    deps.refused.count(
         status=response.status_code,
         code=response.code,
         route=request.endpoint or "none",
         request_id=request.id,
-        trace_id=trace_id() or request.id[4:],
-        caller=spelled(request.caller or key_prefix or origin),
-        key_prefix=key_prefix,
-        origin=origin,
+        trace_id=trace_id(),
+        caller=request.caller,
+        key_prefix=key_prefix_sent(request.sent(b"authorization")),
+        origin=origin_of_request(request, deps.settings),
     )
 
 

@@ -14,9 +14,11 @@ import msgspec
 import structlog
 import trio
 
+from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.ledger.public_types import MemberId, Time
 from holdfast.telemetry import metrics
 from holdfast.telemetry.reports.conditions import UNAVAILABLE, Conditions
+from holdfast.telemetry.scrubbing import spelled
 
 log = structlog.get_logger("holdfast.http")
 
@@ -80,35 +82,64 @@ class RefusedCaller(msgspec.Struct, frozen=True):
 class RefusedRequests:
     """The refused requests of one process. ``member_id`` is its own."""
 
-    def __init__(self, conditions: Conditions, member_id: str = "") -> None:
-        self.member_id = member_id
+    def __init__(self, conditions: Conditions, member_id: str = "", *, now: Now = utc_now) -> None:
         self._conditions = conditions
+        self._member_id = member_id
+        self._now = now
         self._ring: deque[RefusedRequest] = deque(maxlen=RING_RECORDS)
         self._periods: deque[Counter[tuple[str, str]]] = deque([Counter()], maxlen=PERIODS)
         self._without_line: Counter[tuple[str, int, str]] = Counter()
 
-    def count(self, refused: RefusedRequest) -> None:
-        """Count and keep a refused request; the first of its caller and code in this period has a line."""
-        metrics.REFUSALS.labels(str(refused.status), refused.code).inc()
-        if refused.status == 503 and refused.code not in NO_OUTAGE:
-            self._conditions.failed(UNAVAILABLE, "", refused.code)
-        self._ring.append(refused)
-        counts, pair = self._periods[-1], (refused.caller, refused.code)
+    def count(
+        self,
+        *,
+        status: int,
+        code: str,
+        request_id: str,
+        origin: str,
+        route: str = "none",
+        trace_id: str | None = None,
+        key_prefix: str | None = None,
+        caller: str | None = None,
+    ) -> None:
+        """Count and keep a refused request; the first of its caller and code in this period has a line.
+
+        ``caller`` is the account or operator, if it is known.
+        """
+        caller = spelled(caller or key_prefix or origin)
+        metrics.REFUSALS.labels(str(status), code).inc()
+        if status == 503 and code not in NO_OUTAGE:
+            self._conditions.failed(UNAVAILABLE, "", code)
+        self._ring.append(
+            RefusedRequest(
+                at=format_time(self._now()),
+                member_id=self._member_id,
+                status=status,
+                code=code,
+                route=route,
+                request_id=request_id,
+                trace_id=trace_id or request_id[4:],
+                caller=caller,
+                key_prefix=key_prefix,
+                origin=origin,
+            )
+        )
+        counts, pair = self._periods[-1], (caller, code)
         if pair not in counts and len(counts) >= CALLERS_MAX:
-            pair = (OTHERS, refused.code)
+            pair = (OTHERS, code)
         counts[pair] += 1
         if counts[pair] > 1 or len(counts) > LINES_MAX:
-            self._without_line[pair[0], refused.status, refused.code] += 1
+            self._without_line[pair[0], status, code] += 1
             return
         log.info(
             "request refused",
-            status=refused.status,
-            code=refused.code,
-            route=refused.route,
-            caller=refused.caller,
-            key_prefix=refused.key_prefix,
-            origin=refused.origin,
-            request_id=refused.request_id,
+            status=status,
+            code=code,
+            route=route,
+            caller=caller,
+            key_prefix=key_prefix,
+            origin=origin,
+            request_id=request_id,
         )
 
     def recent(self) -> Iterable[RefusedRequest]:

@@ -21,14 +21,12 @@ from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
-from holdfast.ledger.clock import format_time
 from holdfast.ledger.refusals import Refusal
 from holdfast.settings.settings import Settings
 from holdfast.sockets.listening import Sockets
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
-from holdfast.telemetry.refused_requests import RefusedRequest
 from holdfast.telemetry.reports.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -149,20 +147,8 @@ class HttpServer:
 
     def _count_refused(self, refusal: Refusal, request_id: str, origin: str) -> None:
         """Count a request that has not reached the application: nothing is known of it but its origin."""
-        refused = self._deps.refused
-        refused.count(
-            RefusedRequest(
-                at=format_time(self._deps.now()),
-                member_id=refused.member_id,
-                status=row_of(refusal.code).status,
-                code=refusal.code,
-                route="none",
-                request_id=request_id,
-                trace_id=request_id[4:],
-                caller=origin,
-                key_prefix=None,
-                origin=origin,
-            )
+        self._deps.refused.count(
+            status=row_of(refusal.code).status, code=refusal.code, request_id=request_id, origin=origin
         )
 
     def _is_proxy(self, peer: str) -> bool:

@@ -149,7 +149,7 @@ def parts_of(
         feed=ReportFeed(reporter, ReportTable(database)),
         samples=SampleRing(settings.data_dir / f"samples-{worker or 0}.json"),
         dead_letters=DeadLetters(process.process_id, now=now),
-        refused=RefusedRequests(conditions, process.process_id),
+        refused=RefusedRequests(conditions, process.process_id, now=now),
     )
 
 
