@@ -34,7 +34,7 @@ class Violation(NamedTuple):
     @property
     def param(self) -> str | None:
         """The place; None for the whole."""
-        return place(self.path) or None
+        return param_of(self.path) or None
 
     @property
     def clause(self) -> str:
@@ -42,7 +42,7 @@ class Violation(NamedTuple):
         return cut_text(f"{self.param or 'The input'} {self.rule}", CLAUSE_CHARS_MAX)
 
 
-def place(path: Sequence[str]) -> str:
+def param_of(path: Sequence[str]) -> str:
     """Format the keys that lead to a place as ``input.size``; unprintable characters of callers are replaced."""
     joined = cut_text(".".join(path), PARAM_CHARS_MAX)
     return "".join(sign if sign.isprintable() else "?" for sign in joined)

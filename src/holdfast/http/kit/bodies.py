@@ -23,7 +23,7 @@ import msgspec
 
 from holdfast.http.kit.values import SHOWN_CHARS_MAX, invalid_parameter, missing_parameter, shown
 from holdfast.ledger.plain_json import VALUES_MAX as INPUT_VALUES_MAX
-from holdfast.ledger.refusals import Refusal, place
+from holdfast.ledger.refusals import Refusal, param_of
 
 SMALL_BODY_BYTES_MAX: Final = 16 * 1024
 """The body limit of a route whose body has a few short fields."""
@@ -210,7 +210,7 @@ def _invalid_parameter(message: str, body: JsonObject, shape: type[msgspec.Struc
     own_code = _OWN_CODES.get((param or "").rpartition(".")[2], "invalid_parameter")
     code = "invalid_parameter" if is_choice else own_code
     if param == f"{field}{_ANY_KEY}":
-        param = place((field, _wrong_key(body, field, shape, strict=strict)))
+        param = param_of((field, _wrong_key(body, field, shape, strict=strict)))
     if _NUMBER_FOR_TEXT.fullmatch(reason):
         kind = 'decimal string in quotes, such as "10.00"' if code == "invalid_amount" else "string in quotes"
         return Refusal(code=code, message=f"The {param} must be a {kind}, not a JSON number.", param=param)

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.ledger.catalog.models import Model
-from holdfast.ledger.refusals import Refusal, Violation, invalid_input, place
+from holdfast.ledger.refusals import Refusal, Violation, invalid_input, param_of
 
 FileForm: TypeAlias = Literal["link", "base64", "data"]
 """How a field takes a file: by a link, in base64, or as a link with the data itself."""
@@ -46,12 +46,12 @@ def in_words_of(
         if name not in words or model.schema.field(name) is not None:
             found.input[name] = value
             continue
-        renamed = _renamed(model, name, words[name], value, sent_name=place((*below, name)))
+        renamed = _renamed(model, name, words[name], value, sent_name=param_of((*below, name)))
         if isinstance(renamed, Refusal):
             return renamed
         twice = next((each for each in renamed if each in given or each in found.input), None)
         if twice is not None and twice != name:
-            return _said_twice(place((*below, name)), place((*below, found.sent_as.get(twice, twice))))
+            return _said_twice(param_of((*below, name)), param_of((*below, found.sent_as.get(twice, twice))))
         found.input.update(renamed)
         found.sent_as.update(dict.fromkeys(renamed, name))
     return found
@@ -64,7 +64,7 @@ def as_sent(refusal: Refusal, sent_as: Mapping[str, str], *, below: Sequence[str
         return refusal
     if refusal.violations:
         return invalid_input([_violation_as_sent(each, sent_as, below) for each in refusal.violations])
-    return msgspec.structs.replace(refusal, param=place(_path_as_sent(path, sent_as, below)))
+    return msgspec.structs.replace(refusal, param=param_of(_path_as_sent(path, sent_as, below)))
 
 
 def _path_as_sent(path: Sequence[str], sent_as: Mapping[str, str], below: Sequence[str]) -> tuple[str, ...]:
@@ -136,13 +136,13 @@ def file_fields_of(model: Model, names: Sequence[str], given: Collection[str]) -
         same = [sent_name for sent_name, each in found.items() if each.name == field.name]
         same += [field.name] if field.name in given else []
         if same:
-            return _said_twice(place([name]), same[0])
+            return _said_twice(param_of([name]), same[0])
         found[name] = field
     return found
 
 
 def _file_field_of(model: Model, name: str, count: int) -> FileField | Refusal:
-    sent_name = place([name])
+    sent_name = param_of([name])
     for own in (f"{word}{suffix}" for word in (name, _FILE_WORDS.get(name, name)) for suffix in ("", "_url")):
         schema = model.schema.field(own) or {}
         items = schema.get("items")

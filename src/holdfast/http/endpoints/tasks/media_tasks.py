@@ -33,7 +33,7 @@ from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskList, t
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote
 from holdfast.ledger.ids import is_id, new_id
-from holdfast.ledger.refusals import Refusal, place
+from holdfast.ledger.refusals import Refusal, param_of
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
 from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest, WebhookFormat, accept_task
@@ -494,10 +494,10 @@ def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
     for key, value in metadata.items():
         if not 1 <= len(key) <= METADATA_KEY_MAX_CHARS:
             rule = f"has {len(key)} characters in its name; a name has 1 to {METADATA_KEY_MAX_CHARS}"
-            return invalid_parameter(place(("metadata", key)), rule)
+            return invalid_parameter(param_of(("metadata", key)), rule)
         if len(value) > METADATA_VALUE_MAX_CHARS:
             rule = f"has {len(value)} characters; the maximum is {METADATA_VALUE_MAX_CHARS}"
-            return invalid_parameter(place(("metadata", key)), rule)
+            return invalid_parameter(param_of(("metadata", key)), rule)
     return None
 
 
