@@ -231,8 +231,8 @@ async def test_sockets_of_systemd_keep_what_waits_and_outlive_a_killed_parent(ne
     assert "received smart shutdown request" in (service.data_dir / "postgres.log").read_text()
 
 
-async def test_a_faulty_configuration_ends_the_parent(new_service: NewService) -> None:
-    service = new_service(PROCESSES="2", CATALOG=__file__)
+async def lines_of_failed_start(service: Service) -> list[str]:
+    """What a start prints beside its log, until it ends by a fault of the configuration."""
     done = await trio.run_process(
         [sys.executable, "-m", "holdfast", "serve"],
         env=service.environment,
@@ -241,9 +241,13 @@ async def test_a_faulty_configuration_ends_the_parent(new_service: NewService) -
         check=False,
     )
     assert done.returncode == 2
-    lines = done.stderr.decode().splitlines()
-    assert [line for line in lines if not line.startswith("{")], "the faults of the catalog"
     assert b"Traceback" not in done.stderr
+    return [line for line in done.stderr.decode().splitlines() if not line.startswith("{")]
+
+
+async def test_a_faulty_configuration_ends_the_parent(new_service: NewService) -> None:
+    service = new_service(PROCESSES="2", CATALOG=__file__)
+    assert await lines_of_failed_start(service), "the faults of the catalog"
 
 
 async def test_files_that_are_not_for_tls_end_the_parent_with_one_line(
@@ -253,17 +257,8 @@ async def test_files_that_are_not_for_tls_end_the_parent_with_one_line(
     for file in files.values():
         await trio.Path(file).touch(mode=0o600)
     service = new_service(PROCESSES="1", MEMBER_ADDRESS="127.0.0.1:7400", **files)
-    done = await trio.run_process(
-        [sys.executable, "-m", "holdfast", "serve"],
-        env=service.environment,
-        capture_stdout=True,
-        capture_stderr=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    lines = [line for line in done.stderr.decode().splitlines() if not line.startswith("{")]
-    assert len(lines) == 1
-    assert f"{files['MEMBER_CA']} is not the certificate of an authority" in lines[0]
+    [line] = await lines_of_failed_start(service)
+    assert f"{files['MEMBER_CA']} is not the certificate of an authority" in line
 
 
 async def test_a_catalog_reload_reaches_every_worker(service: Service, new_customer: NewCustomer) -> None:

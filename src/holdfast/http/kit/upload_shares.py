@@ -71,10 +71,10 @@ class UploadedBytes:
         self._accounts: dict[str, _Account] = {}
 
     @contextmanager
-    def counted(self, account_id: str, origin: str) -> Iterator[UploadBytes]:
+    def counted(self, account_id: str, origin: str) -> Iterator[CountedUpload]:
         """Count an upload within this context."""
         account = self._accounts.setdefault(account_id, _Account())
-        upload = UploadBytes(self, account, origin)
+        upload = CountedUpload(self, account, origin)
         account.uploads += 1
         try:
             yield upload
@@ -103,8 +103,8 @@ class UploadedBytes:
         return self._of_origin[origin] <= left
 
 
-class UploadBytes:
-    """The bytes of one upload."""
+class CountedUpload:
+    """An upload in progress, and how many bytes of it have arrived."""
 
     __slots__ = ("_account", "_all", "_origin", "received", "unkept")
 

@@ -50,8 +50,8 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     empty in a task that was read without it. ``input_dropped``: it was deleted later, the only change made here.
     ``files`` are those that the input names: the provider gets links to them. ``webhook_events`` are the kinds of
     events sent to ``webhook_url``; None is the default set. ``webhook_format`` is the form of their bodies, None an
-    event's own. ``traceparent`` is the trace of the request, and
-    ``http_request_id`` its id unless that is the trace's digits.
+    event's own. ``traceparent`` is the trace of the request, and ``http_request_id`` its id
+    unless that is the trace's digits.
     """
 
     input: dict[str, object] = {}

@@ -109,6 +109,7 @@ async def create_card_order(call: Call) -> Outcome:
     order = result.order
     intent = await _intent_of(call, card, order)
     if isinstance(intent, Refusal):
+        # Asked for again by this request, whichever made the order.
         call.is_replay = False
         return intent
     # Every repetition of the request gets the same response, even if the order has changed since.
