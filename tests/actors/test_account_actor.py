@@ -220,7 +220,7 @@ async def test_more_replies_found_at_once_than_are_remembered(start_system: Star
 
 
 def test_replies_found_in_rows_are_bounded() -> None:
-    replies = RecentReplies("acct_1", replies_max=3)
+    replies = RecentReplies("acct_1", replies_max=3, ttl_s=60)
     refusal = Refusal(code="insufficient_credit", message="No.")
     stored = StoredReply(b"same body", msgspec.json.encode(refusal))
     replies.learn([(IdempotencyProbe("acct_1", "POST /r", f"k{i}"), stored) for i in range(5)])

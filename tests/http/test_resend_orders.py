@@ -2,7 +2,7 @@
 
 The code of such creates runs against an account and rows in memory, on a virtual clock. A message that was sent is
 decided however late, also after its sender has gone. A frozen process neither answers nor sees that a client has
-hung up; once it runs it sees that within a second, and before it begins to handle a request.
+hung up; it sees that within a second of when it runs and has read the request, which may come late.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class World:
     refuses: bool = True
     processes: list[Process] = field(default_factory=lambda: [Process() for _ in range(PROCESSES)])
     tasks: list[tuple[datetime, str]] = field(default_factory=list)
-    begun: dict[str, str] = field(default_factory=dict)
+    begun: dict[str, tuple[str, datetime]] = field(default_factory=dict)
     served: set[int] = field(default_factory=set)
     got: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -108,11 +108,11 @@ class World:
     def decide(self, request: int, command: BeginAttempt | RequestAttempt | None, fate: Fate) -> Any:
         """Decide a beginning, or a create of a request that knows of an attempt."""
         if isinstance(command, BeginAttempt):
-            self.begun[command.attempt.group] = command.attempt.attempt_id
+            self.begun[command.attempt.group] = command.attempt.attempt_id, self.now()
             return None
         assert command is not None, "all clients here number their attempts"
-        newest = self.begun.get(command.group)
-        if self.refuses and newest is not None and newest != command.attempt_id:
+        newest, _ = self.begun.get(command.group, (command.attempt_id, None))
+        if self.refuses and newest != command.attempt_id:
             return SUPERSEDED
         if fate == "refused":
             return BUSY
@@ -138,8 +138,6 @@ class World:
         process = self.processes[sent.process]
         await trio.sleep(sent.way_s)
         await process.runs()
-        if hung_up.is_set():
-            return
         async with trio.open_nursery() as nursery:
 
             async def watch() -> None:
@@ -150,8 +148,7 @@ class World:
 
             nursery.start_soon(watch)
             call = cast("Call", FakeCall(self, request, number, sent))
-            after = resent_creates.newest_known(call)
-            reply = await resent_creates.create_once(call, WANTED, after, number, resent_creates.CLIENT_TIMEOUT_S)
+            reply = await resent_creates.create_once(call, WANTED, number, resent_creates.CLIENT_TIMEOUT_S)
             if isinstance(reply, str):
                 self.served.add(request)
                 with process.resends.served(reply):
@@ -224,8 +221,10 @@ def replies_of_route(world: World, _account_id: str, *, route: str, oldest: date
 
 
 def find_reply(world: World, _account_id: str, *, key: str, **_: Any) -> StoredReply | None:
-    newest = world.begun.get(key)
-    return None if newest is None else StoredReply(newest.encode(), b"null")
+    if key not in world.begun:
+        return None
+    attempt_id, at = world.begun[key]
+    return StoredReply(attempt_id.encode(), msgspec.json.encode(at))
 
 
 def play(requests: list[list[Sent]], freezes: list[Freeze], *, refuses: bool = True) -> World:
@@ -276,6 +275,26 @@ FROZEN: Order = (
 # The account's owner is frozen with the create on a link: it decides that after the resend, or in the middle of it.
 AFTER: Order = ([[Sent(asked_s=9.0, patience_s=0.3), Sent(process=1)]], [])
 BETWEEN: Order = ([[Sent(asked_s=2.0, patience_s=0.3), Sent(process=1, asked_s=0.7)]], [])
+# The bytes of an attempt come after the next one was answered, here or elsewhere.
+LATE: Order = ([[Sent(way_s=3.0, patience_s=0.3), Sent()]], [])
+LATE_ELSEWHERE: Order = ([[Sent(way_s=3.0, patience_s=0.3), Sent(process=1)]], [])
+LATE_SECOND: Order = ([[Sent(fate="lost"), Sent(way_s=3.0, patience_s=0.3), Sent()]], [])
+LATE_BESIDE: Order = (
+    # It does not take the task of the other request either, whose resend would then find none.
+    [
+        [Sent(fate="missed"), Sent(way_s=2.0, patience_s=0.3), Sent()],
+        [Sent(wait_s=0.6, held_s=4.0, patience_s=3.5), Sent()],
+    ],
+    [],
+)
+# While an attempt is outwaited its client hangs up, and sends its request again just before that wait is over.
+IN_THE_WAIT: Order = (
+    [
+        [Sent(fate="lost", wait_s=0.0), Sent(process=1, wait_s=0.1)],
+        [Sent(wait_s=0.05, asked_s=0.1, patience_s=0.9), Sent(process=1, wait_s=0.05)],
+    ],
+    [],
+)
 
 
 @settings(max_examples=200)
@@ -283,6 +302,11 @@ BETWEEN: Order = ([[Sent(asked_s=2.0, patience_s=0.3), Sent(process=1, asked_s=0
 @example(*FROZEN)
 @example(*AFTER)
 @example(*BETWEEN)
+@example(*LATE)
+@example(*LATE_ELSEWHERE)
+@example(*LATE_SECOND)
+@example(*LATE_BESIDE)
+@example(*IN_THE_WAIT)
 def test_there_are_never_more_tasks_than_requests(requests: list[list[Sent]], freezes: list[Freeze]) -> None:
     world = play(requests, freezes)
     assert len(world.tasks) <= len(requests)
@@ -318,7 +342,19 @@ def test_an_equal_request_creates_where_nothing_is_known_of_a_resend() -> None:
     assert world.got[0] != world.got[1]
 
 
-def test_the_refusal_by_the_account_is_what_it_takes() -> None:
+def test_the_refusal_by_the_account_and_the_wait_are_what_it_takes() -> None:
     for requests, freezes in (FROZEN, AFTER, BETWEEN):
         assert len(play(requests, freezes).tasks) == 1
         assert len(play(requests, freezes, refuses=False).tasks) == 2
+    for requests, freezes in (LATE, LATE_ELSEWHERE, LATE_SECOND, LATE_BESIDE):
+        assert len(play(requests, freezes).tasks) <= len(requests)
+        with patch.object(resent_creates, "HANG_UP_S", 0.0):
+            assert len(play(requests, freezes).tasks) == len(requests) + 1
+
+
+def test_long_after_an_attempt_an_equal_request_waits_for_nothing() -> None:
+    resent = [Sent(fate="lost", wait_s=0.0), Sent(process=1)]
+    for after_s, waits_s in ((600.0, resent_creates.HANG_UP_S), (3600.0, 0.0)):
+        world = play([resent, [Sent(process=2, wait_s=after_s, asked_s=0.5)]], [])
+        (first, _), (second, _) = world.tasks
+        assert second - first == timedelta(seconds=after_s + 0.5 - 0.4 + waits_s + 0.5)

@@ -150,6 +150,7 @@ def create_account(
         task_creates_burst=settings.task_creates_burst,
         webhooks_max=settings.webhooks_max,
         paid_credit_days=settings.paid_credit_days,
+        idempotency_ttl_s=settings.idempotency_ttl_s,
     )
 
     async def load(account_id: str) -> LoadedAccount:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.http.server.connection import Receive, Send
-from holdfast.http.server.limits import BODY_STEP_BYTES, LATE_S, READ_AHEAD_BYTES, SWEEP_INTERVAL_S
+from holdfast.http.server.limits import BODY_STEP_BYTES, READ_AHEAD_BYTES
 from holdfast.sockets.connected import RECEIVE_BYTES, ConnectedSocket
 
 from .memory_server import HOME, Scope, Server, answer, answers, echo, never, read_body, rest_of, serving
@@ -142,40 +143,86 @@ async def test_a_disconnect_cancels_its_own_request_only(leave: str) -> None:
         await staying.aclose()
 
 
-@pytest.mark.parametrize("leave", ["close", "reset", "half-close"])
-async def test_a_request_whose_client_has_gone_during_a_stall_is_not_handled(
-    leave: str, mock_clock: MockClock
-) -> None:
+def leave(client: socket.socket, how: str) -> None:
+    """End a connection from the client's side."""
+    match how:
+        case "close":
+            client.close()
+        case "half-close":
+            client.shutdown(socket.SHUT_WR)
+        case _:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+
+
+BODY = POST + b"Content-Length: 2\r\n\r\n{}"
+CLOSE = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half-close"])
+@pytest.mark.parametrize(
+    "sent",
+    [GET, BODY, CLOSE, CLOSE + b"\r\n", GET + BODY],
+    ids=["get", "post", "close", "bytes behind", "pipelined"],
+)
+async def test_a_request_that_comes_with_the_end_of_its_connection_is_not_handled(how: str, sent: bytes) -> None:
+    """The task that reads and the one that answers run in either order, so there are some of them."""
     async with serving() as server:
-        staying, leaving = connect_by_socket(server), connect_by_socket(server)
+        staying, *leaving = [connect_by_socket(server) for _ in range(20)]
         await wait_all_tasks_blocked()
-        # Nothing runs from here on, as in a frozen process, until the clock has moved.
-        leaving.send(GET.replace(b"/a", b"/leaving"))
+        # Nothing runs from here on until all of it has arrived.
         staying.send(GET.replace(b"/a", b"/staying"))
-        match leave:
-            case "close":
-                leaving.close()
-            case "half-close":
-                leaving.shutdown(socket.SHUT_WR)
-            case _:
-                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                leaving.close()
-        mock_clock.jump(SWEEP_INTERVAL_S + LATE_S)
-        while server.connections.count == 2:
+        for each in leaving:
+            each.send(sent)
+            leave(each, how)
+        while server.connections.count > 1:
             await trio.lowlevel.checkpoint()
         await trio.lowlevel.wait_readable(staying)
         assert staying.recv(RECEIVE_BYTES).endswith(b"/staying|")
         assert server.calls == ["/staying"]
-        staying.close()
-        leaving.close()
+        for each in (staying, *leaving):
+            each.close()
 
 
-async def test_a_request_behind_others_is_read_after_a_stall(mock_clock: MockClock) -> None:
+@pytest.mark.parametrize("how", ["close", "reset", "half-close"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_the_last_part_of_a_body_that_comes_with_the_end_is_not_received(how: str, is_chunked: bool) -> None:
+    received: list[bytes] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        more = True
+        while more:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                await trio.sleep_forever()
+            received.append(event["body"])
+            more = event["more_body"]
+
+    head, rest = (
+        (b"Transfer-Encoding: chunked", b"1\r\nb\r\n0\r\n\r\n") if is_chunked else (b"Content-Length: 2", b"b")
+    )
+    async with serving() as server:
+        server.handler = note
+        clients = [connect_by_socket(server) for _ in range(20)]
+        for client in clients:
+            client.send(POST + head + b"\r\n\r\n" + (b"1\r\na\r\n" if is_chunked else b"a"))
+        await wait_all_tasks_blocked()
+        for client in clients:
+            client.send(rest)
+            leave(client, how)
+        while server.connections.count:
+            await trio.lowlevel.checkpoint()
+        assert len(server.cancelled) == 20
+        assert received == [b"a"] * 20
+        for client in clients:
+            client.close()
+
+
+async def test_requests_behind_others_are_read_in_search_of_the_end() -> None:
     async with serving() as server:
         client = connect_by_socket(server)
         await wait_all_tasks_blocked()
         client.send(b"".join(GET.replace(b"/a", b"/%d" % n) for n in range(3)))
-        mock_clock.jump(SWEEP_INTERVAL_S + LATE_S)
         received = b""
         while not received.endswith(b"/2|"):
             await trio.lowlevel.wait_readable(client)
@@ -184,36 +231,17 @@ async def test_a_request_behind_others_is_read_after_a_stall(mock_clock: MockClo
         client.close()
 
 
-async def test_nothing_is_looked_up_of_a_request_without_a_stall(
-    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_up: list[float] = []
-    monkeypatch.setattr(ConnectedSocket, "is_readable", lambda _: looked_up.append(trio.current_time()))
+async def test_a_client_that_never_stops_sending_is_answered() -> None:
     async with serving() as server:
         client = connect_by_socket(server)
-
-        async def ask() -> None:
-            client.send(GET)
-            await trio.lowlevel.wait_readable(client)
-            assert client.recv(RECEIVE_BYTES).endswith(b"/a|")
-
-        await ask()
-        mock_clock.jump(SWEEP_INTERVAL_S + LATE_S - 0.01)
-        await ask()
-        assert looked_up == []
-        await wait_all_tasks_blocked()
-        mock_clock.jump(SWEEP_INTERVAL_S + LATE_S)
-        late = trio.current_time()
-        await ask()
-        await ask()
-        assert looked_up == [late] * 2
-        # Checks of the deadlines in time end it.
-        for _ in range(4):
-            await wait_all_tasks_blocked()
-            mock_clock.jump(SWEEP_INTERVAL_S)
-        await wait_all_tasks_blocked()
-        await ask()
-        assert looked_up == [late] * 2
+        client.send(CLOSE)
+        answered = b""
+        while not answered.endswith(b"/a|"):
+            with suppress(BlockingIOError):
+                client.send(bytes(RECEIVE_BYTES))
+            with suppress(BlockingIOError):
+                answered += client.recv(RECEIVE_BYTES)
+            await trio.lowlevel.checkpoint()
         client.close()
 
 

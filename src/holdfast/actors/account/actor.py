@@ -125,7 +125,10 @@ EXPIRIES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """The limits of one account. ``task_creates_per_s`` 0: no limit. ``paid_credit_days`` 0: it never expires."""
+    """The limits of one account. ``task_creates_per_s`` 0: no limit. ``paid_credit_days`` 0: it never expires.
+
+    ``idempotency_ttl_s``: how long stored replies count.
+    """
 
     tasks_in_flight_max: int = 1000
     task_creates_per_s: float = 0
@@ -133,6 +136,7 @@ class AccountLimits:
     live_keys_max: int = 100
     webhooks_max: int = 16
     replies_max: int = 128
+    idempotency_ttl_s: int = 86_400
     orders_pending_max: int = 1000
     paid_credit_days: int = 0
 
@@ -166,7 +170,7 @@ class AccountActor(JournaledActor):
         self._units: AccountUnits
         self._keys: AccountKeys
         self._disabled_at: datetime | None
-        self._replies = RecentReplies(account_id, replies_max=limits.replies_max)
+        self._replies = RecentReplies(account_id, replies_max=limits.replies_max, ttl_s=limits.idempotency_ttl_s)
         self._database = database
         self._orders: AccountOrders | None = None
         self._create_rate = CreateRate(limits.task_creates_per_s, limits.task_creates_burst)
@@ -346,7 +350,7 @@ class AccountActor(JournaledActor):
         """
         request, after = command.request, command.after
         state, terms = self._units.state, request.terms
-        if after is not None and self._replies.is_superseded(after):
+        if after is not None and self._replies.is_superseded(after, self._now):
             return self._units.refuse(command, SUPERSEDED)
         key_id = request.api_key_id or ""
         models = self._keys.live[key_id].models

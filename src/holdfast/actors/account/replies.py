@@ -7,13 +7,14 @@ stores a reply names its key, and the journal looks that key up before it writes
 from __future__ import annotations
 
 from collections import OrderedDict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import msgspec
 
 from holdfast.actors.account.messages import RequestAttempt
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
+from holdfast.ledger.clock import Now
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
 from holdfast.persistence.journal.units import Unless
 from holdfast.persistence.records.rows import IdempotencyProbe, IdempotencyRow, StoredReply
@@ -32,7 +33,8 @@ STORED_REFUSALS = frozenset(
 """Codes of refusals that are stored and replayed; for any other, a repeated call is decided again."""
 
 NEWEST_ATTEMPT = "newest attempt"
-"""The route under which the newest attempt of each group is stored, with its id as the fingerprint."""
+"""The route under which the newest attempt of each group is stored: its id as the fingerprint, its beginning as the
+reply."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -44,14 +46,21 @@ def replay(stored: StoredReply, idempotency: IdempotencyKey, reply_type: type[R]
     return Replayed(msgspec.json.decode(stored.reply, type=reply_type | Refusal))
 
 
+def began_at(attempt: StoredReply) -> datetime | None:
+    """Return when a stored attempt began; None if an earlier release stored it."""
+    found: datetime | None = msgspec.json.decode(attempt.reply, type=datetime | None)
+    return found
+
+
 class RecentReplies:
-    """The newest stored replies of one account, by route and key."""
+    """The newest stored replies of one account, by route and key. Rows older than ``ttl_s`` count no more."""
 
-    __slots__ = ("_account_id", "_max", "_replies")
+    __slots__ = ("_account_id", "_max", "_replies", "_ttl_s")
 
-    def __init__(self, account_id: str, *, replies_max: int) -> None:
+    def __init__(self, account_id: str, *, replies_max: int, ttl_s: int) -> None:
         self._account_id = account_id
         self._max = replies_max
+        self._ttl_s = ttl_s
         self._replies: OrderedDict[tuple[str, str], StoredReply] = OrderedDict()
 
     def learn(self, found: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
@@ -75,12 +84,15 @@ class RecentReplies:
 
     def begin(self, attempt: RequestAttempt, at: datetime) -> IdempotencyRow:
         """Remember an attempt as the newest of its group, and return its row, which replaces that of another."""
-        return self.add(IdempotencyKey(NEWEST_ATTEMPT, attempt.group, attempt.attempt_id.encode()), None, at)
+        return self.add(IdempotencyKey(NEWEST_ATTEMPT, attempt.group, attempt.attempt_id.encode()), at, at)
 
-    def is_superseded(self, after: RequestAttempt) -> bool:
+    def is_superseded(self, after: RequestAttempt, now: Now) -> bool:
         """Whether another attempt than this is known to be the newest of the group."""
         newest = self._replies.get((NEWEST_ATTEMPT, after.group))
-        return newest is not None and newest.fingerprint != after.attempt_id.encode()
+        if newest is None or newest.fingerprint == after.attempt_id.encode():
+            return False
+        began = began_at(newest)
+        return began is None or began > now() - timedelta(seconds=self._ttl_s)
 
     def unless_superseded(self, after: RequestAttempt) -> Unless:
         """Return the condition that no other attempt than this is the newest of the group in the rows."""

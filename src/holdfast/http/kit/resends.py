@@ -13,10 +13,8 @@ from typing import Final
 
 import trio
 
-from holdfast.actors.account.messages import RequestAttempt
-
 KEPT_MAX: Final = 10_000
-"""Of how many tasks, refused requests, and groups it is known at a time."""
+"""Of how many tasks and refused requests it is known at a time."""
 REFUSED_S: Final = 120.0
 """How long after a refusal its client may send the request again: they wait two minutes at most."""
 
@@ -31,18 +29,6 @@ class Resends:
         self._served: OrderedDict[str, None] = OrderedDict()
         """Tasks that a request waits for, or was answered with."""
         self._refused: OrderedDict[tuple[str, int], deque[float]] = OrderedDict()
-        self._newest: OrderedDict[str, RequestAttempt] = OrderedDict()
-
-    def newest(self, group: str) -> RequestAttempt:
-        """Return the newest attempt at a request of a group that is known here; without an id if none is."""
-        return self._newest.get(group) or RequestAttempt(group)
-
-    def learn(self, newest: RequestAttempt) -> None:
-        """Note that this is the newest attempt of its group."""
-        self._newest[newest.group] = newest
-        self._newest.move_to_end(newest.group)
-        if len(self._newest) > KEPT_MAX:
-            self._newest.popitem(last=False)
 
     @asynccontextmanager
     async def turn(self, group: str) -> AsyncIterator[None]:
@@ -96,6 +82,10 @@ class Resends:
         if not lost and self._was_refused(group, attempt - 1):
             return None
         return min(free, key=lambda each: (-self._joined.get(each, 0), each in self._served), default=None)
+
+    def joined_later(self, tasks: list[str], attempt: int) -> set[str]:
+        """Return which of these tasks an attempt with a higher number created or joined."""
+        return {each for each in tasks if self._joined.get(each, 0) > attempt}
 
     def join(self, request_id: str, attempt: int) -> None:
         """Note that an attempt created the task, or joined it."""

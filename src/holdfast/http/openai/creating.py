@@ -17,7 +17,6 @@ from holdfast.http.endpoints.tasks.media_tasks import CREATE_ERRORS, accepted_ta
 from holdfast.http.endpoints.tasks.resent_creates import (
     CLIENT_TIMEOUT_S,
     create_once,
-    newest_known,
     note_refused,
 )
 from holdfast.http.kit.calls import Call
@@ -86,7 +85,6 @@ async def accept(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     The model must be one that ``makes`` what the endpoint returns. An Idempotency-Key of the caller's own is used
     as it is anywhere else. Refuses as a native create does.
     """
-    after = newest_known(call)
     model = call.deps.catalog().models.get(model_id)
     if model is not None and model.modality != makes:
         return await call.refuse_authenticated(
@@ -105,7 +103,7 @@ async def accept(call: Call, model_id: str, makes: Modality, fields: Mapping[str
             accepted = call.take_reply(await accepted_task(call, wanted, idempotency))
             created = accepted if isinstance(accepted, Refusal) else accepted.request_id
         else:
-            created = await create_once(call, wanted, after, attempt, _timeout_s(call))
+            created = await create_once(call, wanted, attempt, _timeout_s(call))
     except OutcomeUnknown:
         if idempotency is None and attempt is None:
             # Nothing would recognize this client's resend.

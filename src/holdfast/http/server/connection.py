@@ -1,8 +1,8 @@
 """One connection: a task that reads and a task that responds, from the first byte to the close.
 
 - A client that disconnects (also by a half-close) cancels the handler of its request, and nothing else. The last
-  part of a response is still written. After a stall of the process, no handler is called for one that has
-  disconnected meanwhile.
+  part of a response is still written. If the end of the connection has arrived with a request, or with the last
+  part of its body, the application does not get that: the client may have sent the request again, elsewhere.
 - The reader pauses while requests or a body wait for the responder, so that at most the read-ahead is buffered.
 - Waits have deadlines, which :class:`~holdfast.http.server.connections.Connections` checks for all connections;
   there are no timers here. A client that does not read its response is disconnected with a reset.
@@ -20,7 +20,14 @@ from urllib.parse import unquote
 import structlog
 import trio
 
-from holdfast.http.server.limits import BODY_STEP_BYTES, PIPELINED_MAX, READ_AHEAD_BYTES, SEND_BYTES, ServerLimits
+from holdfast.http.server.limits import (
+    BODY_STEP_BYTES,
+    PIPELINED_MAX,
+    READ_AHEAD_BYTES,
+    READS_MAX,
+    SEND_BYTES,
+    ServerLimits,
+)
 from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, ParsedRequest, RequestParser
 from holdfast.http.server.response_framing import CONTINUE, ResponseFraming, refusal_bytes, refusal_parts
 from holdfast.http.server.sources import Source, Sources
@@ -90,10 +97,6 @@ class Owner(Protocol):
     """The owner of all connections."""
 
     is_stopping: bool
-
-    def ran_late(self) -> bool:
-        """Whether the process did not run for a while until now, or shortly before."""
-        ...
 
     def refused(self, refusal: Refusal, origin: str) -> str:
         """Called for each request that is refused before the application; returns the request's id."""
@@ -295,7 +298,7 @@ class ServerConnection:
         if request is None:
             return False
         framing = self._framing = ResponseFraming(close=not request.keep_alive)
-        if request.refusal is None and self._owner.ran_late() and await self._has_hung_up():
+        if request.refusal is None and request.is_complete and await self._has_hung_up():
             return False
         if request.refusal is None:
             self._call_state = "called"
@@ -326,15 +329,14 @@ class ServerConnection:
         return None if self._is_hung_up and request.refusal is None else request
 
     async def _has_hung_up(self) -> bool:
-        """Whether the client has disconnected, although that may not have been read yet.
-
-        The end of a connection is read after the request before it, usually while that is answered. A process that
-        was stalled may find both: its client may have sent the request again, elsewhere, long ago.
-        """
-        while isinstance(self._stream, ConnectedSocket) and not (self._is_hung_up or self._is_full()):
-            if not self._stream.is_readable():
+        """Whether the client has disconnected, although that may not have been read yet."""
+        stream = self._stream
+        for _ in range(READS_MAX):
+            if self._is_hung_up or not isinstance(stream, ConnectedSocket) or not stream.is_readable():
                 break
-            await trio.lowlevel.checkpoint()
+            if self._is_full():
+                break
+            await trio.lowlevel.checkpoint()  # the other task reads
         return self._is_hung_up
 
     async def _complete(self, request: ParsedRequest) -> None:
@@ -374,6 +376,8 @@ class ServerConnection:
                 await self._write(CONTINUE)
         while not request.chunks and not request.is_complete and not self._is_hung_up:
             await self._responder.park()
+        if request.is_complete and await self._has_hung_up():
+            return {"type": "http.disconnect"}
         if request.chunks:
             body = b"".join(request.chunks)
             request.chunks.clear()

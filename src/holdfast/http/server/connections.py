@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -12,8 +11,6 @@ import trio
 from holdfast.http.kit.client_address import origin_of, parse_address
 from holdfast.http.server.connection import Address, AsgiApp, ServerConnection
 from holdfast.http.server.limits import (
-    AFTER_STALL_S,
-    LATE_S,
     REFUSED_AT_ONCE_MAX,
     STALLED_S,
     SWEEP_INTERVAL_S,
@@ -63,8 +60,6 @@ class Connections:
         self._stalled: list[ServerConnection] = []
         """At the last sweep, the longest stalled last."""
         self._open: set[ServerConnection] = set()
-        self._sweep_due = math.inf
-        self._after_stall_until = -math.inf
         self._idle: dict[ServerConnection, None] = {}
         self._per_peer: Counter[str] = Counter()
         self._refused_count = 0
@@ -107,19 +102,11 @@ class Connections:
 
     async def _sweep(self) -> None:
         while True:
-            self._sweep_due = trio.current_time() + SWEEP_INTERVAL_S
-            await trio.sleep_until(self._sweep_due)
+            await trio.sleep(SWEEP_INTERVAL_S)
             now = trio.current_time()
-            if now >= self._sweep_due + LATE_S:
-                self._after_stall_until = now + AFTER_STALL_S
             for connection in tuple(self._open):
                 connection.expire(now)
             self._find_stalled(now)
-
-    def ran_late(self) -> bool:
-        """Whether the process did not run for a while until now, or shortly before."""
-        now = trio.current_time()
-        return now >= self._sweep_due + LATE_S or now < self._after_stall_until
 
     def _find_stalled(self, now: float) -> None:
         """Find who could make room, where all places of a listener are taken."""

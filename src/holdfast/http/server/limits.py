@@ -31,10 +31,8 @@ STALLED_S: Final = 5.0
 SWEEP_INTERVAL_S: Final = 0.5
 """How often deadlines are checked, which is also how late they may be noticed."""
 
-LATE_S: Final = 0.25
-"""If a check of deadlines is so late, the process did not run, and clients may have gone meanwhile."""
-AFTER_STALL_S: Final = 1.0
-"""For so long after that it is looked up of each request whether its client has."""
+READS_MAX: Final = 64
+"""How often the socket is read on, after a request, in search of the end of its connection."""
 
 CHUNK_OVERHEAD_BYTES_MAX: Final = 64 * 1024
 """The bytes that a chunked body may have beyond eight times its data, for extensions and trailers."""
