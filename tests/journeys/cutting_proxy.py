@@ -58,7 +58,7 @@ class CuttingProxy:
                 stage = self._stage()
                 if stage == "refused":
                     return
-                request, rest = await _message(client, rest)
+                request, rest = await read_message(client, rest)
                 if not request or stage == "unsent":
                     return
                 if upstream is None:
@@ -70,7 +70,7 @@ class CuttingProxy:
                 if stage in {"unanswered", "late"}:
                     await trio.sleep(LATE_S if stage == "late" else 0)
                     return
-                answer, _ = await _message(upstream, b"")
+                answer, _ = await read_message(upstream, b"")
                 cut_at = {"half an answer": len(answer) // 2, "answered": len(answer) - 1}
                 await client.send_all(answer[: cut_at.get(stage, len(answer))])
                 if stage != "whole" or not answer:
@@ -83,7 +83,7 @@ class CuttingProxy:
                     await trio.aclose_forcefully(stream)
 
 
-async def _message(stream: trio.SocketStream, rest: bytes) -> tuple[bytes, bytes]:
+async def read_message(stream: trio.SocketStream, rest: bytes) -> tuple[bytes, bytes]:
     """Return the next message with a Content-Length, and what came after it; empty at the end of the stream."""
     data = rest
     while True:
