@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,12 @@ import trio
 from msgspec.structs import replace
 
 from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, RevokeApiKey, TaskAccepted
-from holdfast.actors.account.replies import NEWEST_ATTEMPT
+from holdfast.actors.account.replies import NEWEST_ATTEMPT, RecentReplies
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.queries.accounts import find_reply
+from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
 from holdfast.supervision.keyed_child import KeyedLimits
 
 from .account_checks import CREDIT, NewTask, StartSystem, assert_audit_clean, in_parallel, read_totals
@@ -103,3 +105,17 @@ async def test_an_attempt_needs_a_key_that_may_create(system: Any) -> None:
     assert isinstance(refused, Refusal)
     assert refused.code == "invalid_api_key"
     assert await newest(system, account_id) is None
+
+
+def test_an_attempt_counts_as_long_as_its_row() -> None:
+    replies, at = RecentReplies("acct_1", replies_max=3, ttl_s=60), utc_now()
+    replies.begin(FIRST, at)
+    for after_s, known, expected in ((0, NONE, True), (59, NONE, True), (59, FIRST, False), (60, NONE, False)):
+        now = partial(at.__add__, timedelta(seconds=after_s))
+        assert replies.is_superseded(known, now) == expected
+
+
+def test_the_attempt_of_an_earlier_release_counts() -> None:
+    replies = RecentReplies("acct_1", replies_max=3, ttl_s=60)
+    replies.learn([(IdempotencyProbe("acct_1", NEWEST_ATTEMPT, GROUP), StoredReply(b"attempt_1", b"null"))])
+    assert replies.is_superseded(NONE, utc_now)

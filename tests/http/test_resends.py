@@ -31,6 +31,13 @@ async def test_a_later_attempt_leaves_the_task_of_another() -> None:
     assert resends.choose("equal", tasks, 1) == "task_2"
 
 
+async def test_the_tasks_of_later_attempts_are_known() -> None:
+    resends = Resends()
+    resends.join("task_1", 2)
+    assert resends.joined_later(["task_2", "task_1"], 1) == {"task_1"}
+    assert resends.joined_later(["task_2", "task_1"], 2) == set()
+
+
 async def test_a_task_that_a_request_waits_for_comes_last() -> None:
     resends = Resends()
     with resends.served("task_2"):

@@ -17,7 +17,7 @@ import trio
 from .cutting_proxy import read_message
 
 End = Literal["with it", "a moment later"]
-MOMENT_S: Final = 0.3
+MOMENT_S: Final = 0.1
 ACCEPTED_WITHIN_S: Final = 1.0
 """A service has it that another process accepts for a frozen one after three seconds."""
 RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
-import os
 import random
 import signal
 from functools import partial
@@ -16,7 +14,6 @@ import trio
 from PIL import Image
 from tests.clients import Customer, loopback_client, until
 
-from holdfast.http.server.limits import LATE_S, SWEEP_INTERVAL_S
 from holdfast.persistence.server.connections import connected
 
 from .conftest import NewCustomer, NewService
@@ -213,32 +210,6 @@ async def test_an_upload_may_be_larger_than_other_bodies(
     two = [("image[]", file.getvalue()[:100]), ("image[]", file.getvalue()[:100])]
     refused = await customer.as_key("POST", "/v1/images/edits", data=form, files=two)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "image")
-
-
-async def test_a_frozen_process_makes_no_task_for_clients_that_have_gone(
-    quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
-) -> None:
-    customer = await new_customer(quiet_service, credit="50.00")
-    await ask(customer, numbered(0, 1), prompt="the key is known")
-    assert quiet_service.process is not None
-    pid, (host, port) = quiet_service.process.pid, quiet_service.url.removeprefix("http://").split(":")
-    body = json.dumps({"model": MODEL, "prompt": "a wave"}).encode()
-    head = (
-        f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {customer.key}\r\nX-Stainless-Retry-Count: 0\r\n"
-    )
-    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    for _ in range(3):
-        streams = [await trio.open_tcp_stream(host, int(port)) for _ in range(20)]
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            for stream in streams:
-                await stream.send_all(head.encode() + body)
-                await stream.aclose()
-            # So long that the process certainly finds that it has not run.
-            await trio.sleep(SWEEP_INTERVAL_S + 2 * LATE_S)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        assert len(await customer.tasks()) == 1
 
 
 async def test_a_frozen_process_creates_nothing_that_was_sent_again_elsewhere(

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 
 import pytest
 import trio
@@ -19,7 +23,7 @@ from tests.clients import Customer, loopback_client, until
 
 from .client_programs import run_node, run_python
 from .conftest import NewCustomer, NewService
-from .late_proxies import Balancer, LateProxy
+from .late_proxies import RESET_ON_CLOSE, Balancer, LateProxy, address_of
 from .quiet_provider import MODEL, QuietProvider
 from .replicate_programs import STARTS
 from .service_process import SERVER_KEY, Service, start_together
@@ -141,6 +145,8 @@ def frozen(pid: int) -> Iterator[None]:
     """Freeze a process."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -157,6 +163,53 @@ async def until_read(services: list[Service], idle: float) -> None:
         return sum(each.metric("holdfast_http_connections") for each in services) <= idle
 
     await until(are_closed)
+
+
+async def test_a_frozen_process_makes_no_task_for_clients_that_have_gone(
+    two_services: list[Service], new_customer: NewCustomer
+) -> None:
+    stopped, other = two_services
+    assert stopped.process is not None
+    customer = await own_customer(other, new_customer)
+    idle = sum(each.metric("holdfast_http_connections") for each in two_services)
+    with frozen(stopped.process.pid):
+        for n in range(40):
+            path = f"/replicate/v1/models/{MODEL}/predictions" if n % 2 else "/v1/videos"
+            fields = {"prompt": f"wave {n}"}
+            body = {"input": fields} if n % 2 else {"model": "quiet/clip-1", **fields}
+            with socket.create_connection(address_of(stopped.url)) as client:
+                client.sendall(raw_create(path, customer, body))
+                if n % 4 > 1:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            resent = await customer.as_key("POST", path, body, headers={"X-Stainless-Retry-Count": "1"})
+            assert resent.is_success
+    await until_read(two_services, idle)
+    await check(other, customer, 40)
+
+
+async def own_customer(service: Service, new_customer: NewCustomer) -> Customer:
+    """A customer whose account is this member's, so that it is served while the other one is frozen."""
+
+    async def are_linked() -> bool:
+        return service.metric("holdfast_members") == 2
+
+    await until(are_linked)
+    while True:
+        customer = await new_customer(service, connections=1)
+        before = service.metric("holdfast_forwarded_asks_total")
+        await customer.recharge("1000.00")
+        if service.metric("holdfast_forwarded_asks_total") == before:
+            return customer
+
+
+def raw_create(path: str, customer: Customer, body: object) -> bytes:
+    """A first attempt as it is on the wire."""
+    sent = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {customer.key}\r\n"
+        f"X-Stainless-Retry-Count: 0\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+    )
+    return head.encode() + sent
 
 
 @pytest.mark.parametrize("deployment", ["two_workers", "three_members"])

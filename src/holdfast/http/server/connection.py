@@ -93,6 +93,11 @@ _INTERNAL_ERROR: Final = Refusal(code="internal_error", message="An internal err
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
+def _never_readable() -> bool:
+    """Of a stream that cannot tell."""
+    return False
+
+
 class Owner(Protocol):
     """The owner of all connections."""
 
@@ -151,6 +156,9 @@ class ServerConnection:
         self._request: ParsedRequest | None = None
         self._framing = ResponseFraming(close=False)
         self._is_hung_up = False
+        self._is_readable = stream.is_readable if isinstance(stream, ConnectedSocket) else _never_readable
+        self._is_looked_up = False
+        """Whether the end of the connection was looked for, once the request was complete."""
         self._responder = trio.lowlevel.ParkingLot()
         self._reader = trio.lowlevel.ParkingLot()
         self._awaited: Awaited | None = None
@@ -298,7 +306,8 @@ class ServerConnection:
         if request is None:
             return False
         framing = self._framing = ResponseFraming(close=not request.keep_alive)
-        if request.refusal is None and request.is_complete and await self._has_hung_up():
+        self._is_looked_up = request.is_complete
+        if request.refusal is None and request.is_complete and self._is_readable() and await self._has_hung_up():
             return False
         if request.refusal is None:
             self._call_state = "called"
@@ -330,11 +339,8 @@ class ServerConnection:
 
     async def _has_hung_up(self) -> bool:
         """Whether the client has disconnected, although that may not have been read yet."""
-        stream = self._stream
         for _ in range(READS_MAX):
-            if self._is_hung_up or not isinstance(stream, ConnectedSocket) or not stream.is_readable():
-                break
-            if self._is_full():
+            if self._is_hung_up or self._is_full() or not self._is_readable():
                 break
             await trio.lowlevel.checkpoint()  # the other task reads
         return self._is_hung_up
@@ -376,8 +382,10 @@ class ServerConnection:
                 await self._write(CONTINUE)
         while not request.chunks and not request.is_complete and not self._is_hung_up:
             await self._responder.park()
-        if request.is_complete and await self._has_hung_up():
-            return {"type": "http.disconnect"}
+        if request.is_complete and not self._is_looked_up:
+            self._is_looked_up = True
+            if self._is_readable() and await self._has_hung_up():
+                return {"type": "http.disconnect"}
         if request.chunks:
             body = b"".join(request.chunks)
             request.chunks.clear()
