@@ -165,7 +165,7 @@ CLOSE = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     [GET, BODY, CLOSE, CLOSE + b"\r\n", GET + BODY],
     ids=["get", "post", "close", "bytes behind", "pipelined"],
 )
-async def test_a_request_that_comes_with_the_end_of_its_connection_is_not_handled(how: str, sent: bytes) -> None:
+async def test_a_request_that_comes_with_the_end_of_its_connection_is_dropped(how: str, sent: bytes) -> None:
     """The task that reads and the one that answers run in either order, so there are some of them."""
     async with serving() as server:
         staying, *leaving = [connect_by_socket(server) for _ in range(20)]
