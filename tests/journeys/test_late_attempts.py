@@ -219,26 +219,22 @@ async def test_freezes_make_no_second_task(
     services: list[Service] = request.getfixturevalue(deployment)
     customer = await new_customer(services[0], credit="10000.00", connections=1)
     idle = sum(each.metric("holdfast_http_connections") for each in services)
-    pids, count = cycle(processes_of(services)), 12
+    count, turns = 12, cycle(range(len(processes_of(services))))
     async with Balancer([each.url for each in services]).running() as balancer:
         given = {"url": balancer.url, "key": customer.key, "model": "studio/image-1", "count": count, "at_once": 6}
 
-        async def run(first: int) -> None:
-            """In the middle of its requests, which are held open."""
+        async def make_images(first: int, ended: trio.Event) -> None:
             await run_openai(HELD_IMAGES, {**given, "first": first, "timeout_s": 2})
             ended.set()
 
-        async def is_left_or_over() -> bool:
-            return ended.is_set() or balancer.cut_count > cut_count
-
-        for nth in range(FREEZES):
-            first, cut_count, ended = 2 * count * nth, balancer.cut_count, trio.Event()
+        for first in range(0, 2 * count * FREEZES, 2 * count):
+            ended = trio.Event()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(run, first)
+                nursery.start_soon(make_images, first, ended)
                 await until(partial(has_tasks, services[0], first + 1))
-                with frozen(next(pids)):
-                    await until(is_left_or_over)
-            with frozen(next(pids)):
+                with frozen(processes_of(services)[next(turns)]):
+                    await ended.wait()
+            with frozen(processes_of(services)[next(turns)]):
                 await run_node(REPLICATE, {**given, "first": first + count})
             await until_read(services, idle)
         assert balancer.cut_count >= FREEZES
