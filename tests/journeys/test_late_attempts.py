@@ -31,6 +31,8 @@ from .test_resent_creates import prompts_of
 
 LATE = int(os.environ.get("LATE", "30"))
 FREEZES = int(os.environ.get("FREEZES", "1"))
+FROZEN_S = 5.0
+"""Longer than the three seconds after which another worker accepts for a frozen one."""
 MINUTES_S = 600.0 + 20 * FREEZES
 
 OPENAI = """
@@ -41,7 +43,7 @@ client = openai.AsyncOpenAI(
 async def video(prompt):
     return (await client.videos.create(model="quiet/clip-1", prompt=prompt)).id
 async def image(prompt):
-    made = await client.images.with_raw_response.generate(model="studio/image-1", prompt=prompt, size="256x256")
+    made = await client.images.with_raw_response.generate(model=given["model"], prompt=prompt)
     return made.headers["x-task-id"]
 async def run(make):
     at_once = asyncio.Semaphore(given["at_once"])
@@ -115,16 +117,19 @@ async def started(provider: QuietProvider, new_service: NewService) -> Service:
 
 @pytest.fixture
 def two_workers(new_service: NewService) -> list[Service]:
-    """A parent with two workers."""
+    """A parent with two workers, whose tasks end."""
     service = new_service(PROCESSES="2")
     service.start()
     return [service]
 
 
 @pytest.fixture
-def three_members(new_service: NewService, shared_url: str) -> list[Service]:
-    """Three services on one database."""
+def three_members(provider: QuietProvider, new_service: NewService, shared_url: str) -> list[Service]:
+    """Three services on one database, whose tasks do not end."""
     services = [new_service(DATABASE_URL=shared_url, SERVER_KEY=SERVER_KEY) for _ in range(3)]
+    catalog = str(provider.write_catalog(services[0].data_dir.parent))
+    for service in services:
+        service.environment["HOLDFAST_CATALOG"] = catalog
     start_together(services)
     return services
 
@@ -212,30 +217,34 @@ def raw_create(path: str, customer: Customer, body: object) -> bytes:
     return head.encode() + sent
 
 
-@pytest.mark.parametrize("deployment", ["two_workers", "three_members"])
+@pytest.mark.parametrize(
+    ("deployment", "program", "model"),
+    [("two_workers", HELD_IMAGES, "studio/image-1"), ("three_members", VIDEOS, MODEL)],
+    ids=["workers", "members"],
+)
 async def test_freezes_make_no_second_task(
-    deployment: str, request: pytest.FixtureRequest, new_customer: NewCustomer
+    deployment: str, program: str, model: str, request: pytest.FixtureRequest, new_customer: NewCustomer
 ) -> None:
     services: list[Service] = request.getfixturevalue(deployment)
     customer = await new_customer(services[0], credit="10000.00", connections=1)
     idle = sum(each.metric("holdfast_http_connections") for each in services)
-    count, turns = 12, cycle(range(len(processes_of(services))))
+    intents, turns = 12, cycle(range(len(processes_of(services))))
     async with Balancer([each.url for each in services]).running() as balancer:
-        given = {"url": balancer.url, "key": customer.key, "model": "studio/image-1", "count": count, "at_once": 6}
+        given = {"url": balancer.url, "key": customer.key, "model": model, "count": intents, "at_once": 6}
 
-        async def make_images(first: int, ended: trio.Event) -> None:
-            await run_openai(HELD_IMAGES, {**given, "first": first, "timeout_s": 2})
+        async def run(first: int, ended: trio.Event) -> None:
+            await run_openai(program, {**given, "first": first, "timeout_s": 2})
             ended.set()
 
-        for first in range(0, 2 * count * FREEZES, 2 * count):
+        for first in range(0, 2 * intents * FREEZES, 2 * intents):
             ended = trio.Event()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(make_images, first, ended)
+                nursery.start_soon(run, first, ended)
                 await until(partial(has_tasks, services[0], first + 1))
-                with frozen(processes_of(services)[next(turns)]):
+                with frozen(processes_of(services)[next(turns)]), trio.move_on_after(FROZEN_S):
                     await ended.wait()
             with frozen(processes_of(services)[next(turns)]):
-                await run_node(REPLICATE, {**given, "first": first + count})
+                await run_node(REPLICATE, {**given, "first": first + intents})
             await until_read(services, idle)
         assert balancer.cut_count >= FREEZES
-    await check(services[0], customer, 2 * count * FREEZES)
+    await check(services[0], customer, 2 * intents * FREEZES)
