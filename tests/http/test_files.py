@@ -150,6 +150,7 @@ def test_a_filename_is_a_bare_printable_name(sent: str | None, filename: str) ->
         ("attachment; filename*=UTF-8''..%2f..%2Fetc%00.png", "etc.png"),
         ("attachment; filename=\"a; filename*=UTF-8''b.png\"", "a; filename*=UTF-8''b.png"),
         ("attachment; filename*=nonsense", "file.png"),
+        ("attachment; x=\"\\\"; filename*=UTF-8''b.png", None),  # a quotation that does not end is read once
         ("attachment; " + '\\"' * 40_000 + "; filename*=UTF-8''late.png", None),
     ],
 )

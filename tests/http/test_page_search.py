@@ -120,6 +120,15 @@ async def test_a_task_made_long_after_a_request_is_not_searched_for_it(api: Api)
     assert made_by == [(api.account_id, task_id)]
 
 
+async def test_a_callers_trace_that_looks_like_our_ids_is_found(api: Api) -> None:
+    trace = f"4bf92f3577b3{uuid7().hex[12:]}"
+    task = api.task("task_" + uuid7().hex)
+    request = msgspec.structs.replace(task.request, traceparent=f"00-{trace}-{'c' * 16}-01")
+    await api.add_task(msgspec.structs.replace(task, request=request))
+    made_by = await api.database.read(lambda rows: made_by_request(rows, trace, 10))
+    assert made_by == [(api.account_id, task.request_id)]
+
+
 async def test_a_refused_request_leads_to_its_refusal(api: Api, browser: PageReader) -> None:
     refused = RefusedRequest(
         at="2026-11-22T03:00:00.000Z",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import structlog.testing
 
@@ -13,6 +14,7 @@ from holdfast.supervision.control.messages import ListRefusedRequests, MemberVie
 from holdfast.telemetry import metrics
 from holdfast.telemetry.refused_requests import (
     CALLERS_MAX,
+    KEYS_MAX,
     LINES_MAX,
     OTHERS,
     PERIODS,
@@ -86,6 +88,19 @@ def test_what_is_kept_is_bounded_and_no_count_is_lost() -> None:
     assert next(iter(requests.recent())).request_id.endswith(f"{many - 1:x}")
     assert len([*requests.recent()]) == RING_RECORDS
     assert requests.callers()[0] == RefusedCaller(OTHERS, RING_RECORDS, {"insufficient_credit": RING_RECORDS})
+
+
+def test_many_wrong_keys_hide_neither_accounts_nor_their_origin() -> None:
+    requests = new_requests()
+    for number in range(2 * CALLERS_MAX):
+        key = f"hk_live_{number:04}"
+        requests.count(msgspec.structs.replace(of(key, 401, "invalid_api_key"), key_prefix=key))
+    requests.count(of("acct_1"))
+    requests.count(of("acct_1"))
+    assert requests.callers()[:2] == [
+        RefusedCaller("192.0.2.1", 2 * CALLERS_MAX - KEYS_MAX, {"invalid_api_key": 2 * CALLERS_MAX - KEYS_MAX}),
+        RefusedCaller("acct_1", 2, {"insufficient_credit": 2}),
+    ]
 
 
 def test_callers_are_counted_for_ten_minutes() -> None:

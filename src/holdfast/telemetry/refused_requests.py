@@ -28,6 +28,10 @@ PERIODS: Final = 10
 """How many periods callers are counted for."""
 CALLERS_MAX: Final = 1_000
 """How many pairs of a caller and a code are counted in a period; refusals of others count as :data:`OTHERS`."""
+KEYS_MAX: Final = 200
+"""With so many pairs, further keys that no account has count as their origin's: whoever tries many of them hides
+neither accounts nor where he is.
+"""
 OTHERS: Final = "others"
 LINES_MAX: Final = 20
 """How many refusals have a line of their own in a period."""
@@ -72,7 +76,9 @@ class RefusedCaller(msgspec.Struct, frozen=True):
     """A caller whose requests were refused in the last ten minutes."""
 
     caller: str
-    """Who it is, as of a refused request; `others` of those beyond a thousand a minute."""
+    """Who it is, as of a refused request; the origin of keys that no account has beyond two hundred a minute, and
+    `others` of those beyond a thousand a minute.
+    """
     requests: int
     """How many of its requests were refused."""
     codes: dict[str, int]
@@ -106,6 +112,7 @@ class RefusedRequests:
 
         ``caller`` is the account or operator, if it is known.
         """
+        is_unknown_key = caller is None and key_prefix is not None
         caller = spelled(caller or key_prefix or origin)
         metrics.REFUSALS.labels(str(status), code).inc()
         if status == 503 and code not in NO_OUTAGE:
@@ -125,6 +132,8 @@ class RefusedRequests:
             )
         )
         counts, pair = self._periods[-1], (caller, code)
+        if is_unknown_key and pair not in counts and len(counts) >= KEYS_MAX:
+            pair = (origin, code)
         if pair not in counts and len(counts) >= CALLERS_MAX:
             pair = (OTHERS, code)
         counts[pair] += 1

@@ -463,7 +463,8 @@ async def _read(incoming: _Incoming) -> FormFile:
     return FormFile(incoming.name, incoming.spool.sha256, content=read)
 
 
-_QUOTED: Final = re.compile(r'"(?:\\.|[^"\\])*"')
+_QUOTED: Final = re.compile(r'"(?:\\.|[^"\\])*"?')
+"""A text in quotes; one that does not end takes all that follows, so that none is searched twice."""
 _EXTENDED: Final = re.compile(r";\s*filename\*\s*=\s*(?:(utf-8|iso-8859-1)'[^';]*'([^;\s]*))?", re.ASCII | re.I)
 
 

@@ -51,18 +51,21 @@ _EVENT: Final = select(outbox.c.account_id, outbox.c.request_id).where(outbox.c.
 def made_by_request(rows: Connection, digits: str, most: int) -> list[FoundSubject]:
     """Return the tasks and orders of the request or trace with this id, 32 hex digits.
 
-    The id of a request, and of a trace that began with it, has its time: what came next is searched. For a trace
-    of a caller the newest are.
+    The id of a request, and of a trace that began with it, has its time: what came next is searched. A caller's
+    trace has none, although some look as if they had: the newest are searched.
     """
-    has_time = digits[12] == _UUID7
-    first = f"{max(0, int(digits[:12], 16) - CLOCKS_APART_MS):012x}" if has_time else ""
+    first = f"{max(0, int(digits[:12], 16) - CLOCKS_APART_MS):012x}"
     given = {"trace": f"00-{digits}", "request_id": f"req_{digits}", "scanned": SCANNED_MAX, "most": most}
-    found = [
-        FoundSubject(row.account_id, row.reference)
-        for query, prefix in (_AFTER if has_time else _NEWEST)
-        for row in rows.execute(query, {**given, "first": prefix + first})
-    ]
-    return found[:most]
+    searches = [(_AFTER, first), (_NEWEST, "")]
+    for queries, least in searches if digits[12] == _UUID7 else searches[1:]:
+        found = [
+            FoundSubject(row.account_id, row.reference)
+            for query, prefix in queries
+            for row in rows.execute(query, {**given, "first": prefix + least})
+        ]
+        if found:
+            return found[:most]
+    return []
 
 
 def subject_of(rows: Connection, sought: str) -> FoundSubject | None:
