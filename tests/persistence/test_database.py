@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
 from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.server import connections
 from holdfast.persistence.server.connections import BoundedConnection, in_one_transaction
-from holdfast.persistence.server.database import RELEASE, WORK_SIZE, Database
+from holdfast.persistence.server.database import RELEASE, STEADY_S, WORK_SIZE, Database
 from holdfast.persistence.server.database_faults import (
     DatabaseAway,
     DatabaseTooOld,
@@ -289,6 +290,35 @@ async def test_the_watcher_opens_the_gate_and_reopens_it_after_a_loss(database_u
         assert await database.read(one) == 1
         nursery.cancel_scope.cancel()
     assert not database.gate.is_open
+
+
+async def test_a_gate_that_closes_again_and_again_opens_once_a_second(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk each probe succeeds and each write fails."""
+    database = Database("postgresql://nobody@127.0.0.1:1/none")
+    gate = database.gate
+
+    async def open_gate() -> None:
+        gate.open()
+
+    monkeypatch.setattr(database, "open", open_gate)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(database.run)
+        opened_at = []
+        for _ in range(8):
+            await gate.wait_open()
+            opened_at.append(trio.current_time())
+            gate.close("No space left on device")
+        pauses = [round(later - earlier, 3) for earlier, later in pairwise(opened_at)]
+        assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+        await gate.wait_open()
+        await trio.sleep(STEADY_S)
+        gate.close("the connection was lost")
+        closed_at = trio.current_time()
+        await gate.wait_open()
+        assert trio.current_time() == closed_at
+        nursery.cancel_scope.cancel()
 
 
 async def test_the_watcher_reports_started_while_the_database_is_away() -> None:

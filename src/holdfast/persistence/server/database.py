@@ -49,6 +49,8 @@ RECORDS_SIZE = 2
 WRITE_MS = 15_000
 PROBE_FIRST_S = 0.1
 PROBE_LAST_S = 1.0
+STEADY_S = 10.0
+"""A gate that was open for less opens later the next time: probes succeed where, on a full disk, writes do not."""
 HEARTBEAT_S = 2.0
 CHILD_CHECK_S = 0.25
 RELEASE: Final = installed_revisions()[-1]
@@ -221,12 +223,15 @@ class Database:
         right after a timeout. An embedded server that died is started again. Raises ``DatabaseTooOld`` and
         ``OlderRelease``.
         """
-        first = True
+        first, pause_s = True, 0.0
         try:
             while True:
+                await trio.sleep(pause_s)
                 await self._open_again(task_status if first else trio.TASK_STATUS_IGNORED)
-                first = False
+                first, opened_at = False, trio.current_time()
                 await self._watch()
+                is_steady = trio.current_time() - opened_at >= STEADY_S
+                pause_s = 0.0 if is_steady else min(max(2 * pause_s, PROBE_FIRST_S), PROBE_LAST_S)
                 # Idle connections in the pools may be lost too; using one would close the gate again.
                 self._dispose()
         finally:
