@@ -73,6 +73,20 @@ async def test_others_accept_for_a_silent_worker_until_it_responds(autojump_cloc
         assert parent.starter.started == [silent, *others]
 
 
+async def test_a_parent_that_was_frozen_itself_blames_no_worker(autojump_clock: MockClock) -> None:
+    parent = Parent(2)
+    async with running(parent):
+        workers = parent.starter.started
+        await live(*workers, for_s=10)
+        autojump_clock.jump(2 * FROZEN_S)
+        await trio.testing.wait_all_tasks_blocked()
+        await live(*workers, for_s=10)
+        assert parent.reports("stuck") == []
+        assert parent.reports("recovery") == []
+        await live(workers[0], for_s=2 * SILENT_S)
+        assert [each.path for each in parent.reports("stuck")] == ["processes/worker-1"]
+
+
 async def test_a_worker_that_stays_silent_is_killed_and_replaced(autojump_clock: MockClock) -> None:
     parent = Parent(2)
     async with running(parent):

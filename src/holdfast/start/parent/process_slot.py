@@ -24,6 +24,8 @@ SILENT_S = 3 * ALIVE_S
 """After this long without a sign of life others accept for a process. It may be frozen, or its machine be busy."""
 FROZEN_S = 30.0
 """After this long it is killed."""
+LATE_S = 1.0
+"""If this process looks so much later than it meant to, it was frozen itself."""
 
 
 class ProcessEnded(Exception):
@@ -220,7 +222,8 @@ class ProcessSlot:
     async def _follow(self, run: _Run) -> str | None:
         """Read a process's lines until it closes its side. Returns why it must be killed, if it must.
 
-        Silence counts once it has shown a sign of life: the emulators' process shows none.
+        Silence counts once it has shown a sign of life: the emulators' process shows none. It does not while this
+        process was frozen itself: what it then finds unread may be from all that time.
         """
         patience_s = start_s = self._start_time.limit_s
         while True:
@@ -239,6 +242,8 @@ class ProcessSlot:
                 elif line == ALIVE:
                     patience_s = SILENT_S
                     self._note_life(run)
+            elif trio.current_time() - waiting.deadline > LATE_S:
+                continue
             elif run.state == "starting":
                 self._start_time.note_late()
                 return f"was not ready within {start_s:g} s"
