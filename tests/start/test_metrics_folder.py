@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.settings.settings import SettingsFault
 from holdfast.start.parent.parent import metrics_folder
 
 HOLDER = """
@@ -60,6 +61,17 @@ def test_the_folder_is_in_the_runtime_directory_if_there_is_one(
     with metrics_folder() as mine:
         assert list(runtime.iterdir()) == [Path(mine)]
     assert list(runtime.iterdir()) == []
+
+
+def test_a_runtime_directory_that_takes_no_folder_is_a_fault_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "absent"))
+    with (
+        pytest.raises(SettingsFault, match="absent: no folder for metrics can be made: No such file"),
+        metrics_folder(),
+    ):
+        pass
 
 
 def test_a_folder_that_may_not_be_locked_yet_stays(folder_of_folders: Path) -> None:

@@ -33,7 +33,7 @@ from holdfast import __version__
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.postmaster import EmbeddedFault
 from holdfast.persistence.server.revisions import is_migrated
-from holdfast.settings.settings import PREFIX, Settings, environment
+from holdfast.settings.settings import PREFIX, Settings, SettingsFault, environment
 from holdfast.settings.warnings import find_warnings
 from holdfast.sockets.emulator_sockets import EmulatorSockets, open_emulator_sockets
 from holdfast.sockets.listening import Sockets, open_sockets, refuse_new_connections, url_of
@@ -76,14 +76,18 @@ def metrics_folder() -> Iterator[str]:
     """Create the folder with the metrics of all workers, and remove it at the end.
 
     It is in the service's runtime directory, if systemd gives it one, else beside other temporary files. A parent
-    that is killed leaves its folder behind, so each start removes those that no parent has locked.
+    that is killed leaves its folder behind, so each start removes those that no parent has locked. Raises
+    ``SettingsFault`` if there can be none.
     """
-    above = environment().get("RUNTIME_DIRECTORY", "").partition(":")[0] or tempfile.gettempdir()
-    _remove_abandoned(Path(above))
-    with (
-        tempfile.TemporaryDirectory(prefix=METRICS_PREFIX, dir=above) as folder,
-        (Path(folder) / METRICS_LOCK).open("w") as lock,
-    ):
+    above = environment().get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    try:
+        above = above or tempfile.gettempdir()
+        _remove_abandoned(Path(above))
+        made = tempfile.TemporaryDirectory(prefix=METRICS_PREFIX, dir=above)
+    except OSError as fault:
+        where = above or "TMPDIR"
+        raise SettingsFault((f"{where}: no folder for metrics can be made: {fault.strerror}",)) from fault
+    with made as folder, (Path(folder) / METRICS_LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
 
