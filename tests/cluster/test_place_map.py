@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -157,6 +157,24 @@ def test_without_tls_browsers_are_redirected_and_credentials_refused(proxy: Prox
         assert (sent_on.status_code, sent_on.headers["Location"]) == (301, "https://api.example.com/docs?a=1")
         for refused in (browser.get("/docs", headers={"Authorization": "Bearer hk"}), browser.post("/v2/quote")):
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "malformed_request")
+
+
+def test_a_client_has_as_few_connections_without_tls_as_with_it(servers: list[str], tmp_path: Path) -> None:
+    """Both take of the same connections of HAProxy."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    plain = ("127.0.0.9", listening.getsockname()[1])
+    limits = {
+        "sc0_conn_cur gt 500": "sc0_conn_cur gt 3",
+        "frontend plain\n": f"frontend plain\n    bind {plain[0]}:{plain[1]}\n",
+    }
+    answers = []
+    with haproxy(tmp_path / "haproxy", servers, listening, limits), ExitStack() as connections:
+        for _ in range(4):
+            connection = connections.enter_context(socket.create_connection(plain, timeout=60))
+            with suppress(ConnectionError):
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n")
+                answers.append(connection.recv(12))
+    assert [each for each in answers if each] == [b"HTTP/1.1 301"] * 3
 
 
 def test_browsers_remember_to_use_tls(client: httpx2.Client) -> None:
