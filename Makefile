@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # What .venv holds: the stamps are younger than what they were made from.
 MADE      := $(VENV)/.made
@@ -15,7 +16,7 @@ CLIENTS   := $(VENV)/clients/.made
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test newest check format bench torture fuzz audit lock clean
+.PHONY: help run demo test test-all newest check format bench torture fuzz audit lock clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,27 +27,15 @@ run: $(INSTALLED)  ## Run the service on http://127.0.0.1:8000 until Ctrl-C
 demo: $(INSTALLED)  ## Walk the whole journey on a service of its own and check every number
 	$(BIN)/python -m holdfast demo
 
-test: $(TESTABLE) $(CLIENTS)  ## Run the tests, several at a time (ARGS="-k name" narrows them)
-	@for tool in curl chromium haproxy; do \
-		PATH="$$PATH:/usr/sbin" command -v $$tool >/dev/null || \
-		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing $$tool" && apt-get update -qq && \
-			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$tool >/dev/null; } || \
-		{ echo "The tests need $$tool. On Debian and Ubuntu: apt install $$tool" >&2; exit 1; }; \
-	done
-	@command -v systemd-analyze >/dev/null || \
-		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing systemd" && apt-get update -qq && \
-			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends systemd >/dev/null; } || \
-		echo "The tests of deploy/systemd are skipped: they need systemd-analyze. On Debian and Ubuntu: apt install systemd"
-	@# Debian has promtool in the package prometheus, whose installation would start a server: it is taken from the package.
-	@command -v promtool >/dev/null || [ -x $(BIN)/promtool ] || \
-		{ command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null && echo "unpacking promtool" && \
-			{ [ "$$(id -u)" != 0 ] || apt-get update -qq; } && cd $(VENV) && apt-get download -qq -o APT::Sandbox::User=root prometheus && \
-			dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x -C bin --strip-components=3 ./usr/bin/promtool && \
-			rm prometheus_*.deb; } || \
-		{ echo "The tests need promtool. On Debian and Ubuntu: apt install prometheus" >&2; exit 1; }
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(TESTABLE)  ## Run the tests in minutes: each promise once (ARGS="-k name" narrows them)
+	@sh .ci/tools $(VENV)
+	$(PYTEST) -m "not slow" $(ARGS)
 
-# Beside make test, which runs the pinned ones. litellm allows no openai of the newest major version, so that has its own place.
+test-all: $(TESTABLE) $(CLIENTS)  ## Run every test, also those of the clients and generators, as before a release
+	@sh .ci/tools $(VENV) required
+	$(PYTEST) $(ARGS)
+
+# Beside make test-all, which runs the pinned ones. litellm allows no openai of the newest major version, so that has its own place.
 newest: $(TESTABLE)  ## Run the clients' journeys with the clients' newest versions, whatever is pinned
 	$(PYTHON) -m venv --clear $(VENV)/newest/python
 	$(VENV)/newest/python/bin/python -m pip --disable-pip-version-check install --quiet openai replicate

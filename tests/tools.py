@@ -1,6 +1,6 @@
 """The programs that tests run. A test whose program is not installed is skipped with one line that names it.
 
-``make test`` installs them all, or fails.
+``make test-all`` installs them all, or fails.
 """
 
 from __future__ import annotations
