@@ -266,7 +266,7 @@ async def test_a_catalog_reload_reaches_every_worker(service: Service, new_custo
     service.process.send_signal(signal.SIGHUP)
 
     async def reloaded() -> bool:
-        lines = [line for line in service.log_lines() if "catalog" in str(line.get("event"))]
+        lines = [line for line in service.log_lines() if line.get("event") == "catalog loaded"]
         return {line.get("worker") for line in lines} == {0, 1}
 
     await until(reloaded)

@@ -175,7 +175,9 @@ def test_a_probe_is_refused_line_by_line(setup: Setup) -> None:
     words = ("catalog", "probe", "probed/new")
     done = command(setup.service, *words, HOLDFAST_CATALOG=str(changed))
     assert (done.returncode, done.stderr) == (1, "")
-    assert split(done.stdout) == ["FAILED", "probed/new", "The model 'probed/new' does not exist."]
+    [result, model, reason] = split(done.stdout)
+    assert (result, model) == ("FAILED", "probed/new")
+    assert reason.startswith("The model 'probed/new' does not exist.")
     gone = command(setup.service, "catalog", "probe", "--url", "http://127.0.0.1:9")
     assert gone.returncode == 1
     assert gone.stderr.startswith("The service at http://127.0.0.1:9 cannot be reached: ")
