@@ -98,6 +98,7 @@ def service() -> Iterator[Service]:
 
 @needs("curl")
 @pytest.mark.parametrize("page", [p for p in PAGES if script_of(p, "sh")], ids=named)
+@pytest.mark.slow
 def test_shell_sessions_run_as_they_are_written(page: Path, service: Service, tmp_path: Path) -> None:
     script = script_of(page, "sh")
     if page.name in GO_ON:

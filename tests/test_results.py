@@ -60,6 +60,7 @@ def test_the_tables_name_figures_that_their_benchmarks_print() -> None:
             assert not figure or "copied_from" in run or figure in run["figures"], (name, figure)
 
 
+@pytest.mark.slow
 def test_a_benchmark_records_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- figures: memory -->\n<!-- end of figures -->\n")

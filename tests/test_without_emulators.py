@@ -85,6 +85,7 @@ def test_the_two_wheels_share_no_file_and_miss_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("serve",), ("catalog", "check")])
+@pytest.mark.slow
 def test_a_catalog_with_the_studio_is_refused_in_one_line(
     tmp_path: Path, hidden: dict[str, str], command: tuple[str, ...]
 ) -> None:
@@ -108,6 +109,7 @@ def test_the_port_of_an_emulator_is_refused(
 
 
 @pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.slow
 def test_production_serves_without_emulators(
     tmp_path: Path, hidden: dict[str, str], catalog: str, processes: str
 ) -> None:

@@ -349,6 +349,7 @@ def assert_refusal_is_justified(refusal: Refusal) -> None:
 
 @pytest.mark.parametrize("has_rival", [False, True])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 async def test_random_histories_with_faults_match_the_auditor(
     start_system: StartSystem,
     database: Database,

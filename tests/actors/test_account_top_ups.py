@@ -551,6 +551,7 @@ async def test_removing_the_only_card_switches_it_off(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
 async def test_no_history_charges_more_than_the_limits_or_loses_a_charge(
     setup: Setup, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

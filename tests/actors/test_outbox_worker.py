@@ -195,6 +195,7 @@ async def test_a_dead_host_has_one_report_whatever_accounts_it_concerns(
     assert report.reason.endswith(" accounts and 3 events")
 
 
+@pytest.mark.slow
 async def test_a_dead_receiver_is_tried_ten_times_and_then_given_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -314,6 +314,7 @@ async def assert_totals(database: Database, until: datetime) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.slow
 async def test_two_processes_and_lost_replies_leave_one_history(
     start_system: StartSystem, nursery: trio.Nursery, database: Database, seed: int
 ) -> None:

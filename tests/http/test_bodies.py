@@ -63,6 +63,7 @@ def test_valid_json_objects_are_decoded(raw: bytes, value: dict[str, Any]) -> No
 
 
 @given(st.dictionaries(PLAIN_TEXT, JSON_VALUES))
+@pytest.mark.slow
 def test_any_valid_object_is_decoded_however_it_is_formatted(value: dict[str, Any]) -> None:
     raw = parse_object(json.dumps(value).encode())
     spelled_out = parse_object(json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True).encode())

@@ -42,6 +42,7 @@ class Recorder:
 
 @needs("curl")
 @pytest.mark.parametrize("tag", sorted({route.tag for route in ROUTES}))
+@pytest.mark.slow
 async def test_the_examples_of_each_section_are_run(
     stage: Stage, tag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -167,6 +167,7 @@ async def test_large_inputs_of_failed_tasks_have_a_quota(
     ok(await other.as_key("POST", "/v2/task/create", order))
 
 
+@pytest.mark.slow
 async def test_a_used_key_is_replayed_above_the_rate_of_creates(
     new_service: NewService, new_customer: NewCustomer, provider: QuietProvider, tmp_path: Path
 ) -> None:

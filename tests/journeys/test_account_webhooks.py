@@ -7,6 +7,7 @@ from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
+import pytest
 import standardwebhooks
 import trio
 from tests.clients import Customer, code_of, every, loopback_client, ok, refused, until
@@ -115,6 +116,7 @@ async def test_a_webhook_is_tested_resent_changed_disabled_and_deleted(
     assert quiet_service.audit() == []
 
 
+@pytest.mark.slow
 async def test_events_for_a_deleted_webhook_are_given_up_and_hold_up_no_others(
     new_service: NewService, provider: QuietProvider, new_customer: NewCustomer, endpoint: Receiver, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+import pytest
 import trio
 from tests.clients import Customer, code_of, loopback_client, ok, until
 
@@ -38,6 +39,7 @@ def operators_http(service: Service) -> Any:
     return loopback_client(base_url=f"{service.url}/ops/api", timeout=30, headers=headers)
 
 
+@pytest.mark.slow
 async def test_an_account_quarantined_in_a_pause_is_served_again(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
@@ -66,6 +68,7 @@ async def test_an_account_quarantined_in_a_pause_is_served_again(
     assert not any("did not stop" in str(line) or "killed" in str(line) for line in lines)
 
 
+@pytest.mark.slow
 async def test_a_task_whose_hold_is_not_open_is_a_crash_with_its_quarantine(
     new_service: NewService, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from decimal import Decimal
 
 import httpx2
+import pytest
 import trio
 from tests.clients import Customer, Totals, code_of, ok, until
 
@@ -37,6 +38,7 @@ async def make_running(customer: Customer, count: int) -> list[str]:
     return created
 
 
+@pytest.mark.slow
 async def test_a_cancel_racing_a_success_has_one_outcome(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:

@@ -7,6 +7,7 @@ import sys
 from decimal import Decimal
 from typing import Any
 
+import pytest
 import trio
 from tests.clients import Customer, loopback_client, ok, until
 
@@ -39,6 +40,7 @@ def run_reconcile(service: Service, *words: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, env=service.environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 async def test_emulator_webhooks_credit_orders_also_after_a_restart(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:

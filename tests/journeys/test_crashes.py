@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 import trio
 from tests.clients import Customer, Totals, until
 
@@ -21,6 +22,7 @@ ROUNDS = int(os.environ.get("CRASH_ROUNDS", "3"))
 CREDIT = Decimal("1000.00")
 
 
+@pytest.mark.slow
 async def test_repeated_kills_lose_and_duplicate_nothing(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
@@ -57,6 +59,7 @@ async def until_cut(deliver: Callable[[Customer, list[str]], Awaitable[None]], *
         await deliver(*given)
 
 
+@pytest.mark.slow
 async def test_acknowledged_callbacks_survive_kills(
     new_service: NewService, new_customer: NewCustomer, provider: QuietProvider, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def left(lots: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
     return [(lot["kind"], lot["source"], lot["remaining"], lot["reserved"]) for lot in lots]
 
 
+@pytest.mark.slow
 async def test_a_grant_is_used_before_paid_credit_and_what_is_left_of_it_expires(
     shared_service: Service, new_customer: Any, operator: Operator
 ) -> None:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 import holdfast.demo.demo
 
 
+@pytest.mark.slow
 def test_the_demo_succeeds_and_saves_the_pictures(tmp_path: Path) -> None:
     # Settings of the surrounding environment must not reach the demo's service.
     environment = {**os.environ, "HOLDFAST_ENV": "production", "HOLDFAST_PORT": "1", "COLUMNS": "160"}

@@ -99,6 +99,7 @@ async def test_an_event_is_delivered_once_and_verifies_with_standardwebhooks(
     assert quiet_service.audit() == []
 
 
+@pytest.mark.slow
 async def test_a_failed_delivery_is_repeated_with_the_same_event(
     quiet_service: Service, new_customer: NewCustomer, endpoint: Receiver
 ) -> None:
@@ -163,6 +164,7 @@ async def twins(
     return services[0], services[1]
 
 
+@pytest.mark.slow
 async def test_two_processes_deliver_each_event_once_even_across_a_kill(
     twins: tuple[Service, Service], new_customer: NewCustomer, endpoint: Receiver
 ) -> None:

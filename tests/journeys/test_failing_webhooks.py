@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from urllib.parse import urlsplit
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from .operators_pages import Account, Pages, act, open_pages
@@ -43,6 +44,7 @@ def press(page: Page, label: str, action: str) -> None:
     expect(page.get_by_role("status").filter(has_text=f"Done: {action}.")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_events_that_fail_in_two_processes_are_tried_again_from_one_page(
     two_services: list[Service], browser: Browser
 ) -> None:

@@ -149,6 +149,7 @@ async def test_waits_are_limited_by_account_and_end_with_their_client(
     await waits(pair[0], 0)
 
 
+@pytest.mark.slow
 async def test_a_stop_ends_waits_and_streams_in_order(
     pair: list[Service], provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
@@ -180,6 +181,7 @@ async def test_a_stop_ends_waits_and_streams_in_order(
     assert found[-1]["status"] == "succeeded"
 
 
+@pytest.mark.slow
 async def test_a_killed_owner_delays_a_wait_and_a_stream_and_loses_neither(
     pair: list[Service], provider: QuietProvider, new_customer: NewCustomer
 ) -> None:

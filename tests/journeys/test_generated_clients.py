@@ -119,6 +119,7 @@ SEEN: Final = {"status": "succeeded", "outputs": 1, "listed": 1, "code": "task_n
     ("package", "program"),
     [("python_client", "openapi_python_client.py"), ("openapi_client", "generator_python.py")],
 )
+@pytest.mark.slow
 def test_python(generated: Path, shared_service: Service, package: str, program: str) -> None:
     folder = generated / "python"
     run(
@@ -128,6 +129,7 @@ def test_python(generated: Path, shared_service: Service, package: str, program:
     assert journey_of(run(folder, CLIENTS / "bin/python", program, shared_service.url)) == SEEN
 
 
+@pytest.mark.slow
 def test_openapi_typescript(generated: Path, shared_service: Service) -> None:
     folder = generated / "typescript"
     node(
@@ -137,6 +139,7 @@ def test_openapi_typescript(generated: Path, shared_service: Service) -> None:
     assert journey_of(node(folder, "openapi_typescript.ts", shared_service.url)) == SEEN
 
 
+@pytest.mark.slow
 def test_openapi_generator_typescript_fetch(generated: Path, shared_service: Service) -> None:
     folder = generated / "typescript"
     node(
@@ -146,6 +149,7 @@ def test_openapi_generator_typescript_fetch(generated: Path, shared_service: Ser
     assert journey_of(node(folder, "built/generator_typescript.js", shared_service.url)) == SEEN
 
 
+@pytest.mark.slow
 def test_openapi_generator_go(generated: Path, shared_service: Service) -> None:
     folder = generated / "go"
     run(folder, "go", "build", "-o", "journey/journey", "./journey")

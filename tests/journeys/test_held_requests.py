@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import httpx2
+import pytest
 import trio
 from PIL import Image
 from tests.clients import Customer, loopback_client, until
@@ -36,6 +37,7 @@ async def ask(customer: Customer, headers: dict[str, str] | None = None, **field
     return await customer.as_key("POST", PATH, body, headers=headers)
 
 
+@pytest.mark.slow
 async def test_a_request_is_answered_before_its_client_gives_up(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
@@ -68,6 +70,7 @@ async def test_a_request_is_answered_before_its_client_gives_up(
     assert len(await customer.tasks()) == 5
 
 
+@pytest.mark.slow
 async def test_equal_requests_with_alternate_resends_are_two_tasks(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
@@ -80,6 +83,7 @@ async def test_equal_requests_with_alternate_resends_are_two_tasks(
     assert len(await customer.tasks()) == 2
 
 
+@pytest.mark.slow
 async def test_a_refusal_makes_no_later_resend_a_new_task(
     new_service: NewService, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
@@ -121,6 +125,7 @@ async def test_a_resend_gets_the_result_and_its_bytes(
     assert image["url"] is None
 
 
+@pytest.mark.slow
 async def test_only_clients_that_number_their_attempts_are_asked_again(
     new_service: NewService, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
@@ -212,6 +217,7 @@ async def test_an_upload_may_be_larger_than_other_bodies(
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "image")
 
 
+@pytest.mark.slow
 async def test_a_frozen_process_creates_nothing_that_was_sent_again_elsewhere(
     new_service: NewService, provider: QuietProvider, new_customer: NewCustomer, shared_url: str
 ) -> None:

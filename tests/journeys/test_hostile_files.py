@@ -11,6 +11,7 @@ import zlib
 from decimal import Decimal
 from urllib.parse import urlsplit
 
+import pytest
 import trio
 from PIL import Image
 from tests.clients import Totals, ok
@@ -206,6 +207,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_only_outputs_that_can_be_stored_are_charged(
     scripted_service: Service, scripted: ScriptedProvider, new_customer: NewCustomer
 ) -> None:

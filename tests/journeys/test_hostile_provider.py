@@ -10,6 +10,7 @@ import hashlib
 import json
 
 import psycopg
+import pytest
 import trio
 from tests.clients import code_of, ok
 
@@ -271,6 +272,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_each_false_provider_message_has_its_documented_outcome(
     scripted_service: Service, scripted: ScriptedProvider, new_customer: NewCustomer
 ) -> None:

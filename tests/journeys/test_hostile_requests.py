@@ -208,6 +208,7 @@ def test_there_are_more_than_76_hostile_requests() -> None:
 
 
 @pytest.mark.parametrize("leave", ["close", "reset", "half-close"])
+@pytest.mark.slow
 def test_hostile_requests_disturb_neither_service_nor_customers(shared_service: Service, leave: str) -> None:
     hostile = HostileClient(shared_service)
     with httpx2.Client(base_url=shared_service.url, verify=False, timeout=60) as client:

@@ -144,6 +144,7 @@ async def test_a_kill_while_the_result_is_downloaded(
         assert (picture.status_code, picture.headers["Content-Type"]) == (200, "image/png")
 
 
+@pytest.mark.slow
 async def test_a_kill_between_completion_and_event_delivery(
     mortal: Service, ada: Customer, slow_provider: QuietProvider
 ) -> None:

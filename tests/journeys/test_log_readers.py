@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 import trio
 from tests.clients import Customer, loopback_client, until
 
@@ -29,6 +30,7 @@ def start(service: Service, writing: int) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.slow
 async def test_a_service_whose_log_is_not_read_serves_and_stops(new_service: NewService) -> None:
     service = new_service()
     reading, writing = os.pipe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import psycopg
+import pytest
 
 from holdfast.persistence.server.database import RELEASE
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -17,6 +18,7 @@ MESSAGE = (
 )
 
 
+@pytest.mark.slow
 def test_a_process_that_thaws_after_a_migration_ends(new_service: NewService, postgres: EmbeddedPostgres) -> None:
     service = new_service(DATABASE_URL=postgres.url)
     service.start()

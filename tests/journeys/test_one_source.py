@@ -109,6 +109,7 @@ async def ask(proxy: Proxy) -> tuple[list[int], list[float]]:
     return statuses, took_s
 
 
+@pytest.mark.slow
 async def test_an_attack_from_one_address_denies_no_other(service: Service, proxy: Proxy) -> None:
     for kind, sent in ATTACKS.items():
         opened = Counter[str]()

@@ -267,6 +267,7 @@ def test_the_openapi_document_is_served(document: Any) -> None:
 
 
 @pytest.mark.parametrize("route", FINITE_ROUTES, ids=lambda route: route.handler.__name__)
+@pytest.mark.slow
 def test_every_operation_conforms_to_the_openapi_document(visitor: Visitor, document: Any, route: Route) -> None:
     operation = operation_of(document, route)
     name = route.handler.__name__

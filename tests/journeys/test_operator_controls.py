@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
+import pytest
 import trio
 from tests.clients import code_of, loopback_client, ok, until
 
@@ -44,6 +45,7 @@ def states(child: dict[str, Any]) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 async def test_an_operator_at_one_process_controls_another(
     new_service: NewService, new_customer: NewCustomer, shared_url: str
 ) -> None:

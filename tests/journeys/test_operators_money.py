@@ -63,6 +63,7 @@ async def test_a_payment_is_refunded_in_parts_once_for_each_key(
 
 
 @pytest.mark.parametrize("mode", ["refuse", "lose_answer"])
+@pytest.mark.slow
 async def test_a_refund_whose_response_is_lost_is_found(
     payer: Payer, operator: Operator, card_service: Service, card_provider: CardProviderProcess, mode: str
 ) -> None:

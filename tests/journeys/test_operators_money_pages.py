@@ -82,6 +82,7 @@ def expect_done(page: Page, what: str) -> None:
 
 
 @both_ways
+@pytest.mark.slow
 def test_a_refund_shows_on_the_page_of_its_order(
     pages: Pages, card_provider: CardProviderProcess, has_script: bool
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_refund_shows_on_the_page_of_its_order(
 
 
 @both_ways
+@pytest.mark.slow
 def test_held_payments_are_given_credit_or_none(
     pages: Pages, card_provider: CardProviderProcess, has_script: bool
 ) -> None:
@@ -139,6 +141,7 @@ def test_an_order_not_compared_yet_is_compared_from_the_list(
 
 
 @pytest.mark.parametrize("screen", ["phone", "desktop"])
+@pytest.mark.slow
 def test_pages_of_orders_fit_their_screen(pages: Pages, card_provider: CardProviderProcess, screen: str) -> None:
     async def orders(payer: Payer) -> list[str]:
         held, paid = await held_order(payer), await payer.paid_order()
@@ -156,6 +159,7 @@ def test_pages_of_orders_fit_their_screen(pages: Pages, card_provider: CardProvi
 
 
 @both_ways
+@pytest.mark.slow
 def test_a_failed_webhook_is_tried_again(
     pages: Pages, card_provider: CardProviderProcess, endpoint: Receiver, has_script: bool
 ) -> None:

@@ -83,6 +83,7 @@ def count_operations(service: Service, account_id: str, number: int) -> int:
     return int(count)
 
 
+@pytest.mark.slow
 def test_a_review_is_approved_on_its_page(pages: Pages, provider: QuietProvider) -> None:
     account = pages.account()
     request_id = pages.http.post(
@@ -129,6 +130,7 @@ def test_reports_arrive_pause_and_are_filtered(pages: Pages) -> None:
     expect(lines.filter(has_text="first blow").first).to_be_visible()
 
 
+@pytest.mark.slow
 def test_reports_go_on_after_answers_that_are_no_stream(pages: Pages) -> None:
     account = pages.account()
     page = pages.page("/ops")
@@ -194,6 +196,7 @@ def test_pages_of_another_origin_get_and_change_nothing(pages: Pages) -> None:
 
 
 @pytest.mark.parametrize(("screen", "scheme"), [("phone", "dark"), ("desktop", "light")])
+@pytest.mark.slow
 def test_pages_fit_their_screen_and_can_be_read(pages: Pages, screen: str, scheme: Scheme) -> None:
     account = pages.account()
     pages.http.post("/v2/task/create", json={"model": MODEL, "input": {"prompt": "a dog"}}, headers=account.key)

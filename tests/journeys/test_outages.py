@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import psycopg
+import pytest
 import trio
 from tests.clients import Customer, until
 
@@ -55,6 +56,7 @@ async def under_load(service: Service, customer: Customer, trouble: Callable[[],
     assert await trio.to_thread.run_sync(service.stop) == 0
 
 
+@pytest.mark.slow
 async def test_cut_database_connections_under_load_lose_nothing(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
@@ -87,6 +89,7 @@ async def test_cut_database_connections_under_load_lose_nothing(
     await under_load(service, ada, trouble)
 
 
+@pytest.mark.slow
 async def test_requests_get_503_until_a_stopped_database_is_back(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
@@ -144,6 +147,7 @@ async def test_requests_get_503_until_a_stopped_database_is_back(
     assert sum(line["count"] for line in lines if line["event"] == "requests refused") > 0
 
 
+@pytest.mark.slow
 async def test_a_killed_embedded_server_is_restarted(new_service: NewService, new_customer: NewCustomer) -> None:
     service = new_service()
     await trio.to_thread.run_sync(service.start)

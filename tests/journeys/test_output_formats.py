@@ -177,6 +177,7 @@ def test_a_clip_is_decoded_frame_by_frame(
     ("name", "kind", "length_s"),
     [("clip", "video", CLIP_S), ("large clip", "video", 1.0), ("tone", "audio", TONE_S)],
 )
+@pytest.mark.slow
 def test_a_browser_plays_and_seeks_outputs(
     outputs: dict[str, StoredOutput], browser: Browser, name: str, kind: str, length_s: float
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_browser_that_opens_a_link_gets_a_player(
     assert troubles == []
 
 
+@pytest.mark.slow
 def test_the_api_page_fits_desktop_and_phone(shared_service: Service, browser: Browser) -> None:
     operations = httpx2.get(f"{shared_service.url}/openapi.json", verify=False).json()["paths"]
     troubles: list[str] = []

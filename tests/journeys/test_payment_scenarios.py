@@ -43,6 +43,7 @@ def kept_events(service: Service) -> set[str]:
 
 
 @pytest.mark.parametrize("order", ["as_is", "shuffled"])
+@pytest.mark.slow
 async def test_scenarios_end_correctly_whatever_the_webhook_order(
     payer: Payer, card_service: Service, order: str
 ) -> None:
@@ -67,6 +68,7 @@ async def test_scenarios_end_correctly_whatever_the_webhook_order(
     assert card_service.audit() == []
 
 
+@pytest.mark.slow
 async def test_the_reconciler_alone_completes_every_order(payer: Payer, card_service: Service) -> None:
     with trio.fail_after(240):
         await payer.card_provider.webhooks(drop=True)
@@ -122,6 +124,7 @@ async def test_the_reconciler_alone_completes_every_order(payer: Payer, card_ser
 
 
 @pytest.mark.parametrize("seed", [1])
+@pytest.mark.slow
 async def test_orders_are_right_after_kills_and_resent_webhooks(
     new_service: NewService, new_customer: NewCustomer, card_provider: CardProviderProcess, seed: int
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import psycopg
+import pytest
 import trio
 from tests.clients import Customer, Totals, code_of, loopback_client, ok, until
 
@@ -64,6 +65,7 @@ async def test_a_webhook_before_the_create_call_returns_is_credited(payer: Payer
         assert (found["status"], found["ledger_operation_refs"]) == ("credited", [answers[0]["operation_id"]])
 
 
+@pytest.mark.slow
 async def test_provider_trouble_leaves_no_order_undecided_and_keys_usable(
     payer: Payer, card_service: Service
 ) -> None:
@@ -93,6 +95,7 @@ async def test_provider_trouble_leaves_no_order_undecided_and_keys_usable(
 # ------------------------------------------------------------------------------------ many at once, and broken off
 
 
+@pytest.mark.slow
 async def test_100_copies_of_a_webhook_over_two_processes_credit_once(
     new_service: NewService, new_customer: NewCustomer, shared_url: str, card_provider: CardProviderProcess
 ) -> None:

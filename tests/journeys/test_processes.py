@@ -96,6 +96,7 @@ def samples_of_each(service: Service) -> list[Any]:
     return [process["samples"] for process in ok(response)["processes"]]
 
 
+@pytest.mark.slow
 async def test_rolls_refuse_cut_and_lose_nothing(service: Service, new_customer: NewCustomer) -> None:
     assert service.process is not None
     # As many accounts as clients: two workers that decide for one account repeat each other's work.
@@ -129,6 +130,7 @@ async def test_rolls_refuse_cut_and_lose_nothing(service: Service, new_customer:
     assert service.audit() == []
 
 
+@pytest.mark.slow
 async def test_kills_of_a_worker_and_of_the_parent_lose_nothing(
     service: Service, new_customer: NewCustomer
 ) -> None:
@@ -163,6 +165,7 @@ async def test_kills_of_a_worker_and_of_the_parent_lose_nothing(
     assert f"process {killed} was killed by SIGKILL" in {report.reason for report in crashes(service)}
 
 
+@pytest.mark.slow
 async def test_others_accept_for_a_frozen_worker(service: Service) -> None:
     frozen = workers(service)[0]
 
@@ -190,6 +193,7 @@ async def test_others_accept_for_a_frozen_worker(service: Service) -> None:
     assert frozen in workers(service)
 
 
+@pytest.mark.slow
 async def test_sockets_of_systemd_keep_what_waits_and_outlive_a_killed_parent(new_service: NewService) -> None:
     service = new_service(PROCESSES="1")
     answers: list[int] = []
@@ -245,11 +249,13 @@ async def lines_of_failed_start(service: Service) -> list[str]:
     return [line for line in done.stderr.decode().splitlines() if not line.startswith("{")]
 
 
+@pytest.mark.slow
 async def test_a_faulty_configuration_ends_the_parent(new_service: NewService) -> None:
     service = new_service(PROCESSES="2", CATALOG=__file__)
     assert await lines_of_failed_start(service), "the faults of the catalog"
 
 
+@pytest.mark.slow
 async def test_files_that_are_not_for_tls_end_the_parent_with_one_line(
     new_service: NewService, tmp_path: Path
 ) -> None:
@@ -261,6 +267,7 @@ async def test_files_that_are_not_for_tls_end_the_parent_with_one_line(
     assert f"{files['MEMBER_CA']} is not the certificate of an authority" in line
 
 
+@pytest.mark.slow
 async def test_a_catalog_reload_reaches_every_worker(service: Service, new_customer: NewCustomer) -> None:
     assert service.process is not None
     service.process.send_signal(signal.SIGHUP)

@@ -118,6 +118,7 @@ def test_the_studio_passes_every_step(studio: Service) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_example_of_every_default_model_runs(studio: Service) -> None:
     done = command(studio, "catalog", "probe")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
@@ -135,6 +136,7 @@ def test_the_example_of_every_default_model_runs(studio: Service) -> None:
     assert studio.audit() == []
 
 
+@pytest.mark.slow
 def test_a_probe_goes_on_after_a_model_that_fails(setup: Setup) -> None:
     picture = setup.provider.file("picture.png")
     accepts: Any = calls_back(SECRET)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 import trio
 from tests.clients import loopback_client, until
 from tests.threaded_server import serving
@@ -49,6 +50,7 @@ async def seen_as(service: Service, http: httpx2.AsyncClient, state: str) -> Non
     await until(measured)
 
 
+@pytest.mark.slow
 async def test_a_provider_that_stops_and_starts_is_one_line_each(new_service: NewService, tmp_path: Path) -> None:
     with ExitStack() as providers, trio.fail_after(600):
         server = ThreadingHTTPServer(("127.0.0.1", 0), Healthy)

@@ -60,6 +60,7 @@ async def key_of(customer: Customer) -> str:
 
 @pytest.mark.parametrize("feature", TYPES)
 @pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.slow
 async def test_makes_each_kind_of_result(
     shared_service: Service, new_customer: NewCustomer, client: str, feature: str
 ) -> None:
@@ -130,6 +131,7 @@ async def test_follows(shared_service: Service, new_customer: NewCustomer, clien
 
 
 @having("webhook")
+@pytest.mark.slow
 async def test_receives_webhooks(shared_service: Service, new_customer: NewCustomer, client: str) -> None:
     customer = await new_customer(shared_service, credit="5.00")
     key = await key_of(customer)

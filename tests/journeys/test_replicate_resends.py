@@ -103,6 +103,7 @@ async def begun(customer: Customer) -> str:
 
 
 @pytest.mark.parametrize("client", CALLS)
+@pytest.mark.slow
 async def test_a_resend_gets_the_first_requests_prediction(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer, client: str
 ) -> None:

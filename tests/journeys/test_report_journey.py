@@ -43,6 +43,7 @@ def printed(service: Service, *words: str) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 async def test_a_crash_and_a_stop_are_streamed_stored_and_printed(
     service: Service, new_customer: NewCustomer
 ) -> None:

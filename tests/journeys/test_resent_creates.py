@@ -112,6 +112,7 @@ async def check(service: Service, customer: Customer, made: list[str], count: in
     assert await trio.to_thread.run_sync(service.audit) == []
 
 
+@pytest.mark.slow
 async def test_cuts_and_kills_make_no_task_twice(
     provider: QuietProvider, new_service: NewService, new_customer: NewCustomer
 ) -> None:
@@ -142,6 +143,7 @@ async def test_cuts_and_kills_make_no_task_twice(
 
 
 @pytest.mark.parametrize("program", [HELD_IMAGES, EDITS], ids=["images", "edits"])
+@pytest.mark.slow
 async def test_a_resend_waits_for_the_result(
     shared_service: Service, new_customer: NewCustomer, program: str
 ) -> None:
@@ -155,6 +157,7 @@ async def test_a_resend_waits_for_the_result(
     assert {task["status"] for task in tasks.values()} == {"succeeded"}
 
 
+@pytest.mark.slow
 async def test_the_client_for_javascript_makes_no_task_twice(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
@@ -168,6 +171,7 @@ async def test_the_client_for_javascript_makes_no_task_twice(
     assert set(made) <= set(tasks)
 
 
+@pytest.mark.slow
 async def test_requests_that_are_equal_on_purpose_stay_as_many(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:

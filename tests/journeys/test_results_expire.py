@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
+import pytest
 import trio
 from tests.clients import Customer, code_of, ok, until
 
@@ -48,6 +49,7 @@ async def expired(ada: Customer, request_id: str) -> dict[str, Any]:
     return await until(look)
 
 
+@pytest.mark.slow
 async def test_results_in_a_folder_are_served_until_they_expire(
     shared_service: Service, new_customer: NewCustomer
 ) -> None:
@@ -57,6 +59,7 @@ async def test_results_in_a_folder_are_served_until_they_expire(
     await check_retention(shared_service, is_stored, await new_customer(shared_service, credit="1.00"))
 
 
+@pytest.mark.slow
 async def test_results_in_a_bucket_are_served_until_they_expire(
     bucket: BucketServer, new_service: NewService, new_customer: NewCustomer
 ) -> None:

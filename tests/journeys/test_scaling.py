@@ -123,6 +123,7 @@ async def answers(witness: Witness, more: int) -> None:
     await until(enough, within_s=90)
 
 
+@pytest.mark.slow
 async def test_a_frozen_member_behind_haproxy_does_no_harm(
     cluster: Cluster, provider: QuietProvider, new_customer_of: Callable[[str], Awaitable[Customer]]
 ) -> None:

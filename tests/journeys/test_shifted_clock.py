@@ -43,6 +43,7 @@ TIMES = (
 
 
 @pytest.mark.parametrize("shift_s", [-7200, 7200])
+@pytest.mark.slow
 async def test_a_wrong_wall_clock_expires_nothing(
     new_service: NewService, new_customer: NewCustomer, tmp_path: Path, shift_s: int
 ) -> None:
@@ -85,6 +86,7 @@ async def test_a_wrong_wall_clock_expires_nothing(
 
 
 @pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.slow
 def test_a_start_by_a_wrong_clock_is_refused(new_service: NewService, tmp_path: Path, processes: str) -> None:
     """Unless it is allowed by the setting's name, as above."""
     (tmp_path / "sitecustomize.py").write_text(SHIFTED.format(shift_s=7200))

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx2
 import psycopg
+import pytest
 import trio
 from tests.clients import Customer, ok, until
 
@@ -164,6 +165,7 @@ def describe(callers: list[Caller], trouble: Trouble, service: Service) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_a_locked_table_gets_503_and_costs_no_account_credit(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
@@ -180,6 +182,7 @@ async def test_a_locked_table_gets_503_and_costs_no_account_credit(
         await ready_again(trouble)
 
 
+@pytest.mark.slow
 async def test_commits_that_wait_for_a_standby_make_the_service_unready(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:
@@ -203,6 +206,7 @@ async def test_commits_that_wait_for_a_standby_make_the_service_unready(
         await ready_again(trouble)
 
 
+@pytest.mark.slow
 async def test_a_frozen_database_gets_503_and_is_used_again_later(
     new_service: NewService, new_customer: NewCustomer, postgres: EmbeddedPostgres
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
+import pytest
 
 from holdfast.start.exit_codes import CLEAN, GAVE_UP
 
@@ -53,6 +54,7 @@ def served(service: Service) -> None:
             assert client.get(path).status_code == 200, path
 
 
+@pytest.mark.slow
 def test_idle_sockets_beyond_the_file_limit_block_no_client(new_service: NewService) -> None:
     service = new_service()
     service.open_files = 320
@@ -68,6 +70,7 @@ def test_idle_sockets_beyond_the_file_limit_block_no_client(new_service: NewServ
         assert service.stop() == 0
 
 
+@pytest.mark.slow
 def test_unread_responses_and_bodies_hold_neither_memory_nor_the_stop(new_service: NewService) -> None:
     service = new_service()
     service.start()

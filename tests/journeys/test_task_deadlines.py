@@ -5,6 +5,7 @@ Hold and usage are checked at each step. All scenarios run concurrently at one s
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from .conftest import NewCustomer
@@ -113,6 +114,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_timed_transitions_have_their_documented_outcome(
     scripted_service: Service, scripted: ScriptedProvider, new_customer: NewCustomer
 ) -> None:

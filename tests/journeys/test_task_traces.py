@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import trio
 from tests.clients import IMAGE, ok, until
 
@@ -16,6 +17,7 @@ TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PLANTED = "sk_live_4eC39HqLyjWDarjtT1zdp7dc"
 
 
+@pytest.mark.slow
 async def test_a_tasks_whole_life_is_one_trace(new_service: NewService, new_customer: NewCustomer) -> None:
     with trace_collector() as collector, receiver() as endpoint, trio.fail_after(120):
         service = new_service()

@@ -105,6 +105,7 @@ async def test_a_declining_card_is_tried_once(ada: Customer, card_provider: Card
 
 
 @pytest.mark.parametrize("fault", ["lost answers", "doubled webhooks", "no webhooks", "silence"])
+@pytest.mark.slow
 async def test_a_card_company_in_trouble_charges_once_for_a_crossing(
     ada: Customer, card_provider: CardProviderProcess, card_service: Service, fault: str
 ) -> None:
@@ -137,6 +138,7 @@ async def test_a_card_company_in_trouble_charges_once_for_a_crossing(
         assert (await top_up(ada))["today"] == 1
 
 
+@pytest.mark.slow
 async def test_a_service_killed_between_charge_and_credit_charges_once(
     card_provider: CardProviderProcess, new_service: NewService, new_customer: NewCustomer
 ) -> None:
@@ -165,6 +167,7 @@ async def test_a_service_killed_between_charge_and_credit_charges_once(
         assert (await top_up(ada))["today"] == 1
 
 
+@pytest.mark.slow
 async def test_the_limit_of_a_day_holds_with_many_tasks_at_once(
     ada: Customer, card_provider: CardProviderProcess
 ) -> None:

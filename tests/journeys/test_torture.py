@@ -24,6 +24,7 @@ async def rounds_of(kind: DeploymentKind, *faults: str) -> Summary:
     return summary
 
 
+@pytest.mark.slow
 async def test_a_kill_cuts_and_a_failover_lose_and_duplicate_nothing() -> None:
     summary = await rounds_of("pair", "kill", "cut", "failover")
     assert summary.kills >= 1

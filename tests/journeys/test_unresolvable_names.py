@@ -64,6 +64,7 @@ def names_in(looked_up: Path) -> list[str]:
     return looked_up.read_text().split()
 
 
+@pytest.mark.slow
 async def test_unresolvable_webhook_names_delay_no_other_account(
     service: Service, new_customer: NewCustomer, looked_up: Path, endpoint: Receiver
 ) -> None:

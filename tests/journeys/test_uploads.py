@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 import psycopg
+import pytest
 import trio
 from PIL import Image
 from tests.clients import Customer, code_of, ok, refused, until
@@ -128,6 +129,7 @@ async def test_a_file_that_is_gone_or_of_another_is_refused_by_its_name(
     assert ok(await ada.as_key("GET", "/v2/files"))["data"] == []
 
 
+@pytest.mark.slow
 async def test_a_task_has_its_file_until_it_ends(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
@@ -158,6 +160,7 @@ async def test_a_task_has_its_file_until_it_ends(
     assert quiet_service.audit() == []
 
 
+@pytest.mark.slow
 async def test_the_file_of_a_form_is_released_with_its_task(
     quiet_service: Service, provider: QuietProvider, new_customer: NewCustomer
 ) -> None:
@@ -199,6 +202,7 @@ async def test_a_task_that_was_not_created_needs_no_file(
         assert rows.execute(left, [file["file_id"]] * 2).fetchall() == []
 
 
+@pytest.mark.slow
 async def test_a_content_is_removed_with_the_last_file_that_has_it(
     shared_service: Service, new_customer: NewCustomer
 ) -> None:
@@ -235,6 +239,7 @@ async def test_a_result_and_a_file_share_their_content(shared_service: Service, 
     assert hashlib.sha256((await ada.http.get(item["url"])).content).hexdigest() == item["sha256"]
 
 
+@pytest.mark.slow
 async def test_many_uploads_at_once_need_little_memory(new_service: NewService, new_customer: NewCustomer) -> None:
     service = new_service(FILES_BYTES_MAX=str(2**40))
     await trio.to_thread.run_sync(service.start)
@@ -270,6 +275,7 @@ async def test_many_uploads_at_once_need_little_memory(new_service: NewService, 
     assert service.faults() == []
 
 
+@pytest.mark.slow
 async def test_a_service_killed_during_uploads_leaves_nothing(
     new_service: NewService, new_customer: NewCustomer
 ) -> None:
@@ -311,6 +317,7 @@ async def test_a_service_killed_during_uploads_leaves_nothing(
     assert service.audit() == []
 
 
+@pytest.mark.slow
 async def test_files_in_a_bucket(bucket: BucketServer, new_service: NewService, new_customer: NewCustomer) -> None:
     bucket.empty()
     service = new_service(**bucket.settings())

@@ -438,6 +438,7 @@ def frozen(postgres_url: str) -> Iterator[Callable[[], Frozen]]:
     server.signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 async def test_a_frozen_server_blocks_no_caller_and_frees_its_threads(
     database_url: str, frozen: Callable[[], Frozen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,6 +469,7 @@ async def test_a_frozen_server_blocks_no_caller_and_frees_its_threads(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_a_locked_table_makes_the_database_slow_until_released(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_void_unit_writes_nothing_and_leaves_the_committed_head(
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.slow
 def test_the_rows_of_a_batch_are_those_of_its_committed_units(
     writer: BatchWriter,
     rows: psycopg.Connection[Any],
@@ -226,6 +227,7 @@ class BreakingConnection(psycopg.Connection[Any]):
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("kind", ["statement", "wait", "commit"])
+@pytest.mark.slow
 def test_a_batch_is_atomic_wherever_the_connection_breaks(
     writer: BatchWriter,
     rows: psycopg.Connection[Any],

@@ -77,6 +77,7 @@ def killed_service(data_dir: Path, kind: str) -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_committed_rows_survive_a_stop_and_a_start(data_dir: Path) -> None:
     server = EmbeddedPostgres(data_dir)
     url = server.start()
@@ -137,6 +138,7 @@ def test_commands_find_the_running_server(server: EmbeddedPostgres) -> None:
     assert database_url_of(server.data_dir) is None
 
 
+@pytest.mark.slow
 def test_a_temporary_server_stops_with_its_command(data_dir: Path) -> None:
     assert database_url_of(data_dir) is None
     with temporary_embedded(data_dir) as url:
@@ -146,6 +148,7 @@ def test_a_temporary_server_stops_with_its_command(data_dir: Path) -> None:
         assert remembered(url) == [1]
 
 
+@pytest.mark.slow
 def test_the_server_of_a_killed_service_stops_by_itself(data_dir: Path) -> None:
     pid = killed_service(data_dir, "follows")
     log, deadline = data_dir / "postgres.log", time.monotonic() + 30
@@ -159,6 +162,7 @@ def test_the_server_of_a_killed_service_stops_by_itself(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["follows", "orphan"])
+@pytest.mark.slow
 def test_the_folder_of_a_killed_service_can_be_used_again(data_dir: Path, kind: str) -> None:
     pid = killed_service(data_dir, kind)
     server = EmbeddedPostgres(data_dir)

@@ -60,6 +60,7 @@ def test_a_chain_of_decisions_is_written_in_one_batch(writer: BatchWriter, rows:
     ]
 
 
+@pytest.mark.slow
 async def test_a_hold_over_very_many_lots_is_read_as_it_was_written(
     writer: BatchWriter, rows: psycopg.Connection[Any], database: Database
 ) -> None:

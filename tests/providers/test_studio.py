@@ -251,6 +251,7 @@ async def test_number_of_remembered_jobs_is_bounded(start_studio: StartStudio) -
         assert known == [2, 3]
 
 
+@pytest.mark.slow
 async def test_broken_model_fails_its_job_alone(start_studio: StartStudio) -> None:
     class Broken:
         def render(self, context: RenderContext) -> list[OutputFile]:

@@ -66,6 +66,7 @@ async def test_a_worker_that_keeps_failing_waits_longer_each_time(autojump_clock
         assert delays[3] == pytest.approx(2.7, rel=0.2)
 
 
+@pytest.mark.slow
 async def test_one_worker_that_always_fails_leaves_the_others_running(autojump_clock: MockClock) -> None:
     parent = Parent(2, restarts=RESTARTS_PER_WORKER * 2)
     async with running(parent), trio.open_nursery() as nursery:

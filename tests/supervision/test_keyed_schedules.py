@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -225,6 +226,7 @@ QUARANTINED_WHILE_IT_WAITS = [
 @example([("say", "a", 1.0), ("say", "b", 0.1), *QUARANTINED_WHILE_IT_WAITS, ("drain", "a", 0.0)])
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEP, max_size=50))
+@pytest.mark.slow
 def test_one_task_a_key_and_drains_end_in_any_schedule(steps: list[Step]) -> None:
     async def main() -> None:
         schedule = Schedule()

@@ -110,6 +110,7 @@ def test_promtool_accepts_the_example_of_a_configuration() -> None:
     promtool("check", "config", FOLDER / "prometheus.yml")
 
 
+@pytest.mark.slow
 def test_each_alert_fires_on_its_symptom_and_only_then() -> None:
     promtool("test", "rules", FOLDER / "holdfast.rules_test.yml")
 
