@@ -296,7 +296,7 @@ async def test_a_gate_that_closes_again_and_again_opens_once_a_second(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk each probe succeeds and each write fails."""
-    database = Database("postgresql://nobody@127.0.0.1:1/none")
+    database = Database("postgresql://absent@127.0.0.1:1/none")
     gate = database.gate
 
     async def open_gate() -> None:

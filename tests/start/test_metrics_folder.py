@@ -63,7 +63,7 @@ def test_the_folder_is_in_the_runtime_directory_if_there_is_one(
     assert list(runtime.iterdir()) == []
 
 
-def test_a_runtime_directory_that_takes_no_folder_is_a_fault_of_the_settings(
+def test_a_runtime_directory_that_takes_no_folder_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "absent"))

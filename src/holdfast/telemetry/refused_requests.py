@@ -29,7 +29,7 @@ PERIODS: Final = 10
 CALLERS_MAX: Final = 1_000
 """How many pairs of a caller and a code are counted in a period; refusals of others count as :data:`OTHERS`."""
 KEYS_MAX: Final = 200
-"""With so many pairs, further keys that no account has count as their origin's: whoever tries many of them hides
+"""With so many pairs, further keys that no account has count as their origin's: a client that tries many of them hides
 neither accounts nor where he is.
 """
 OTHERS: Final = "others"
