@@ -29,8 +29,8 @@ PERIODS: Final = 10
 CALLERS_MAX: Final = 1_000
 """How many pairs of a caller and a code are counted in a period; refusals of others count as :data:`OTHERS`."""
 KEYS_MAX: Final = 200
-"""With so many pairs, further keys that no account has count as their origin's: a client that tries many of them hides
-neither accounts nor where he is.
+"""With so many pairs, further keys that no account has count as their origin's: a client that tries many of them
+hides neither accounts nor where it is.
 """
 OTHERS: Final = "others"
 LINES_MAX: Final = 20
