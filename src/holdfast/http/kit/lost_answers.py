@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 import trio
 
 REMEMBERED_S: Final = 20.0
-NOTICED_WITHIN_S: Final = 0.05
-"""How long an equal request waits for one under way: its resend may arrive before the break is noticed."""
+NOTICED_WITHIN_S: Final = 1.0
+"""How long an equal request waits for one under way, whose break may be noticed after its resend has arrived."""
 LOST_MAX: Final = 10_000
 
 
