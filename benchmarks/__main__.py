@@ -16,6 +16,7 @@ from benchmarks import results
 PARTS = {
     "holds": "durable holds a second",
     "create": "creating tasks over HTTP, beside a row-lock peer",
+    "calls": "Python functions that a create calls",
     "layers": "creating tasks as the clients of other services do, beside native creates",
     "reads": "reading a task, a list and an account over HTTP, beside a row-lock peer",
     "waits": "creates beside waiting requests and streams, and how soon a client that waits has its result",
