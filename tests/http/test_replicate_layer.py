@@ -262,6 +262,22 @@ async def test_a_resend_may_come_before_the_break_is_noticed(autojump_clock: Moc
     assert len(set(requests.keys)) == 1
 
 
+async def test_who_goes_while_the_answer_is_made_has_lost_it(autojump_clock: MockClock) -> None:
+    requests, answer = Requests(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        client = await nursery.start(requests.send, answer)
+        answer.set()
+        nursery.start_soon(cancel_soon, client)
+    await requests.send(answer)
+    assert len(set(requests.keys)) == 1
+
+
+async def cancel_soon(client: trio.CancelScope) -> None:
+    """Cancel a request as its handler has its answer: as the end of the connection is read then."""
+    await trio.lowlevel.checkpoint()
+    client.cancel()
+
+
 async def test_a_lost_answer_is_forgotten_in_time(autojump_clock: MockClock) -> None:
     requests, never, answered = Requests(), trio.Event(), trio.Event()
     answered.set()

@@ -19,6 +19,8 @@ import trio
 REMEMBERED_S: Final = 20.0
 NOTICED_WITHIN_S: Final = 1.0
 """How long an equal request waits for one under way, whose break may be noticed after its resend has arrived."""
+READ_WITHIN_CHECKPOINTS: Final = 3
+"""A client that went while its answer was made has its handler cancelled by then: the server has read its end."""
 LOST_MAX: Final = 10_000
 
 
@@ -108,4 +110,11 @@ class AnswerContext:
         return self._key
 
     async def __aexit__(self, kind: type[BaseException] | None, fault: BaseException | None, _: object) -> None:
-        self._answers.end(self._digest, None if kind is None else self._key)
+        lost_key: str | None = self._key
+        try:
+            if kind is None:
+                for _ in range(READ_WITHIN_CHECKPOINTS):
+                    await trio.lowlevel.checkpoint()
+                lost_key = None
+        finally:
+            self._answers.end(self._digest, lost_key)
