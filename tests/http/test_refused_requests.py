@@ -15,14 +15,13 @@ from holdfast.telemetry.refused_requests import (
     CALLERS_MAX,
     KEYS_MAX,
     LINES_MAX,
-    OTHERS,
     PERIODS,
     RING_RECORDS,
     RefusedCaller,
     RefusedRequest,
     RefusedRequests,
 )
-from holdfast.telemetry.reports.conditions import Conditions
+from holdfast.telemetry.reports.conditions import OTHERS, Conditions
 from holdfast.telemetry.reports.reporter import Reporter
 
 from .page_reader import PageReader, answer_controls

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.telemetry.logs.folding import KINDS_MAX, PERIOD_S, Folding
+from holdfast.telemetry.logs.folding import PERIOD_S, Folding
 from holdfast.telemetry.logs.lines import Fields
+from holdfast.telemetry.repetitions import KEYS_MAX
 from holdfast.telemetry.reports.report import REPORT_KINDS
 
 
@@ -89,8 +90,8 @@ def test_other_reports_are_never_held(kind: str) -> None:
 
 def test_no_count_is_lost_when_there_are_too_many_kinds() -> None:
     folding = Folding(Clock())
-    for number in range(2 * KINDS_MAX):
+    for number in range(2 * KEYS_MAX):
         assert folding.admit(lost(reason=str(number)))
         assert not folding.admit(lost(reason=str(number)))
     shown = folding.due(at_once=True)
-    assert [line["reason"] for line in shown] == [str(number) for number in range(2 * KINDS_MAX)]
+    assert [line["reason"] for line in shown] == [str(number) for number in range(2 * KEYS_MAX)]

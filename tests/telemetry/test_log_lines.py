@@ -21,7 +21,7 @@ from holdfast.sockets.listening import CannotListen
 from holdfast.start.single_process import serve
 from holdfast.telemetry import logs
 from holdfast.telemetry.logs import configure_logging, flush_logs, log_event, scrub_secrets
-from holdfast.telemetry.logs.task_events import EVENTS_MAX
+from holdfast.telemetry.logs.folding import EVENTS_MAX
 from holdfast.telemetry.scrubbing import _Registered, register_secrets, scrub
 from holdfast.telemetry.traces import within_trace
 from holdfast.wiring.provider_registry import ProviderRegistry

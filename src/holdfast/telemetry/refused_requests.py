@@ -17,7 +17,7 @@ import trio
 from holdfast.ledger.clock import Now, format_time, utc_now
 from holdfast.ledger.public_types import MemberId, Time
 from holdfast.telemetry import metrics
-from holdfast.telemetry.reports.conditions import UNAVAILABLE, Conditions
+from holdfast.telemetry.reports.conditions import OTHERS, UNAVAILABLE, Conditions
 from holdfast.telemetry.scrubbing import spelled
 
 log = structlog.get_logger("holdfast.http")
@@ -27,12 +27,11 @@ PERIOD_S: Final = 60.0
 PERIODS: Final = 10
 """How many periods callers are counted for."""
 CALLERS_MAX: Final = 1_000
-"""How many pairs of a caller and a code are counted in a period; refusals of others count as :data:`OTHERS`."""
+"""How many callers, of each code apart, are counted in a period; refusals of others count as :data:`OTHERS`."""
 KEYS_MAX: Final = 200
-"""With so many pairs, further keys that no account has count as their origin's: a client that tries many of them
+"""With so many, further keys that no account has count as their origin's: a client that tries many of them
 hides neither accounts nor where it is.
 """
-OTHERS: Final = "others"
 LINES_MAX: Final = 20
 """How many refusals have a line of their own in a period."""
 CODES_SHOWN_MAX: Final = 8
@@ -93,8 +92,7 @@ class RefusedRequests:
         self._member_id = member_id
         self._now = now
         self._ring: deque[RefusedRequest] = deque(maxlen=RING_RECORDS)
-        self._periods: deque[Counter[tuple[str, str]]] = deque([Counter()], maxlen=PERIODS)
-        self._without_line: Counter[tuple[str, int, str]] = Counter()
+        self._periods: deque[Counter[tuple[str, int, str]]] = deque([Counter()], maxlen=PERIODS)
 
     def count(
         self,
@@ -131,14 +129,13 @@ class RefusedRequests:
                 origin=origin,
             )
         )
-        counts, pair = self._periods[-1], (caller, code)
-        if is_unknown_key and pair not in counts and len(counts) >= KEYS_MAX:
-            pair = (origin, code)
-        if pair not in counts and len(counts) >= CALLERS_MAX:
-            pair = (OTHERS, code)
-        counts[pair] += 1
-        if counts[pair] > 1 or len(counts) > LINES_MAX:
-            self._without_line[pair[0], status, code] += 1
+        counts, counted = self._periods[-1], (caller, status, code)
+        if is_unknown_key and counted not in counts and len(counts) >= KEYS_MAX:
+            counted = (origin, status, code)
+        if counted not in counts and len(counts) >= CALLERS_MAX:
+            counted = (OTHERS, status, code)
+        counts[counted] += 1
+        if counts[counted] > 1 or len(counts) > LINES_MAX:
             return
         log.info(
             "request refused",
@@ -159,15 +156,16 @@ class RefusedRequests:
         """Return who was refused most in the last ten minutes."""
         found: dict[str, Counter[str]] = {}
         for counts in self._periods:
-            for (caller, code), count in counts.items():
+            for (caller, _status, code), count in counts.items():
                 found.setdefault(caller, Counter())[code] += count
         return most_refused(found)
 
     def end_period(self) -> None:
         """Log the counts of those that had no line, the most frequent first, and begin the next period."""
+        others = self._periods[-1].copy()
+        others.subtract([*others][:LINES_MAX])  # the first of each of these had a line
         self._periods.append(Counter())
-        others, self._without_line = self._without_line, Counter()
-        if not others:
+        if not others.total():
             return
         codes, callers = Counter[str](), Counter[str]()
         for (caller, status, code), count in others.items():
@@ -198,4 +196,4 @@ def most_refused(codes_by_caller: Mapping[str, Counter[str]]) -> list[RefusedCal
 
 
 def _listed(counts: Counter[str], most: int) -> str:
-    return ", ".join(f"{name} ({count})" for name, count in counts.most_common(most))
+    return ", ".join(f"{name} ({count})" for name, count in (+counts).most_common(most))

@@ -22,7 +22,6 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from holdfast.telemetry.logs.folding import Folding
 from holdfast.telemetry.logs.lines import LogFormat, Render, console_renderer, in_order, render_json, time_of_line
-from holdfast.telemetry.logs.task_events import EVENTS_MAX, EVENTS_OF_PROCESS_MIN, TaskEvents
 from holdfast.telemetry.logs.writer import LineWriter
 from holdfast.telemetry.scrubbing import SCRUBBED, has_registered_secret, scrub
 from holdfast.telemetry.traces import other_request_id, trace_id
@@ -79,7 +78,6 @@ class _Lines:
         self.writer: LineWriter | None = None
         self.worker: int | None = None
         self._folding = Folding(time.monotonic)
-        self._task_events = TaskEvents(time.monotonic)
         self._lock = threading.Lock()
 
     def context(self) -> dict[str, object]:
@@ -102,25 +100,22 @@ class _Lines:
                 raise structlog.DropEvent
         return self.render(fields)
 
-    def share_task_events(self, processes: int) -> None:
-        """Begin to count events of tasks; this process may write its share of them."""
-        events_max = max(EVENTS_MAX // processes, EVENTS_OF_PROCESS_MIN)
-        self._task_events = TaskEvents(time.monotonic, events_max=events_max)
+    def share(self, processes: int) -> None:
+        """Begin to fold anew; so many processes share the lines of tasks' events."""
+        self._folding = Folding(time.monotonic, processes=processes)
 
     def admit_task_event(self, event: str) -> bool:
         """Whether a task's event is written; below level info each one is."""
         with self._lock:
-            return self.level < logging.INFO or self._task_events.admit(event)
+            return self.level < logging.INFO or self._folding.admit_task_event(event)
 
     def put_folded(self, *, at_once: bool = False) -> None:
         """Put the lines of repeated and of counted ones that are due."""
         with self._lock:
             due = self._folding.due(at_once=at_once)
-            counted = self._task_events.due(at_once=at_once)
         for fields in due:
-            self.put(self.render(fields))
-        if counted is not None:
-            self.put(self.render({"time": time_of_line(), "level": "info", **counted, **self.context()}))
+            # Those of counted events are lines of now.
+            self.put(self.render(in_order({"time": time_of_line(), "level": "info", **self.context(), **fields})))
 
     def tell_lost(self, count: int) -> str:
         """Return the line that says how many lines were lost."""
@@ -180,7 +175,7 @@ def configure_logging(
     out = stream if stream is not None else sys.stderr
     _lines.end(FLUSH_S)
     _lines.level, _lines.worker = number, worker
-    _lines.share_task_events(processes)
+    _lines.share(processes)
     _lines.render = render_json if log_format == "json" else console_renderer(colours=out.isatty())
     if in_thread:
         writer = LineWriter(2, tick=_lines.put_folded, tell_lost=_lines.tell_lost)
@@ -230,7 +225,7 @@ def _put_now(out: TextIO, line: str) -> None:
 def log_event(event: str, fields: Mapping[str, str | int | None]) -> None:
     """Log one event in the life of a task or a payment, at level info, in a few microseconds.
 
-    While tasks have more events than a reader could follow, theirs are counted instead (:mod:`.task_events`).
+    While tasks have more events than a reader could follow, theirs are counted instead (:mod:`.folding`).
     The fields are put as they are and in this order, so they are only our own ids, names of the catalog, codes and
     numbers: never a text from outside.
     """

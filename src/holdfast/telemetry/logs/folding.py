@@ -1,18 +1,19 @@
-"""Folding of repeated lines: the first is written at once, its repetitions later as one line with a count.
+"""Which lines are written at once, and which later as one line with a count.
 
 A report is never held, so that what a supervisor and an operator did is read in the order in which it happened;
 :class:`~holdfast.telemetry.reports.reporter.Reporter` limits their number. Messages that were not handled may be
-very many.
+very many. Events in the life of tasks have a line each until they are so many that only their counts are of use.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from holdfast.telemetry.logs.lines import Fields
+from holdfast.telemetry.repetitions import Repetitions
 from holdfast.telemetry.reports.report import REPORT_KINDS
 
 PERIOD_S: Final = 10.0
@@ -20,8 +21,13 @@ PERIOD_MAX_S: Final = 600.0
 """While a line repeats, each period is twice as long as the one before it."""
 ALIKE_MAX: Final = 3
 """How many lines that differ only in their ids are written before the others are counted."""
-KINDS_MAX: Final = 500
-"""How many kinds of line are remembered; beyond that the oldest is forgotten, and written when it comes again."""
+
+EVENTS_MAX: Final = 1_000
+"""How many events of tasks are written in a period, and from how many a period on the next is only counted."""
+EVENTS_OF_PROCESS_MIN: Final = 100
+"""The least number that each process writes, however many processes there are."""
+COUNTED_PERIOD_S: Final = 60.0
+"""The length of a period whose events are only counted."""
 
 NEVER_HELD: Final = frozenset(REPORT_KINDS) - {"dead_letter"}
 """The kinds of report whose lines are each written at once."""
@@ -30,74 +36,56 @@ _IDS: Final = frozenset({"key", "task_id", "account_id", "order_id", "event_id",
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 _NOT_COMPARED: Final = _IDS | {"time", "trace_id", "request_id"}
 
-Texts: TypeAlias = tuple[tuple[str, str], ...]
-
-
-@dataclass(slots=True)
-class _Repeated:
-    """Lines of one kind until ``until_s``: the ids of those written, and the count and the last of the others."""
-
-    until_s: float
-    period_s: float = PERIOD_S
-    written: set[Texts] = field(default_factory=set)
-    count: int = 0
-    last: Fields | None = None
-
-    def folded(self) -> Fields | None:
-        """Return the line for those that were not written."""
-        if self.last is None:
-            return None
-        return self.last if self.count == 1 else self.last | {"folded": self.count}
-
 
 class Folding:
-    """Decides which lines are written, by those of late. ``clock`` counts seconds. Not safe for threads."""
+    """Decides which lines of one of so many ``processes`` are written. ``clock`` counts seconds.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._kinds: dict[Texts, _Repeated] = {}
-        self._forgotten: list[Fields] = []
+    Not safe for threads.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, processes: int = 1) -> None:
+        self._lines = Repetitions[Fields](
+            clock, alone_max=ALIKE_MAX, period_s=PERIOD_S, growth=2, period_max_s=PERIOD_MAX_S
+        )
+        events_max = max(EVENTS_MAX // processes, EVENTS_OF_PROCESS_MIN)
+        self._task_events = Repetitions[None](
+            clock,
+            alone_max=events_max,
+            period_s=PERIOD_S,
+            growth=6,
+            period_max_s=COUNTED_PERIOD_S,
+            rest_max=events_max,
+        )
+        self._counts: Counter[str] = Counter()
 
     def admit(self, fields: Fields) -> bool:
         """Whether to write this line now; otherwise it is counted."""
         if "path" in fields and fields["event"] in NEVER_HELD:
             return True
-        now_s = self._clock()
-        kind = tuple((name, text) for name, text in _texts(fields) if name not in _NOT_COMPARED)
-        found = self._kinds.get(kind)
-        if found is None or (now_s >= found.until_s and not found.count):
-            # New, or without a repetition in its last period.
-            self._make_room()
-            found = self._kinds[kind] = _Repeated(now_s + PERIOD_S)
-        ids = tuple((name, text) for name, text in _texts(fields) if name in _IDS)
-        if not found.count and ids not in found.written and len(found.written) < ALIKE_MAX:
-            found.written.add(ids)
-            return True
-        found.count += 1
-        found.last = fields
-        return False
+        texts = _texts(fields)
+        kind = tuple((name, text) for name, text in texts if name not in _NOT_COMPARED)
+        return self._lines.admit(kind, fields, name=tuple(each for each in texts if each[0] in _IDS))
+
+    def admit_task_event(self, event: str) -> bool:
+        """Whether to write a line of this event in the life of a task now; otherwise it is counted."""
+        is_admitted = self._task_events.admit(None, None)
+        if not is_admitted:
+            self._counts[event] += 1
+        return is_admitted
 
     def due(self, *, at_once: bool = False) -> list[Fields]:
-        """Return the last of each repeated line whose period has passed, with the count ``folded``."""
-        now_s = self._clock()
-        lines, self._forgotten = self._forgotten, []
-        for kind, found in list(self._kinds.items()):
-            if now_s < found.until_s and not at_once:
-                continue
-            line = found.folded()
-            if line is None:
-                del self._kinds[kind]
-                continue
-            lines.append(line)
-            found.period_s = min(found.period_s * 2, PERIOD_MAX_S)
-            found.until_s, found.count, found.last = now_s + found.period_s, 0, None
+        """Return the last of each repeated line whose period has passed, with the count ``folded``; and ``counts``
+        of the events of tasks, without a time.
+        """
+        lines = [
+            held.last if held.count == 1 else held.last | {"folded": held.count}
+            for held in self._lines.due(at_once=at_once)
+        ]
+        for held in self._task_events.due(at_once=at_once):
+            counts, self._counts = dict(self._counts), Counter()
+            text = "too many for a line each"
+            lines.append({"event": "task events", "text": text, "counts": counts, "seconds": round(held.lasted_s)})
         return lines
-
-    def _make_room(self) -> None:
-        while len(self._kinds) >= KINDS_MAX:
-            line = self._kinds.pop(next(iter(self._kinds))).folded()
-            if line is not None:
-                self._forgotten.append(line)
 
 
 def _texts(fields: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -134,9 +134,8 @@ class _Lasting:
     last_s: float = 0.0
     reason: str = ""
     has_begun: bool = False
-    pause_s: float = FIRST_COUNT_S
-    report_at_s: float = 0.0
     reported_s: float = 0.0
+    pause_s: float = FIRST_COUNT_S
 
     @property
     def state(self) -> str | None:
@@ -211,7 +210,6 @@ class Conditions:
         is_other = found.state != state_before and now_s - found.reported_s >= CHANGE_PAUSE_S
         if is_other if found.has_begun else is_due:
             found.has_begun = True
-            found.report_at_s = now_s + found.pause_s
             self._report(found, found.text)
 
     def ended(self, condition: Condition, subject: str = "") -> None:
@@ -250,9 +248,8 @@ class Conditions:
                 if since_last_s >= quiet_s:
                     self._end(subjects.pop(found.subject), found.last_s, condition.quiet or condition.over)
                 # One that ends by itself, and is about to, is not reported again.
-                elif found.has_begun and now_s >= found.report_at_s and since_last_s < quiet_s / 2:
+                elif found.has_begun and now_s - found.reported_s >= found.pause_s and since_last_s < quiet_s / 2:
                     found.pause_s = min(found.pause_s * 2, COUNT_PAUSE_MAX_S)
-                    found.report_at_s = now_s + found.pause_s
                     self._report(found, found.text, lasted_s=now_s - found.since_s)
             lasting = sum(found.has_begun for found in subjects.values())
             metrics.CONDITIONS.labels(condition.name).set(lasting)

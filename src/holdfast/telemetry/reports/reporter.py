@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Final
 
 import structlog
@@ -20,8 +18,9 @@ from structlog.typing import FilteringBoundLogger
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.telemetry import metrics
+from holdfast.telemetry.repetitions import Held, Repetitions
 from holdfast.telemetry.reports.causes import describe
-from holdfast.telemetry.reports.report import UNDATED, Report, ReportKind, in_words, level_of
+from holdfast.telemetry.reports.report import UNDATED, Report, in_words, level_of
 from holdfast.telemetry.scrubbing import scrub, spelled
 
 RING_RECORDS: Final = 1_000
@@ -30,13 +29,6 @@ TEXT_LOGGED_CHARS: Final = 240
 ALONE_MAX: Final = 100
 """So many reports of one kind and path pass one by one in a period."""
 PERIOD_S: Final = 10.0
-
-
-@dataclass(slots=True)
-class _Burst:
-    begun: datetime
-    count: int = 0
-    last: Report | None = None
 
 
 class Reporter:
@@ -59,7 +51,7 @@ class Reporter:
         self._log: FilteringBoundLogger = logger or structlog.get_logger("holdfast.telemetry.reports")
         self._origin = {"member_id": member_id, "host": host, "worker": worker}
         self._number = 0
-        self._bursts: dict[tuple[ReportKind, str], _Burst] = {}
+        self._bursts = Repetitions[Report](lambda: self.now().timestamp(), alone_max=ALONE_MAX, period_s=PERIOD_S)
         self._ring: deque[Report] = deque(maxlen=ring_records)
         self._listeners: list[Callable[[Report], None]] = []
 
@@ -71,31 +63,17 @@ class Reporter:
                 location = report.location or cause.location
                 report = replace(report, reason_type=cause.reason_type, reason=cause.reason, location=location)
             self.report_sums()
-            if not self._is_summed(report):
+            # Those about parts of the tree, and what operators did, always pass.
+            always = report.key is None or report.operator is not None
+            if always or self._bursts.admit((report.kind, report.path), report):
                 self._emit(report, fault)
         except Exception:
             self._log_fault()
 
     def report_sums(self) -> None:
         """Report the sums of bursts that are over. Called now and then: a burst may be the last for long."""
-        now = self.now()
-        over = [
-            name for name, burst in self._bursts.items() if abs(now - burst.begun) >= timedelta(seconds=PERIOD_S)
-        ]
-        for burst in [self._bursts.pop(name) for name in over]:
-            if burst.last is not None:
-                self._emit(_sum(burst, burst.last, now), None)
-
-    def _is_summed(self, report: Report) -> bool:
-        """Count a report about a key. Those about parts of the tree, and what operators did, always pass."""
-        if report.key is None or report.operator is not None:
-            return False
-        burst = self._bursts.setdefault((report.kind, report.path), _Burst(self.now()))
-        burst.count += 1
-        if burst.count <= ALONE_MAX:
-            return False
-        burst.last = report
-        return True
+        for held in self._bursts.due():
+            self._emit(_sum(held), None)
 
     def _emit(self, report: Report, fault: BaseException | None) -> None:
         report = self._complete(report)
@@ -161,17 +139,18 @@ class Reporter:
             self._log.debug("traceback", path=report.path, exc_info=fault)
 
 
-def _sum(burst: _Burst, last: Report, now: datetime) -> Report:
+def _sum(held: Held[Report]) -> Report:
     """Return the last report, with the number of those that it stands for."""
+    last = held.last
     return replace(
         last,
-        at=now,
+        at=UNDATED,
         key=None,
         account_id=None,
         task_id=None,
         trace_id=None,
-        count=burst.count - ALONE_MAX,
-        duration_s=round(abs(now - burst.begun).total_seconds(), 3),
+        count=held.count,
+        duration_s=round(held.lasted_s, 3),
         reason=f"more of the same, the last on {last.key}" + (f": {last.reason}" if last.reason else ""),
     )
 
