@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.telemetry.logs.folding import COUNTED_PERIOD_S, EVENTS_MAX, PERIOD_S, Folding
+from holdfast.telemetry.logs.folding import EVENT_PERIODS_S, EVENTS_MAX, Folding
+
+PERIOD_S, COUNTED_PERIOD_S = EVENT_PERIODS_S
 
 
 class Clock:

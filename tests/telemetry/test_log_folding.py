@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.telemetry.logs.folding import PERIOD_S, Folding
+from holdfast.telemetry.logs.folding import PERIODS_S, Folding
 from holdfast.telemetry.logs.lines import Fields
 from holdfast.telemetry.repetitions import KEYS_MAX
 from holdfast.telemetry.reports.report import REPORT_KINDS
@@ -29,7 +29,7 @@ def test_a_line_that_repeats_is_written_once_then_with_its_count() -> None:
     folding = Folding(clock)
     assert [folding.admit(lost(units=number)) for number in range(5)] == [True, False, False, False, False]
     assert folding.due() == []
-    clock.now_s = PERIOD_S
+    clock.now_s = PERIODS_S[0]
     assert folding.due() == [lost(units=4, folded=4)]
     assert folding.due() == []
 
@@ -50,7 +50,7 @@ def test_a_single_repetition_is_written_as_it_is() -> None:
     folding = Folding(clock)
     assert folding.admit(lost(units=1))
     assert not folding.admit(lost(units=2))
-    clock.now_s = PERIOD_S
+    clock.now_s = PERIODS_S[0]
     assert folding.due() == [lost(units=2)]
 
 
@@ -58,7 +58,7 @@ def test_a_line_that_rested_is_written_at_once_again() -> None:
     clock = Clock()
     folding = Folding(clock)
     assert folding.admit(lost())
-    clock.now_s = PERIOD_S
+    clock.now_s = PERIODS_S[0]
     assert folding.admit(lost())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -12,91 +12,66 @@ KEYS_MAX: Final = 500
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Held(Generic[T]):
-    """Those of a key that did not pass in a period: the last, how many, and how long the period was."""
+@dataclass(slots=True)
+class Period(Generic[T]):
+    """A period of a key: the names of those that passed, and of the others their ``count`` and the ``last``."""
 
+    begun_s: float
     last: T
-    count: int
-    lasted_s: float
+    number: int = 0
+    passed: list[Hashable] = field(default_factory=list)
+    count: int = 0
+    lasted_s: float = 0.0
 
 
 @dataclass(slots=True)
-class _Period(Generic[T]):
-    begun_s: float
-    length_s: float
-    last: T
-    passed: list[Hashable] = field(default_factory=list)
-    count: int = 0
-
-    def is_over(self, now_s: float) -> bool:
-        return abs(now_s - self.begun_s) >= self.length_s
-
-
 class Repetitions(Generic[T]):
-    """Of each key, the first ``alone_max`` in ``period_s`` pass. ``clock`` counts seconds, and may be set back.
+    """Of each key the first ``alone_max`` pass. ``clock`` counts seconds, and may be set back.
 
-    With a ``growth``, a period in which some did not pass is followed by one that is so many times as long, up to
-    ``period_max_s``, without room for as many to pass again, until one of these has no more than ``rest_max``.
-    Not safe for threads.
+    ``periods_s`` are the lengths of a key's periods, the last for all further ones. A key begins anew after a
+    period in which all passed, after a later one with no more than ``rest_max`` others, and after each if there is
+    one length. Not safe for threads.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        alone_max: int,
-        period_s: float,
-        growth: int = 0,
-        period_max_s: float = 0.0,
-        rest_max: int = 0,
-    ) -> None:
-        self._clock = clock
-        self._alone_max = alone_max
-        self._period_s = period_s
-        self._growth = growth
-        self._period_max_s = period_max_s
-        self._rest_max = rest_max
-        self._periods: dict[Hashable, _Period[T]] = {}
-        self._forgotten: list[Held[T]] = []
+    clock: Callable[[], float]
+    alone_max: int
+    periods_s: Sequence[float]
+    rest_max: int = 0
+    _periods: dict[Hashable, Period[T]] = field(default_factory=dict, init=False)
+    _forgotten: list[Period[T]] = field(default_factory=list, init=False)
 
     def admit(self, key: Hashable, one: T, *, name: Hashable = None) -> bool:
         """Whether this one passes; otherwise it is counted. Of each ``name`` only one passes.
 
         Once one is counted, none passes until :meth:`due` has returned it, so that they stay in order.
         """
-        now_s = self._clock()
+        now_s = self.clock()
         period = self._periods.get(key)
-        if period is None or (not period.count and period.is_over(now_s)):
+        if period is None or (not period.count and self._is_over(period, now_s)):
             if len(self._periods) >= KEYS_MAX:
-                self._end(next(iter(self._periods)), now_s, self._forgotten)
-            period = self._periods[key] = _Period(now_s, self._period_s, one)
-        if (
-            not period.count
-            and len(period.passed) < self._alone_max
-            and (name is None or name not in period.passed)
-        ):
+                self._forgotten.append(self._periods.pop(next(iter(self._periods))))
+            period = self._periods[key] = Period(now_s, one)
+        is_new = name is None or name not in period.passed
+        if is_new and not period.count and len(period.passed) < self.alone_max:
             period.passed.append(name)
             return True
         period.count += 1
         period.last = one
         return False
 
-    def due(self, *, at_once: bool = False) -> list[Held[T]]:
-        """Return what was held in the periods that are over, or in all ``at_once``."""
-        now_s = self._clock()
-        held, self._forgotten = self._forgotten, []
+    def due(self, *, at_once: bool = False) -> list[Period[T]]:
+        """Return the periods that are over, or all ``at_once``, in which some did not pass."""
+        now_s = self.clock()
+        ended, self._forgotten = self._forgotten, []
         for key, period in list(self._periods.items()):
-            if not at_once and not period.is_over(now_s):
-                continue
-            self._end(key, now_s, held)
-            rest_max = self._rest_max if period.length_s > self._period_s else 0
-            if self._growth and period.count > rest_max:
-                length_s = min(period.length_s * self._growth, self._period_max_s)
-                self._periods[key] = _Period(now_s, length_s, period.last, period.passed)
-        return held
+            if at_once or self._is_over(period, now_s):
+                ended.append(self._periods.pop(key))
+                following = min(period.number + 1, len(self.periods_s) - 1)
+                if following and period.count > (self.rest_max if period.number else 0):
+                    self._periods[key] = Period(now_s, period.last, following, period.passed)
+        for period in ended:
+            period.lasted_s = abs(now_s - period.begun_s)
+        return [period for period in ended if period.count]
 
-    def _end(self, key: Hashable, now_s: float, held: list[Held[T]]) -> None:
-        period = self._periods.pop(key)
-        if period.count:
-            held.append(Held(period.last, period.count, abs(now_s - period.begun_s)))
+    def _is_over(self, period: Period[T], now_s: float) -> bool:
+        return abs(now_s - period.begun_s) >= self.periods_s[period.number]

@@ -77,7 +77,7 @@ class _Lines:
         self.render: Render = render_json
         self.writer: LineWriter | None = None
         self.worker: int | None = None
-        self._folding = Folding(time.monotonic)
+        self.folding = Folding(time.monotonic)
         self._lock = threading.Lock()
 
     def context(self) -> dict[str, object]:
@@ -96,23 +96,19 @@ class _Lines:
         """A structlog processor, the last one: render a line, or drop a repeated one."""
         fields = in_order({"time": time_of_line(), **event})
         with self._lock:
-            if not self._folding.admit(fields):
+            if not self.folding.admit(fields):
                 raise structlog.DropEvent
         return self.render(fields)
-
-    def share(self, processes: int) -> None:
-        """Begin to fold anew; so many processes share the lines of tasks' events."""
-        self._folding = Folding(time.monotonic, processes=processes)
 
     def admit_task_event(self, event: str) -> bool:
         """Whether a task's event is written; below level info each one is."""
         with self._lock:
-            return self.level < logging.INFO or self._folding.admit_task_event(event)
+            return self.level < logging.INFO or self.folding.admit_task_event(event)
 
     def put_folded(self, *, at_once: bool = False) -> None:
         """Put the lines of repeated and of counted ones that are due."""
         with self._lock:
-            due = self._folding.due(at_once=at_once)
+            due = self.folding.due(at_once=at_once)
         for fields in due:
             # Those of counted events are lines of now.
             self.put(self.render(in_order({"time": time_of_line(), "level": "info", **self.context(), **fields})))
@@ -175,7 +171,7 @@ def configure_logging(
     out = stream if stream is not None else sys.stderr
     _lines.end(FLUSH_S)
     _lines.level, _lines.worker = number, worker
-    _lines.share(processes)
+    _lines.folding = Folding(time.monotonic, processes=processes)
     _lines.render = render_json if log_format == "json" else console_renderer(colours=out.isatty())
     if in_thread:
         writer = LineWriter(2, tick=_lines.put_folded, tell_lost=_lines.tell_lost)

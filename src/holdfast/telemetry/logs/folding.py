@@ -16,9 +16,8 @@ from holdfast.telemetry.logs.lines import Fields
 from holdfast.telemetry.repetitions import Repetitions
 from holdfast.telemetry.reports.report import REPORT_KINDS
 
-PERIOD_S: Final = 10.0
-PERIOD_MAX_S: Final = 600.0
-"""While a line repeats, each period is twice as long as the one before it."""
+PERIODS_S: Final = (10, 20, 40, 80, 160, 320, 600)
+"""While a line repeats, each period is longer than the one before it."""
 ALIKE_MAX: Final = 3
 """How many lines that differ only in their ids are written before the others are counted."""
 
@@ -26,8 +25,8 @@ EVENTS_MAX: Final = 1_000
 """How many events of tasks are written in a period, and from how many a period on the next is only counted."""
 EVENTS_OF_PROCESS_MIN: Final = 100
 """The least number that each process writes, however many processes there are."""
-COUNTED_PERIOD_S: Final = 60.0
-"""The length of a period whose events are only counted."""
+EVENT_PERIODS_S: Final = (10, 60)
+"""The length of a period, and of one whose events are only counted."""
 
 NEVER_HELD: Final = frozenset(REPORT_KINDS) - {"dead_letter"}
 """The kinds of report whose lines are each written at once."""
@@ -44,18 +43,9 @@ class Folding:
     """
 
     def __init__(self, clock: Callable[[], float], *, processes: int = 1) -> None:
-        self._lines = Repetitions[Fields](
-            clock, alone_max=ALIKE_MAX, period_s=PERIOD_S, growth=2, period_max_s=PERIOD_MAX_S
-        )
         events_max = max(EVENTS_MAX // processes, EVENTS_OF_PROCESS_MIN)
-        self._task_events = Repetitions[None](
-            clock,
-            alone_max=events_max,
-            period_s=PERIOD_S,
-            growth=6,
-            period_max_s=COUNTED_PERIOD_S,
-            rest_max=events_max,
-        )
+        self._lines = Repetitions[Fields](clock, ALIKE_MAX, PERIODS_S)
+        self._task_events = Repetitions[None](clock, events_max, EVENT_PERIODS_S, rest_max=events_max)
         self._counts: Counter[str] = Counter()
 
     def admit(self, fields: Fields) -> bool:
@@ -78,13 +68,13 @@ class Folding:
         of the events of tasks, without a time.
         """
         lines = [
-            held.last if held.count == 1 else held.last | {"folded": held.count}
-            for held in self._lines.due(at_once=at_once)
+            each.last if each.count == 1 else each.last | {"folded": each.count}
+            for each in self._lines.due(at_once=at_once)
         ]
-        for held in self._task_events.due(at_once=at_once):
+        for each in self._task_events.due(at_once=at_once):
             counts, self._counts = dict(self._counts), Counter()
             text = "too many for a line each"
-            lines.append({"event": "task events", "text": text, "counts": counts, "seconds": round(held.lasted_s)})
+            lines.append({"event": "task events", "text": text, "counts": counts, "seconds": round(each.lasted_s)})
         return lines
 
 

@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.telemetry import metrics
-from holdfast.telemetry.repetitions import Held, Repetitions
+from holdfast.telemetry.repetitions import Period, Repetitions
 from holdfast.telemetry.reports.causes import describe
 from holdfast.telemetry.reports.report import UNDATED, Report, in_words, level_of
 from holdfast.telemetry.scrubbing import scrub, spelled
@@ -51,7 +51,7 @@ class Reporter:
         self._log: FilteringBoundLogger = logger or structlog.get_logger("holdfast.telemetry.reports")
         self._origin = {"member_id": member_id, "host": host, "worker": worker}
         self._number = 0
-        self._bursts = Repetitions[Report](lambda: self.now().timestamp(), alone_max=ALONE_MAX, period_s=PERIOD_S)
+        self._bursts = Repetitions[Report](lambda: self.now().timestamp(), ALONE_MAX, [PERIOD_S])
         self._ring: deque[Report] = deque(maxlen=ring_records)
         self._listeners: list[Callable[[Report], None]] = []
 
@@ -72,8 +72,8 @@ class Reporter:
 
     def report_sums(self) -> None:
         """Report the sums of bursts that are over. Called now and then: a burst may be the last for long."""
-        for held in self._bursts.due():
-            self._emit(_sum(held), None)
+        for burst in self._bursts.due():
+            self._emit(_sum(burst), None)
 
     def _emit(self, report: Report, fault: BaseException | None) -> None:
         report = self._complete(report)
@@ -139,9 +139,9 @@ class Reporter:
             self._log.debug("traceback", path=report.path, exc_info=fault)
 
 
-def _sum(held: Held[Report]) -> Report:
+def _sum(burst: Period[Report]) -> Report:
     """Return the last report, with the number of those that it stands for."""
-    last = held.last
+    last = burst.last
     return replace(
         last,
         at=UNDATED,
@@ -149,8 +149,8 @@ def _sum(held: Held[Report]) -> Report:
         account_id=None,
         task_id=None,
         trace_id=None,
-        count=held.count,
-        duration_s=round(held.lasted_s, 3),
+        count=burst.count,
+        duration_s=round(burst.lasted_s, 3),
         reason=f"more of the same, the last on {last.key}" + (f": {last.reason}" if last.reason else ""),
     )
 
