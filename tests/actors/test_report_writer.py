@@ -13,7 +13,8 @@ import structlog
 import trio
 
 from holdfast.actors.workers import report_writer
-from holdfast.actors.workers.report_writer import BATCH_MAX, ReportQueue, ReportWriter, store_last_reports
+from holdfast.actors.workers.newest_queue import NewestQueue
+from holdfast.actors.workers.report_writer import BATCH_MAX, ReportWriter, store_last_reports
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.reports import write_reports
@@ -33,7 +34,7 @@ class Stage:
     def __init__(self, database: Database, *, most: int = 10_000) -> None:
         self.database = database
         self.reporter = Reporter(logger=SILENT, member_id="proc_1", host="db7")
-        self.queue = ReportQueue(most=most)
+        self.queue = NewestQueue[Report](most)
         self.reporter.listen(self.queue.put)
 
     def report(self, **fields: Any) -> None:
@@ -103,7 +104,7 @@ async def test_of_too_many_the_newest_are_stored_and_the_loss_reported(database:
 
 
 async def test_what_overflows_while_it_is_written_is_not_lost(stage: Stage) -> None:
-    queue = ReportQueue(most=3)
+    queue = NewestQueue[Report](3)
     stage.reporter.listen(queue.put)
     for _ in range(3):
         stage.report()

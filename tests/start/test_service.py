@@ -11,7 +11,7 @@ import pytest
 import structlog
 import trio
 
-from holdfast.actors.workers.report_writer import ReportQueue
+from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.persistence.server import migrate as migrating
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.migrate import MigrationReport, migrate
@@ -61,7 +61,7 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
     parts = SimpleNamespace(
         store=SimpleNamespace(prepare=prepare),
         card=None,
-        reports=ReportQueue(),
+        reports=NewestQueue(1),
         samples=SimpleNamespace(leave=lambda: None),
         database=SimpleNamespace(url="postgresql://"),
         settings=SimpleNamespace(env="development", is_production=False, has_token_file=False),

@@ -13,7 +13,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from holdfast.actors.runtime.faults import Crashed, Quarantined
 from holdfast.actors.runtime.messages import Command
-from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonQueue, PoisonWriter
+from holdfast.actors.workers.newest_queue import NewestQueue
+from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonWriter
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.units import Broken, Committed
@@ -47,7 +48,9 @@ def decode(_group: str, name: str, body: bytes) -> Command[object]:
     return command
 
 
-def writer_of(harness: Harness, queue: PoisonQueue, database: Database | None = None) -> PoisonWriter:
+def writer_of(
+    harness: Harness, queue: NewestQueue[PoisonedMessage], database: Database | None = None
+) -> PoisonWriter:
     return PoisonWriter(
         queue,
         database=database,  # type: ignore[arg-type]  # not needed to make a record
@@ -65,7 +68,7 @@ async def test_the_message_that_crashed_is_kept_with_its_cause(autojump_clock: M
         await outcome(lambda: harness.ask("a", Say("fine")))
         assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
     [message] = kept
-    record = writer_of(harness, PoisonQueue()).record(message)
+    record = writer_of(harness, NewestQueue(1)).record(message)
     assert (record.group_name, record.key, record.message_type) == ("actors", "masked:a", "Break")
     assert (record.reason_type, record.reason, record.incarnation) == ("ValueError", "broken on purpose", 1)
     assert "keyed_actors:" in (record.location or "")
@@ -119,7 +122,7 @@ class Stored:
     """A directory of actors with a writer on a real database."""
 
     def __init__(self, database: Database) -> None:
-        self.queue = PoisonQueue()
+        self.queue = NewestQueue[PoisonedMessage](200)
         self.harness = Harness(poison=self.queue.put, actor=Mended)
         self.database = database
         self.waited = timedelta()

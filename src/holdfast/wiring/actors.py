@@ -22,7 +22,8 @@ from holdfast.actors.sign_in.actor import SignInActor, SignInRules
 from holdfast.actors.task.actor import TaskActor
 from holdfast.actors.task.dependencies import NewTasks, TaskDependencies
 from holdfast.actors.task.messages import TaskQueued
-from holdfast.actors.workers.poison_writer import PoisonQueue, PoisonWriter
+from holdfast.actors.workers.newest_queue import NewestQueue
+from holdfast.actors.workers.poison_writer import PoisonedMessage, PoisonWriter
 from holdfast.cluster.codec import ACCOUNTS, SIGN_INS, TASKS, CannotEncode, codecs
 from holdfast.cluster.placed import PlacedDirectory
 from holdfast.ledger.clock import Now
@@ -112,7 +113,7 @@ def keyed_group(
     journal: Journal,
     reporter: Reporter,
     dead_letters: DeadLetters,
-    poison: PoisonQueue | None = None,
+    poison: NewestQueue[PoisonedMessage] | None = None,
 ) -> KeyedDirectory:
     """Return the directory of one kind of actor. Without ``poison``, messages that crash an actor are not kept."""
 

@@ -7,10 +7,11 @@ from socket import gethostname
 
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.workers.heartbeat import Presence
+from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.passes import one_pass
-from holdfast.actors.workers.poison_writer import PoisonQueue
+from holdfast.actors.workers.poison_writer import MESSAGES_MAX, PoisonedMessage
 from holdfast.actors.workers.provider_calls import SubmitKey
-from holdfast.actors.workers.report_writer import ReportQueue
+from holdfast.actors.workers.report_writer import REPORTS_MAX
 from holdfast.actors.workers.worker import WorkerRef
 from holdfast.cluster.members import Members
 from holdfast.ledger.clock import Now
@@ -33,7 +34,7 @@ from holdfast.telemetry.metrics.samples import SampleRing
 from holdfast.telemetry.refused_requests import RefusedRequests
 from holdfast.telemetry.reports.conditions import CARD, DATABASE, Conditions
 from holdfast.telemetry.reports.feed import ReportFeed
-from holdfast.telemetry.reports.report import ReportsAfter
+from holdfast.telemetry.reports.report import Report, ReportsAfter
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.wiring.card import CardSetup, card_setup
 from holdfast.wiring.cluster import cluster_members
@@ -80,13 +81,13 @@ class Parts:
     journal: Journal
     members: Members
     reporter: Reporter
-    reports: ReportQueue
+    reports: NewestQueue[Report]
     conditions: Conditions
     feed: ReportFeed
     samples: SampleRing
     dead_letters: DeadLetters
     refused: RefusedRequests
-    poison: PoisonQueue = field(default_factory=PoisonQueue)
+    poison: NewestQueue[PoisonedMessage]
     refs: WorkerRefs = field(default_factory=WorkerRefs)
     submits: set[SubmitKey] = field(default_factory=set)
 
@@ -122,7 +123,7 @@ def parts_of(
     presence = Presence(process, ServiceClock(process.process_id, off_max_s=settings.clock_off_max_s))
     now = presence.clock.now
     reporter = Reporter(now=now, member_id=process.process_id, host=gethostname(), worker=worker)
-    reports = ReportQueue()
+    reports = NewestQueue[Report](REPORTS_MAX)
     reporter.listen(reports.put)
     conditions = Conditions(reporter)
     database.gate.watch = conditions.watch(DATABASE)
@@ -150,6 +151,7 @@ def parts_of(
         samples=SampleRing(settings.data_dir / f"samples-{worker or 0}.json"),
         dead_letters=DeadLetters(process.process_id, now=now),
         refused=RefusedRequests(conditions, process.process_id, now=now),
+        poison=NewestQueue(MESSAGES_MAX),
     )
 
 

@@ -7,7 +7,7 @@ concurrent storing of the same content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -75,8 +75,7 @@ class AssetSweeper:
         self._now = now
         self._after = START
         # Where the next sweep continues, so that tasks which cannot be swept do not delay the others.
-        self._assets_after = FIRST_EXPIRED
-        self._inputs_after = FIRST_EXPIRED
+        self._tasks_after: dict[Callable[..., object], Expired] = {}
         self._files_after = _FIRST_FILE
         self._uses_after = FIRST_USE
         self._marked: dict[Content, datetime] = {}
@@ -91,7 +90,9 @@ class AssetSweeper:
     async def sweep(self) -> Swept:
         """Expire results, delete files, remove unreferenced contents, drop old inputs. Raises ``DatabaseAway``."""
         files = await self._delete_files()
-        swept = Swept(await self._expire(), await self._remove(), await self._drop_inputs(), files)
+        expired = await self._ask_due(tasks_with_expired_assets, ExpireAssets())
+        removed = await self._remove()
+        swept = Swept(expired, removed, await self._ask_due(tasks_with_expired_input, DropInput()), files)
         if swept != Swept(0, 0):
             log.info("assets swept", **msgspec.structs.asdict(swept))
         try:
@@ -109,21 +110,11 @@ class AssetSweeper:
         self._files_after = swept.next_after or _FIRST_FILE
         return swept.deleted
 
-    async def _drop_inputs(self) -> int:
-        due = await self._database.read(
-            tasks_with_expired_input, self._now(), after=self._inputs_after, most=TASKS_MAX
-        )
-        self._inputs_after = _next_after(due)
-        return await self._ask_all(due, DropInput())
-
-    async def _expire(self) -> int:
-        due = await self._database.read(
-            tasks_with_expired_assets, self._now(), after=self._assets_after, most=TASKS_MAX
-        )
-        self._assets_after = _next_after(due)
-        return await self._ask_all(due, ExpireAssets())
-
-    async def _ask_all(self, due: Sequence[Expired], command: Command[TaskReply]) -> int:
+    async def _ask_due(self, find: Callable[..., list[Expired]], command: Command[TaskReply]) -> int:
+        """Ask the next tasks that are due; return how many did it."""
+        after = self._tasks_after.get(find, FIRST_EXPIRED)
+        due = await self._database.read(find, self._now(), after=after, most=TASKS_MAX)
+        self._tasks_after[find] = due[-1] if len(due) == TASKS_MAX else FIRST_EXPIRED
         request_ids = dict.fromkeys(expired.request_id for expired in due)
         return sum([await self._ask(request_id, command) for request_id in request_ids])
 
@@ -172,8 +163,3 @@ class AssetSweeper:
             for content, marked_at in list(self._marked.items()):
                 nursery.start_soon(remove, content, marked_at)
         return removed
-
-
-def _next_after(due: Sequence[Expired]) -> Expired:
-    """Return where the sweep after one of ``due`` begins: after the last page at the front again."""
-    return due[-1] if len(due) == TASKS_MAX else FIRST_EXPIRED

@@ -30,7 +30,7 @@ import trio
 from holdfast.actors.runtime.faults import AskFault, Crashed, StaleFence
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
-from holdfast.actors.workers.passes import one_pass, repeat
+from holdfast.actors.workers.passes import do_each, one_pass, repeat
 from holdfast.actors.workers.worker import Worker, WorkerRef
 from holdfast.ledger.clock import Now
 from holdfast.ledger.tasks.dispatch import Silence
@@ -270,18 +270,12 @@ class Dispatcher(Worker):
 
     async def _wake(self, claim: Callable[..., list[str]], silence: Silence | None = None) -> None:
         """Wake all tasks that a claim finds; the next claim waits until these are done, however many there are."""
-        turns = trio.CapacityLimiter(WAKES_AT_ONCE_MAX)
+        wake = partial(self._wake_one, wake=Wake(silence=silence))
         while True:
             claimed = await self._database.work(claim)
-            async with trio.open_nursery() as nursery:
-                for request_id in claimed:
-                    nursery.start_soon(self._wake_in_turn, request_id, silence, turns)
+            await do_each(wake, claimed, concurrent_max=WAKES_AT_ONCE_MAX)
             if len(claimed) < FOLLOW_UPS_MAX:
                 return
-
-    async def _wake_in_turn(self, request_id: str, silence: Silence | None, turns: trio.CapacityLimiter) -> None:
-        async with turns:
-            await self._wake_one(request_id, Wake(silence=silence))
 
     async def _wake_one(self, request_id: str, wake: Wake) -> None:
         # A task that does not reply, such as one whose row cannot be read, is found again when its claim lapses.

@@ -19,7 +19,7 @@ from holdfast.actors.account.messages import AnnounceExpiry, ExpireLots, LotsExp
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.workers.passes import always, repeat
+from holdfast.actors.workers.passes import always, do_each, repeat
 from holdfast.ledger.clock import Now
 from holdfast.persistence.claims.coupons import overdue_claims
 from holdfast.persistence.claims.lots import accounts_to_notify, accounts_with_expired_lots
@@ -85,15 +85,7 @@ class LotSweeper:
         due = await self._database.read(find, self._now(), after=after, most=ACCOUNTS_MAX)
         is_more_due = len(due) == ACCOUNTS_MAX
         self._after[find] = place_of(due[-1]) if is_more_due else ""
-        limiter = trio.CapacityLimiter(CONCURRENT_MAX)
-
-        async def do_in_turn(about: T) -> None:
-            async with limiter:
-                await do(about)
-
-        async with trio.open_nursery() as nursery:
-            for each in due:
-                nursery.start_soon(do_in_turn, each)
+        await do_each(do, due, concurrent_max=CONCURRENT_MAX)
         return is_more_due
 
     async def _expire(self, account_id: str) -> None:

@@ -6,7 +6,7 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -82,6 +82,19 @@ class one_pass:  # noqa: N801 - used as a function; a generator would cost each 
 def always() -> bool:
     """Return True: the work is this process's own."""
     return True
+
+
+async def do_each(do: Callable[[T], Awaitable[object]], all_of: Iterable[T], *, concurrent_max: int) -> None:
+    """Call ``do`` with each of them, so many at a time."""
+    limiter = trio.CapacityLimiter(concurrent_max)
+
+    async def in_turn(one: T) -> None:
+        async with limiter:
+            await do(one)
+
+    async with trio.open_nursery() as nursery:
+        for one in all_of:
+            nursery.start_soon(in_turn, one)
 
 
 async def repeat(

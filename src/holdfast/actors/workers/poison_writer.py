@@ -1,12 +1,8 @@
-"""The poison writer: stores the messages whose handling crashed their actor, so that an operator can replay them.
-
-Nothing waits for it. While the database is away the queue keeps the newest messages.
-"""
+"""The poison writer: stores the messages that crashed their actor, so that an operator can replay them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
@@ -17,6 +13,7 @@ import trio
 
 from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.mailbox import Envelope
+from holdfast.actors.workers.newest_queue import NewestQueue, wait_to_retry
 from holdfast.actors.workers.passes import one_pass
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.operators.poison import RowCipher, keep_poison
@@ -30,10 +27,10 @@ from holdfast.telemetry.reports.reporter import Reporter
 
 log = structlog.get_logger(__name__)
 
-QUEUE_MAX = 200
+MESSAGES_MAX = 200
+"""How many messages wait, the newest."""
 BODY_BYTES_MAX = 1024 * 1024
 """A larger body is not stored; such a message cannot be replayed."""
-RETRY_S = 1.0
 
 
 class PoisonedMessage(NamedTuple):
@@ -67,31 +64,6 @@ def message_crashed_on(
     return PoisonedMessage(path, group, key, envelope, at, cause, incarnation, version, digest)
 
 
-class PoisonQueue:
-    """Messages that are not stored yet. It outlives the writer."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[PoisonedMessage] = deque(maxlen=QUEUE_MAX)
-        self._has_some = trio.Event()
-
-    def put(self, message: PoisonedMessage) -> None:
-        """Add a message; the oldest is dropped if there is no room."""
-        self._waiting.append(message)
-        self._has_some.set()
-
-    async def first(self) -> PoisonedMessage:
-        """Wait for a message and return the oldest, which stays."""
-        while not self._waiting:
-            self._has_some = trio.Event()
-            await self._has_some.wait()
-        return self._waiting[0]
-
-    def remove(self, message: PoisonedMessage) -> None:
-        """Remove a message that :meth:`first` returned, unless it was dropped since."""
-        if self._waiting and self._waiting[0] is message:
-            self._waiting.popleft()
-
-
 class PoisonWriter:
     """Stores what is in ``queue``.
 
@@ -101,7 +73,7 @@ class PoisonWriter:
 
     def __init__(
         self,
-        queue: PoisonQueue,
+        queue: NewestQueue[PoisonedMessage],
         *,
         database: Database,
         reporter: Reporter,
@@ -120,16 +92,15 @@ class PoisonWriter:
         """Store messages until cancelled."""
         task_status.started()
         while True:
-            message = await self._queue.first()
+            await self._queue.wait()
+            [message] = self._queue.first(1)
             try:
                 with one_pass("storing of a poison message"):
                     await self._keep(message)
             except DatabaseAway:
-                if self._database.gate.is_open:
-                    await trio.sleep(RETRY_S)
-                await self._database.gate.wait_open()
-                continue
-            self._queue.remove(message)
+                await wait_to_retry(self._database)
+            else:
+                self._queue.remove([message])
 
     async def _keep(self, message: PoisonedMessage) -> None:
         record = self.record(message)

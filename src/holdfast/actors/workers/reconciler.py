@@ -15,7 +15,7 @@ import trio
 
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.actors.workers.passes import always, repeat
+from holdfast.actors.workers.passes import always, do_each, repeat
 from holdfast.persistence.claims.orders import Due, claim_due
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
@@ -56,16 +56,12 @@ class OrderWorker:
     async def poll_due(self) -> int:
         """Claim due orders, check each, and return their number. Raises :class:`DatabaseAway`."""
         due = await self._database.work(claim_due, self.claimed, most=ORDERS_MAX, now=self._order_checks.now())
-        limiter = trio.CapacityLimiter(CONCURRENT_MAX)
-        async with trio.open_nursery() as nursery:
-            for order_id in due:
-                nursery.start_soon(self._check, order_id, limiter)
+        await do_each(self._check, due, concurrent_max=CONCURRENT_MAX)
         return len(due)
 
-    async def _check(self, order_id: str, limiter: trio.CapacityLimiter) -> None:
-        async with limiter:
-            with _postponing(order_id=order_id):
-                await self._order_checks.check(order_id)
+    async def _check(self, order_id: str) -> None:
+        with _postponing(order_id=order_id):
+            await self._order_checks.check(order_id)
 
 
 @contextmanager

@@ -1,18 +1,14 @@
 """The report writer: stores this process's reports in the table, in their order and in batches.
 
-Reports come from everywhere, also while the database is away, and nothing waits for them: the queue keeps the
-newest ones, counts what it loses, and the writer stores them when the database answers.
+Reports come from everywhere, also while the database is away. How many the queue lost is a report, too.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection
-from itertools import islice
-
 import structlog
 import trio
 
+from holdfast.actors.workers.newest_queue import NewestQueue, wait_to_retry
 from holdfast.actors.workers.passes import one_pass
 from holdfast.persistence.claims.reports import write_last_reports, write_reports
 from holdfast.persistence.server.database import Database
@@ -22,60 +18,19 @@ from holdfast.telemetry.reports.reporter import PERIOD_S, Reporter
 
 log = structlog.get_logger(__name__)
 
-QUEUE_MAX = 10_000
+REPORTS_MAX = 10_000
+"""How many reports wait, the newest."""
 BATCH_MAX = 500
 BUSY_PAUSE_S = 0.05
 """How long to wait while another process writes."""
-RETRY_S = 1.0
 LAST_WRITE_S = 2.0
 PATH = "holdfast/workers/report-writer"
-
-
-class ReportQueue:
-    """The newest reports that are not stored yet, in order; a listener of the reporter. It outlives the writer."""
-
-    def __init__(self, *, most: int = QUEUE_MAX) -> None:
-        self._waiting: deque[Report] = deque(maxlen=most)
-        self._has_some = trio.Event()
-        self.lost_count = 0
-        """How many were dropped and not stored, since :meth:`take_lost`."""
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def put(self, report: Report) -> None:
-        """Add a report; the oldest is dropped if there is no room."""
-        self.lost_count += len(self._waiting) == self._waiting.maxlen
-        self._waiting.append(report)
-        self._has_some.set()
-
-    async def wait(self) -> None:
-        """Wait until there is a report."""
-        await self._has_some.wait()
-
-    def first(self, most: int) -> list[Report]:
-        """Return the oldest reports, which stay."""
-        return list(islice(self._waiting, most))
-
-    def remove(self, done: Collection[Report]) -> None:
-        """Remove reports that :meth:`first` has returned. Those that were dropped since are not lost."""
-        ids = {report.report_id for report in done}
-        while self._waiting and self._waiting[0].report_id in ids:
-            ids.remove(self._waiting.popleft().report_id)
-        self.lost_count -= len(ids)
-        if not self._waiting:
-            self._has_some = trio.Event()
-
-    def take_lost(self) -> int:
-        """Return the number of lost reports, and count from zero again."""
-        lost, self.lost_count = self.lost_count, 0
-        return lost
 
 
 class ReportWriter:
     """Stores what is in ``queue``. No fault of a report or of the database ends it."""
 
-    def __init__(self, queue: ReportQueue, *, database: Database, reporter: Reporter) -> None:
+    def __init__(self, queue: NewestQueue[Report], *, database: Database, reporter: Reporter) -> None:
         self._queue = queue
         self._database = database
         self._reporter = reporter
@@ -99,9 +54,7 @@ class ReportWriter:
             with one_pass("storing of reports"):
                 is_written = await self._database.work(write_reports, batch)
         except DatabaseAway:
-            if self._database.gate.is_open:
-                await trio.sleep(RETRY_S)
-            await self._database.gate.wait_open()
+            await wait_to_retry(self._database)
         except Exception as fault:
             if len(batch) > 1:
                 await self._store(batch[: len(batch) // 2])  # the rest follows, and what cannot be stored is found
@@ -123,7 +76,7 @@ class ReportWriter:
             self._reporter.report(Report(kind="loss", path=PATH, count=lost, reason=reason))
 
 
-async def store_last_reports(queue: ReportQueue, url: str) -> None:
+async def store_last_reports(queue: NewestQueue[Report], url: str) -> None:
     """Store what is left when the tree has ended, on a connection of its own and within :data:`LAST_WRITE_S`."""
     limiter = trio.CapacityLimiter(1)
     with trio.move_on_after(LAST_WRITE_S):
