@@ -82,7 +82,9 @@ def test_what_is_kept_is_bounded_and_no_count_is_lost() -> None:
     with structlog.testing.capture_logs() as lines:
         for number in range(many):
             requests.count(**of(f"192.0.2.{number}", number=number))
-    assert len(lines) == LINES_MAX
+        assert len(lines) == LINES_MAX
+        requests.end_period()
+    assert lines[-1]["count"] == many - LINES_MAX
     assert next(iter(requests.recent())).request_id.endswith(f"{many - 1:x}")
     assert len([*requests.recent()]) == RING_RECORDS
     assert requests.callers()[0] == RefusedCaller(OTHERS, RING_RECORDS, {"insufficient_credit": RING_RECORDS})

@@ -68,6 +68,15 @@ def test_lines_about_several_keys_are_written_up_to_three() -> None:
     assert folding.due(at_once=True) == [lost("acct_4", folded=2)]
 
 
+def test_once_one_is_held_no_other_of_its_kind_comes_before_it() -> None:
+    clock = Clock()
+    folding = Folding(clock)
+    assert [folding.admit(lost(key)) for key in ("acct_1", "acct_1", "acct_2")] == [True, False, False]
+    clock.now_s = PERIODS_S[0]
+    assert folding.due() == [lost("acct_2", folded=2)]
+    assert folding.admit(lost("acct_2"))
+
+
 def test_lines_that_differ_in_a_text_are_not_folded() -> None:
     folding = Folding(Clock())
     assert folding.admit(lost(reason="refused"))

@@ -123,16 +123,9 @@ class DatabaseMetrics:
         """Measure every few seconds until cancelled."""
         async with trio.open_nursery() as nursery:
             task_status.started()
-            nursery.start_soon(
-                partial(
-                    repeat, self.measure_backlog, every_s=BACKLOG_S, name="backlog metrics", bound_s=BACKLOG_BOUND_S
-                )
-            )
-            nursery.start_soon(
-                partial(
-                    repeat, self.measure_files, every_s=FILES_S, name="metrics of files", bound_s=BACKLOG_BOUND_S
-                )
-            )
+            count = partial(repeat, bound_s=BACKLOG_BOUND_S)
+            nursery.start_soon(partial(count, self.measure_backlog, every_s=BACKLOG_S, name="backlog metrics"))
+            nursery.start_soon(partial(count, self.measure_files, every_s=FILES_S, name="metrics of files"))
             nursery.start_soon(partial(repeat, self.measure_syncs, every_s=SAMPLE_S, name="metrics of the log"))
 
     async def measure_backlog(self) -> None:

@@ -110,8 +110,8 @@ class _Lines:
         with self._lock:
             due = self.folding.due(at_once=at_once)
         for fields in due:
-            # Those of counted events are lines of now.
-            self.put(self.render(in_order({"time": time_of_line(), "level": "info", **self.context(), **fields})))
+            own = {"time": time_of_line(), "level": "info", "worker": self.worker}  # of the line of counted ones
+            self.put(self.render(in_order({**own, **fields})))
 
     def tell_lost(self, count: int) -> str:
         """Return the line that says how many lines were lost."""

@@ -1,7 +1,8 @@
 """Conditions that last: an outage, a crash loop, refused callbacks, lockouts.
 
 Each is reported when it begins and when it ends. In between the occurrences are counted, and the count is reported
-after a minute and then ever more rarely. So a condition costs a few lines, however many requests it concerns.
+after a minute and then ever more rarely, also without a new one: it is a state, and no repetition. So a condition
+costs a few lines, however many requests it concerns.
 """
 
 from __future__ import annotations
