@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Period(Generic[T]):
-    """A period of a key: the names of those that passed, and of the others their ``count`` and the ``last``."""
+    """A period of a key, after ``number`` others in a row: the names of those that passed, and of the others their
+    ``count`` and the ``last``. :meth:`Repetitions.due` sets how long it ``lasted_s``.
+    """
 
     begun_s: float
     last: T
@@ -28,9 +30,9 @@ class Period(Generic[T]):
 class Repetitions(Generic[T]):
     """Of each key the first ``alone_max`` pass. ``clock`` counts seconds, and may be set back.
 
-    ``periods_s`` are the lengths of a key's periods, the last for all further ones. A key begins anew after a
-    period in which all passed, after a later one with no more than ``rest_max`` others, and after each if there is
-    one length. Not safe for threads.
+    ``periods_s`` are the lengths of a key's periods, the last for all further ones. The first one follows again
+    after a period in which all passed, after a later one with no more than ``rest_max`` others, and always if there
+    is one length. Not safe for threads.
     """
 
     clock: Callable[[], float]
@@ -45,16 +47,16 @@ class Repetitions(Generic[T]):
 
         Once one is counted, none passes until :meth:`due` has returned it, so that they stay in order.
         """
-        now_s = self.clock()
         period = self._periods.get(key)
-        if period is None or (not period.count and self._is_over(period, now_s)):
-            if len(self._periods) >= KEYS_MAX:
-                self._forgotten.append(self._periods.pop(next(iter(self._periods))))
-            period = self._periods[key] = Period(now_s, one)
-        is_new = name is None or name not in period.passed
-        if is_new and not period.count and len(period.passed) < self.alone_max:
-            period.passed.append(name)
-            return True
+        if period is None or not period.count:
+            now_s = self.clock()
+            if period is None or self._is_over(period, now_s):
+                if len(self._periods) >= KEYS_MAX:
+                    self._forgotten.append(self._periods.pop(next(iter(self._periods))))
+                period = self._periods[key] = Period(now_s, one)
+            if len(period.passed) < self.alone_max and (name is None or name not in period.passed):
+                period.passed.append(name)
+                return True
         period.count += 1
         period.last = one
         return False
