@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from datetime import UTC, datetime
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +23,8 @@ from holdfast.supervision.spec import Backoff, ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
 from holdfast.telemetry.reports.conditions import Conditions
-from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.telemetry.reports.report import Report
+from holdfast.telemetry.reports.reporter import ALONE_MAX, Reporter
 
 
 async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
@@ -51,9 +53,12 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
         ],
         strategy="one_for_one",
         intensity=Intensity(1, 60.0),
-        reporter=(reporter := Reporter()),
+        reporter=(reporter := Reporter(now=lambda: datetime(2026, 11, 22, tzinfo=UTC))),
         conditions=Conditions(reporter),
     )
+
+    for _ in range(ALONE_MAX + 5):
+        reporter.report(Report(kind="dead_letter", path="holdfast/accounts", key="acct_1"))
 
     async def prepare() -> None:
         await trio.lowlevel.checkpoint()
@@ -61,6 +66,7 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
     parts = SimpleNamespace(
         store=SimpleNamespace(prepare=prepare),
         card=None,
+        reporter=reporter,
         reports=NewestQueue(1),
         samples=SimpleNamespace(leave=lambda: None),
         database=SimpleNamespace(url="postgresql://"),
@@ -72,6 +78,7 @@ async def test_a_tree_that_gives_up_exits_with_one_log_line() -> None:
         code = await _run(cast(Any, assembly), partial(_log_when_ready, cast(Any, assembly), sockets))
     assert code == GAVE_UP
     assert (starts, ends) == (2, ["sound"])
+    assert [each.count for each in reporter.recent(1)] == [5]
     logged = [line for line in logs if line["event"] == "the tree gave up"]
     assert [(line["log_level"], "broken" in line["reason"]) for line in logged] == [("critical", True)]
     assert "holdfast serves" in [line["event"] for line in logs]

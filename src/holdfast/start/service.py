@@ -119,6 +119,7 @@ async def _run(assembly: Assembly, beside: Callable[[], Awaitable[None]]) -> int
             log.critical("the tree gave up", reason=str(gave_up))
             code = GAVE_UP
         assembly.parts.samples.leave()
+        assembly.parts.reporter.report_sums(at_once=True)
         await store_last_reports(assembly.parts.reports, assembly.parts.database.url)
         if assembly.parts.card is not None:
             with trio.move_on_after(CLOSE_CLIENTS_S):

@@ -70,9 +70,9 @@ class Reporter:
         except Exception:
             self._log_fault()
 
-    def report_sums(self) -> None:
-        """Report the sums of bursts that are over. Called now and then: a burst may be the last for long."""
-        for burst in self._bursts.due():
+    def report_sums(self, *, at_once: bool = False) -> None:
+        """Report the sums of bursts that are over, or of all. Called now and then: no report may follow."""
+        for burst in self._bursts.due(at_once=at_once):
             self._emit(_sum(burst), None)
 
     def _emit(self, report: Report, fault: BaseException | None) -> None:
