@@ -20,6 +20,7 @@ from tests.made_requests import make_request
 from holdfast.http.app import HoldfastApp
 from holdfast.http.kit.credentials import SCOPES, KnownKey, MintedKey
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.responses import server_response
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
@@ -179,7 +180,11 @@ class Stage(Caller):
             self.deps.reports.end_readers()
             self.deps.changes.end()
 
-        connections = Connections(ServerLimits(**{"finish_requests_s": 1.0, **limits}), on_stop=end_waits)
+        connections = Connections(
+            ServerLimits(**{"finish_requests_s": 1.0, **limits}),
+            on_stop=end_waits,
+            refuse=functools.partial(server_response, self.deps.refused),
+        )
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listener = Listener(listening, cast(AsgiApp, self.app), lambda: connections)
             async with trio.open_nursery() as nursery:

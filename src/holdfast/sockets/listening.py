@@ -8,13 +8,11 @@ ends.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
-import struct
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
@@ -30,7 +28,6 @@ ORPHANS_S: Final = 10.0
 """How long the workers of a killed parent may take to close their sockets."""
 ORPHANS_POLL_S: Final = 0.05
 
-_SO_ATTACH_FILTER: Final = 26
 _FIRST_PASSED_FD: Final = 3
 _OPERATORS: Final = "operators"
 
@@ -107,18 +104,6 @@ def inherited_socket(fd: int) -> socket.socket:
     """Return the socket of a descriptor that this process has from its parent."""
     os.set_inheritable(fd, False)
     return socket.socket(fileno=fd)
-
-
-def refuse_new_connections(listening: socket.socket) -> None:
-    """Let the system ignore new connections on a socket that is about to close for good, if it can.
-
-    Otherwise a connection between the last accept and the close would be reset. It applies to the socket in every
-    process that has it.
-    """
-    instruction = struct.pack("HBBI", 0x06, 0, 0, 0)  # a socket filter that drops every packet
-    program = ctypes.create_string_buffer(instruction)
-    with suppress(OSError):  # not Linux; the window is short
-        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
 
 
 def _passed_sockets(variables: Mapping[str, str]) -> tuple[list[socket.socket], list[socket.socket]] | None:

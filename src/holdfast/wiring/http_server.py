@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -16,21 +17,23 @@ from hypercorn.trio.lifespan import Lifespan
 from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, SERVED, HoldfastApp
 from holdfast.http.kit.client_address import client_address, hops_of, is_trusted, origin_of, parse_address
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.errors import row_of
+from holdfast.http.kit.responses import server_response
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
 from holdfast.http.server.listener import Listener
-from holdfast.ledger.refusals import Refusal
 from holdfast.settings.settings import Settings
 from holdfast.sockets.listening import Sockets
 from holdfast.supervision.spec import ChildSpec, Intensity
 from holdfast.supervision.supervisor import Supervisor
 from holdfast.supervision.tree import RunningChild
+from holdfast.telemetry.reports.causes import describe
 from holdfast.telemetry.reports.reporter import Reporter
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework
+
+log = structlog.get_logger("holdfast.http")
 
 FINISH_REQUESTS_S = 5.0
 SEND_LATE_S = 5.0
@@ -133,10 +136,12 @@ class HttpServer:
         self._deps.changes.is_ending = False
         self._connections = Connections(
             self._limits,
+            peer_of=lambda address: origin_of(parse_address(address)),
             is_proxy=self._is_proxy,
             origin_of=self._origin_of,
             on_stop=self._end_waits,
-            on_refused=self._count_refused,
+            refuse=partial(server_response, self._deps.refused),
+            log_fault=log_fault,
         )
         return self._connections
 
@@ -144,12 +149,6 @@ class HttpServer:
         """End the responses that would go on, or wait for something."""
         self._deps.reports.end_readers()
         self._deps.changes.end()
-
-    def _count_refused(self, refusal: Refusal, request_id: str, origin: str) -> None:
-        """Count a request that has not reached the application: nothing is known of it but its origin."""
-        self._deps.refused.count(
-            status=row_of(refusal.code).status, code=refusal.code, request_id=request_id, origin=origin
-        )
 
     def _is_proxy(self, peer: str) -> bool:
         address = parse_address(peer)
@@ -208,6 +207,12 @@ def _origin_reported(settings: Settings, peer: str, header_lines: tuple[bytes, .
         is_unreadable = bool(lines) and hops_of(lines, settings.proxy_header) is None
         return origin_of(parse_address(peer)) if is_unreadable else None
     return None if address is None else origin_of(address)
+
+
+def log_fault(event: str, fault: Exception) -> None:
+    """Log a fault of a connection, scrubbed: its text may contain the client's data."""
+    found = describe(fault)
+    log.error(event, type=found.reason_type, reason=found.reason, location=found.location)
 
 
 async def run_lifespans(apps: Sequence[object], *, task_status: trio.TaskStatus[None]) -> None:

@@ -13,6 +13,7 @@ from trio.testing import lockstep_stream_pair, memory_stream_pair
 from holdfast.http.server.connection import Receive, Send
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
+from holdfast.http.server.refusals import Headers, ServerRefusal, refuse_in_words
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Handler: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -56,8 +57,8 @@ class Server:
     handler: Handler = echo
     calls: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
-    refused: list[tuple[str, str, str]] = field(default_factory=list)
-    """The code, id and origin of what was refused before the application."""
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    """The status and origin of each response of the server itself."""
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.calls.append(scope["path"])
@@ -90,12 +91,18 @@ async def serving(*, is_proxy: Callable[[str], bool] = lambda _peer: False, **li
     def origin_of(_peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         return next((value.decode() for name, value in headers if name == b"client"), None)
 
-    refused: list[tuple[str, str, str]] = []
+    refused: list[tuple[int, str]] = []
+
+    def refuse(refusal: ServerRefusal, origin: str) -> tuple[Headers, bytes]:
+        refused.append((refusal.status, origin))
+        return refuse_in_words(refusal, origin)
+
     connections = Connections(
         ServerLimits(**{"linger_s": 0.05, **limits}),
+        peer_of=lambda address: address.removeprefix("::ffff:"),
         is_proxy=is_proxy,
         origin_of=origin_of,
-        on_refused=lambda refusal, request_id, origin: refused.append((refusal.code, request_id, origin)),
+        refuse=refuse,
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(connections.run)

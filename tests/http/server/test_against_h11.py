@@ -1,6 +1,6 @@
 """The parser reads the same requests as h11, however the bytes are split, or refuses them on purpose.
 
-The table lists what this server refuses although h11 accepts it, with the code: a proxy may parse such a message
+The table lists what this server refuses although h11 accepts it, with the status: a proxy may parse such a message
 differently, which makes request smuggling possible.
 """
 
@@ -90,33 +90,33 @@ SAME = {
     "a carriage return in a value": GET + b"X: a\rb\r\n\r\n",
 }
 STRICTER = {
-    "bare line feeds": (b"GET / HTTP/1.1\nHost: x\n\n", "malformed_request"),
-    "a bare line feed in a head": (GET + b"X: a\nY: b\r\n\r\n", "malformed_request"),
-    "a blank after a chunk size": (CHUNKED + b"1 \r\nx\r\n0\r\n\r\n", "malformed_request"),
-    "a folded header": (GET + b"X: a\r\n b\r\n\r\n", "malformed_request"),
-    "a length twice": (POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", "malformed_request"),
-    "a list of lengths": (POST + b"Content-Length: 2, 2\r\n\r\n{}", "malformed_request"),
-    "a length beside chunks": (POST + b"Content-Length: 5\r\n" + CODED + b"\r\n0\r\n\r\n", "malformed_request"),
-    "chunks beside a length": (POST + CODED + b"Content-Length: 5\r\n\r\n0\r\n\r\n", "malformed_request"),
-    "chunks in HTTP/1.0": (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "malformed_request"),
-    "an absolute target": (b"GET http://x/a HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
-    "a target that is no path": (b"GET ? HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
-    "half an address": (b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
-    "a star": (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
-    "a fragment": (b"GET /a#b HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
-    "a tunnel": (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
-    "a tunnel to a path": (b"CONNECT /a HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n", "malformed_request"),
-    "an unknown method": (b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n", "malformed_request"),
-    "SMTP": (b"EHLO example.com\r\n", "malformed_request"),
-    "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "http_version_not_supported"),
-    "HTTP/3": (b"GET / HTTP/3.0\r\nHost: x\r\n\r\n", "http_version_not_supported"),
-    "HTTP/2": (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", "http_version_not_supported"),
-    "a giant head": (GET + b"X: " + b"y" * 40_000 + b"\r\n\r\n", "headers_too_large"),
-    "HTTP/1.2": (b"GET / HTTP/1.2\r\nHost: x\r\n\r\n", "http_version_not_supported"),
-    "many headers": (GET + b"X: y\r\n" * 60 + b"\r\n", "headers_too_large"),
-    "many trailers": (CHUNKED + b"0\r\n" + b"X: y\r\n" * 60 + b"\r\n", "headers_too_large"),
-    "a chunk extension without end": (CHUNKED + b"1;" + b"x" * 200_000, "malformed_request"),
-    "a long head": (GET + b"X: " + b"y" * 5000 + b"\r\n\r\n", "headers_too_large"),
+    "bare line feeds": (b"GET / HTTP/1.1\nHost: x\n\n", 400),
+    "a bare line feed in a head": (GET + b"X: a\nY: b\r\n\r\n", 400),
+    "a blank after a chunk size": (CHUNKED + b"1 \r\nx\r\n0\r\n\r\n", 400),
+    "a folded header": (GET + b"X: a\r\n b\r\n\r\n", 400),
+    "a length twice": (POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", 400),
+    "a list of lengths": (POST + b"Content-Length: 2, 2\r\n\r\n{}", 400),
+    "a length beside chunks": (POST + b"Content-Length: 5\r\n" + CODED + b"\r\n0\r\n\r\n", 400),
+    "chunks beside a length": (POST + CODED + b"Content-Length: 5\r\n\r\n0\r\n\r\n", 400),
+    "chunks in HTTP/1.0": (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "an absolute target": (b"GET http://x/a HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "a target that is no path": (b"GET ? HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "half an address": (b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "a star": (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "a fragment": (b"GET /a#b HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "a tunnel": (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "a tunnel to a path": (b"CONNECT /a HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"\r\n", 400),
+    "an unknown method": (b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "SMTP": (b"EHLO example.com\r\n", 400),
+    "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+    "HTTP/3": (b"GET / HTTP/3.0\r\nHost: x\r\n\r\n", 505),
+    "HTTP/2": (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", 505),
+    "a giant head": (GET + b"X: " + b"y" * 40_000 + b"\r\n\r\n", 431),
+    "HTTP/1.2": (b"GET / HTTP/1.2\r\nHost: x\r\n\r\n", 505),
+    "many headers": (GET + b"X: y\r\n" * 60 + b"\r\n", 431),
+    "many trailers": (CHUNKED + b"0\r\n" + b"X: y\r\n" * 60 + b"\r\n", 431),
+    "a chunk extension without end": (CHUNKED + b"1;" + b"x" * 200_000, 400),
+    "a long head": (GET + b"X: " + b"y" * 5000 + b"\r\n\r\n", 431),
 }  # fmt: skip
 
 
@@ -152,21 +152,21 @@ def by_h11(data: bytes) -> Read:
     return Read(tuple((r[0], r[1], r[2], r[3]) for r in requests), whole, refused)  # type: ignore[misc]
 
 
-def by_us(*parts: bytes) -> tuple[Read, str | None]:
-    """What this server reads, and the code of its refusal."""
+def by_us(*parts: bytes) -> tuple[Read, int | None]:
+    """What this server reads, and the status of its refusal."""
     parser = RequestParser(LIMITS)
     for part in parts:
         for start in range(0, len(part), RECEIVE_BYTES):
             if not parser.is_done:
                 parser.feed(part[start : start + RECEIVE_BYTES])
-    requests, whole, code = [], 0, None
+    requests, whole, status = [], 0, None
     for request in parser.ready:
         whole += request.is_complete and request.refusal is None
         if request.refusal is not None:
-            code = request.refusal.code
+            status = request.refusal.status
         if request.target:
             requests.append((request.method, request.target, tuple(request.headers), b"".join(request.chunks)))
-    return Read(tuple(requests), whole, code is not None), code
+    return Read(tuple(requests), whole, status is not None), status
 
 
 def splits(data: bytes) -> list[tuple[bytes, ...]]:
@@ -191,22 +191,22 @@ def test_stricter_refusals_do_not_depend_on_the_split(name: str) -> None:
     data, expected = STRICTER[name]
     theirs = by_h11(data)
     for parts in splits(data):
-        read, code = by_us(*parts)
-        assert code == expected, (name, parts[0][-20:])
+        read, status = by_us(*parts)
+        assert status == expected, (name, parts[0][-20:])
         assert read.whole < max(1, theirs.whole)
         assert read != theirs or theirs.refused
 
 
 def test_an_empty_line_before_a_request_is_skipped() -> None:
-    read, code = by_us(b"\r\n" + GET + b"\r\n")
-    assert (read.whole, code) == (1, None)
+    read, status = by_us(b"\r\n" + GET + b"\r\n")
+    assert (read.whole, status) == (1, None)
 
 
 def test_the_transfer_coding_is_case_insensitive() -> None:
     data = POST + b"Transfer-Encoding: Chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     for parts in splits(data):
-        read, code = by_us(*parts)
-        assert (read.whole, read.requests[0][3], code) == (1, b"{}", None)
+        read, status = by_us(*parts)
+        assert (read.whole, read.requests[0][3], status) == (1, b"{}", None)
 
 
 def test_pipelined_requests_are_limited() -> None:

@@ -156,7 +156,7 @@ def end_trace(request: HoldfastRequest, status: int | None) -> None:
     request.span.end(name=route, attributes=attributes, failed=status is None or status >= 500)
 
 
-_UNLESS_SET: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+UNLESS_SET: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 """The headers that every response has, with these values unless it has others."""
 
 
@@ -173,7 +173,7 @@ class HoldfastConnection(ASGIHTTPConnection):
         headers.append((b"x-request-id", request.id.encode()))
         if request.traceresponse is not None:
             headers.append((b"traceresponse", request.traceresponse.encode()))
-        headers += [header for header in _UNLESS_SET if header[0] not in named]
+        headers += [header for header in UNLESS_SET if header[0] not in named]
         start = cast(
             HTTPResponseStartEvent,
             {"type": "http.response.start", "status": response.status_code, "headers": headers},

@@ -25,10 +25,12 @@ from holdfast.http.kit.errors import (
     refusal_of_fault,
     refusal_of_http,
 )
-from holdfast.http.kit.requests import HoldfastRequest, current_request_id
+from holdfast.http.kit.requests import UNLESS_SET, HoldfastRequest, current_request_id
 from holdfast.http.kit.routes import BodyResponse, Media, Outcome, Parameter, Route
 from holdfast.http.kit.values import unknown_parameter
+from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
+from holdfast.telemetry.refused_requests import RefusedRequests
 
 log = structlog.get_logger("holdfast.http")
 
@@ -174,3 +176,36 @@ def fault_response(fault: BaseException) -> Response:
     # At debug level only: requests answered 503 are a condition, reported when it begins and when it ends.
     log.debug("fault", code=refusal.code, reason=str(fault))
     return refusal_response(refusal)
+
+
+SERVER_CODES: Final = {
+    400: "malformed_request",
+    408: "request_timeout",
+    429: "rate_limit_exceeded",
+    431: "headers_too_large",
+    500: "internal_error",
+    501: "not_implemented",
+    503: "overloaded",
+    505: "http_version_not_supported",
+}
+"""The codes of the responses that the server itself gives, by their statuses."""
+
+
+def server_response(
+    refused: RefusedRequests, refusal: tuple[int, str], origin: str
+) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Return the headers and body of a response of the server itself, and count it.
+
+    ``refusal`` is the status and a message. Nothing is known of the request but its origin.
+    """
+    status, message = refusal
+    request_id, code = new_id("req"), SERVER_CODES[status]
+    refused.count(status=status, code=code, request_id=request_id, origin=origin)
+    _, body, headers = error_response(Refusal(code=code, message=message), request_id)
+    named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    return [
+        (b"content-type", b"application/json"),
+        (b"x-request-id", request_id.encode()),
+        *UNLESS_SET,
+        *named,
+    ], body

@@ -1,11 +1,17 @@
 """An HTTP/1.1 server for ASGI applications on trio, with bounds on what a client can take of time and memory.
 
-It replaces hypercorn's connection class and uses hypercorn's lifespan protocol, ASGI types and Config. Requests are
-parsed by httptools (llhttp in its strict mode).
+It serves any application of ASGI 3, and knows none: what it is told of proxies, of the form of error responses and
+of what else happens at a stop are arguments of :class:`.connections.Connections`. Whoever starts it runs the
+application's lifespan. Requests are parsed by httptools (llhttp in its strict mode).
+
+Beyond ASGI, it cancels the application's call if the client disconnects before the response is complete, and if the
+response starts before the body has come, it discards the rest for ``rest_of_body_s``. The extension
+``holdfast.cancels`` of a request's scope says so to the application, which then need not wait for ``http.disconnect``.
 
 - :mod:`.limits`          every bound, in one frozen object, and the limit of open files
 - :mod:`.request_parser`  bytes to requests, and refusals of invalid requests
 - :mod:`.response_framing` status line, headers, length or chunks
+- :mod:`.refusals`        the responses that the server itself gives
 - :mod:`.sources`         clients behind proxies: what each has in progress
 - :mod:`.connection`      one connection: a task that reads, a task that responds, requests as ASGI scopes
 - :mod:`.connections`     all open connections: their limit, their deadlines, the stop

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote
 
-import structlog
 import trio
 
 from holdfast.http.server.limits import (
@@ -28,13 +27,20 @@ from holdfast.http.server.limits import (
     SEND_BYTES,
     ServerLimits,
 )
-from holdfast.http.server.request_parser import BODY_TIMEOUT, HEAD_TIMEOUT, ParsedRequest, RequestParser
-from holdfast.http.server.response_framing import CONTINUE, ResponseFraming, refusal_bytes, refusal_parts
+from holdfast.http.server.refusals import (
+    BODY_TIMEOUT,
+    HEAD_TIMEOUT,
+    INTERNAL_ERROR,
+    Headers,
+    Refuse,
+    ServerRefusal,
+    refusal_bytes,
+)
+from holdfast.http.server.request_parser import ParsedRequest, RequestParser
+from holdfast.http.server.response_framing import CONTINUE, ResponseFraming
 from holdfast.http.server.sources import Source, Sources
-from holdfast.ledger.refusals import Refusal
 from holdfast.sockets.connected import RECEIVE_BYTES, ConnectedSocket
 from holdfast.telemetry import metrics
-from holdfast.telemetry.reports.causes import describe
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -62,34 +68,33 @@ def scope_of(request: ParsedRequest, client: Address, server: Address) -> Mutabl
         "client": client,
         "server": server,
         "state": {},
-        "extensions": {},
+        "extensions": {"holdfast.cancels": {}},
     }
 
 
-def refusing(refusal: Refusal, request_id: str) -> AsgiApp:
-    """Return an application that answers with a refusal."""
+def answering(status: int, headers: Headers, body: bytes) -> AsgiApp:
+    """Return an application that gives one response."""
 
     async def app(_scope: MutableMapping[str, Any], _receive: Receive, send: Send) -> None:
-        status, headers, body = refusal_parts(refusal, request_id)
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+        length = (b"content-length", b"%d" % len(body))
+        await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     return app
 
 
-log = structlog.get_logger("holdfast.http")
-
 Cut = Literal["send_timeout", "head_timeout", "body_timeout", "room", "stop"]
 Awaited = Literal["request", "head", "body", "close"]
 """What the client is awaited to do: to begin a request, to send the rest of a head or of a body, or to close."""
 
-_OVERDUE: Final[dict[Awaited | None, tuple[Refusal, Cut]]] = {
+_OVERDUE: Final[dict[Awaited | None, tuple[ServerRefusal, Cut]]] = {
     "head": (HEAD_TIMEOUT, "head_timeout"),
     "body": (BODY_TIMEOUT, "body_timeout"),
 }
 """The response to a client that sends too slowly. With nothing left to answer, the connection is closed."""
 
-_INTERNAL_ERROR: Final = Refusal(code="internal_error", message="An internal error occurred.")
+LogFault = Callable[[str, Exception], None]
+"""Logs an exception, whose text may contain a client's data, as the cause of an event."""
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -102,10 +107,8 @@ class Owner(Protocol):
     """The owner of all connections."""
 
     is_stopping: bool
-
-    def refused(self, refusal: Refusal, origin: str) -> str:
-        """Called for each request that is refused before the application; returns the request's id."""
-        ...
+    refuse: Refuse
+    log_fault: LogFault
 
     def became_idle(self, connection: ServerConnection) -> None:
         """Called when the connection has no request."""
@@ -134,7 +137,7 @@ class ServerConnection:
         peer: str,
         is_for_operators: bool = False,
         sources: Sources | None = None,
-        refusal: Refusal | None = None,
+        refusal: ServerRefusal | None = None,
     ) -> None:
         self.client = client
         self.peer = peer
@@ -272,7 +275,7 @@ class ServerConnection:
             self._await("head" if parser.is_within_head else None)
         self._responder.unpark_all()
 
-    def _refuse(self, refusal: Refusal, reason: Cut) -> None:
+    def _refuse(self, refusal: ServerRefusal, reason: Cut) -> None:
         metrics.HTTP_CONNECTIONS_CLOSED.labels(reason).inc()
         self._parser.refuse(refusal)
         self._cancel_refused_call()
@@ -315,9 +318,9 @@ class ServerConnection:
                 await self._call(self._app, request)
             else:
                 found = self._sources.begin(self.client[0], request)
-                if isinstance(found, Refusal):
+                if isinstance(found, ServerRefusal):
                     origin = self._sources.origin(self.client[0], request) or self.peer
-                    await self._call(refusing(found, self._owner.refused(found, origin)), request)
+                    await self._call(answering(found.status, *self._owner.refuse(found, origin)), request)
                 else:
                     self._source, body_bytes = found
                     try:
@@ -350,14 +353,14 @@ class ServerConnection:
         framing = self._framing
         if framing.is_complete:
             return
-        refusal = request.refusal or (None if self._is_hung_up else _INTERNAL_ERROR)
+        refusal = request.refusal or (None if self._is_hung_up else INTERNAL_ERROR)
         if framing.is_started:
             # Closed without its end, so that the client sees an incomplete response.
             metrics.HTTP_CONNECTIONS_CLOSED.labels("fault").inc()
             self._scope.cancel()
         elif refusal is not None:
             framing.is_complete = True
-            await self._write(refusal_bytes(refusal, self._owner.refused(refusal, self.peer)))
+            await self._write(refusal_bytes(refusal.status, *self._owner.refuse(refusal, self.peer)))
 
     async def _call(self, app: AsgiApp, request: ParsedRequest) -> None:
         async def receive() -> Message:
@@ -369,10 +372,7 @@ class ServerConnection:
         try:
             await app(scope_of(request, self.client, self._server), receive, send)
         except Exception as fault:
-            found = describe(fault)
-            log.error(
-                "the application failed", type=found.reason_type, reason=found.reason, location=found.location
-            )
+            self._owner.log_fault("the application failed", fault)
 
     async def _receive(self, request: ParsedRequest) -> Message:
         """ASGI receive: the next part of the body, or the client's disconnect."""

@@ -8,49 +8,59 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from holdfast.http.kit.client_address import origin_of, parse_address
-from holdfast.http.server.connection import Address, AsgiApp, ServerConnection
+from holdfast.http.server.connection import Address, AsgiApp, LogFault, ServerConnection
 from holdfast.http.server.limits import (
     REFUSED_AT_ONCE_MAX,
     STALLED_S,
     SWEEP_INTERVAL_S,
     ServerLimits,
 )
-from holdfast.http.server.response_framing import refusal_bytes
-from holdfast.http.server.sources import TOO_MANY_OF_PEER, OriginOf, Sources
-from holdfast.ledger.ids import new_id
-from holdfast.ledger.refusals import Refusal
+from holdfast.http.server.refusals import (
+    TOO_MANY,
+    TOO_MANY_OF_PEER,
+    Refuse,
+    ServerRefusal,
+    refusal_bytes,
+    refuse_in_words,
+)
+from holdfast.http.server.sources import OriginOf, Sources
 from holdfast.sockets.connected import ConnectedSocket
 from holdfast.telemetry import metrics
-from holdfast.telemetry.reports.causes import describe
 
 log = structlog.get_logger("holdfast.http")
 
-_TOO_MANY = Refusal(code="overloaded", message="Too many connections are open; try again later.")
+
+def log_traceback(event: str, fault: Exception) -> None:
+    """Log an exception as it is."""
+    log.error(event, exc_info=fault)
 
 
 class Connections:
     """One incarnation of the group of connections; a child of a supervisor.
 
-    ``is_proxy`` returns whether a peer is a proxy: then its clients, whom ``origin_of`` tells apart, are limited
-    instead of it. ``on_stop`` is called when the stop begins, to end responses that would go on. ``on_refused`` is
-    called with the refusal, id and origin of each request that does not reach an application. A fault in a
-    connection closes that connection and is logged; it does not end this group.
+    ``peer_of`` returns by what the connections from an address count together. ``is_proxy`` returns whether it is
+    a proxy's address: then its clients, whom ``origin_of`` tells apart, are limited instead of it. ``on_stop`` is
+    called when the stop begins, to end responses that would go on. ``refuse`` forms the server's own responses.
+    ``log_fault`` logs the faults of applications and connections, each of which closes its connection alone.
     """
 
     def __init__(
         self,
         limits: ServerLimits,
         *,
+        peer_of: Callable[[str], str] = lambda address: address,
         is_proxy: Callable[[str], bool] = lambda _peer: False,
         origin_of: OriginOf = lambda _peer, _headers: None,
         on_stop: Callable[[], None] = lambda: None,
-        on_refused: Callable[[Refusal, str, str], None] = lambda _refusal, _request_id, _origin: None,
+        refuse: Refuse = refuse_in_words,
+        log_fault: LogFault = log_traceback,
     ) -> None:
         self.is_stopping = False
         self._on_stop = on_stop
-        self._on_refused = on_refused
+        self.refuse = refuse
+        self.log_fault = log_fault
         self._limits = limits
+        self._peer_of = peer_of
         self._is_proxy = is_proxy
         self._sources = Sources(limits, origin_of)
         operators = limits.operators_connections_max
@@ -138,7 +148,7 @@ class Connections:
         the limit of a listener the longest idle or stalled one of all is closed; without one it gets a 503.
         """
         assert self._nursery is not None, "connections are admitted while the group runs"
-        peer, is_proxy = origin_of(parse_address(client[0])), self._is_proxy(client[0])
+        peer, is_proxy = self._peer_of(client[0]), self._is_proxy(client[0])
         refusal = None
         if (
             not is_proxy
@@ -150,11 +160,11 @@ class Connections:
             self._close_longest_idle(lambda each: each.is_for_operators == is_for_operators)
             or self._abort_longest_stalled(is_for_operators=is_for_operators)
         ):
-            refusal = _TOO_MANY
+            refusal = TOO_MANY
         if refusal is not None:
             metrics.HTTP_CONNECTIONS_CLOSED.labels("refused").inc()
             if self._refused_count >= REFUSED_AT_ONCE_MAX and isinstance(stream, ConnectedSocket):
-                stream.close_after(refusal_bytes(refusal, self.refused(refusal, peer)))
+                stream.close_after(refusal_bytes(refusal.status, *self.refuse(refusal, peer)))
                 return
         connection = ServerConnection(
             app,
@@ -173,13 +183,7 @@ class Connections:
         self._count(connection, refusal, 1)
         self._nursery.start_soon(self._serve, connection, refusal)
 
-    def refused(self, refusal: Refusal, origin: str) -> str:
-        """Count a request that is refused before the application, and return its id."""
-        request_id = new_id("req")
-        self._on_refused(refusal, request_id, origin)
-        return request_id
-
-    def _count(self, connection: ServerConnection, refusal: Refusal | None, change: int) -> None:
+    def _count(self, connection: ServerConnection, refusal: ServerRefusal | None, change: int) -> None:
         """Count a connection; refused ones take no place of their peer or listener."""
         if refusal is not None:
             self._refused_count += change
@@ -220,14 +224,13 @@ class Connections:
         """Record that a connection has a request."""
         self._idle.pop(connection, None)
 
-    async def _serve(self, connection: ServerConnection, refusal: Refusal | None) -> None:
+    async def _serve(self, connection: ServerConnection, refusal: ServerRefusal | None) -> None:
         try:
             await connection.run()
         except Exception as fault:
-            # A bug of this server. The exception may contain the client's data, so it is scrubbed.
+            # A bug of this server.
             metrics.HTTP_CONNECTIONS_CLOSED.labels("fault").inc()
-            found = describe(fault)
-            log.error("a connection failed", type=found.reason_type, reason=found.reason, location=found.location)
+            self.log_fault("a connection failed", fault)
         finally:
             self._open.discard(connection)
             self._idle.pop(connection, None)

@@ -16,8 +16,8 @@ import trio
 
 from holdfast.http.server.connection import Address, AsgiApp
 from holdfast.http.server.connections import Connections
+from holdfast.sockets.closing import refuse_new_connections
 from holdfast.sockets.connected import ConnectedSocket
-from holdfast.sockets.listening import refuse_new_connections
 
 log = structlog.get_logger("holdfast.http")
 

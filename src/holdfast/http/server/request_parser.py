@@ -1,4 +1,4 @@
-"""Parsing of bytes into requests, and the refusals of invalid requests.
+"""Parsing of bytes into requests, and the checks of their heads.
 
 llhttp is strict by default: no bare LF, no folded headers, no Content-Length beside Transfer-Encoding, no second
 Content-Length. This module also refuses what RFC 9112 requires a server to refuse, or this server does not
@@ -14,19 +14,17 @@ from typing import Final
 import httptools
 
 from holdfast.http.server.limits import CHUNK_OVERHEAD_BYTES_MAX, PIPELINED_MAX, ServerLimits
-from holdfast.ledger.refusals import Refusal
-
-Headers = list[tuple[bytes, bytes]]
-
-MALFORMED: Final = Refusal(code="malformed_request", message="The request could not be understood.")
-HEADERS_TOO_LARGE: Final = Refusal(code="headers_too_large", message="The headers are too large.")
-HEAD_TIMEOUT: Final = Refusal(code="request_timeout", message="The request was not received in time.")
-BODY_TIMEOUT: Final = Refusal(code="request_timeout", message="The body was not received in time.")
-_NO_HOST: Final = Refusal(code="malformed_request", message="The request must have exactly one Host header.")
-_NO_PATH: Final = Refusal(code="malformed_request", message="The request's target must be a path.")
-_CODING: Final = Refusal(code="not_implemented", message="The only supported transfer coding is chunked.")
-_VERSION: Final = Refusal(code="http_version_not_supported", message="The supported HTTP versions are 1.1 and 1.0.")
-_CHUNKS: Final = Refusal(code="malformed_request", message="The chunked body has too much overhead.")
+from holdfast.http.server.refusals import (
+    CHUNKS,
+    CODING,
+    HEADERS_TOO_LARGE,
+    MALFORMED,
+    NO_HOST,
+    NO_PATH,
+    VERSION,
+    Headers,
+    ServerRefusal,
+)
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -63,7 +61,7 @@ class ParsedRequest:
         self.waiting_bytes = 0
         self.is_complete = False
         self.is_discarded = False
-        self.refusal: Refusal | None = None
+        self.refusal: ServerRefusal | None = None
 
     def discard(self) -> None:
         """Discard the body, received or not."""
@@ -75,8 +73,8 @@ class ParsedRequest:
 class _Refused(Exception):
     """Raised in a callback to stop the parser."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.code)
+    def __init__(self, refusal: ServerRefusal) -> None:
+        super().__init__(refusal.message)
         self.refusal = refusal
 
 
@@ -147,9 +145,9 @@ class RequestParser:
         self._body_raw_bytes += count
         # A chunk with one byte of data takes six bytes, so eight times the data is enough for any chunk sizes.
         if self._body_raw_bytes > 8 * self._body_bytes + CHUNK_OVERHEAD_BYTES_MAX:
-            self.refuse(_CHUNKS)
+            self.refuse(CHUNKS)
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: ServerRefusal) -> None:
         """Stop parsing, and respond with ``refusal`` after the requests before.
 
         A request whose body is incomplete was passed on already: it gets this response unless the application's
@@ -202,7 +200,7 @@ class RequestParser:
             return  # bytes after the last request of the connection
         reason = str(error)
         is_version = "HTTP version" in reason or "PRI/Upgrade" in reason
-        self.refuse(_VERSION if is_version else MALFORMED)
+        self.refuse(VERSION if is_version else MALFORMED)
 
     def _clear_head(self) -> None:
         self._url = b""
@@ -280,29 +278,29 @@ class RequestParser:
             self.is_done = self.is_done or not request.keep_alive
 
 
-def refusal_of_head(request: ParsedRequest) -> Refusal | None:
+def refusal_of_head(request: ParsedRequest) -> ServerRefusal | None:
     """Return the refusal of an invalid head, or None.
 
     Checks: 1. version; 2. target; 3. Host; 4. transfer coding. Records on ``request`` whether the client expects
     100 (Continue).
     """
     if request.version not in {"1.1", "1.0"}:
-        return _VERSION
+        return VERSION
     target = request.target
     # The target of CONNECT is a host and port, never a path, and what follows it is no HTTP.
     if not target.startswith(b"/") or b"#" in target or not target.isascii() or request.method == "CONNECT":
-        return _NO_PATH
+        return NO_PATH
     hosts = 0
     for name, value in request.headers:
         if name == b"host":
             hosts += 1
         elif name == b"transfer-encoding":
             if value.strip().lower() != b"chunked":
-                return _CODING
+                return CODING
             if request.version == "1.0":
                 return MALFORMED
         elif name == b"expect" and value.lower() == b"100-continue" and request.version == "1.1":
             request.expects_continue = True
     if hosts > 1 or (hosts == 0 and request.version == "1.1"):
-        return _NO_HOST
+        return NO_HOST
     return None

@@ -8,9 +8,6 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final
 
-from holdfast.http.kit.errors import error_response
-from holdfast.ledger.refusals import Refusal
-
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode()) for status in HTTPStatus
@@ -97,28 +94,6 @@ class ResponseFraming:
             raise BadResponse("a line break in a header")
         self.is_started = True
         return head + b"\r\n\r\n"
-
-
-def refusal_parts(refusal: Refusal, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return status, headers and body of an error response."""
-    status, body, headers = error_response(refusal, request_id)
-    lines = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"x-request-id", request_id.encode()),
-        (b"x-content-type-options", b"nosniff"),
-        (b"cache-control", b"no-store"),
-        *((name.lower().encode(), value.encode()) for name, value in headers.items()),
-    ]
-    return status, lines, body
-
-
-def refusal_bytes(refusal: Refusal, request_id: str) -> bytes:
-    """Return a complete error response that closes the connection."""
-    status, lines, body = refusal_parts(refusal, request_id)
-    framing = ResponseFraming(close=True)
-    framing.start(status, lines)
-    return b"".join(framing.frame(body, more=False, method="GET", version="1.1"))
 
 
 _date = (0, b"")

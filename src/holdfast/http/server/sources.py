@@ -10,12 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from holdfast.http.server.limits import BYTES_PER_PEER_MAX, READ_AHEAD_BYTES, ServerLimits
+from holdfast.http.server.refusals import TOO_MANY_OF_PEER, ServerRefusal
 from holdfast.http.server.request_parser import ParsedRequest
-from holdfast.ledger.refusals import Refusal
-
-TOO_MANY_OF_PEER = Refusal(
-    code="rate_limit_exceeded", message="Too many connections or requests are open from this address."
-)
 
 OriginOf: TypeAlias = Callable[[str, Sequence[tuple[bytes, bytes]]], str | None]
 """The origin of a request by its peer and headers; None if the peer is no proxy or reports no client."""
@@ -41,7 +37,7 @@ class Sources:
         self._origin_of = origin_of
         self._sources: dict[str, Source] = {}
 
-    def begin(self, peer: str, request: ParsedRequest) -> tuple[Source, int] | Refusal:
+    def begin(self, peer: str, request: ParsedRequest) -> tuple[Source, int] | ServerRefusal:
         """Count a request of a proxy until :meth:`end`, which takes what this returns, or refuse it.
 
         One without a client is not limited.

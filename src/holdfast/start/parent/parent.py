@@ -35,8 +35,9 @@ from holdfast.persistence.server.postmaster import EmbeddedFault
 from holdfast.persistence.server.revisions import is_migrated
 from holdfast.settings.settings import PREFIX, Settings, SettingsFault, environment
 from holdfast.settings.warnings import find_warnings
+from holdfast.sockets.closing import refuse_new_connections
 from holdfast.sockets.emulator_sockets import EmulatorSockets, open_emulator_sockets
-from holdfast.sockets.listening import Sockets, open_sockets, refuse_new_connections, url_of
+from holdfast.sockets.listening import Sockets, open_sockets, url_of
 from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.start.parent.child_process import ChildProcess, EmulatorsArguments, WorkerArguments, start_process
 from holdfast.start.parent.process_slot import ProcessSlot, StartTime
