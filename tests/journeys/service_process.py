@@ -50,7 +50,8 @@ def new_folder() -> Path:
 class Service:
     """One service process. ``settings`` are environment variables without their prefix.
 
-    ``open_files``, set before the start, is the hard limit of open files it runs under.
+    ``open_files``, set before the start, is the hard limit of open files it runs under. Without one it runs
+    ``program``.
     """
 
     def __init__(self, folder: Path, **settings: str) -> None:
@@ -60,6 +61,7 @@ class Service:
         self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._log_start = 0
         self.open_files: int | None = None
+        self.program = _SERVE
         generous = {
             "CALLBACK_SECRET": CALLBACK_SECRET,
             "OTP_PER_ORIGIN_HOUR": "100000",
@@ -97,7 +99,7 @@ class Service:
         is_as_here = self.environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
         if self.open_files is None and "HOLDFAST_PROCESSES" not in self.environment and is_as_here:
             self.process = fork_process(
-                _SERVE,
+                self.program,
                 python=sys.executable,
                 modules=_MODULES,
                 folder=Path.cwd(),

@@ -1,17 +1,33 @@
 """The ASGI side of the application: one request in, one response out.
 
-The server (:mod:`holdfast.http.server`) cancels the request of a client that disconnects and delivers the body on
-demand. So a request needs one task, and no part of a body is read before a handler reads it.
+Any ASGI server on trio can serve the application, such as hypercorn's trio worker. What it uses of its own server
+(:mod:`holdfast.http.server`) beyond ASGI, and what it does without:
+
+- The extension :data:`CANCELS`: the server cancels the request of a client that disconnects, and discards the rest
+  of a body that no handler reads. So a request needs one task, and no part of a body is read before a handler reads
+  it. Without it :func:`cancel_on_disconnect` does both, with a second task for each request, which reads the first
+  part of a body ahead.
+- ``raw_path``, which ASGI makes optional. Without it only the decoded path is checked for its normal form.
+- Limits that no request sees: of open connections, all and of one client, and of the time in which a client must
+  send its request and read its response. With another server they are that server's, and so are the responses to
+  requests that do not reach the application (400, 408, 429, 431, 503).
+- The end of requests that wait, and of streams, when the server stops. Another server cuts them off after a time of
+  its own, as a lost connection does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final, cast
+from urllib.parse import quote
 
 import trio
 from hypercorn.typing import (
     ASGIReceiveCallable,
+    ASGIReceiveEvent,
     ASGISendCallable,
+    ASGISendEvent,
+    HTTPRequestEvent,
     HTTPResponseBodyEvent,
     HTTPResponseStartEvent,
     HTTPScope,
@@ -160,11 +176,80 @@ UNLESS_SET: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control",
 """The headers that every response has, with these values unless it has others."""
 
 
+CANCELS: Final = "holdfast.cancels"
+"""The extension of a server that cancels the request of a client that disconnects."""
+
+REST_OF_BODY_S: Final = 2.0
+"""How long a response waits for the rest of a body that no handler has read, so that no reset overtakes it."""
+
+
+def scope_with_cancels(scope: HTTPScope) -> HTTPScope:
+    """Return the scope of a request as a server with :data:`CANCELS` gives it."""
+    with_cancels = {
+        **scope,
+        "raw_path": scope.get("raw_path") or quote(scope["path"]).encode(),
+        "extensions": {**(scope.get("extensions") or {}), CANCELS: {}},
+    }
+    return cast(HTTPScope, with_cancels)
+
+
+async def cancel_on_disconnect(
+    answer: Callable[[ASGIReceiveCallable, ASGISendCallable], Awaitable[None]],
+    receive: ASGIReceiveCallable,
+    send: ASGISendCallable,
+) -> None:
+    """Run ``answer`` for a server without :data:`CANCELS`: cancel it if the client disconnects before its end."""
+    to_answer, events = trio.open_memory_channel[HTTPRequestEvent](float("inf"))
+    wanted = trio.Semaphore(1)
+    """The first part is received at once, since a body may have none; each other when it is asked for."""
+    has_read_any = has_read_all = has_begun = has_ended = False
+
+    async def watch() -> None:
+        more = True
+        while True:
+            if more:
+                await wanted.acquire()
+            event = await receive()
+            if event["type"] != "http.request":
+                break
+            more = event.get("more_body", False)
+            to_answer.send_nowait(event)
+        if not has_ended:
+            nursery.cancel_scope.cancel()
+
+    async def receive_read() -> ASGIReceiveEvent:
+        nonlocal has_read_any, has_read_all
+        if has_read_any:
+            wanted.release()
+        event = await events.receive()
+        has_read_any, has_read_all = True, not event.get("more_body", False)
+        return event
+
+    async def send_after_body(event: ASGISendEvent) -> None:
+        nonlocal has_begun, has_ended
+        if not has_begun:
+            has_begun = True
+            with trio.move_on_after(REST_OF_BODY_S):
+                while not has_read_all:
+                    await receive_read()
+        has_ended = event["type"] == "http.response.body" and not event.get("more_body", False)
+        await send(event)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await answer(receive_read, send_after_body)
+        nursery.cancel_scope.cancel()
+
+
 class HoldfastConnection(ASGIHTTPConnection):
     """One request. Every response has its id."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Answer the request."""
+        if CANCELS not in self.scope.get("extensions", ()):
+            self.scope = scope_with_cancels(self.scope)
+            await cancel_on_disconnect(self, receive, send)
+            return
         request = HoldfastRequest(self.scope, receive)
         response = await self.app.handle_request(request)
         assert isinstance(response, Response)

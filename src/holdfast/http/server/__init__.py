@@ -6,7 +6,7 @@ application's lifespan. Requests are parsed by httptools (llhttp in its strict m
 
 Beyond ASGI, it cancels the application's call if the client disconnects before the response is complete, and if the
 response starts before the body has come, it discards the rest for ``rest_of_body_s``. The extension
-``holdfast.cancels`` of a request's scope says so to the application, which then need not wait for ``http.disconnect``.
+``holdfast.cancels`` of a request's scope says so to the application, which then need not await ``http.disconnect``.
 
 - :mod:`.limits`          every bound, in one frozen object, and the limit of open files
 - :mod:`.request_parser`  bytes to requests, and refusals of invalid requests
