@@ -26,6 +26,7 @@ def service(new_service: NewService) -> Iterator[Service]:
     assert service.stop() == 0
 
 
+@pytest.mark.slow
 async def test_the_main_job_is_done_under_hypercorn(service: Service, new_customer: NewCustomer) -> None:
     ada = await new_customer(service, credit="5.00")
     assert (await ada.http.get("/healthz")).headers["Server"] == "hypercorn-h11"
@@ -47,7 +48,7 @@ async def test_the_main_job_is_done_under_hypercorn(service: Service, new_custom
     waited = ok(await ada.as_key("GET", f"/v2/task/{created['request_id']}?wait=60"))
     assert waited["status"] == "succeeded"
     assert ok(await ada.create(key="lighthouse"))["request_id"] == created["request_id"]
-    [output] = waited["outputs"]
+    [output] = waited["output"]
     downloaded = await ada.http.get(output["url"])
     assert downloaded.status_code == 200
     assert downloaded.content.startswith(b"\x89PNG")
