@@ -73,7 +73,7 @@ async def test_a_disconnect_cancels_the_request(sent: list[dict[str, Any]]) -> N
     assert client.responses == []
 
 
-async def test_a_disconnect_is_noticed_although_nobody_reads_the_empty_body() -> None:
+async def test_a_disconnect_is_noticed_although_the_empty_body_is_not_read() -> None:
     client = Client([part()])
 
     async def answer(receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:

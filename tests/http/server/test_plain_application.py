@@ -22,9 +22,8 @@ def make_app(entered: trio.Event, left: trio.Event) -> QuartTrio:
     app = QuartTrio(__name__)
 
     @app.post("/echo")
-    async def echo() -> bytes:
-        data: bytes = await request.get_data()
-        return data
+    async def echo() -> str | bytes:
+        return await request.get_data()
 
     @app.get("/parts")
     async def parts() -> Response:

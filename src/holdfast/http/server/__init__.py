@@ -1,8 +1,8 @@
 """An HTTP/1.1 server for ASGI applications on trio, with bounds on what a client can take of time and memory.
 
-It serves any application of ASGI 3, and knows none: what it is told of proxies, of the form of error responses and
-of what else happens at a stop are arguments of :class:`.connections.Connections`. Whoever starts it runs the
-application's lifespan. Requests are parsed by httptools (llhttp in its strict mode).
+It serves any application of ASGI 3, and knows none: proxies, the form of error responses and what else happens at
+a stop are arguments of :class:`.connections.Connections`. The lifespan of the application is not run here. Requests
+are parsed by httptools (llhttp in its strict mode).
 
 Beyond ASGI, it cancels the application's call if the client disconnects before the response is complete, and if the
 response starts before the body has come, it discards the rest for ``rest_of_body_s``. The extension

@@ -1,6 +1,6 @@
 """The responses of the server itself: to requests that reach no application, and for applications that fail.
 
-Their form is that of the application: whoever creates the server passes a function for it.
+Their form is that of the application: the server is created with a function for it.
 """
 
 from __future__ import annotations
