@@ -89,6 +89,14 @@ def test_a_held_payment_that_is_returned_ends_without_credit(provider: CardProvi
     assert cents(refunded) == cents(failed) == []
 
 
+def test_a_further_payment_takes_no_decided_credit_back(provider: CardProvider) -> None:
+    earlier = provider.intent(id="pi_0", latest_charge="ch_0", amount_received=400)
+    first = provider.event("payment_intent.succeeded", earlier, created=1_600_000_000)
+    resolved = provider.resolve(provider.apply(provider.order(), provider.paid(amount_received=600)), "credit")
+    assert not isinstance(resolved, Refusal)
+    assert cents(provider.apply(resolved.order, first)) == [600]
+
+
 def test_a_held_payment_in_dispute_waits_for_its_end(provider: CardProvider) -> None:
     held = provider.apply(provider.order(), provider.paid(amount_received=900))
     disputed = provider.apply(held, provider.dispute("created", "needs_response", 900))

@@ -192,25 +192,36 @@ def _worth_micro(
 ) -> int:
     """Return what the payments are worth after everything that was returned.
 
-    A payment is accepted as the amount ordered if it matches, and the first that does not as the operator decided.
-    Any other counts as what was received if ``unaccepted``, else as nothing.
+    A payment is accepted as the amount ordered if it matches. Of the others the one of which most is left is
+    accepted as the operator decided, so that a further payment takes nothing away. Any other counts as what was
+    received if ``unaccepted``, else as nothing.
     """
-    worth, resolved = 0, facts.resolution is None or facts.resolution.decision == "cancel"
+    decided_micro = 0 if facts.resolution is None else facts.resolution.amount_micro
+    others = [own for key, own in payments.items() if not _matches(request, own.payments[key])]
+    decided = (
+        max(others, key=lambda own: _left_micro(request, own, decided_micro)) if decided_micro and others else None
+    )
+    worth = 0
     for key, own in payments.items():
         payment = own.payments[key]
-        received = _received_micro(payment)
-        accepted = received if unaccepted else 0
+        accepted = _received_micro(payment) if unaccepted else 0
         if _matches(request, payment):
             accepted = request.amount_micro
-        elif not resolved and facts.resolution is not None:
-            accepted, resolved = facts.resolution.amount_micro, True
-        gone = _refunded_micro(own) + sum(map(taken_micro, own.disputes.values()))
-        if any(claim.currency == request.currency for claim in payment.claims):
-            worth += min(accepted, max(0, received - gone))
-        else:
-            # Amounts in another currency only show which share was returned.
-            worth += accepted - min(accepted, -(-accepted * gone // received) if received else 0)
+        elif own is decided:
+            accepted = decided_micro
+        worth += _left_micro(request, own, accepted)
     return worth
+
+
+def _left_micro(request: OrderRequest, own: OrderFacts, accepted_micro: int) -> int:
+    """Return what is left of a payment that is accepted as this amount, after what was returned of it."""
+    (payment,) = own.payments.values()
+    received = _received_micro(payment)
+    gone = _refunded_micro(own) + sum(map(taken_micro, own.disputes.values()))
+    if any(claim.currency == request.currency for claim in payment.claims):
+        return min(accepted_micro, max(0, received - gone))
+    # Amounts in another currency only show which share was returned.
+    return accepted_micro - min(accepted_micro, -(-accepted_micro * gone // received) if received else 0)
 
 
 def _refunded_micro(facts: OrderFacts, *, ever: bool = False) -> int:
