@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 from unittest.mock import patch
 
 import msgspec
+import pytest
 import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from holdfast.http.kit.resends import Resends
 from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.records.rows import StoredReply
+from holdfast.persistence.server.database_faults import DatabaseAway
 
 from .identities import NOW
 
@@ -323,6 +325,21 @@ def test_requests_that_are_answered_at_once_are_as_many_tasks(
     world = play(patient, freezes)
     assert sorted(task for tasks in world.got.values() for task in tasks) == sorted(each for _, each in world.tasks)
     assert len(world.tasks) == len(requests)
+
+
+async def test_a_create_whose_files_cannot_be_claimed_is_known_as_refused() -> None:
+    """Its resend does not take the task of an equal request that was answered."""
+
+    async def without_database(*_: Any, **__: Any) -> Any:
+        raise DatabaseAway("it is restarting")
+
+    async with trio.open_nursery() as nursery:
+        world = World(nursery)
+        call, resends = cast("Call", FakeCall(world, 0, 0, Sent())), world.processes[0].resends
+        with patch.object(resent_creates, "accepted_task", without_database), pytest.raises(DatabaseAway):
+            await resent_creates.create_once(call, WANTED, 0, resent_creates.CLIENT_TIMEOUT_S)
+        with resends.served("task_1"):
+            assert resends.choose(resent_creates._group(call), ["task_1"], 1) is None
 
 
 def test_a_request_beside_a_resend_is_a_task_of_its_own() -> None:

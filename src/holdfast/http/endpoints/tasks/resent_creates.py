@@ -44,6 +44,7 @@ from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.queries.accounts import find_reply, replies_of_route
+from holdfast.persistence.server.database_faults import DatabaseAway
 
 CLIENT_TIMEOUT_S: Final = 600.0
 """After how long a client that does not say it gives up."""
@@ -108,7 +109,7 @@ async def _create(
         reply = id_of_accepted(await accepted_task(call, wanted, key, after=None if attempt is None else after))
     except OutcomeUnknown:
         raise
-    except AskFault:
+    except (AskFault, DatabaseAway):
         note_refused(call, attempt)
         raise
     if isinstance(reply, str):
