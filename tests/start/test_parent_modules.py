@@ -6,9 +6,11 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 
 import msgspec
 
+from holdfast.start.children.worker import _exit_with_parent
 from holdfast.start.parent.child_process import WorkerArguments
 
 APPLICATION = {
@@ -61,3 +63,11 @@ def test_a_worker_whose_parent_ends_while_it_loads_exits_at_once() -> None:
         assert worker.poll() is None
     worker.stdout.close()
     assert worker.wait(60) == 1
+
+
+def test_a_worker_that_serves_may_be_suspended_and_continued() -> None:
+    # The wait for the parent begins anew then, on a socket that the event loop has made non-blocking.
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        _exit_with_parent(theirs.fileno(), threading.Event())
