@@ -24,6 +24,7 @@ from holdfast.http.kit.fair_shares import (
     SendRate,
     TokenTries,
 )
+from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.lookups import GroupedLookups, Lookup
 
@@ -66,6 +67,18 @@ async def test_a_caller_with_too_many_jobs_is_refused_and_others_served() -> Non
         assert await threads.run("other", lambda: "served") == "served"
         gate.set()
     assert await threads.run("greedy", lambda: "served") == "served"
+
+
+async def test_the_jobs_of_one_caller_wait_for_each_other() -> None:
+    threads, done = FairThreads(), []
+
+    async def work(number: int) -> None:
+        done.append(await threads.run("busy", lambda: number))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(work, number)
+    assert sorted(done) == [*range(100)]
 
 
 async def test_a_caller_without_jobs_takes_no_memory() -> None:
@@ -140,6 +153,24 @@ async def test_reads_of_one_caller_do_not_take_every_connection(api: Api) -> Non
     async with trio.open_nursery() as nursery:
         for _ in range(READS_PER_CALLER_MAX + 3):
             nursery.start_soon(api.as_session, "GET", "/v2/control/api-keys")
+        await rows.are_all_begun.wait()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert rows.begun == READS_PER_CALLER_MAX
+        rows.released.set()
+
+
+async def test_large_creates_of_one_account_do_not_take_every_connection(stage: Stage) -> None:
+    stage.know_key()
+    rows = HeldRows()
+    stage.change(database=rows)
+    body = {"model": "studio/edit-1", "input": {"prompt": "x", "image": "A" * INPUT_SMALL_BYTES_MAX}}
+
+    async def create() -> None:
+        assert (await stage.as_key("POST", "/v2/task/create", body)).status_code == 503
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(READS_PER_CALLER_MAX + 3):
+            nursery.start_soon(create)
         await rows.are_all_begun.wait()
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert rows.begun == READS_PER_CALLER_MAX

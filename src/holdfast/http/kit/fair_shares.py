@@ -22,8 +22,6 @@ from holdfast.telemetry import metrics
 T = TypeVar("T")
 
 THREADS_MAX: Final = 2
-JOBS_PER_CALLER_MAX: Final = 8
-"""How many jobs for threads one caller may have, those that wait included."""
 READS_PER_CALLER_MAX: Final = 4
 """Half of the connections for reads, by default."""
 STREAM_READS_MAX: Final = 2
@@ -141,14 +139,17 @@ class TokenTries:
 
 
 class FairThreads:
-    """A few threads for CPU-bound work. Each caller has one job in the common queue at a time."""
+    """A few threads for CPU-bound work. Each caller has one job in the common queue at a time.
 
-    def __init__(self, *, threads_max: int = THREADS_MAX, jobs_per_caller_max: int = JOBS_PER_CALLER_MAX) -> None:
+    A caller's other jobs wait, as many as it has connections and for as long as its reads.
+    """
+
+    def __init__(self, *, threads_max: int = THREADS_MAX, jobs_per_caller_max: int = READS_WAITING_MAX) -> None:
         self._threads = trio.CapacityLimiter(threads_max)
-        self._shares = FairShares(at_once_max=1, jobs_max=jobs_per_caller_max, timeout_s=float("inf"))
+        self._shares = FairShares(at_once_max=1, jobs_max=jobs_per_caller_max)
 
     async def run(self, caller: str, work: Callable[[], T]) -> T:
-        """Run ``work`` in a thread in its turn. Raises :class:`Overloaded` if the caller has too many jobs."""
+        """Run ``work`` in a thread in its turn. Raises as :meth:`FairShares.begin`."""
         return await self._shares.run(caller, lambda: trio.to_thread.run_sync(work, limiter=self._threads))
 
 

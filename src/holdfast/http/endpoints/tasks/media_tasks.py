@@ -133,7 +133,7 @@ async def _priced(
 async def _refuse_stored_inputs(call: Call, account_id: str) -> Refusal | None:
     """Refuse another large input while those of the account's failed tasks, stored for a retry, take too much."""
     most = call.deps.settings.stored_input_bytes_max
-    stored = await call.deps.database.read(lambda rows: stored_input_bytes(rows, account_id))
+    stored = await call.read(lambda rows: stored_input_bytes(rows, account_id))
     if stored <= most:
         return None
     return Refusal(
