@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 
 import httpx2
@@ -16,6 +17,7 @@ from trio.testing import MockClock
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.runtime.messages import Replayed
+from holdfast.http.kit import lost_answers
 from holdfast.http.kit.lost_answers import REMEMBERED_S, LostAnswers
 from holdfast.http.kit.problems import has_problems
 from holdfast.http.replicate.inputs import native_input
@@ -287,6 +289,20 @@ async def test_a_lost_answer_is_forgotten_in_time(autojump_clock: MockClock) -> 
     await trio.sleep(REMEMBERED_S)
     await requests.send(answered)
     assert len(set(requests.keys)) == 2
+
+
+async def test_of_too_many_lost_answers_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_answers, "LOST_MAX", 3)
+    requests, never, answered = Requests(), trio.Event(), trio.Event()
+    answered.set()
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            client = await nursery.start(partial(requests.send, never, digest=b"%d" % number))
+            client.cancel()
+    lost = requests.keys[:]
+    for number in range(5):
+        await requests.send(answered, digest=b"%d" % number)
+    assert [key in lost for key in requests.keys[5:]] == [False, False, True, True, True]
 
 
 # ------------------------------------------------------------------------------------------- translation

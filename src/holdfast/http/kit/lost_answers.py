@@ -22,6 +22,7 @@ NOTICED_WITHIN_S: Final = 1.0
 READ_WITHIN_CHECKPOINTS: Final = 3
 """A client that went while its answer was made has its handler cancelled by then: the server has read its end."""
 LOST_MAX: Final = 10_000
+"""How many different requests are remembered. Of more the oldest is forgotten: a resend comes within seconds."""
 
 
 @dataclass(slots=True)
@@ -88,11 +89,9 @@ class LostAnswers:
         return lost[0].key if lost else None
 
     def _remember(self, digest: bytes, key: str) -> None:
-        now = trio.current_time()
-        if len(self._lost) >= LOST_MAX:
-            self._lost = {each: lost for each, lost in self._lost.items() if lost[-1].until > now}
-        if len(self._lost) < LOST_MAX:
-            self._lost.setdefault(digest, []).append(LostAnswer(key, now + REMEMBERED_S))
+        if digest not in self._lost and len(self._lost) >= LOST_MAX:
+            del self._lost[next(iter(self._lost))]
+        self._lost.setdefault(digest, []).append(LostAnswer(key, trio.current_time() + REMEMBERED_S))
 
 
 class AnswerContext:
