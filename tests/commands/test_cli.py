@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -109,7 +110,8 @@ def test_options_of_serve_replace_settings(monkeypatch: pytest.MonkeyPatch, data
         return 0
 
     stub(monkeypatch, "holdfast.start.single_process", serve=serve)
-    # So that what the command puts there is undone.
+    # The signals that the command ignores stay as they are, and what it puts into the environment is undone.
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     for name in ("HOST", "LOG_LEVEL", "PROCESSES"):
         monkeypatch.setenv(f"HOLDFAST_{name}", "")
     monkeypatch.setenv("HOLDFAST_PORT", "9000")

@@ -1,11 +1,17 @@
-"""Ctrl-C reaches every process of the group, and only the service acts on it."""
+"""Ctrl-C reaches every process of the group, and only the service acts on it; a reload during a start ends nothing."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+
+import pytest
 
 from .conftest import NewService
+from .service_process import new_folder
 
 
 def test_ctrl_c_stops_the_service_in_order(new_service: NewService) -> None:
@@ -24,3 +30,23 @@ def test_ctrl_c_stops_the_service_in_order(new_service: NewService) -> None:
         "holdfast/emulators",
         "holdfast",
     ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_reload_does_not_end_a_service_that_starts(number: signal.Signals, processes: int) -> None:
+    module = "parent.parent" if processes else "single_process"
+    program = (
+        "import os, sys\n"
+        "from holdfast.__main__ import main\n"
+        f"import holdfast.start.{module} as start\n"
+        f"start.serve = lambda settings: os.kill(os.getpid(), {int(number)})\n"
+        f"sys.argv = ['holdfast', 'serve', '--processes={processes}']\n"
+        "main()\n"
+    )
+    folder = new_folder()
+    try:
+        variables = {**os.environ, "HOLDFAST_DATA_DIR": str(folder)}
+        assert subprocess.run([sys.executable, "-c", program], env=variables).returncode == 0
+    finally:
+        shutil.rmtree(folder)

@@ -5,6 +5,7 @@ Commands import what they need: the parent of worker processes is started here, 
 
 from __future__ import annotations
 
+import signal
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -120,6 +121,9 @@ def serve_command(
 
     Options take precedence over the settings of their names.
     """
+    # Before and after the time in which these are handled, as while the database is migrated, they would end it.
+    for number in (signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     given = {"PROCESSES": processes, "HOST": host, "PORT": port, "LOG_LEVEL": log_level}
     with report_faults():
         prefer({name: str(value) for name, value in given.items() if value is not None})
