@@ -1,4 +1,4 @@
-"""Ctrl-C reaches every process of the group, and only the service acts on it; a reload during a start ends nothing."""
+"""Ctrl-C reaches every process of the group, and only the service acts on it. A reload ends no start."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def test_a_reload_does_not_end_a_service_that_starts(number: signal.Signals, pro
     folder = new_folder()
     try:
         variables = {**os.environ, "HOLDFAST_DATA_DIR": str(folder)}
-        assert subprocess.run([sys.executable, "-c", program], env=variables).returncode == 0
+        subprocess.run([sys.executable, "-c", program], env=variables, check=True)
     finally:
         shutil.rmtree(folder)

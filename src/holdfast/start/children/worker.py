@@ -31,8 +31,8 @@ def main(arguments: WorkerArguments) -> int:
 def _exit_with_parent(control_fd: int, has_started: threading.Event) -> None:
     """Wait for the parent's end or its first line, neither of which is taken from the socket.
 
-    A worker that has started makes the socket non-blocking. A wait that began before goes on; it fails if the process
-    is suspended and continued.
+    A worker that has started makes the socket non-blocking. A wait that began before goes on; it fails if the
+    process is suspended and continued.
     """
     with socket.socket(fileno=os.dup(control_fd)) as control, suppress(BlockingIOError):
         if not control.recv(1, socket.MSG_PEEK) and not has_started.is_set():
