@@ -66,7 +66,7 @@ def test_a_worker_whose_parent_ends_while_it_loads_exits_at_once() -> None:
 
 
 def test_a_worker_that_serves_may_be_suspended_and_continued() -> None:
-    # The wait for the parent begins anew then, on a socket that the event loop has made non-blocking.
+    # The wait for the parent begins again then, on a socket that the event loop has made non-blocking.
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.setblocking(False)
