@@ -8,7 +8,7 @@ from typing import Final
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.listing import PAGE, Position, list_of_account
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.stored_content import (
     IF_CACHED,
     LINK_ERRORS,
@@ -19,11 +19,9 @@ from holdfast.http.kit.stored_content import (
     serve_content,
 )
 from holdfast.http.kit.uploads import receive_file
-from holdfast.http.kit.values import shown
 from holdfast.http.schemas.files import FileBody, FileDeleted, FileList, file_body
-from holdfast.ledger.ids import is_id
+from holdfast.http.services.files import DISPOSITION, delete_own_file, file_not_found, own_file
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.claims.files import delete_file
 from holdfast.persistence.queries.files import file_by_id, files_of_account
 from holdfast.persistence.records.rows import FileRow
 from holdfast.providers.storage.sniffing import UNKNOWN_TYPE
@@ -32,12 +30,6 @@ route = RouteTable("Files")
 
 _GONE: Final = Refusal(
     code="asset_expired", message="The link has expired. Retrieve the file for a new one while it is stored."
-)
-
-DISPOSITION: Final = Parameter(
-    name="Content-Disposition",
-    place="header",
-    description='The name of a file that is the whole body, as in `attachment; filename="cat.png"`.',
 )
 
 
@@ -132,35 +124,7 @@ async def fetch_file(call: Call) -> Outcome:
 )
 async def remove_file(call: Call) -> Outcome:
     """Its content is removed later, unless another file or a result has the same."""
-    key = await call.verify_key()
-    if isinstance(key, Refusal):
-        return key
-    file_id, now = call.path["file_id"], call.deps.now()
-    if not is_id(file_id) or not await call.write(
-        key.account_id, lambda rows: delete_file(rows, key.account_id, file_id, now)
-    ):
-        return file_not_found(file_id)
-    return FileDeleted(file_id=file_id, deleted=True)
-
-
-def file_not_found(file_id: str) -> Refusal:
-    """Return the refusal of a file's id that the caller has no file for."""
-    return Refusal(code="file_not_found", message=f"The file {shown(file_id)} does not exist, or has expired.")
-
-
-async def own_file(call: Call) -> FileRow | Refusal:
-    """Authenticate the key and return its account's file of the path.
-
-    Refuses: 1. as the key is refused; 2. ``file_not_found``.
-    """
-    key = await call.verify_key()
-    if isinstance(key, Refusal):
-        return key
-    file_id = call.path["file_id"]
-    file = await call.find_by_id(file_by_id, file_id)
-    if file is None or file.account_id != key.account_id or file.expires_at <= call.deps.now():
-        return file_not_found(file_id)
-    return file
+    return await delete_own_file(call) or FileDeleted(file_id=call.path["file_id"], deleted=True)
 
 
 async def _linked_file(call: Call) -> FileRow | Refusal:

@@ -13,7 +13,6 @@ from typing import Final, TypeAlias
 import trio
 
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
-from holdfast.http.endpoints.tasks.media_tasks import CREATE_ERRORS, accepted_task, end_of_task, own_task
 from holdfast.http.endpoints.tasks.resent_creates import (
     CLIENT_TIMEOUT_S,
     create_once,
@@ -25,6 +24,7 @@ from holdfast.http.kit.model_words import as_sent
 from holdfast.http.kit.routes import BodyResponse, Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.openai.inputs import wanted_of
+from holdfast.http.services.tasks import CREATE_ERRORS, accepted_task, end_of_task, own_task
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task

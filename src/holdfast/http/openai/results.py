@@ -9,13 +9,13 @@ from typing import Final
 
 from quart import Response
 
-from holdfast.http.endpoints.tasks.asset_files import send_asset
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.responses import streamed
 from holdfast.http.kit.routes import BodyResponse, Media, Outcome
 from holdfast.http.kit.stored_content import SEND_TIMEOUT_S, open_stored
 from holdfast.http.openai.creating import task_headers
 from holdfast.http.schemas.openai import ImageItem, ImagesBody
+from holdfast.http.services.files import send_asset
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.public import public_task
 from holdfast.ledger.tasks.task import Task

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final
 
 from holdfast.actors.task.messages import CancelTask
-from holdfast.http.endpoints.tasks.media_tasks import own_task, task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.listing import LIMIT, Position, read_window
@@ -21,6 +20,7 @@ from holdfast.http.openai.creating import LAYER_ERRORS, RETRY_COUNT, accept, cre
 from holdfast.http.openai.inputs import FILES_MAX, stored_names
 from holdfast.http.openai.results import AT_PROVIDER, file_of
 from holdfast.http.schemas.openai import VideoBody, VideoDeleted, VideoList, VideoRequest, video_body
+from holdfast.http.services.tasks import own_task, task_not_found
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.queries.tasks import tasks_of_models, texts_of_inputs

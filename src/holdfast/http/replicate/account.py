@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.tasks.events import signing_secret
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.replicate import BASE, ReplicateAccount, WebhookSigningSecret
 from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.webhook_secrets import signing_at, webhook_secret
+from holdfast.persistence.claims.outbox import rotations_of
 
 route = RouteTable("Replicate", auth=Auth.API_KEY)
 
@@ -37,4 +38,7 @@ async def read_webhook_signing_secret(call: Call) -> Outcome:
     key = await call.verify_key()
     if isinstance(key, Refusal):
         return key
-    return WebhookSigningSecret((await signing_secret(call, key.account_id)).secret)
+    account_id, deps = key.account_id, call.deps
+    rotations = (await call.read(lambda rows: rotations_of(rows, account_id))).get(account_id, ())
+    newest = signing_at(rotations, deps.now()).generations[0]
+    return WebhookSigningSecret(webhook_secret(deps.webhook_key, account_id, newest))

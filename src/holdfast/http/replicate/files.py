@@ -6,7 +6,6 @@ from functools import partial
 
 from quart import Response
 
-from holdfast.http.endpoints.files import DISPOSITION, own_file, remove_file
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.listing import CURSOR, LIMIT, Position, list_of_account
@@ -19,6 +18,7 @@ from holdfast.http.schemas.replicate import (
     replicate_file,
     with_next_address,
 )
+from holdfast.http.services.files import DISPOSITION, delete_own_file, own_file
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.files import files_of_account
 
@@ -90,5 +90,4 @@ async def read_replicate_file(call: Call) -> Outcome:
 )
 async def remove_replicate_file(call: Call) -> Outcome:
     """Its content is removed later, unless another file or a result has the same."""
-    removed = await remove_file(call)
-    return removed if isinstance(removed, Refusal) else Response(b"", status=204)
+    return await delete_own_file(call) or Response(b"", status=204)

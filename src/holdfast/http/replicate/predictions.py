@@ -23,14 +23,6 @@ import trio
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.runtime.messages import IdempotencyKey
-from holdfast.http.endpoints.tasks.following import follow_task
-from holdfast.http.endpoints.tasks.media_tasks import (
-    CREATE_ERRORS,
-    accepted_task,
-    canceled_task,
-    ended_task,
-    own_task,
-)
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, Bearer
 from holdfast.http.kit.errors import refusal_of_fault
@@ -55,6 +47,14 @@ from holdfast.http.schemas.replicate import (
     with_next_address,
 )
 from holdfast.http.schemas.tasks import CreateTaskRequest, WantedTask
+from holdfast.http.services.following import follow_task
+from holdfast.http.services.tasks import (
+    CREATE_ERRORS,
+    accepted_task,
+    canceled_task,
+    ended_task,
+    own_task,
+)
 from holdfast.ledger.catalog.quotes import some_models
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.links import sign_link

@@ -8,13 +8,13 @@ from typing import Final, TypeVar
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.tasks.media_tasks import task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import PAGE, Position, StoredListBody, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
+from holdfast.http.services.tasks import task_not_found
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, FreeForm, TaskId, Time
 from holdfast.ledger.tasks.task import Task

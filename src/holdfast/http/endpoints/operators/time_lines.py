@@ -10,7 +10,6 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.http.endpoints.operators.accounts import account_not_found
-from holdfast.http.endpoints.tasks.media_tasks import task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import (
     PAGE,
@@ -24,6 +23,7 @@ from holdfast.http.kit.listing import (
 )
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.schemas.common import render
+from holdfast.http.services.tasks import task_not_found
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.time_lines import (

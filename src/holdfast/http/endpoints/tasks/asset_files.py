@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.stored_content import (
@@ -13,19 +11,11 @@ from holdfast.http.kit.stored_content import (
     content_media,
     link_parameters,
     refuse_link,
-    serve_content,
 )
-from holdfast.ledger.refusals import Refusal
+from holdfast.http.services.files import LINK_EXPIRED, send_asset
 from holdfast.persistence.queries.tasks import asset_by_id
-from holdfast.persistence.records.rows import AssetRow
-from holdfast.providers.storage.sniffing import EXTENSIONS
 
 route = RouteTable("Assets")
-
-_GONE: Final = Refusal(
-    code="asset_expired",
-    message="The link has expired. Retrieve the task for a new one while its results are stored.",
-)
 
 
 @route(
@@ -39,20 +29,8 @@ _GONE: Final = Refusal(
 async def fetch_asset(call: Call) -> Outcome:
     """The link's own parameters are the credential; it is an output's `url` of a task."""
     asset_id = call.path["asset_id"]
-    refusal = refuse_link(call, asset_id, _GONE)
+    refusal = refuse_link(call, asset_id, LINK_EXPIRED)
     if refusal is not None:
         return refusal
     asset = await call.deps.database.read(lambda rows: asset_by_id(rows, asset_id))
-    return _GONE if asset is None else await send_asset(call, asset)
-
-
-async def send_asset(call: Call, asset: AssetRow) -> Outcome:
-    """Send a stored result, or the part of it that the request asks for. Refuses with ``asset_expired``."""
-    if asset.expires_at <= call.deps.now():
-        return _GONE
-
-    async def is_gone() -> bool:
-        return await call.deps.database.read(lambda rows: asset_by_id(rows, asset.asset_id)) is None
-
-    filename = f"{asset.asset_id}.{EXTENSIONS[asset.content_type]}"
-    return await serve_content(call, asset, filename, gone=_GONE, is_gone=is_gone)
+    return LINK_EXPIRED if asset is None else await send_asset(call, asset)

@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from holdfast.actors.task.messages import ReceiveProviderUpdate
-from holdfast.http.endpoints.tasks.media_tasks import task_not_found
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.refused_callbacks import (
     SENDER_ERRORS,
@@ -20,6 +19,7 @@ from holdfast.http.kit.refused_callbacks import (
 from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.tasks import TaskBody, task_body
+from holdfast.http.services.tasks import task_not_found
 from holdfast.ledger.catalog.models import CALLBACK_BYTES_MOST, ProviderConfig
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.refusals import Refusal

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.endpoints.tasks.media_tasks import own_task
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.events import EventBody, EventList, event_body
+from holdfast.http.services.tasks import own_task
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal

@@ -6,11 +6,10 @@ resumes with ``Last-Event-ID``.
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import ExitStack
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import trio
@@ -18,16 +17,13 @@ from quart import Response
 from sqlalchemy import Connection
 
 from holdfast.actors.runtime.faults import AskFault
-from holdfast.http.endpoints.tasks.media_tasks import own_task
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import ACCOUNT_READ, TASKS_READ, lacking_scope
 from holdfast.http.kit.routes import Media, Outcome, RouteTable
 from holdfast.http.kit.waiting import (
-    CHECK_S,
     EVENT_STREAM,
     LAST_EVENT_ID,
     RETRY_MS,
-    STREAM_S,
     event,
     read_last_event_id,
     stream_media,
@@ -36,21 +32,18 @@ from holdfast.http.kit.waiting import (
 from holdfast.http.schemas.common import AccountBody, account_body
 from holdfast.http.schemas.payments import payment_order_body
 from holdfast.http.schemas.tasks import task_body
+from holdfast.http.services.following import RETRY_S, StreamClock, follow_task, sent
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
-from holdfast.ledger.tasks.task import Task, TaskStatus
-from holdfast.persistence.journal.changes import Extent, Watch
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.journal.changes import Watch
 from holdfast.persistence.queries.following import AccountPosition, account_position, find_orders, rows_after
 from holdfast.persistence.queries.tasks import find_tasks
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
 
-PAUSE_S: Final = 0.25
-"""Between two events of a task that differ in its progress only."""
 ACCOUNT_PAUSE_S: Final = 1.0
 """Between two batches of an account's events."""
-RETRY_S: Final = 1.0
-"""How soon a row is read again that could not be read."""
 ROWS_AT_ONCE: Final = 16
 """How many changed rows are read at once: a task's may have megabytes."""
 
@@ -90,29 +83,6 @@ async def stream_task(call: Call) -> Outcome:
     return await follow_task(call, after, lambda task: event("task", task_body(call.deps, task), task.version))
 
 
-async def follow_task(call: Call, after: int | None, events_of: Callable[[Task], bytes]) -> Outcome:
-    """Return the stream of the task of the path. ``events_of`` renders it as it is, now and after each change.
-
-    A reader that has seen the version ``after`` is sent nothing before the next one.
-    """
-    with ExitStack() as opened:
-        # Watched before the first read, so that no later change is missed.
-        watch = opened.enter_context(call.deps.changes.watch(call.path["request_id"]))
-        found = await own_task(call)
-        if isinstance(found, Refusal):
-            return found
-        task, _ = found
-        if task.is_terminal and task.version == after:
-            return Response(b"", status=204)
-        if call.request.method == "HEAD":
-            return Response(b"", content_type=EVENT_STREAM)
-        wait = opened.enter_context(call.deps.waiting.counted(task.account_id, call.origin()))
-        if isinstance(wait, Refusal):
-            return wait
-        wait.end_with(watch)
-        return stream_response(_sent(_task_events(call, task, after, watch, events_of), opened.pop_all()))
-
-
 @route(
     "GET",
     "/v2/control/stream",
@@ -147,7 +117,7 @@ async def stream_account(call: Call) -> Outcome:
         if isinstance(wait, Refusal):
             return wait
         wait.end_with(watch)
-        return stream_response(_sent(_account_events(call, account_id, after, watch), opened.pop_all()))
+        return stream_response(sent(_account_events(call, account_id, after, watch), opened.pop_all()))
 
 
 async def _caller_of_all(call: Call) -> str | Refusal:
@@ -160,87 +130,12 @@ async def _caller_of_all(call: Call) -> str | Refusal:
     return key.account_id if TASKS_READ in key.scopes else lacking_scope(TASKS_READ)
 
 
-@asynccontextmanager
-async def _sent(events: AsyncGenerator[bytes], opened: ExitStack) -> AsyncIterator[AsyncIterator[bytes]]:
-    with opened:
-        async with aclosing(events):
-            yield events
-
-
-class _Clock:
-    """When a stream checks its credential again, and when it ends."""
-
-    def __init__(self) -> None:
-        self.ends_at = trio.current_time() + STREAM_S
-        self.check_at = trio.current_time() + CHECK_S
-
-    def is_check_due(self) -> bool:
-        """Whether the time of a check has come; the next one is :data:`CHECK_S` later."""
-        now = trio.current_time()
-        if now < self.check_at:
-            return False
-        self.check_at = now + CHECK_S
-        return True
-
-
-async def _task_events(
-    call: Call, task: Task, after: int | None, watch: Watch, events_of: Callable[[Task], bytes]
-) -> AsyncGenerator[bytes]:
-    """Each round reads the task and checks the credential. Nothing of the task is kept that may be large."""
-    clock = _Clock()
-    call.read_shares = call.deps.stream_shares
-    sent = _shown(task) if task.version == after else None
-    sent_at = -math.inf
-    yield b"retry: %d\n\n" % RETRY_MS
-    while True:
-        shown = _shown(task)
-        if shown != sent:
-            yield events_of(task)
-            sent, sent_at = shown, trio.current_time()
-        elif clock.is_check_due():
-            yield b": idle\n\n"
-        if task.is_terminal or trio.current_time() >= clock.ends_at:
-            return
-        del task
-        while True:
-            if watch.is_ending:
-                return
-            await watch.wait(sent_at + PAUSE_S, Extent.STATUS)
-            await watch.wait(min(clock.check_at, clock.ends_at))
-            watch.take()
-            try:
-                found = await own_task(call)
-            except UnreadableRow:
-                return
-            except (DatabaseAway, AskFault):
-                await trio.sleep(RETRY_S)
-                watch.note(None)
-            else:
-                break
-        if isinstance(found, Refusal):
-            return
-        task, _ = found
-        del found
-
-
-class _Shown(NamedTuple):
-    """What a reader sees of a task that changes; other changes concern only how the service drives it."""
-
-    status: TaskStatus
-    rest: tuple[object, ...]
-
-
-def _shown(task: Task) -> _Shown:
-    state = task.state
-    return _Shown(task.status, (state.progress, state.hosting, state.output, state.review, state.error))
-
-
 async def _account_events(call: Call, account_id: str, after: int | None, watch: Watch) -> AsyncGenerator[bytes]:
     """Each round sends the rows that were changed, and then the account as it was before they were read.
 
     ``position`` is the last one sent. Rows are looked for from there if notices may have been missed, and first.
     """
-    clock = _Clock()
+    clock = StreamClock()
     call.read_shares = call.deps.stream_shares
     sent: AccountBody | None = None
     position, missed = after, True

@@ -1,77 +1,31 @@
-"""Media tasks: create, list, read, retry, cancel.
-
-Creating is the hot path: with a cached key it reads no row. The account's actor checks that the key is still live
-and may write; the command carries the claim.
-"""
+"""Media tasks: create, list, read, retry, cancel."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Final, TypeVar
 
-import msgspec
-import trio
-from prometheus_client import Counter
-from sqlalchemy import Connection
-
-from holdfast.actors.account.messages import CreateTask, RefuseTask, RequestAttempt, TaskAccepted
-from holdfast.actors.account.replies import STORED_REFUSALS
-from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
-from holdfast.actors.task.messages import CancelTask
 from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, KnownKey
+from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import API_KEY_ID, END_USER, METADATA, MODEL, PAGE, STATUS, Position, list_of_account
 from holdfast.http.kit.responses import IF_NONE_MATCH, NOT_MODIFIED, cacheable
 from holdfast.http.kit.routes import IDEMPOTENCY_KEY, Outcome, RouteTable
-from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.kit.waiting import WAIT, read_wait
-from holdfast.http.schemas.common import credit_path
 from holdfast.http.schemas.tasks import CreateTaskRequest, TaskBody, TaskList, task_body
-from holdfast.ledger.catalog.quotes import PricedInput, quote_input
-from holdfast.ledger.catalog.seals import SealedQuote, quote_matches, unseal_quote
-from holdfast.ledger.ids import is_id, new_id
-from holdfast.ledger.refusals import Refusal, param_of
-from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT, EVENT_KINDS, chosen_kinds
-from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX, input_until
-from holdfast.ledger.tasks.task import TERMINAL, EventKind, Task, TaskRequest, WebhookFormat, accept_task
-from holdfast.persistence.claims.files import claim_files, release_claims
-from holdfast.persistence.journal.changes import Extent, Watch
-from holdfast.persistence.queries.tasks import find_tasks, stored_input_bytes, task_by_id, tasks_of_account
-from holdfast.persistence.records.rows import ApiKeyRecord
-from holdfast.persistence.records.unreadable import UnreadableRow
-from holdfast.persistence.server.lookups import Lookup
-from holdfast.providers.outbound.urls import is_public_url
-from holdfast.providers.outbound.webhook_post import URL_MAX_CHARS, can_be_posted_to
-from holdfast.telemetry import metrics
-from holdfast.telemetry.traces import other_request_id, traceparent
-
-T = TypeVar("T")
+from holdfast.http.services.tasks import (
+    CREATE_ERRORS,
+    canceled_task,
+    created_task,
+    ended_task,
+    own_task,
+    retried_task,
+)
+from holdfast.ledger.refusals import Refusal
+from holdfast.ledger.tasks.task import Task
+from holdfast.persistence.queries.tasks import tasks_of_account
 
 route = RouteTable("Media tasks")
-
-METADATA_MAX_PAIRS: Final = 16
-METADATA_KEY_MAX_CHARS: Final = 64
-METADATA_VALUE_MAX_CHARS: Final = 512
-
-CREATE_ERRORS: Final = (
-    "insufficient_credit",
-    "key_limit_exceeded",
-    "account_limit_exceeded",
-    "model_not_allowed",
-    "model_not_found",
-    "model_not_available",
-    "model_not_async",
-    "invalid_input",
-    "quote_unavailable",
-    "concurrency_limit_exceeded",
-    "rate_limit_exceeded",
-    "stored_input_limit_reached",
-    "file_not_found",
-    "account_disabled",
-)
 
 
 @route(
@@ -94,183 +48,11 @@ async def create_task(call: Call) -> Outcome:
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
-    command = await _priced(call, call.body(CreateTaskRequest), idempotency)
-    return await _created(call, command, await _ask_account(call, call.known_key, command, idempotency))
+    return _created(call, await created_task(call, call.body(CreateTaskRequest), idempotency))
 
 
-async def accepted_task(
-    call: Call,
-    wanted: CreateTaskRequest,
-    idempotency: IdempotencyKey | None,
-    *,
-    webhook_format: WebhookFormat | None = None,
-    after: RequestAttempt | None = None,
-) -> TaskAccepted | Replayed[TaskAccepted] | Refusal:
-    """Price the input, then ask the account for a task; the call's key is known.
-
-    With ``after`` it refuses as :class:`CreateTask` does.
-    """
-    command = await _priced(call, wanted, idempotency, webhook_format=webhook_format, after=after)
-    return await _ask_account(call, call.known_key, command, idempotency)
-
-
-async def _priced(
-    call: Call,
-    wanted: CreateTaskRequest,
-    idempotency: IdempotencyKey | None,
-    *,
-    webhook_format: WebhookFormat | None = None,
-    after: RequestAttempt | None = None,
-) -> CreateTask | Refusal:
-    key = call.known_key
-    given = functools.partial(_command, call, wanted, key, idempotency, webhook_format=webhook_format, after=after)
-    command = await call.compute(given)
-    if call.body_bytes > INPUT_SMALL_BYTES_MAX:
-        command = await _refuse_stored_inputs(call, key.account_id) or command
-    return command
-
-
-async def _refuse_stored_inputs(call: Call, account_id: str) -> Refusal | None:
-    """Refuse another large input while those of the account's failed tasks, stored for a retry, take too much."""
-    most = call.deps.settings.stored_input_bytes_max
-    stored = await call.read(lambda rows: stored_input_bytes(rows, account_id))
-    if stored <= most:
-        return None
-    return Refusal(
-        code="stored_input_limit_reached",
-        message=f"Large inputs of failed tasks take {stored} bytes; at most {most} are stored. They are deleted "
-        f"a week after the end of their task; inputs up to {INPUT_SMALL_BYTES_MAX} bytes are accepted meanwhile.",
-    )
-
-
-async def _ask_account(
-    call: Call, key: KnownKey, command: CreateTask | Refusal, idempotency: IdempotencyKey | None
-) -> TaskAccepted | Replayed[TaskAccepted] | Refusal:
-    reply: TaskAccepted | Replayed[TaskAccepted] | Refusal
-    account = call.deps.accounts.ref(key.account_id)
-    if isinstance(command, CreateTask) and command.request.files:
-        command = await _claim_files(call, key.account_id, command)
-    if isinstance(command, Refusal):
-        if idempotency is None or command.code not in STORED_REFUSALS:
-            reply = await call.refuse(command, idempotency, TaskAccepted)
-        else:
-            reply = await call.ask(account, RefuseTask(command, key.key_id, TASKS_WRITE, idempotency))
-    else:
-        reply = await call.ask(account, command)
-        if isinstance(reply, Refusal) and reply.code == "rate_limit_exceeded":
-            # Decided without the rows, where the reply to an earlier request with this key may be.
-            reply = await call.refuse(reply, idempotency, TaskAccepted)
-        if command.request.files and not isinstance(reply, TaskAccepted):
-            await call.deps.write_record(_claims(release_claims, key.account_id, command.request))
-        if isinstance(reply, TaskAccepted):
-            _created_of(command.request.terms.provider).inc()
-    return _with_credit_address(call, reply)
-
-
-def _with_credit_address(
-    call: Call, reply: TaskAccepted | Replayed[TaskAccepted] | Refusal
-) -> TaskAccepted | Replayed[TaskAccepted] | Refusal:
-    """Return the reply, with the address where credit is added if there is too little."""
-    refusal = reply.reply if isinstance(reply, Replayed) else reply
-    if not isinstance(refusal, Refusal) or refusal.code != "insufficient_credit":
-        return reply
-    path = credit_path(call.deps)
-    if path is None:
-        return reply
-    message = f"{refusal.message} Credit is added by POST {call.deps.urls.url(path)}."
-    refusal = msgspec.structs.replace(refusal, message=message)
-    return Replayed(refusal) if isinstance(reply, Replayed) else refusal
-
-
-async def _created(
-    call: Call, command: CreateTask | Refusal, reply: TaskAccepted | Replayed[TaskAccepted] | Refusal
-) -> Outcome:
-    """Return the task that ``command`` has created, or that an earlier one had, as it was when it was created."""
-    accepted = call.take_reply(reply)
-    if isinstance(accepted, Refusal):
-        return accepted
-    request_id, created_at = accepted.request_id, accepted.created_at
-    if isinstance(command, CreateTask) and created_at is not None and not call.is_replay:
-        request = command.request
-    else:
-        # An earlier request may have come with another key, or at another price.
-        _, found = (await call.read(lambda rows: find_tasks(rows, [request_id])))[request_id]
-        if isinstance(found, UnreadableRow):
-            raise found
-        request, created_at = found.request, found.created_at
-    task = accept_task(call.known_key.account_id, request_id, request, created_at)
-    return task_body(call.deps, task, now=created_at)
-
-
-async def _claim_files(call: Call, account_id: str, command: CreateTask) -> CreateTask | Refusal:
-    """Have the files of an input stored until the task ends. Refuses with ``file_not_found``."""
-    request = command.request
-    missing = await call.write(account_id, _claims(claim_files, account_id, request, at=call.deps.now()))
-    if not missing:
-        return command
-    path, file_id = next((each.path, each.file_id) for each in request.files if each.file_id in missing)
-    return Refusal(
-        code="file_not_found",
-        message=f"The file '{file_id}' does not exist, or has expired.",
-        param=".".join(("input", *map(str, path))),
-    )
-
-
-def _claims(
-    change: Callable[..., T], account_id: str, request: TaskRequest, **how: datetime
-) -> Callable[[Connection], T]:
-    file_ids = {each.file_id for each in request.files}
-    return lambda rows: change(rows, account_id, file_ids, hold_id=request.hold_id, **how)
-
-
-@functools.cache
-def _created_of(provider: str) -> Counter:
-    return metrics.TASKS_CREATED.labels(provider)
-
-
-def _command(
-    call: Call,
-    wanted: CreateTaskRequest,
-    key: KnownKey,
-    idempotency: IdempotencyKey | None,
-    *,
-    webhook_format: WebhookFormat | None,
-    after: RequestAttempt | None,
-) -> CreateTask | Refusal:
-    refusal = _refuse_metadata(wanted.metadata or {}) or _refuse_webhook(
-        call.deps, wanted.webhook_url, wanted.webhook_events
-    )
-    if refusal is not None:
-        return refusal
-    deps = call.deps
-    quoted = None if wanted.quote_id is None else unseal_quote(wanted.quote_id, deps.quote_keys, deps.now())
-    if isinstance(quoted, Refusal):
-        return quoted
-    priced = _price(deps, wanted.model, wanted.input, quoted)
-    if isinstance(priced, Refusal):
-        return priced
-    terms, quote_id = priced.terms, wanted.quote_id or new_id("quo")
-    if quoted is not None:
-        mismatch = quote_matches(quoted, model=terms.model, input_hash=terms.input_hash, account_id=key.account_id)
-        if mismatch is not None:
-            return mismatch
-        terms = quoted.terms
-    request = TaskRequest(
-        input=priced.input,
-        files=priced.files,
-        terms=terms,
-        quote_id=quote_id,
-        api_key_id=key.key_id,
-        hold_id=new_id("hold"),
-        hold_micro=terms.hold_micro,
-        metadata=wanted.metadata or {},
-        webhook_url=wanted.webhook_url,
-        webhook_events=_kinds(wanted),
-        webhook_format=webhook_format,
-        traceparent=traceparent.get(),
-        http_request_id=other_request_id(),
-    )
-    return CreateTask(request, TASKS_WRITE, idempotency, after)
+def _created(call: Call, task: Task | Refusal) -> Outcome:
+    return task if isinstance(task, Refusal) else task_body(call.deps, task, now=task.created_at)
 
 
 @route(
@@ -315,36 +97,6 @@ async def read_task(call: Call) -> Outcome:
     return cacheable(call, _entity_tag(call.deps, task, now), lambda: task_body(call.deps, task, now=now))
 
 
-async def ended_task(call: Call, request_id: str, wait_s: float) -> tuple[Task, ApiKeyRecord] | Refusal:
-    """Return as :func:`own_task`, but once the task has ended, the wait has, or the watch is ending."""
-    until = trio.current_time() + wait_s
-    with call.deps.changes.watch(request_id) as watch:
-        found = await own_task(call, request_id)
-        if isinstance(found, Refusal) or found[0].is_terminal:
-            return found
-        with call.deps.waiting.counted(found[0].account_id, call.origin()) as wait:
-            if isinstance(wait, Refusal):
-                return wait
-            wait.end_with(watch)
-            del found  # it may have megabytes
-            return await end_of_task(call, request_id, watch, until)
-
-
-async def end_of_task(
-    call: Call, request_id: str, watch: Watch, until: float
-) -> tuple[Task, ApiKeyRecord] | Refusal:
-    """Return as :func:`own_task`, once a watched task has ended, the time is over, or the watch is ending."""
-    while True:
-        await watch.wait(until, Extent.END)
-        watch.take()
-        found = await own_task(call, request_id)
-        if isinstance(found, Refusal) or found[0].is_terminal:
-            return found
-        if trio.current_time() >= until or watch.is_ending:
-            return found
-        del found
-
-
 def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
     """Return what changes with each version, and so often that the links of a cached response still work."""
     links = [0, 0]
@@ -369,53 +121,7 @@ async def retry_task(call: Call) -> Outcome:
     idempotency = call.idempotency()
     if isinstance(idempotency, Refusal):
         return await call.refuse_authenticated(idempotency)
-    found = await own_task(call)
-    if isinstance(found, Refusal):
-        return found
-    _, key = found
-    original = await call.read(lambda rows: task_by_id(rows, call.path["request_id"]))
-    assert original is not None, "a task is never deleted"
-    # The stored input may be large although this request is small, so it is priced in a thread.
-    retry = functools.partial(_retry_command, call, original, key.key_id, idempotency)
-    command = await call.compute(retry, caller=original.account_id)
-    if input_until(original) is not None:
-        command = await _refuse_stored_inputs(call, original.account_id) or command
-    reply = await _ask_account(call, KnownKey(original.account_id, key.key_id), command, idempotency)
-    return await _created(call, command, reply)
-
-
-def _retry_command(
-    call: Call, original: Task, key_id: str, idempotency: IdempotencyKey | None
-) -> CreateTask | Refusal:
-    if original.status not in TERMINAL:
-        return Refusal(
-            code="task_not_terminal",
-            message=f"The task {shown(original.request_id)} is {original.status}; only ended tasks can be retried.",
-            final=True,
-        )
-    if original.request.input_dropped:
-        return Refusal(
-            code="task_input_expired",
-            message=f"The input of the task {shown(original.request_id)} was large and is no longer stored.",
-            final=True,
-        )
-    priced = _price(call.deps, original.model, original.request.input)
-    if isinstance(priced, Refusal):
-        return priced
-    request = msgspec.structs.replace(
-        original.request,
-        input=priced.input,
-        files=priced.files,
-        terms=priced.terms,
-        quote_id=new_id("quo"),
-        api_key_id=key_id,
-        hold_id=new_id("hold"),
-        hold_micro=priced.terms.hold_micro,
-        retry_of=original.request_id,
-        traceparent=traceparent.get(),
-        http_request_id=other_request_id(),
-    )
-    return CreateTask(request, TASKS_WRITE, idempotency)
+    return _created(call, await retried_task(call, idempotency))
 
 
 @route(
@@ -431,91 +137,3 @@ async def cancel_task(call: Call) -> Outcome:
     """The first to commit wins, the cancel or the result; the response shows which."""
     task = await canceled_task(call)
     return task if isinstance(task, Refusal) else task_body(call.deps, task)
-
-
-async def canceled_task(call: Call) -> Task | Refusal:
-    """Cancel the task of the path, and return it. Refuses: 1. as :func:`own_task`; 2. ``task_already_terminal``."""
-    found = await own_task(call)
-    if isinstance(found, Refusal):
-        return found
-    done = await call.ask(call.deps.tasks.ref(found[0].request_id), CancelTask())
-    return done if isinstance(done, Refusal) else done.task
-
-
-def task_not_found(request_id: str) -> Refusal:
-    """Return the refusal of a task id that the caller has no task for."""
-    return Refusal(code="task_not_found", message=f"The task {shown(request_id)} does not exist.")
-
-
-async def own_task(call: Call, request_id: str | None = None) -> tuple[Task, ApiKeyRecord] | Refusal:
-    """Authenticate the key and return its account's task, by default the path's, without its input, and the key.
-
-    Another account's task does not exist. Refuses: 1. as the key is refused; 2. ``task_not_found``. Raises
-    :class:`UnreadableRow`.
-    """
-    request_id = call.path["request_id"] if request_id is None else request_id
-    lookup = Lookup(find_tasks, request_id)
-    key = await call.verify_key(*([lookup] if is_id(request_id) else []))
-    if isinstance(key, Refusal):
-        return key
-    account_id, task = lookup.found or (None, None)
-    if task is None or account_id != key.account_id:
-        return task_not_found(request_id)
-    if isinstance(task, UnreadableRow):
-        raise task
-    return task, key
-
-
-def _price(
-    deps: Dependencies, model_id: str, given: dict[str, object], quoted: SealedQuote | None = None
-) -> PricedInput | Refusal:
-    """Price an input for a model that can run as a task.
-
-    With a quote for the model the input is priced by the quote's version of the catalog, so that a later change of
-    a default or a tier does not void it. A model that is disabled now is refused.
-    """
-    catalog = deps.catalog()
-    model = catalog.models.get(model_id)
-    if quoted is not None and quoted.terms.model == model_id and (model is None or model.status != "disabled"):
-        catalog = deps.catalog_of(quoted.terms.catalog_version) or catalog
-        model = catalog.models.get(model_id)
-    if model is not None and model.type == "sync":
-        return Refusal(
-            code="model_not_async",
-            message=f"The model '{model.id}' is priced only: it does not run as a task.",
-            param="model",
-        )
-    return quote_input(catalog, model_id, given, base_url=deps.urls.base, is_public=is_public_url)
-
-
-def _refuse_metadata(metadata: dict[str, str]) -> Refusal | None:
-    if len(metadata) > METADATA_MAX_PAIRS:
-        return invalid_parameter("metadata", f"has {len(metadata)} pairs; the maximum is {METADATA_MAX_PAIRS}")
-    for key, value in metadata.items():
-        if not 1 <= len(key) <= METADATA_KEY_MAX_CHARS:
-            rule = f"has {len(key)} characters in its name; a name has 1 to {METADATA_KEY_MAX_CHARS}"
-            return invalid_parameter(param_of(("metadata", key)), rule)
-        if len(value) > METADATA_VALUE_MAX_CHARS:
-            rule = f"has {len(value)} characters; the maximum is {METADATA_VALUE_MAX_CHARS}"
-            return invalid_parameter(param_of(("metadata", key)), rule)
-    return None
-
-
-def _refuse_webhook(deps: Dependencies, url: str | None, kinds: Sequence[str] | None) -> Refusal | None:
-    """Refuse an address that can never be called. Where its name resolves to is checked at each delivery."""
-    if url is None:
-        return None if kinds is None else invalid_parameter("webhook_events", "requires webhook_url")
-    if not can_be_posted_to(url, local_allowed=deps.settings.webhook_local_allowed):
-        return invalid_parameter(
-            "webhook_url", f"must be an https address of a public host, at most {URL_MAX_CHARS} characters"
-        )
-    if kinds is not None and chosen_kinds(kinds) is None:
-        return invalid_parameter("webhook_events", f"must name one or more of {', '.join(EVENT_KINDS)}")
-    return None
-
-
-def _kinds(wanted: CreateTaskRequest) -> tuple[EventKind, ...] | None:
-    """Return the event kinds to send. The default is stored, so that a later default does not change the task."""
-    if wanted.webhook_url is None:
-        return None
-    return CHOSEN_BY_DEFAULT if wanted.webhook_events is None else chosen_kinds(wanted.webhook_events)

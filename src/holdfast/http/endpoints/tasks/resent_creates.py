@@ -38,10 +38,10 @@ from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, TaskA
 from holdfast.actors.account.replies import NEWEST_ATTEMPT, began_at
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
-from holdfast.http.endpoints.tasks.media_tasks import accepted_task
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.schemas.tasks import CreateTaskRequest
+from holdfast.http.services.tasks import CreateReply, accepted_task
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.queries.accounts import find_reply, replies_of_route
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -120,7 +120,7 @@ async def _create(
     return reply
 
 
-def id_of_accepted(reply: TaskAccepted | Replayed[TaskAccepted] | Refusal) -> str | Refusal:
+def id_of_accepted(reply: CreateReply) -> str | Refusal:
     """Return the id of the task that was accepted, now or before."""
     accepted = reply.reply if isinstance(reply, Replayed) else reply
     if not isinstance(accepted, TaskAccepted):
