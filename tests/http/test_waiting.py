@@ -15,8 +15,9 @@ from tests.clients import ok, refused
 from tests.event_streams import Event, reading
 from trio.testing import wait_all_tasks_blocked
 
-from holdfast.http.endpoints.tasks import following
+from holdfast.http.endpoints.tasks import following as account_following
 from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX, Wait, WaitingCalls
+from holdfast.http.services import following
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest
 from holdfast.persistence.journal.changes import Change, Extent
@@ -208,7 +209,7 @@ async def test_a_wait_that_ends_for_another_is_answered_as_the_task_is(api: Api)
 async def test_a_stream_that_ends_for_another_is_complete(
     api: Api, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(following, "ACCOUNT_PAUSE_S", 0.0)
+    monkeypatch.setattr(account_following, "ACCOUNT_PAUSE_S", 0.0)
     await api.add_task(api.task(ID))
     api.configure(connections_max=4)
     credential = api.key if "task" in path else api.session
@@ -366,7 +367,7 @@ async def test_the_stream_of_an_account_needs_both_scopes(api: Api) -> None:
 @pytest.mark.parametrize("path", [f"{PATH}/stream", "/v2/control/stream"])
 async def test_the_streams_of_a_disabled_account_end(api: Api, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(following, "CHECK_S", 0.0)
-    monkeypatch.setattr(following, "ACCOUNT_PAUSE_S", 0.0)
+    monkeypatch.setattr(account_following, "ACCOUNT_PAUSE_S", 0.0)
     await api.add_task(api.task(ID))
     credential = api.key if "task" in path else api.session
     async with api.serving() as base, reading(base, credential, path=path) as stream:
@@ -394,7 +395,7 @@ async def test_the_stream_of_an_account_finds_what_no_notice_has_named(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "CHECK_S", 0.0)
-    monkeypatch.setattr(following, "ACCOUNT_PAUSE_S", 0.0)
+    monkeypatch.setattr(account_following, "ACCOUNT_PAUSE_S", 0.0)
     async with api.serving() as base, reading(base, api.session, path="/v2/control/stream") as stream:
         assert await stream.next() is not None
         order = make_order("ord_" + "1" * 32, ACCOUNT, api.now)
