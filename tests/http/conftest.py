@@ -13,7 +13,6 @@ from holdfast.actors.sign_in.messages import OriginAdmitted
 from holdfast.http.app import SERVED, HoldfastApp
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.pages.serving import PageServer
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.server.database import Database
@@ -101,7 +100,6 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
     minted = mint_api_key("acct_1", live=False)
     app = copy.copy(_app())
     app.deps = deps
-    app._pages = PageServer()
     return Stage(
         http=in_process(app),
         key=minted.secret,

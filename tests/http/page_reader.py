@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import httpx2
 from tests.strict_html import StrictHtml
 
-from holdfast.http.pages.forms import Message, read_message
+from holdfast_console.forms import Message, read_message
 
 from .stage import Stage
 

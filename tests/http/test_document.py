@@ -8,18 +8,17 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
 
-from holdfast.http.app import ROUTES
+from holdfast.http.app import EXTENSIONS, ROUTES
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.errors import ErrorResponse
 from holdfast.http.kit.field_docs import field_docs, structs_in
-from holdfast.http.kit.openapi import describe
+from holdfast.http.kit.openapi import RECORDED, describe
 from holdfast.http.kit.routes import Outcome, Parameter, Route, RouteTable
 from holdfast.ledger.alerts.account_events import PAYLOADS
 from holdfast.ledger.public_types import FreeForm, Time
@@ -29,12 +28,13 @@ from holdfast.ledger.tasks.public import TaskEvent
 ROOT = Path(__file__).parents[2]
 URL = "https://holdfast.example"
 JSON = "application/json"
+EXAMPLES = (RECORDED, *(each.examples for each in EXTENSIONS if each.examples is not None))
 REPLIES = {route.reply for route in ROUTES if route.reply is not None}
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return describe(ROUTES, URL)
+    return describe(ROUTES, URL, EXTENSIONS)
 
 
 def undescribed(document: dict[str, Any]) -> Iterator[str]:
@@ -213,19 +213,21 @@ def test_each_webhook_is_an_operation_of_its_own(document: dict[str, Any]) -> No
 
 def test_an_installed_wheel_describes_its_fields_too(tmp_path: Path) -> None:
     hatchling = pytest.importorskip("hatchling.builders.wheel", reason="make installs it")
-    [wheel] = hatchling.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    for project in (ROOT, ROOT / "src" / "holdfast_compat", ROOT / "src" / "holdfast_console"):
+        [wheel] = hatchling.WheelBuilder(str(project)).build(directory=str(tmp_path), versions=["standard"])
+        zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     code = (
-        "import json, holdfast; from holdfast.http.app import ROUTES; "
+        "import json, sys, holdfast; from holdfast.http.app import EXTENSIONS, ROUTES; "
         "from holdfast.http.kit.openapi import describe; "
-        f"print(json.dumps([holdfast.__file__, describe(ROUTES, {URL!r})]))"
+        "places = [holdfast.__file__, *(sys.modules[f'holdfast_{each.name}'].__file__ for each in EXTENSIONS)]; "
+        f"print(json.dumps([*places, describe(ROUTES, {URL!r}, EXTENSIONS)]))"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=True, text=True
     )
-    place, made = json.loads(done.stdout)
-    assert place.startswith(str(tmp_path))
+    *places, made = json.loads(done.stdout)
+    assert all(place.startswith(str(tmp_path)) for place in places)
     assert list(undescribed(made)) == []
 
 
@@ -237,7 +239,7 @@ def successful(document: dict[str, Any], route: Route) -> dict[str, Any]:
 
 def test_the_examples_of_responses_are_as_their_types_say(document: dict[str, Any]) -> None:
     # They were recorded by tests/journeys/record_responses.py, which must be run again after a change of a type.
-    recorded = json.loads((files("holdfast.http.kit") / "responses.json").read_text(encoding="utf-8"))
+    recorded = {name: body for file in EXAMPLES for name, body in json.loads(file.read_text("utf-8")).items()}
     types = {shape.__name__: shape for shape in structs_in({*REPLIES, ErrorResponse, TaskEvent})}
     for name, example in recorded.items():
         shape = types.get(name) or PAYLOADS.get(name, TaskEvent)

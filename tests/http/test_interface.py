@@ -15,11 +15,12 @@ import pytest
 import trio
 from tests.clients import refused
 
-from holdfast.http.app import ROUTES
+from holdfast.http.app import EXTENSIONS, ROUTES
 from holdfast.http.endpoints import api_docs
 from holdfast.http.endpoints.api_docs import RAPIDOC, document_for
 from holdfast.http.kit.dependencies import Readiness
 from holdfast.http.kit.errors import ERROR_TABLE
+from holdfast.http.kit.extensions import Extension
 from holdfast.http.kit.openapi import describe, error_codes
 from holdfast.http.kit.routes import Route
 from holdfast.ledger.alerts.account_events import PAYLOADS
@@ -103,7 +104,7 @@ async def test_metrics_are_text(stage: Stage) -> None:
 
 async def test_the_document_holds_every_route_and_only_known_codes(stage: Stage) -> None:
     document: dict[str, Any] = (await stage.call("GET", "/openapi.json")).json()
-    assert document == describe(ROUTES, stage.public_url)
+    assert document == describe(ROUTES, stage.public_url, EXTENSIONS)
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert described == {(route.method, route.path) for route in ROUTES}
     assert len(described) == len(ROUTES)
@@ -126,9 +127,9 @@ async def test_the_document_holds_every_route_and_only_known_codes(stage: Stage)
 async def test_the_document_is_made_beside_the_loop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    def describe_there(routes: Sequence[Route], public_url: str) -> dict[str, Any]:
+    def describe_there(routes: Sequence[Route], public_url: str, extensions: Sequence[Extension]) -> dict[str, Any]:
         threads.append(threading.get_ident())
-        return describe(routes, public_url)
+        return describe(routes, public_url, extensions)
 
     monkeypatch.setattr(api_docs, "describe", describe_there)
     document_for.cache_clear()

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from holdfast.http.kit.forms import FormFile
-from holdfast.http.kit.model_words import as_sent
-from holdfast.http.openai.inputs import input_of, stored_names, wanted_of
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.input_schema import InputSchema
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.refusals import Refusal, Violation, invalid_input
 from holdfast.persistence.records.rows import FileRow
 from holdfast.providers.media.kinds import kind_rules
+from holdfast_compat.model_words import as_sent
+from holdfast_compat.openai.inputs import input_of, stored_names, wanted_of
 
 MODELS = load_catalog(None, kind_rules()).models
 PNG = FormFile("image", "0" * 64, content=b"\x89PNG\r\n\x1a\n")

@@ -19,11 +19,6 @@ from holdfast.actors.account.messages import SetCeiling
 from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.dependencies import Readiness
-from holdfast.http.pages import formats, rendering, views
-from holdfast.http.pages.forms import MESSAGE_COOKIE, Message, local_path, message_cookie, read_message
-from holdfast.http.pages.frame import COUNTS_VALID, Frame
-from holdfast.http.pages.rendering import static_files, static_path
-from holdfast.http.pages.subjects import all_views
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Progress
 from holdfast.persistence.queries.loading import load_account
@@ -42,6 +37,11 @@ from holdfast.supervision.control.messages import (
 from holdfast.telemetry.metrics.samples import Sample
 from holdfast.telemetry.reports.conditions import LastingCondition
 from holdfast.telemetry.reports.report import Report
+from holdfast_console import formats, rendering, views
+from holdfast_console.forms import MESSAGE_COOKIE, Message, local_path, message_cookie, read_message
+from holdfast_console.frame import COUNTS_VALID, Frame
+from holdfast_console.rendering import static_files, static_path
+from holdfast_console.subjects import all_views
 
 from .fake_rows import AwayRows
 from .page_reader import SAME_ORIGIN, PageReader, answer_controls, check_headers, message_of

@@ -22,7 +22,6 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.operator_access import begin_session, end_session
 from holdfast.http.kit.operators import cookie_name
 from holdfast.http.kit.requests import HoldfastRequest
-from holdfast.http.pages.views import route_of
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.reports import reports_after
@@ -32,6 +31,7 @@ from holdfast.telemetry.reports import feed as feed_module
 from holdfast.telemetry.reports.feed import ReportFeed
 from holdfast.telemetry.reports.report import Report
 from holdfast.wiring.parts import ReportTable
+from holdfast_console.views import route_of
 
 from .fake_rows import AwayRows, CountingRows
 

@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, TaskAccepted
-from holdfast.http.endpoints.tasks import resent_creates
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import KnownKey
-from holdfast.http.kit.resends import Resends
 from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.records.rows import StoredReply
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast_compat.openai import resent_creates
+from holdfast_compat.openai.resends import Resends
 
 from .identities import NOW
 
@@ -182,7 +182,7 @@ class FakeCall:
         self.process = self.world.processes[self.sent.process]
         self.request = SimpleNamespace(id=f"req_{self.number}_{self.attempt}")
         self.deps = SimpleNamespace(
-            resends=self.process.resends,
+            state=lambda _kind: self.process.resends,
             accounts=SimpleNamespace(ref=lambda _: None),
             now=self.world.now,
             settings=SimpleNamespace(idempotency_ttl_s=86_400),

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from holdfast.http.kit.resends import REFUSED_S, Resends
+from holdfast_compat.openai.resends import REFUSED_S, Resends
 
 
 async def test_each_attempt_joins_a_task_once() -> None:

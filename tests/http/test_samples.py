@@ -16,7 +16,7 @@ from multipart import MultipartParser
 from quart import Response
 from tests.tools import needs
 
-from holdfast.http.app import ROUTES, Served
+from holdfast.http.app import EXTENSIONS, ROUTES, Served
 from holdfast.http.kit import bodies
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.openapi import describe
@@ -51,7 +51,7 @@ async def test_the_examples_of_each_section_are_run(
     monkeypatch.setattr(stage.app, "_serve", recorder.serve)
     routes = [route for route in ROUTES if route.tag == tag]
     async with stage.serving() as base:
-        paths = describe(ROUTES, base)["paths"]
+        paths = describe(ROUTES, base, EXTENSIONS)["paths"]
         shown = [paths[route.path][route.method.lower()]["x-codeSamples"] for route in routes]
         for curl, python in shown:
             assert (curl["label"], python["label"]) == ("curl", "Python")
@@ -63,7 +63,7 @@ async def test_the_examples_of_each_section_are_run(
 
 
 def test_the_operators_token_is_on_no_command_line() -> None:
-    paths = describe(ROUTES, "https://holdfast.example")["paths"]
+    paths = describe(ROUTES, "https://holdfast.example", EXTENSIONS)["paths"]
     of_operators = [route for route in ROUTES if route.auth in (Auth.OPERATOR_READ, Auth.OPERATOR_ACT)]
     assert of_operators
     for route in of_operators:
@@ -75,7 +75,7 @@ def test_the_operators_token_is_on_no_command_line() -> None:
 
 async def test_the_examples_for_openai_name_models_that_make_what_is_asked_for(stage: Stage) -> None:
     models = stage.deps.catalog().models
-    paths = describe(ROUTES, "https://holdfast.example")["paths"]
+    paths = describe(ROUTES, "https://holdfast.example", EXTENSIONS)["paths"]
     for path, modality in {
         "/v1/images/generations": "image",
         "/v1/images/edits": "image",
@@ -114,7 +114,7 @@ def assert_fits(route: Route, endpoint: str | None, headers: dict[str, str], bod
     if route.files_max and route.body is None:
         parts = list(MultipartParser(io.BytesIO(body), headers["Content-Type"].partition("boundary=")[2]))
         assert [each.raw for each in parts if each.filename] == [b"a picture"]
-        document = describe(ROUTES, "https://holdfast.example")["paths"][route.path]["post"]
+        document = describe(ROUTES, "https://holdfast.example", EXTENSIONS)["paths"][route.path]["post"]
         schema = document["requestBody"]["content"]["multipart/form-data"]["schema"]
         assert {each.name for each in parts} == set(schema["required"])
     elif route.body is not None:

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from tests.tools import path_of
 
 from holdfast.http.kit.calls import Auth
-from holdfast.http.pages.subjects import all_views
+from holdfast_console.subjects import all_views
 
 FLAGS = [
     "--no-sandbox",

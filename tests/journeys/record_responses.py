@@ -17,7 +17,7 @@ from typing import Any
 import trio
 from tests.clients import IMAGE, Customer, loopback_client, ok
 
-from holdfast.http.app import ROUTES
+from holdfast.http.app import EXTENSIONS, ROUTES
 from holdfast.http.kit import openapi
 from holdfast.ledger.tasks.events import EVENT_KINDS
 
@@ -26,7 +26,17 @@ from .receiver import Receiver, receiver
 from .service_process import OPERATOR_TOKEN, Service, new_folder, running_service
 from .test_openapi_document import OPERATOR, WHY, Good, arrive
 
-PLACE = Path(openapi.__file__).with_name("responses.json")
+PLACES = {"holdfast": openapi.RECORDED} | {
+    each.routes[0].handler.__module__.partition(".")[0]: each.examples
+    for each in EXTENSIONS
+    if each.examples is not None
+}
+"""The files of the examples, by the package that has the types."""
+OF_EXTENSIONS = {
+    route.reply.__name__: package
+    for route in ROUTES
+    if route.reply is not None and (package := route.reply.__module__.partition(".")[0]) != "holdfast"
+}
 SCHEMAS = {"input_schema", "openapi_schema"}
 SECRET = re.compile(r"\b(hst|hk|whsec)_[\w+/=-]{12,}")
 
@@ -114,7 +124,7 @@ async def recorded(service: Service, card_provider: CardProviderProcess, hook: R
 
 
 def main() -> None:
-    """Record, and write the file."""
+    """Record, and write the files."""
     with (
         run_card_provider() as card_provider,
         receiver() as hook,
@@ -124,8 +134,10 @@ def main() -> None:
     ):
         card_provider.serve(service)
         found = trio.run(recorded, service, card_provider, hook)
-        text = json.dumps(shortened(found), indent=1, sort_keys=True, ensure_ascii=False)
-    PLACE.write_text(text.replace(service.url, openapi.RECORDED_AT) + "\n", encoding="utf-8")
+    for package, place in PLACES.items():
+        own = {name: each for name, each in found.items() if OF_EXTENSIONS.get(name, "holdfast") == package}
+        text = json.dumps(shortened(own), indent=1, sort_keys=True, ensure_ascii=False)
+        Path(str(place)).write_text(text.replace(service.url, openapi.RECORDED_AT) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Final
 import pytest
 from tests.tools import CLIENTS, CLIENTS_NODE, needs, path_of
 
-from holdfast.http.app import ROUTES
+from holdfast.http.app import EXTENSIONS, ROUTES
 from holdfast.http.kit.openapi import describe
 
 from .service_process import Service
@@ -88,7 +88,7 @@ def generate(folder: Path, document: str) -> None:
 @pytest.fixture(scope="module")
 def generated() -> Path:
     """Generate the clients, unless those of the same document are there from an earlier run."""
-    document = json.dumps(describe(ROUTES, "https://holdfast.example"))
+    document = json.dumps(describe(ROUTES, "https://holdfast.example", EXTENSIONS))
     sources = [document.encode(), Path(__file__).read_bytes(), (CLIENTS / "package-lock.json").read_bytes()]
     sources += [each.read_bytes() for each in sorted(PROGRAMS.iterdir()) if each.is_file()]
     # The versions of everything installed.

@@ -20,32 +20,32 @@ from holdfast.http.kit.calls import origin_of_request
 from holdfast.http.kit.credentials import key_prefix_sent
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import RefusalResponse
-from holdfast.http.kit.problems import has_problems, problem_response
+from holdfast.http.kit.extensions import ServedPage, installed_extensions
 from holdfast.http.kit.requests import HoldfastConnection, HoldfastRequest, end_trace, start_trace
 from holdfast.http.kit.responses import exception_response, refusal_response, serve_call
 from holdfast.http.kit.routes import OrderIdConverter, Route, TaskIdConverter
 from holdfast.http.kit.values import shown
-from holdfast.http.pages.serving import PageServer
-from holdfast.http.pages.subjects import all_views
-from holdfast.http.pages.views import View
 from holdfast.ledger.refusals import Refusal
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 from holdfast.telemetry.traces import trace_id
 
-Served: TypeAlias = Route | View
+Served: TypeAlias = Route | ServedPage
 """An endpoint, or a page."""
 
-ROUTES: Final = all_routes()
-SERVED: Final[tuple[Served, ...]] = (*ROUTES, *all_views())
+EXTENSIONS: Final = installed_extensions()
+ROUTES: Final = (*all_routes(), *(route for each in EXTENSIONS for route in each.routes))
+"""The endpoints of the core and its extensions."""
+SERVED: Final[tuple[Served, ...]] = (*ROUTES, *(page for each in EXTENSIONS for page in each.pages))
 """All endpoints and pages."""
 
 HEALTH_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
-
-BASES: Final = ("", "/v1", "/v2", "/replicate/v1")
+BASES: Final = ("", "/v1", "/v2", *(base for each in EXTENSIONS for base in each.bases))
 """What the base URLs of clients end in."""
-_BASE: Final = re.compile(r"^(?:/(?:v1|v2|replicate))+(?=/)")
+_SEGMENTS: Final = "|".join(sorted({segment for base in BASES for segment in base.split("/") if segment}))
+_BASE: Final = re.compile(rf"^(?:/(?:{_SEGMENTS}))+(?=/)")
+_ERROR_FORMS: Final = tuple(each.error_form for each in EXTENSIONS if each.error_form is not None)
 
 MATCHES_MAX: Final = 512
 """How many matches of paths with parameters are kept."""
@@ -77,7 +77,6 @@ class HoldfastApp(QuartTrio):
         self.config["PROPAGATE_EXCEPTIONS"] = False
         self.url_map.merge_slashes = False
         self.url_map.converters |= {"task": TaskIdConverter, "order": OrderIdConverter}
-        self._pages = PageServer()
         self._routes = {route.name: route for route in routes}
         for route in routes:
             self.add_url_rule(route.rule, route.name, methods=[route.method])
@@ -124,8 +123,8 @@ class HoldfastApp(QuartTrio):
         return Refusal(code="route_not_found", message=f"{message} Look at the base URL of the client.")
 
     def _serve(self, route: Served, request: HoldfastRequest, path: dict[str, str]) -> Awaitable[Response]:
-        if isinstance(route, View):
-            return self._pages.serve(self.deps, route, request, path)
+        if isinstance(route, ServedPage):
+            return route.serve(self.deps, request, path)
         return serve_call(self.deps, route, request, path)
 
 
@@ -143,9 +142,9 @@ def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) ->
     duration_s = time.perf_counter() - request.started_s
     if response.status_code == 204:
         response.headers.pop("Content-Type", None)
-    if isinstance(response, RefusalResponse) and has_problems(request.path):
-        response = problem_response(response)
     if isinstance(response, RefusalResponse):
+        form = next((each for each in _ERROR_FORMS if request.path.startswith(each.below)), None)
+        response = response if form is None else form.convert(response)
         _count_refused(deps, request, response)
     end_trace(request, response.status_code)
     _histogram(request.endpoint or "none", response.status_code).observe(duration_s)

@@ -10,7 +10,7 @@ import ipaddress
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
+from importlib.metadata import entry_points
 from itertools import combinations
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -31,6 +31,8 @@ _CARD_SECRET = re.compile(r"(?:sk|rk|whsec)_", re.ASCII)
 _CARD_KEY = re.compile(r"(?:sk|rk)_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
 _CARD_PUBLIC_KEY = re.compile(r"pk_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
 
+EMULATORS = "holdfast.emulators"
+"""The group of their entry points."""
 INSTALL_EMULATORS = "install the package holdfast-emulators to use it"
 
 Fault = tuple[str, str]
@@ -44,7 +46,7 @@ def split_list(text: str) -> tuple[str, ...]:
 
 def has_emulators() -> bool:
     """Whether the emulators of external systems are installed: a wheel of its own, which production leaves out."""
-    return find_spec("holdfast_emulators") is not None
+    return bool(entry_points(group=EMULATORS))
 
 
 def is_readable_by_all(path: Path) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from importlib.metadata import entry_points
+from typing import cast
 
 from holdfast.ledger.catalog.models import ProviderConfig
+from holdfast.settings.checks import EMULATORS
 from holdfast.settings.settings import Settings
 from holdfast.sockets.emulator_sockets import EmulatorSockets
 from holdfast.supervision.spec import Child
@@ -20,7 +23,7 @@ def emulators_of(
 ) -> Mapping[str, Callable[[], Child]]:
     """Return how the emulators are started: the studio, if the catalog has it, and the card emulator.
 
-    ``local_url`` is where the service listens. Each is imported here, because production runs without them.
+    ``local_url`` is where the service listens. They are found by their entry points: production runs without them.
     """
     children: dict[str, Callable[[], Child]] = {}
     studio = next((config for config in registry.catalog.providers.values() if config.is_built_in), None)
@@ -32,13 +35,16 @@ def emulators_of(
     return children
 
 
+def _emulator(name: str) -> Callable[..., Awaitable[None]]:
+    [found] = entry_points(group=EMULATORS, name=name)
+    return cast(Callable[..., Awaitable[None]], found.load())
+
+
 def _studio(
     settings: Settings, registry: ProviderRegistry, config: ProviderConfig, bound: socket.socket
 ) -> Callable[[], Child]:
-    from holdfast_emulators.studio.process import run_studio_process
-
     run = partial(
-        run_studio_process,
+        _emulator("studio"),
         secret=registry.secrets_of(config)[0],
         token=studio_token(settings),
         files_dir=settings.data_dir / "studio",
@@ -49,10 +55,8 @@ def _studio(
 
 
 def _card(settings: Settings, bound: socket.socket, webhook_url: str) -> Callable[[], Child]:
-    from holdfast_emulators.card.app import serve_card_emulator
-
     run = partial(
-        serve_card_emulator,
+        _emulator("card"),
         api_key=emulator_key(settings),
         webhook_secret=emulator_webhook_secret(settings),
         webhook_url=lambda: webhook_url,

@@ -17,6 +17,7 @@ from hypercorn.trio.lifespan import Lifespan
 from holdfast.http.app import OPERATORS_ROUTES, PUBLIC_ROUTES, SERVED, HoldfastApp
 from holdfast.http.kit.client_address import client_address, hops_of, is_trusted, origin_of, parse_address
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.extensions import what_is_lacking
 from holdfast.http.kit.responses import server_response
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
@@ -68,6 +69,8 @@ class HttpServer:
     def __init__(
         self, sockets: Sockets, slot: int, deps: Dependencies, reporter: Reporter, is_final: Callable[[], bool]
     ) -> None:
+        for distribution, purpose in what_is_lacking().items():
+            log.info(f"no {purpose}: {distribution} is not installed")
         self._own = sockets.of_slots[slot]
         self._siblings = {number: each for number, each in sockets.of_slots.items() if number != slot}
         self._is_shared = sockets.is_shared

@@ -24,7 +24,7 @@ from holdfast.actors.workers.report_writer import ReportWriter
 from holdfast.actors.workers.sampler import DatabaseMetrics, Sampler
 from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.cluster.members import slots_of
-from holdfast.http.schemas.replicate import webhook_body
+from holdfast.http.kit.extensions import installed_extensions
 from holdfast.ledger.alerts.account_events import AccountEventKind, account_payload
 from holdfast.ledger.clock import format_time, utc_now
 from holdfast.ledger.tasks.public import event_payload
@@ -138,13 +138,17 @@ def _outbox(parts: Parts, actors: Actors) -> Callable[[], Child]:
     )
     reporting = outbox_that_reports(parts.refs.outbox, parts.members)
 
+    bodies = {name: body for each in installed_extensions() for name, body in each.webhook_bodies.items()}
+
     def payload(event: DueEvent) -> bytes:
         if event.request_id is None:
             kind, at = cast(AccountEventKind, event.kind), format_time(event.created_at)
             return account_payload(event.event_id, kind, at, event.snapshot)
         task, kind_of_task = event.task, cast(EventKind, event.kind)
-        if event.webhook_id is None and task.request.webhook_format == "prediction":
-            return webhook_body(urls, task, now=now())
+        own_format = task.request.webhook_format if event.webhook_id is None else None
+        # If the extension with this format is no longer installed, the event is sent in the service's own.
+        if own_format in bodies:
+            return bodies[own_format](urls, task, now())
         return event_payload(urls, event.event_id, kind_of_task, event.created_at, task, now=now())
 
     return lambda: OutboxWorker(

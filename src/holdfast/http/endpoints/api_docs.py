@@ -19,7 +19,8 @@ from quart import Response
 
 from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.openapi import describe
+from holdfast.http.kit.extensions import installed_extensions
+from holdfast.http.kit.openapi import JsonSchema, describe
 from holdfast.http.kit.routes import Media, Outcome, RouteTable
 
 route = RouteTable("Operations")
@@ -50,7 +51,7 @@ _describers: Final = trio.CapacityLimiter(1)
 @functools.lru_cache(maxsize=4)
 def document_for(public_url: str) -> PublicDocument:
     """Return the OpenAPI document of all endpoints, served at ``public_url``."""
-    return _prepared(msgspec.json.encode(describe(all_routes(), public_url)))
+    return _prepared(msgspec.json.encode(_document(public_url)))
 
 
 @functools.lru_cache(maxsize=4)
@@ -59,13 +60,19 @@ def page_document_for(public_url: str) -> PublicDocument:
 
     All errors have one body, and reading it in each of them takes the page more than half of its time.
     """
-    document = describe(all_routes(), public_url)
+    document = _document(public_url)
     for operations in document["paths"].values():
         for operation in operations.values():
             for status, response in operation["responses"].items():
                 if status >= "400":
                     operation["responses"][status] = {"description": response["description"]}
     return _prepared(msgspec.json.encode(document))
+
+
+def _document(public_url: str) -> JsonSchema:
+    extensions = installed_extensions()
+    routes = (*all_routes(), *(route for each in extensions for route in each.routes))
+    return describe(routes, public_url, extensions)
 
 
 @functools.cache

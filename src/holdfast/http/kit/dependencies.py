@@ -24,9 +24,7 @@ from holdfast.http.kit.fair_shares import (
     TokenTries,
     WaitingCalls,
 )
-from holdfast.http.kit.lost_answers import LostAnswers
 from holdfast.http.kit.operators import SeenSessions
-from holdfast.http.kit.resends import Resends
 from holdfast.http.kit.upload_shares import STORERS_MAX, WRITERS_MAX, UploadedBytes, UploadThreads
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
@@ -195,9 +193,17 @@ class Dependencies:
     token_tries: TokenTries = field(default_factory=TokenTries)
     seen_sessions: SeenSessions = field(default_factory=SeenSessions)
     changes: Changes = field(default_factory=Changes)
-    lost_answers: LostAnswers = field(default_factory=LostAnswers)
     conditions: Conditions = field(default_factory=lambda: Conditions(Reporter()))
     refused: RefusedRequests = field(default_factory=lambda: RefusedRequests(Conditions(Reporter())))
+    _states: dict[type, object] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def state(self, kind: type[T]) -> T:
+        """Return what an extension remembers in this process: one object of each type, made at first use."""
+        found = self._states.get(kind)
+        if found is None:
+            found = self._states[kind] = kind()
+        assert isinstance(found, kind)
+        return found
 
     @cached_property
     def waiting(self) -> WaitingCalls:
@@ -206,11 +212,6 @@ class Dependencies:
         return WaitingCalls(
             per_account_max=settings.waiting_per_account_max, all_max=max(1, settings.connections_max // 2)
         )
-
-    @cached_property
-    def resends(self) -> Resends:
-        """What is known of requests that their clients send again."""
-        return Resends()
 
     @cached_property
     def lookups(self) -> GroupedLookups:

@@ -17,10 +17,10 @@ from holdfast import __version__
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.code_samples import code_samples
 from holdfast.http.kit.errors import ERROR_TABLE, ErrorResponse
+from holdfast.http.kit.extensions import ErrorForm, Extension
 from holdfast.http.kit.field_docs import field_docs, structs_in
 from holdfast.http.kit.listing import PAGE
 from holdfast.http.kit.operators import CSRF_HEADER
-from holdfast.http.kit.problems import PROBLEM_JSON, Problem, has_problems, problem_status
 from holdfast.http.kit.routes import Media, Parameter, Route
 from holdfast.ledger.alerts.account_events import PAYLOADS, AnyEventKind
 from holdfast.ledger.tasks.events import EVENT_KINDS
@@ -44,7 +44,7 @@ _TAGS: Final = (
 
 RECORDED_AT: Final = "https://holdfast.example"
 """Stands for the service's address in the recorded responses."""
-_RECORDED: Final = files("holdfast.http.kit") / "responses.json"
+RECORDED: Final = files("holdfast.http.kit") / "responses.json"
 """Responses of a real service by the type of their body, and events by their kind, which the tests record."""
 
 _FORM: Final = "multipart/form-data"
@@ -157,20 +157,25 @@ if necessary.
 """
 
 
-def describe(routes: Sequence[Route], public_url: str) -> JsonSchema:
-    """Return the OpenAPI 3.1 document of these routes, served at ``public_url``."""
+def describe(routes: Sequence[Route], public_url: str, extensions: Sequence[Extension] = ()) -> JsonSchema:
+    """Return the OpenAPI 3.1 document of these routes of the core and its extensions, served at ``public_url``."""
+    forms = [each.error_form for each in extensions if each.error_form is not None]
     bodies = {route.body for route in routes if route.body is not None}
     replies = {shape for route in routes for shape in (route.reply, route.other_reply) if shape is not None}
-    shapes: set[type[msgspec.Struct]] = {*bodies, *replies, ErrorResponse, Problem, TaskEvent, *PAYLOADS.values()}
+    shapes: set[type[msgspec.Struct]] = {*bodies, *replies, ErrorResponse, TaskEvent, *PAYLOADS.values()}
+    shapes |= {form.body for form in forms}
     schemas = _components(shapes)
     received = structs_in(bodies)
     for shape in structs_in(shapes):
         _finish(schemas[shape.__name__], field_docs(shape), is_received=shape in received)
-    recorded = json.loads(_RECORDED.read_text(encoding="utf-8").replace(RECORDED_AT, public_url.rstrip("/")))
+    recorded: JsonSchema = {}
+    for file in (RECORDED, *(each.examples for each in extensions if each.examples is not None)):
+        recorded |= json.loads(file.read_text(encoding="utf-8").replace(RECORDED_AT, public_url.rstrip("/")))
     schemas["ErrorResponse"]["examples"] = [recorded["ErrorResponse"]]
     paths: dict[str, JsonSchema] = defaultdict(dict)
     for route in routes:
-        paths[route.path][route.method.lower()] = _operation(route, public_url, schemas, recorded)
+        form = next((each for each in forms if route.path.startswith(each.below)), None)
+        paths[route.path][route.method.lower()] = _operation(route, public_url, schemas, recorded, form)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Holdfast", "version": __version__, "description": _DESCRIPTION + _error_rows()},
@@ -337,7 +342,9 @@ def error_codes(route: Route) -> list[str]:
     return list(dict.fromkeys(codes))
 
 
-def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: JsonSchema) -> JsonSchema:
+def _operation(
+    route: Route, public_url: str, schemas: JsonSchema, recorded: JsonSchema, error_form: ErrorForm | None
+) -> JsonSchema:
     body = example_body(route, schemas)
     form = _form(route) if route.form_files else None
     operation: JsonSchema = {
@@ -347,7 +354,7 @@ def _operation(route: Route, public_url: str, schemas: JsonSchema, recorded: Jso
         "tags": [route.tag],
         "security": _SECURITY[route.auth],
         "parameters": [_parameter(each) for each in (*_path_parameters(route.path), *route.parameters)],
-        "responses": _responses(route, recorded),
+        "responses": _responses(route, recorded, error_form),
         "x-codeSamples": code_samples(route, public_url, body, form),
     }
     if route.body is not None or route.raw_body_bytes_max is not None:
@@ -388,13 +395,14 @@ def _form(route: Route) -> JsonSchema:
     return {**schema, "additionalProperties": {"type": "string", "description": "A field of the model's own."}}
 
 
-def _responses(route: Route, recorded: JsonSchema) -> JsonSchema:
+def _responses(route: Route, recorded: JsonSchema, form: ErrorForm | None) -> JsonSchema:
     responses: JsonSchema = {}
     by_status: dict[int, list[str]] = defaultdict(list)
-    are_problems = has_problems(route.path)
-    error = {PROBLEM_JSON: {"schema": _reference(Problem)}} if are_problems else _json(_reference(ErrorResponse))
+    error = (
+        _json(_reference(ErrorResponse)) if form is None else {form.content_type: {"schema": _reference(form.body)}}
+    )
     for code in error_codes(route):
-        by_status[problem_status(code) if are_problems else ERROR_TABLE[code].status].append(code)
+        by_status[ERROR_TABLE[code].status if form is None else form.status_of(code)].append(code)
     for status, codes in by_status.items():
         phrase = HTTPStatus(status).phrase
         responses[str(status)] = _response(f"{phrase}: " + ", ".join(f"`{code}`" for code in codes), error)

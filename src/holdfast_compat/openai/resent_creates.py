@@ -1,0 +1,178 @@
+"""Creates without an Idempotency-Key: one task, however often a client that numbers its attempts sends one.
+
+Such a client sends a request again after a lost connection, a 5xx or a time-out, and says which attempt it is, from
+0. Equal requests of one API key are a group. Each create stores its reply under a route of the group and a key of
+its own, so equal requests that are no resends are as many tasks.
+
+- A resend first begins an attempt at the account. From then on the account refuses each create of the group that
+  does not know of this attempt, however long it was delayed: in a frozen process, a mailbox, a link. What was
+  decided before is in the rows once the beginning is answered. The resend joins one of these tasks, or creates one,
+  knowing of its own attempt alone.
+- A client hangs up before it sends a request again. So who is refused because of another attempt, or finds a task
+  that a later attempt has joined, waits for :data:`HANG_UP_S`. If its client has gone, its handler is cancelled
+  meanwhile; if not, the other attempt was at another request, and it goes on knowing of that one.
+
+There are never more tasks of a group than requests. Call a request served once an attempt at it has created or
+joined a task. By induction there are at most as many tasks as served requests:
+
+- A first attempt creates only while no resend of it has begun, so its request was not served before.
+- A resend creates only if each task that it sees was taken by resends of other requests, at most one by each
+  (:meth:`Resends.choose`). Between what it sees and its own decision only first attempts create, each one task for
+  one request more: another resend would have to know of this one.
+
+This holds for any number of processes, and whatever they forget: one that knows less joins more. It needs one thing
+of the network: the end of a connection comes at most :data:`HANG_UP_S` after a request that was late on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+from typing import Final
+from uuid import uuid4
+
+import msgspec
+import trio
+
+from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, TaskAccepted
+from holdfast.actors.account.replies import NEWEST_ATTEMPT, began_at
+from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
+from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.credentials import TASKS_WRITE
+from holdfast.http.schemas.tasks import CreateTaskRequest
+from holdfast.http.services.tasks import CreateReply, accepted_task
+from holdfast.ledger.refusals import SUPERSEDED, Refusal
+from holdfast.persistence.queries.accounts import find_reply, replies_of_route
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast_compat.openai.resends import Resends
+
+CLIENT_TIMEOUT_S: Final = 600.0
+"""After how long a client that does not say it gives up."""
+BETWEEN_ATTEMPTS_S: Final = 120.0
+"""The longest time between two attempts of one request."""
+HANG_UP_S: Final = 1.0
+"""By then it is read that a client has hung up, if that comes at all."""
+RECENT: Final = timedelta(seconds=3 * (CLIENT_TIMEOUT_S + BETWEEN_ATTEMPTS_S))
+"""How long after the beginning of an attempt one before it may still come: these clients make three."""
+
+_REFUSED_FOR_NOW: Final = frozenset(
+    {"rate_limit_exceeded", "concurrency_limit_exceeded", "stored_input_limit_reached", "overloaded"}
+)
+
+
+def note_refused(call: Call, attempt: int | None) -> None:
+    """Note that this request was refused, so that its client may send it again without having a task."""
+    call.deps.state(Resends).refuse(_group(call), attempt or 0)
+
+
+async def create_once(
+    call: Call, wanted: CreateTaskRequest, attempt: int | None, client_timeout_s: float
+) -> str | Refusal:
+    """Create the task, or join that of an earlier attempt; return its id.
+
+    ``attempt`` is the client's number of it, None if it does not number them; ``client_timeout_s`` is after how
+    long it gives up. Refuses and raises as a create does.
+    """
+    after = RequestAttempt(_group(call))
+    outwaited = set[str]()
+    while True:
+        if not attempt:
+            reply = await _create(call, wanted, after, attempt)
+        else:
+            async with call.deps.state(Resends).turn(after.group):
+                reply = await _join_or_create(
+                    call, wanted, after.group, attempt, client_timeout_s=client_timeout_s, outwaited=outwaited
+                )
+        if reply != SUPERSEDED:
+            return reply
+        if not attempt:
+            after, is_recent = await _newest_attempt(call, after.group)
+            if not is_recent:
+                continue
+        await trio.sleep(HANG_UP_S)
+        # What came while the process did not run is read before this goes on.
+        await trio.lowlevel.checkpoint()
+
+
+def _group(call: Call) -> str:
+    """Return the route under which the replies to requests that are equal to this one are stored."""
+    return f"resendable {hashlib.sha256(call.known_key.key_id.encode() + call.fingerprint()).hexdigest()}"
+
+
+async def _create(
+    call: Call, wanted: CreateTaskRequest, after: RequestAttempt, attempt: int | None
+) -> str | Refusal:
+    """Create the task. Refuses with :data:`SUPERSEDED` if a later attempt than ``after`` has begun."""
+    key = IdempotencyKey(route=after.group, key=call.request.id, fingerprint=call.fingerprint())
+    try:
+        # Of a client that does not number its attempts no other attempt is known.
+        reply = id_of_accepted(await accepted_task(call, wanted, key, after=None if attempt is None else after))
+    except OutcomeUnknown:
+        raise
+    except (AskFault, DatabaseAway):
+        note_refused(call, attempt)
+        raise
+    if isinstance(reply, str):
+        if attempt:
+            call.deps.state(Resends).join(reply, attempt)
+    elif reply.code in _REFUSED_FOR_NOW:
+        note_refused(call, attempt)
+    return reply
+
+
+def id_of_accepted(reply: CreateReply) -> str | Refusal:
+    """Return the id of the task that was accepted, now or before."""
+    accepted = reply.reply if isinstance(reply, Replayed) else reply
+    if not isinstance(accepted, TaskAccepted):
+        return accepted
+    return accepted.request_id
+
+
+async def _join_or_create(
+    call: Call,
+    wanted: CreateTaskRequest,
+    group: str,
+    attempt: int,
+    *,
+    client_timeout_s: float,
+    outwaited: set[str],
+) -> str | Refusal:
+    """Return the task of an earlier attempt, or create it.
+
+    Refuses as :func:`_create` does, also if a later attempt has joined a task that is not ``outwaited``, which it
+    then is.
+    """
+    known, resends = call.known_key, call.deps.state(Resends)
+    begun = RequestAttempt(group, uuid4().hex)
+    refusal = await call.ask(
+        call.deps.accounts.ref(known.account_id), BeginAttempt(begun, known.key_id, TASKS_WRITE)
+    )
+    if refusal is not None:
+        return refusal
+    longest_s = attempt * (max(client_timeout_s, CLIENT_TIMEOUT_S) + BETWEEN_ATTEMPTS_S)
+    oldest = call.deps.now() - timedelta(seconds=min(longest_s, call.deps.settings.idempotency_ttl_s))
+    stored = await call.read(lambda rows: replies_of_route(rows, known.account_id, route=group, oldest=oldest))
+    replies = [msgspec.json.decode(each, type=TaskAccepted | Refusal) for each in stored]
+    tasks = [each.request_id for each in replies if isinstance(each, TaskAccepted)]
+    later = resends.joined_later(tasks, attempt)
+    if not later <= outwaited:
+        outwaited |= later
+        return SUPERSEDED
+    chosen = resends.choose(group, tasks, attempt)
+    if chosen is None:
+        return await _create(call, wanted, begun, attempt)
+    resends.join(chosen, attempt)
+    return chosen
+
+
+async def _newest_attempt(call: Call, group: str) -> tuple[RequestAttempt, bool]:
+    """Return the newest attempt at a request of a group, as the rows have it, and whether it is a recent one."""
+    account_id, now, ttl_s = call.known_key.account_id, call.deps.now(), call.deps.settings.idempotency_ttl_s
+    stored = await call.read(
+        lambda rows: find_reply(rows, account_id, route=NEWEST_ATTEMPT, key=group, now=now, ttl_s=ttl_s)
+    )
+    if stored is None:
+        return RequestAttempt(group), True
+    began = began_at(stored)
+    return RequestAttempt(group, stored.fingerprint.decode()), began is None or began > now - RECENT

@@ -1,0 +1,131 @@
+"""The frame around a page: the navigation, with the counts of what waits for an operator."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+import trio
+from sqlalchemy import Connection
+
+from holdfast.http.endpoints.operators.processes import ask_all
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.persistence.operators.poison import open_poison_count
+from holdfast.persistence.queries.backlog import operator_backlog
+from holdfast.persistence.queries.events import failure_counts
+from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast.supervision.control.messages import DescribeProcess
+
+COUNTS_VALID: Final = timedelta(seconds=2)
+
+CountName = Literal["poison", "in_review", "held", "mismatched", "undelivered", "quarantined"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the navigation. ``counts`` names what is counted there; ``tone`` is its colour above zero."""
+
+    path: str
+    title: str
+    counts: CountName | None = None
+    tone: Literal["warn", "bad"] = "warn"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownEntry:
+    """A line as it is rendered. ``count`` is None without one, and while it is not known."""
+
+    path: str
+    title: str
+    count: int | None
+    tone: str
+
+
+NAVIGATION: Final[tuple[tuple[str, tuple[Entry, ...]], ...]] = (
+    ("", (Entry("/ops", "Overview"),)),
+    (
+        "Processes",
+        (Entry("/ops/tree", "Tree"), Entry("/ops/actors", "Actors"), Entry("/ops/reports", "Reports")),
+    ),
+    (
+        "Waiting for you",
+        (
+            Entry("/ops/quarantine", "Quarantine", "quarantined", "bad"),
+            Entry("/ops/poison", "Poison messages", "poison", "bad"),
+            Entry("/ops/reviews", "Reviews", "in_review"),
+            Entry("/ops/payments", "Held payments", "held"),
+            Entry("/ops/orders", "Unreconciled orders", "mismatched", "bad"),
+            Entry("/ops/webhooks", "Failed webhooks", "undelivered"),
+        ),
+    ),
+    (
+        "Service",
+        (
+            Entry("/ops/tasks", "Unfinished tasks"),
+            Entry("/ops/failed-tasks", "Failed tasks"),
+            Entry("/ops/top-ups", "Switched-off top-ups"),
+            Entry("/ops/providers", "Providers"),
+            Entry("/ops/refused-requests", "Refused requests"),
+            Entry("/ops/books", "Books"),
+            Entry("/ops/actions", "Operators' actions"),
+        ),
+    ),
+)
+
+
+@dataclass
+class Frame:
+    """The navigation of a process's pages. Counts are read at most every two seconds, however many pages ask."""
+
+    _counts: dict[CountName, int] = field(default_factory=dict, init=False)
+    _counted_at: datetime | None = field(default=None, init=False)
+    _counting: trio.Lock = field(default_factory=trio.Lock, init=False)
+
+    async def navigation(self, deps: Dependencies) -> list[tuple[str, list[ShownEntry]]]:
+        """Return the groups of the navigation. Raises nothing that is expected: an unknown count is None."""
+        counts = await self.counts(deps)
+
+        def shown(entry: Entry) -> ShownEntry:
+            count = None if entry.counts is None else counts.get(entry.counts)
+            return ShownEntry(entry.path, entry.title, count, entry.tone)
+
+        return [(title, [shown(entry) for entry in entries]) for title, entries in NAVIGATION]
+
+    async def counts(self, deps: Dependencies) -> dict[CountName, int]:
+        """Return how much waits for an operator; while the database is away, only what is in memory."""
+        # One page reads, and those that come meanwhile have what it found.
+        async with self._counting:
+            now = deps.now()
+            if self._counted_at is None or not self._counted_at <= now < self._counted_at + COUNTS_VALID:
+                stored: dict[CountName, int] = {}
+                with suppress(DatabaseAway):
+                    stored = await deps.database.read(_read_counts)
+                self._counts = {**stored, "quarantined": await _count_quarantined(deps)}
+                self._counted_at = deps.now()
+            return self._counts
+
+
+async def _count_quarantined(deps: Dependencies) -> int:
+    """Count the quarantined actors of the processes that answer."""
+    answers = await ask_all(deps, DescribeProcess())
+    groups = [group for process in answers.by_member.values() for group in process.groups]
+    return sum(group.states.get("quarantined", 0) for group in groups)
+
+
+def _read_counts(rows: Connection) -> dict[CountName, int]:
+    backlog, failures = operator_backlog(rows), failure_counts(rows)
+    return {
+        "poison": open_poison_count(rows),
+        "in_review": backlog.in_review,
+        "held": backlog.held,
+        "mismatched": backlog.mismatched,
+        "undelivered": failures.failing + failures.given_up,
+    }
+
+
+def section_of(path: str) -> str:
+    """Return the navigation's entry that a page belongs to: ``/ops/reviews/rev_1`` is below ``/ops/reviews``."""
+    head = "/".join(path.split("/", 3)[:3])
+    return "/ops/actors" if head == "/ops/accounts" else head

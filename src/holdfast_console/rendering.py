@@ -1,0 +1,132 @@
+"""Pages from templates. Everything is escaped, and a name that a template does not find is an error."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.resources import files
+from typing import Final, NamedTuple, TypeAlias
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from quart import Response
+
+from holdfast.ledger.refusals import Refusal
+from holdfast_console import formats
+from holdfast_console.forms import Message
+
+CONTENT_TYPES: Final = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_FOLDER: Final = files("holdfast_console") / "static"
+
+
+class StaticFile(NamedTuple):
+    """A file as it is served."""
+
+    content: bytes
+    content_type: str
+
+
+@functools.cache
+def static_files() -> dict[str, StaticFile]:
+    """Return all files, by the names they are served under: ``pages.css`` is ``pages-0123456789ab.css``."""
+    found = {}
+    for file in sorted(_FOLDER.iterdir(), key=lambda each: each.name):
+        stem, _, extension = file.name.rpartition(".")
+        content = file.read_bytes()
+        name = f"{stem}-{hashlib.sha256(content).hexdigest()[:12]}.{extension}"
+        found[name] = StaticFile(content, CONTENT_TYPES[extension])
+    return found
+
+
+@functools.cache
+def static_path(name: str) -> str:
+    """Return the path of a file: ``pages.css`` is at ``/ops/static/pages-0123456789ab.css``."""
+    stem, _, extension = name.rpartition(".")
+    served = next(each for each in static_files() if each.startswith(f"{stem}-") and each.endswith(f".{extension}"))
+    return f"/ops/static/{served}"
+
+
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    # Not no-referrer: browsers would then send forms with "Origin: null".
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Html:
+    """A page to render: a template below ``templates``, and its values. The script keeps a live one current."""
+
+    template: str
+    values: Mapping[str, object] = field(default_factory=dict)
+    status: int = 200
+    is_live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """A redirect to a path of the pages, with a message to show there."""
+
+    path: str
+    message: Message | None = None
+    headers: Headers = ()
+
+
+@functools.cache
+def environment() -> Environment:
+    """Return the templates' environment."""
+    made = Environment(
+        loader=PackageLoader("holdfast_console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters |= {
+        "tone": formats.tone_of,
+        "words": formats.words_of,
+        "duration": formats.duration_text,
+        "noun": formats.noun,
+        "number": formats.number_text,
+        "outside": formats.outside_text,
+        "json": formats.json_text,
+        "exact": formats.exact_text,
+    }
+    made.globals |= {"static": static_path, "identifier": formats.identifier, "new_key": _new_key}
+    made.tests["refused"] = lambda value: isinstance(value, Refusal)
+    return made
+
+
+def _new_key() -> str:
+    """Return the Idempotency-Key of a form, so that a form sent twice acts once."""
+    return secrets.token_urlsafe(16)
+
+
+def html_response(page: Html, *, now: datetime, **values: object) -> Response:
+    """Render a page. ``values`` are those of every page."""
+    template = environment().get_template(page.template)
+    text = template.render(
+        **values,
+        **page.values,
+        ago=lambda at: formats.moment(at, now),
+        stamp=lambda at: formats.stamp(at, now),
+    )
+    return Response(text, status=page.status, content_type="text/html; charset=utf-8", headers=dict(HEADERS))

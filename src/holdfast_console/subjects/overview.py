@@ -1,0 +1,78 @@
+"""The overview: health at a glance, what waits for an operator, plots, newest reports; and the providers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.http.endpoints.operators.books import LedgerHealth, read_ledger_health
+from holdfast.http.endpoints.operators.processes import ProcessSamples, Tree, list_samples, read_tree
+from holdfast.http.endpoints.operators.providers import ProviderList, list_providers
+from holdfast.http.endpoints.operators.reports import ReportList, list_reports
+from holdfast.ledger.refusals import Refusal
+from holdfast.supervision.control.messages import ProcessDescription
+from holdfast.telemetry.metrics.samples import Sample
+from holdfast_console.rendering import Html
+from holdfast_console.trends import latest, plots_of
+from holdfast_console.views import ViewResult, ViewTable, Visit
+
+view = ViewTable()
+
+
+@view("/ops")
+async def overview(visit: Visit) -> ViewResult:
+    """The state of the whole service; parts that are not available say so."""
+    sampled = await visit.read(list_samples, ProcessSamples)
+    processes = [] if isinstance(sampled, Refusal) else [each.samples for each in sampled.processes]
+    tree = await visit.read(read_tree, Tree)
+    members = [] if isinstance(tree, Refusal) else tree.members
+    answered = [member.process for member in members if member.process is not None]
+    values = {
+        "conditions": [(process, condition) for process in answered for condition in process.conditions],
+        "health": visit.call.deps.readiness(),
+        "tree": tree,
+        "quarantined": None if isinstance(tree, Refusal) else _quarantined(answered),
+        "now_figures": _figures(latest(processes)),
+        "ledger": await visit.read(read_ledger_health, LedgerHealth),
+        "reports": await visit.read(list_reports, ReportList, query={"limit": "8", "level": "info"}),
+        "plots": plots_of(processes, visit.call.deps.now()),
+    }
+    return Html("overview.html", values, is_live=True)
+
+
+def _quarantined(processes: Sequence[ProcessDescription]) -> int:
+    """Return how many actors are quarantined in the processes that answered."""
+    return sum(group.states.get("quarantined", 0) for process in processes for group in process.groups)
+
+
+def _figures(samples: list[Sample]) -> dict[str, float | None]:
+    """Return the rates of all processes together, and the slowest commit of any."""
+    return {
+        "requests_per_s": sum(
+            sample.responses_2xx_per_s
+            + sample.responses_3xx_per_s
+            + sample.responses_4xx_per_s
+            + sample.responses_5xx_per_s
+            for sample in samples
+        ),
+        "failed_per_s": sum(sample.responses_5xx_per_s for sample in samples),
+        "creates_per_s": sum(sample.creates_per_s for sample in samples),
+        "settled_per_s": sum(sample.settled_per_s for sample in samples),
+        "commit_p99_s": max((sample.commit_p99_s for sample in samples if sample.commit_p99_s), default=None),
+        "actors_active": sum(sample.actors_active for sample in samples),
+        "connections_open": sum(sample.connections_open for sample in samples),
+    }
+
+
+@view("/ops/providers")
+async def providers(visit: Visit) -> ViewResult:
+    """Every provider, each with its reports."""
+    found = await visit.read(list_providers, ProviderList)
+    names = [] if isinstance(found, Refusal) else [each.name for each in found.data]
+    values = {
+        "providers": found,
+        "reports": {
+            name: await visit.read(list_reports, ReportList, query={"provider": name, "limit": "5"})
+            for name in names
+        },
+    }
+    return Html("providers.html", values, is_live=True)
