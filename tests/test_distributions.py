@@ -1,4 +1,4 @@
-"""Production's wheel has no emulators: the service runs without them, and says which setting asks for one."""
+"""Each distribution is a wheel of its own; production runs without emulators, and says which setting asks for one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import distribution, entry_points
 from pathlib import Path
 from secrets import token_urlsafe
 
 import pytest
+from tests.hidden_distributions import BESIDE, hidden
 
+from holdfast.http.kit.extensions import EXTENSIONS, GROUP
 from holdfast.settings.checks import REQUIRED_SECRETS
 
 from .journeys.service_process import Service
 
 ROOT = Path(__file__).parents[1]
-EMULATORS = ROOT / "src" / "holdfast_emulators"
+PROJECTS = (ROOT, *(ROOT / "src" / name for name in BESIDE))
 CATALOG = """
 [providers.box]
 kind = "cog"
@@ -35,12 +38,9 @@ input_schema = { type = "object" }
 
 
 @pytest.fixture
-def hidden(tmp_path: Path) -> dict[str, str]:
-    """The environment of interpreters that cannot import the emulators."""
-    folder = tmp_path / "hidden"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['holdfast_emulators'] = None\n")
-    return {"PYTHONPATH": str(folder)}
+def without(tmp_path: Path) -> dict[str, str]:
+    """The environment of interpreters that do not find the emulators."""
+    return hidden(tmp_path, "holdfast_emulators")
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def catalog(tmp_path: Path) -> str:
     return str(file)
 
 
-def run(folder: Path, hidden: dict[str, str], *command: str, **settings: str) -> tuple[int, str]:
+def run(folder: Path, without: dict[str, str], *command: str, **settings: str) -> tuple[int, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     given = {f"HOLDFAST_{name}": value for name, value in {"DATA_DIR": str(folder / "var"), **settings}.items()}
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", *command],
-        env={**inherited, **hidden, **given},
+        env={**inherited, **without, **given},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -70,26 +70,37 @@ def names_in(wheel: str) -> set[str]:
         return {name for name in opened.namelist() if ".dist-info/" not in name}
 
 
-def test_the_two_wheels_share_no_file_and_miss_none(tmp_path: Path) -> None:
+def test_the_wheels_share_no_file_and_miss_none(tmp_path: Path) -> None:
     hatchling = pytest.importorskip("hatchling.builders.wheel", reason="make installs it")
-    [service], [emulators] = (
-        list(hatchling.WheelBuilder(str(project)).build(directory=str(tmp_path), versions=["standard"]))
-        for project in (ROOT, EMULATORS)
+    core, *beside = (
+        next(hatchling.WheelBuilder(str(project)).build(directory=str(tmp_path), versions=["standard"]))
+        for project in PROJECTS
     )
-    assert {name.split("/")[0] for name in names_in(service)} == {"holdfast"}
-    projects = [tomllib.loads((each / "pyproject.toml").read_text())["project"] for each in (ROOT, EMULATORS)]
-    assert projects[1]["dependencies"] == [f"holdfast=={projects[0]['version']}"]
-    assert projects[1]["version"] == projects[0]["version"]
-    there = {path for pattern in ("*.py", "*.html") for path in EMULATORS.rglob(pattern)}
-    assert names_in(emulators) == {path.relative_to(EMULATORS.parent).as_posix() for path in there}
+    assert {name.split("/")[0] for name in names_in(core)} == {"holdfast"}
+    for name, wheel in zip(BESIDE, beside, strict=True):
+        folder = ROOT / "src" / name
+        there = {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+        there.remove(folder / "pyproject.toml")
+        assert names_in(wheel) == {path.relative_to(ROOT / "src").as_posix() for path in there}
+
+
+def test_the_distributions_are_of_the_cores_version_and_installed() -> None:
+    core, *beside = (tomllib.loads((each / "pyproject.toml").read_text())["project"] for each in PROJECTS)
+    for project in beside:
+        assert project["version"] == core["version"]
+        assert f"holdfast=={core['version']}" in project["dependencies"]
+        found = {(each.group, each.name): each.value for each in distribution(project["name"]).entry_points}
+        wanted = {(g, name): place for g, each in project["entry-points"].items() for name, place in each.items()}
+        assert found == wanted
+    assert {each.name for each in entry_points(group=GROUP)} == EXTENSIONS.keys()
 
 
 @pytest.mark.parametrize("command", [("serve",), ("catalog", "check")])
 @pytest.mark.slow
 def test_a_catalog_with_the_studio_is_refused_in_one_line(
-    tmp_path: Path, hidden: dict[str, str], command: tuple[str, ...]
+    tmp_path: Path, without: dict[str, str], command: tuple[str, ...]
 ) -> None:
-    code, printed = run(tmp_path, hidden, *command, PORT="0", PROCESSES="0")
+    code, printed = run(tmp_path, without, *command, PORT="0", PROCESSES="0")
     last = printed.splitlines()[-1]
     assert (code, last) == (
         2,
@@ -101,9 +112,9 @@ def test_a_catalog_with_the_studio_is_refused_in_one_line(
 
 @pytest.mark.parametrize("name", ["CARD_EMULATOR_PORT", "STUDIO_PORT"])
 def test_the_port_of_an_emulator_is_refused(
-    tmp_path: Path, hidden: dict[str, str], catalog: str, name: str
+    tmp_path: Path, without: dict[str, str], catalog: str, name: str
 ) -> None:
-    code, printed = run(tmp_path, hidden, "serve", CATALOG=catalog, **{name: "7001"})
+    code, printed = run(tmp_path, without, "serve", CATALOG=catalog, **{name: "7001"})
     wanted = f"HOLDFAST_{name} is of an emulator: install the package holdfast-emulators to use it\n"
     assert (code, printed) == (2, wanted)
 
@@ -111,13 +122,13 @@ def test_the_port_of_an_emulator_is_refused(
 @pytest.mark.parametrize("processes", ["0", "1"])
 @pytest.mark.slow
 def test_production_serves_without_emulators(
-    tmp_path: Path, hidden: dict[str, str], catalog: str, processes: str
+    tmp_path: Path, without: dict[str, str], catalog: str, processes: str
 ) -> None:
     secrets = {name: token_urlsafe(32) for name in (*REQUIRED_SECRETS, "SERVER_KEY")}
     service = Service(
         tmp_path, **secrets, ENV="production", DATABASE_URL="embedded", CATALOG=catalog, PROCESSES=processes
     )
-    service.environment |= hidden
+    service.environment |= without
     try:
         service.start()
         assert service.stop() == 0
