@@ -1,4 +1,4 @@
-"""Each distribution is a wheel of its own; production runs without emulators, and says which setting asks for one."""
+"""Each distribution is a wheel of its own; production runs without emulators, and names a setting that needs one."""
 
 from __future__ import annotations
 
@@ -108,6 +108,11 @@ def test_a_catalog_with_the_studio_is_refused_in_one_line(
         "install the package holdfast-emulators to use it",
     )
     assert "Traceback" not in printed
+
+
+def test_the_demo_without_emulators_is_refused_in_one_line(tmp_path: Path, without: dict[str, str]) -> None:
+    wanted = "The demo uses the emulators: install the package holdfast-emulators to use it\n"
+    assert run(tmp_path, without, "demo") == (2, wanted)
 
 
 @pytest.mark.parametrize("name", ["CARD_EMULATOR_PORT", "STUDIO_PORT"])

@@ -350,7 +350,7 @@ def _log_events() -> set[str]:
 
 def test_the_readme_shows_the_rows_that_the_demo_prints() -> None:
     shown = re.findall(r"^│ (.+?) +│", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
-    source = (ROOT / "src" / "holdfast" / "demo" / "demo.py").read_text("utf-8")
+    source = (ROOT / "src" / "holdfast_emulators" / "demo.py").read_text("utf-8")
     assert len(shown) == 7
     assert [row for row in shown if f'"{row}"' not in source] == []
 

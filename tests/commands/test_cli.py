@@ -246,7 +246,7 @@ def test_an_embedded_database_that_is_not_installed_is_one_line(data_dir: Path, 
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (3, 3)])
 def test_demo_exits_with_its_code(monkeypatch: pytest.MonkeyPatch, returned: int | None, code: int) -> None:
-    stub(monkeypatch, "holdfast.demo.demo", main=lambda: returned)
+    stub(monkeypatch, "holdfast_emulators.demo", main=lambda: returned)
     assert run("demo").exit_code == code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 
 from tests.clients import Totals, ok, refused
@@ -26,6 +27,10 @@ ELSEWHERE = (
 """What the distributions beside it serve."""
 
 
+def totals(*amounts: str) -> Totals:
+    return Totals(*map(Decimal, amounts))
+
+
 async def test_the_core_alone_runs_tasks_and_says_what_it_lacks(
     tmp_path: Path, new_service: NewService, scripted: ScriptedProvider, new_customer: NewCustomer
 ) -> None:
@@ -36,15 +41,15 @@ async def test_the_core_alone_runs_tasks_and_says_what_it_lacks(
     customer = await new_customer(service, credit=CREDIT)
     run = TaskRun("core-alone", service, scripted, customer)
     await run.create()
-    assert await customer.totals() == Totals(10, 1, 9)
+    assert await customer.totals() == totals("10", "1", "9")
     await run.wait_submitted()
     await run.report_success(run.file())
     task = await run.wait_for("succeeded")
-    assert await customer.totals() == Totals(9, 0, 9)
+    assert await customer.totals() == totals("9", "0", "9")
     assert (await customer.http.get(task["output"][0]["url"])).content == PICTURE
     await run.create()
     ok(await run.cancel())
-    assert await customer.totals() == Totals(9, 0, 9)
+    assert await customer.totals() == totals("9", "0", "9")
 
     for method, path in ELSEWHERE:
         refused(await customer.as_key(method, path, {} if method == "POST" else None), 404, "route_not_found")

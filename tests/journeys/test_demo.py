@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import holdfast.demo.demo
+from holdfast_emulators.demo import PICTURE
 
 
 @pytest.mark.slow
@@ -31,15 +31,18 @@ def test_the_demo_succeeds_and_saves_the_pictures(tmp_path: Path) -> None:
     assert "Every step succeeded." in done.stdout
     assert "FAILED" not in done.stdout
     pictures = sorted((tmp_path / "demo-output").iterdir())
-    assert len(pictures) == holdfast.demo.demo.PICTURE["n"]
+    assert len(pictures) == PICTURE["n"]
     for path in pictures:
         with Image.open(path) as image:
             image.load()
-            assert image.size == (holdfast.demo.demo.PICTURE["width"], holdfast.demo.demo.PICTURE["height"])
+            assert image.size == (
+                PICTURE["width"],
+                PICTURE["height"],
+            )
 
 
 def test_a_failing_step_is_named_and_ends_the_demo(tmp_path: Path) -> None:
-    script = "import holdfast.demo.demo as demo; demo.MODEL = 'studio/nothing'; raise SystemExit(demo.main())"
+    script = "import holdfast_emulators.demo as demo; demo.MODEL = 'studio/nothing'; raise SystemExit(demo.main())"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
     )

@@ -9,6 +9,7 @@ import signal
 import sys
 from contextlib import nullcontext
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -24,6 +25,7 @@ from holdfast.commands.common import (
     report_faults,
     until_interrupted,
 )
+from holdfast.settings.checks import EMULATORS, INSTALL_EMULATORS, has_emulators
 from holdfast.settings.settings import (
     environment,
     load_locations,
@@ -140,9 +142,10 @@ def serve_command(
 def demo_command() -> None:
     """Run the service with emulated providers and walk through it once."""
     with report_faults():
-        from holdfast.demo.demo import main as demo
-
-        code = demo()
+        if not has_emulators():
+            fail(f"The demo uses the emulators: {INSTALL_EMULATORS}", BAD_CONFIGURATION)
+        [demo] = entry_points(group=EMULATORS, name="demo")
+        code = demo.load()()
     raise typer.Exit(code)
 
 

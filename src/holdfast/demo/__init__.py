@@ -1,1 +1,0 @@
-"""The demo: the whole journey on a service of its own."""
