@@ -1,4 +1,4 @@
-"""Each distribution is a wheel of its own; production runs without emulators, and names a setting that needs one."""
+"""Each distribution is a wheel of its own. Production runs without emulators, and refuses a setting of theirs."""
 
 from __future__ import annotations
 
