@@ -9,7 +9,8 @@ from tests.clients import Totals, ok, refused
 from tests.hidden_distributions import BESIDE, hidden
 
 from .conftest import NewCustomer, NewService
-from .scripted_provider import PICTURE, ScriptedProvider
+from .receiver import Receiver
+from .scripted_provider import IMAGE, PICTURE, Script, ScriptedProvider
 from .task_scenarios import CREDIT, TaskRun
 
 LACKING = {
@@ -62,3 +63,30 @@ async def test_the_core_alone_runs_tasks_and_says_what_it_lacks(
     assert service.faults() == []
     assert service.audit() == []
     assert service.stop() == 0
+
+
+async def test_a_prediction_is_sent_as_an_event_once_its_api_was_removed(
+    tmp_path: Path,
+    new_service: NewService,
+    scripted: ScriptedProvider,
+    endpoint: Receiver,
+    new_customer: NewCustomer,
+) -> None:
+    service = new_service(CATALOG=str(scripted.write_catalog(tmp_path)))
+    service.start()
+    customer = await new_customer(service, credit=CREDIT)
+    run = TaskRun("removed-api", service, scripted, customer)
+    scripted.scripts[run.name] = Script()
+    wanted = {"version": IMAGE, "input": {"prompt": run.name}, "webhook": f"{endpoint.url}/removed"}
+    created = await customer.as_key("POST", "/replicate/v1/predictions", wanted)
+    assert created.status_code == 201, created.text
+    run.request_id = created.json()["id"]
+    await run.wait_submitted()
+    assert service.stop() == 0
+
+    service.environment |= hidden(tmp_path, "holdfast_compat")
+    service.start()
+    await run.report_success(run.file())
+    [post] = await endpoint.wait("/removed", 1, "task.succeeded")
+    assert post.event["data"]["request_id"] == run.request_id
+    assert service.faults() == []
