@@ -6,6 +6,7 @@ import importlib
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.settings.settings import load_settings
@@ -44,7 +45,7 @@ def test_the_supervisor_tree_is_the_one_that_runs(tmp_path: Path) -> None:
     settings = load_settings({"HOLDFAST_DATA_DIR": str(tmp_path), "HOLDFAST_ENV": "development"})
     emulators = open_emulator_sockets(settings)
     tree = assemble(
-        settings.model_copy(update=emulators.ports),
+        msgspec.structs.replace(settings, **emulators.ports),
         database_url="postgresql:///",
         local_url="http://127.0.0.1:8000",
         emulator_sockets=emulators,

@@ -108,7 +108,7 @@ def test_the_commands_are_those_of_the_service() -> None:
     assert VARIABLES["HOLDFAST_DATA_DIR"] == f"/var/lib/{service['StateDirectory']}"
     # The parent stops its children itself.
     assert service["KillMode"] == "mixed"
-    assert float(service["TimeoutStopSec"]) > 2 * Settings.model_fields["shutdown_s"].default
+    assert float(service["TimeoutStopSec"]) > 2 * Settings().shutdown_s
 
 
 needs_systemd = needs("systemd-analyze")

@@ -184,7 +184,7 @@ def test_what_is_left_out_of_a_file_and_who_may_read_it_are_warnings(env_file: P
     done = run_alone("audit", "--env-file", str(env_file))
     assert done.stderr.splitlines()[:2] == [
         f"warning: {env_file}: line 1 has no valid name before =, and is left out",
-        f"warning: {env_file}: can be read by every user of this machine",
+        f"warning: {env_file}: can be read or written by every user of this machine",
     ]
     assert "a-secret" not in done.stderr
 

@@ -135,7 +135,7 @@ class Stage(Caller):
 
     def configure(self, **values: Any) -> None:
         """Replace settings."""
-        self.change(settings=self.deps.settings.model_copy(update=values))
+        self.change(settings=msgspec.structs.replace(self.deps.settings, **values))
 
     def know_key(self) -> None:
         """Let the key cache know the key, as if it had been used before."""

@@ -200,7 +200,7 @@ async def test_insufficient_credit_is_402_with_both_amounts(stage: Stage) -> Non
     assert response.headers["Idempotent-Replayed"] == "true"
     assert refused(response, 402, "insufficient_credit")["message"] == f"Too little before. {where}"
     # Accounts cannot add credit by themselves here.
-    settings = stage.deps.settings.model_copy(update={"sandbox_enabled": False})
+    settings = msgspec.structs.replace(stage.deps.settings, sandbox_enabled=False)
     stage.change(settings=settings, card=None)
     error = refused(await stage.as_key("POST", CREATE, json=POSTER), 402, "insufficient_credit")
     assert error["message"] == "Too little before."

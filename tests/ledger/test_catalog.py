@@ -136,13 +136,12 @@ secret_file = "secrets/elsewhere"
 previous_secrets_env = ["ELSEWHERE_BEFORE"]
 """
 SECRET, BEFORE = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_YW4tZXhhbXBsZS1zZWNyZXQtb2YtMzItYnl0ZXMu"
+VARIABLES = {"ELSEWHERE_TOKEN": "r8_0123456789", "ELSEWHERE_BEFORE": f" {BEFORE} "}
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def elsewhere(tmp_path: Path) -> Path:
     """A catalog with secrets in files and variables."""
-    monkeypatch.setenv("ELSEWHERE_TOKEN", "r8_0123456789")
-    monkeypatch.setenv("ELSEWHERE_BEFORE", f" {BEFORE} ")
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "elsewhere").write_text(SECRET + "\n")
     (tmp_path / "secrets" / "elsewhere").chmod(0o640)
@@ -153,25 +152,17 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_secrets_are_read_from_variables_and_files(elsewhere: Path) -> None:
-    catalog = load_catalog(elsewhere, kind_rules())
+    catalog = load_catalog(elsewhere, kind_rules(), VARIABLES)
     provider = catalog.providers["elsewhere"]
     assert (provider.token, provider.secret, provider.previous_secrets) == ("r8_0123456789", SECRET, (BEFORE,))
-    assert catalog.warnings == ()
 
 
-def test_a_file_with_secrets_that_everybody_can_read_is_a_warning(elsewhere: Path) -> None:
+def test_the_files_with_secrets_are_named(elsewhere: Path) -> None:
     secret = elsewhere.parent / "secrets" / "elsewhere"
-    secret.chmod(0o644)
-    [line] = load_catalog(elsewhere, kind_rules()).warnings
-    assert line == f"{secret} has secrets, and every user of this machine can read it"
-    secret.chmod(0o600)
+    assert load_catalog(elsewhere, kind_rules(), VARIABLES).secret_files == (secret,)
     text = elsewhere.read_text()
     elsewhere.write_text(text.replace('token_env = "ELSEWHERE_TOKEN"', 'token = "r8_0123456789"'))
-    elsewhere.chmod(0o640)
-    assert load_catalog(elsewhere, kind_rules()).warnings == ()
-    elsewhere.chmod(0o644)
-    [line] = load_catalog(elsewhere, kind_rules()).warnings
-    assert line.startswith(f"{elsewhere} has secrets")
+    assert load_catalog(elsewhere, kind_rules(), VARIABLES).secret_files == (secret, elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +185,7 @@ def test_a_secret_that_cannot_be_read_is_a_fault_that_does_not_show_it(
     assert old in text
     elsewhere.write_text(text.replace(old, new))
     with pytest.raises(CatalogFault) as caught:
-        load_catalog(elsewhere, kind_rules())
+        load_catalog(elsewhere, kind_rules(), VARIABLES)
     assert f"provider elsewhere: {fault}" in str(caught.value)
     assert "0123456789" not in str(caught.value)
 

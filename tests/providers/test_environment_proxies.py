@@ -72,7 +72,7 @@ def test_the_commands_send_the_token_to_the_service_alone(
     proxy: Recorder, target: tuple[Recorder, str], tmp_path: Path
 ) -> None:
     recorder, url = target
-    location = ServiceLocation.model_validate({"OPERATOR_TOKEN": TOKEN, "DATA_DIR": str(tmp_path)})
+    location = ServiceLocation(operator_token=TOKEN, data_dir=tmp_path)
     with pytest.raises(ServiceFault):
         check_provider(location, "studio", {}, url=url, timeout_s=60)
     assert proxy.seen == []

@@ -365,15 +365,15 @@ def test_all_faults_are_listed_at_once(development: dict[str, str], tmp_path: Pa
     assert lines == (
         "HOLDFAST_DATABASE_URL must be embedded, or begin postgresql://, postgres:// or postgresql+psycopg://",
         "HOLDFAST_CATALOG must be the name of a file that exists",
-        "HOLDFAST_PORT must be less than or equal to 65535, not '65536'",
-        "HOLDFAST_ENV must be 'development' or 'production', not 'staging'",
+        "HOLDFAST_PORT must be an integer from 0 to 65535, not '65536'",
+        "HOLDFAST_ENV must be one of development, production, not 'staging'",
         "HOLDFAST_PUBLIC_URL must be a URL beginning https:// or http://",
         "HOLDFAST_SMTP_URL must be a URL beginning smtp:// or smtps://",
-        "HOLDFAST_LOG_FORMAT must be 'console' or 'json', not 'xml'",
+        "HOLDFAST_LOG_FORMAT must be one of console, json, not 'xml'",
         "HOLDFAST_OPERATORS must be whole e-mail addresses separated by commas, without patterns",
-        "HOLDFAST_SANDBOX_ENABLED must be a valid boolean, not 'maybe'",
+        "HOLDFAST_SANDBOX_ENABLED must be true or false, not 'maybe'",
         'HOLDFAST_ORDER_MAX must be an amount of credits above zero, such as "10000.00"',
-        "HOLDFAST_ASK_DEADLINE_S must be greater than 0, not '0'",
+        "HOLDFAST_ASK_DEADLINE_S must be a number of seconds above 0 and below 10000000, not '0'",
         "HOLDFAST_OPERATOR_TOKN is not a setting; did you mean HOLDFAST_OPERATOR_TOKEN?",
     )
     assert not (tmp_path / "var").exists()
@@ -446,14 +446,14 @@ def test_a_sqlalchemy_database_url_is_accepted(development: dict[str, str]) -> N
 
 def test_a_long_wrong_value_is_not_shown(development: dict[str, str]) -> None:
     assert faults({**development, "HOLDFAST_PORT": STRONG["HOLDFAST_OPERATOR_TOKEN"]}) == (
-        "HOLDFAST_PORT must be a valid integer",
+        "HOLDFAST_PORT must be an integer from 0 to 65535",
     )
 
 
 def test_production_lists_wrong_values_and_missing_secrets_together(production: dict[str, str]) -> None:
     del production["HOLDFAST_SANDBOX_SECRET"]
     assert faults({**production, "HOLDFAST_PORT": "x"}) == (
-        "HOLDFAST_PORT must be a valid integer, not 'x'",
+        "HOLDFAST_PORT must be an integer from 0 to 65535, not 'x'",
         "HOLDFAST_SANDBOX_SECRET is missing; production needs it",
     )
 
@@ -611,4 +611,4 @@ def test_links_between_machines_need_all_tls_files(
 def test_the_log_level_is_one_of_four_in_any_case(development: dict[str, str]) -> None:
     assert load_settings({**development, "HOLDFAST_LOG_LEVEL": "WARNING"}).log_level == "warning"
     (line,) = faults({**development, "HOLDFAST_LOG_LEVEL": "loud"})
-    assert line.startswith("HOLDFAST_LOG_LEVEL must be 'debug', 'info', 'warning' or 'error'")
+    assert line.startswith("HOLDFAST_LOG_LEVEL must be one of debug, info, warning, error, not 'loud'")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx2
+import msgspec
 import pytest
 import trio
 
@@ -119,7 +120,7 @@ def test_the_emulators_of_a_killed_service_are_waited_for(
 
 
 def test_production_has_no_card_emulator(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path).model_copy(update={"env": "production"})
+    settings = msgspec.structs.replace(settings_of(tmp_path), env="production")
     with closing(open_emulator_sockets(settings)) as opened:
         assert opened.card is None
     assert not (tmp_path / "card.port").exists()

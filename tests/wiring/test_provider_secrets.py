@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.ledger.catalog.catalog import CatalogFault
 from holdfast.settings.settings import Settings, load_settings
-from holdfast.wiring.provider_registry import ProviderRegistry
+from holdfast.wiring.provider_registry import ProviderRegistry, read_catalog
 
 SECRETS = {
     "OPERATOR_TOKEN": "op-Zq3vN8xKfT2mWc7RbY5hJd9LsA4eGuPi",
@@ -87,3 +87,20 @@ async def test_production_accepts_strong_secrets_and_checks_reloads(tmp_path: Pa
     settings_of(tmp_path, f'[providers.box]\n{BOX}secret = "secret-1"\n', "production")
     assert not await registry.reload()
     assert registry.catalog.version == version
+
+
+def test_a_file_with_secrets_that_everybody_may_read_or_write_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOX_TOKEN", "r8_0123456789")
+    secret, catalog = tmp_path / "secret", tmp_path / "catalog.toml"
+    secret.write_text(STRONG + "\n")
+    catalog.write_text(f'[providers.box]\n{BOX}token_env = "BOX_TOKEN"\nsecret_file = "secret"\n{MODEL}')
+    for mode in (0o644, 0o602):
+        secret.chmod(mode)
+        assert read_catalog(catalog).warnings == (
+            f"{secret} has secrets, and every user of this machine can read or write it",
+        )
+    secret.chmod(0o640)
+    assert read_catalog(catalog).warnings == ()
+    assert read_catalog(catalog).providers["box"].token == "r8_0123456789"

@@ -295,12 +295,10 @@ def catalog_check_command(
     ] = None,
 ) -> None:
     """Check a catalog file: list its faults, or count its models and providers."""
-    from holdfast.ledger.catalog.catalog import load_catalog
-    from holdfast.providers.media.kinds import kind_rules
-    from holdfast.wiring.provider_registry import check_studio
+    from holdfast.wiring.provider_registry import check_studio, read_catalog
 
     with report_faults():
-        catalog = load_catalog(file or load_locations(environment()).catalog, kind_rules())
+        catalog = read_catalog(file or load_locations(environment()).catalog)
         check_studio(catalog)
     for line in catalog.warnings:
         typer.echo(f"warning: {line}", err=True)
@@ -333,13 +331,12 @@ def catalog_probe_command(
     Exits with 1 if one fails.
     """
     from holdfast.commands.provider_check import ServiceFault, probe
-    from holdfast.ledger.catalog.catalog import load_catalog
-    from holdfast.providers.media.kinds import kind_rules
+    from holdfast.wiring.provider_registry import read_catalog
 
     has_failed = False
     with report_faults():
         location = load_service_location(environment())
-        known = load_catalog(location.catalog, kind_rules()).models
+        known = read_catalog(location.catalog).models
         unknown = [name for name in names or () if name not in known]
         if unknown:
             fail(f"Not in the catalog: {', '.join(unknown)}", BAD_CONFIGURATION)

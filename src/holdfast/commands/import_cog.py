@@ -18,10 +18,12 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
-from holdfast.ledger.catalog.catalog import load_catalog, parse_catalog
+from holdfast.ledger.catalog.catalog import parse_catalog
 from holdfast.ledger.catalog.input_schema import InputSchema, least_input
 from holdfast.ledger.catalog.models import Modality
 from holdfast.providers.media.kinds import kind_rules
+from holdfast.settings.settings import environment
+from holdfast.wiring.provider_registry import read_catalog
 
 TIMEOUT_S = 30.0
 _SCHEMAS = "#/components/schemas/"
@@ -142,7 +144,7 @@ def add_to_catalog(file: Path, imported: Imported) -> Path:
 
     Raises :class:`ImportFault`, or ``CatalogFault`` if the catalog would have faults, and has then changed nothing.
     """
-    known, entry = load_catalog(file, kind_rules()).providers.get(imported.provider), imported.model_table
+    known, entry = read_catalog(file).providers.get(imported.provider), imported.model_table
     if known is not None and known.url != imported.provider_table["url"]:
         raise ImportFault(f"{file} has a provider {known.name} at another address: choose a name with --provider.")
     name = f"schemas/{entry['id'].replace('/', '-')}.json"
@@ -157,7 +159,7 @@ def add_to_catalog(file: Path, imported: Imported) -> Path:
         return document if wanted == name else (file.parent / wanted).read_text("utf-8")
 
     text = file.read_text("utf-8") + added
-    parse_catalog(text, read_schema=read_schema, kinds=kind_rules(), folder=file.parent)
+    parse_catalog(text, read_schema=read_schema, kinds=kind_rules(), folder=file.parent, variables=environment())
     try:
         schema.parent.mkdir(exist_ok=True)
         schema.write_text(document, "utf-8")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from itertools import combinations
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from holdfast.settings.secret_strength import weakness
+from holdfast.settings.values import read_networks, split_list, trusts_the_public
 
 REQUIRED_SECRETS = ("OPERATOR_TOKEN", "CALLBACK_SECRET", "SANDBOX_SECRET")
 OWN_SECRETS = (*REQUIRED_SECRETS, "SERVER_KEY")
@@ -39,19 +38,9 @@ Fault = tuple[str, str]
 """A variable's name, and the rest of the sentence."""
 
 
-def split_list(text: str) -> tuple[str, ...]:
-    """Split a comma-separated value; blank parts are left out."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def has_emulators() -> bool:
     """Whether the emulators of external systems are installed: a wheel of its own, which production leaves out."""
     return bool(entry_points(group=EMULATORS))
-
-
-def is_readable_by_all(path: Path) -> bool:
-    """Whether every user of this machine may read the file, as far as its own mode says. Raises OSError."""
-    return bool(path.stat().st_mode & stat.S_IROTH)
 
 
 def is_local(host: str) -> bool:
@@ -122,6 +111,11 @@ def _production_faults(given: Mapping[str, str]) -> Iterator[Fault]:
     yield from _card_faults(given)
     if _is_without_tls(given.get("PUBLIC_URL")):
         yield "PUBLIC_URL", "must begin with https://: tokens and operators' cookies would be sent unencrypted"
+    if _trusts_the_public(given.get("TRUSTED_PROXIES", "")):
+        yield (
+            "TRUSTED_PROXIES",
+            "trusts public addresses: clients could choose their origin and avoid the limits of sign-in",
+        )
     if _sends_mail_in_clear(given.get("SMTP_URL", "")):
         yield (
             "SMTP_URL",
@@ -152,6 +146,14 @@ def _card_faults(given: Mapping[str, str]) -> Iterator[Fault]:
 
 def _is_without_tls(url: str | None) -> bool:
     return url is not None and url.lower().startswith("http:")
+
+
+def _trusts_the_public(networks: str) -> bool:
+    """What are no networks is a fault of the value itself."""
+    try:
+        return trusts_the_public(read_networks(networks))
+    except ValueError:
+        return False
 
 
 def _sends_mail_in_clear(smtp_url: str) -> bool:

@@ -13,14 +13,14 @@ import hmac
 import os
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar, get_type_hints
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+import msgspec
+from msgspec import Meta
 
-from holdfast.settings.checks import OWN_SECRETS, Fault, find_faults, find_location_faults, is_readable_by_all
+from holdfast.settings.checks import OWN_SECRETS, Fault, find_faults, find_location_faults
 from holdfast.settings.env_file import EnvFileFault, parse_env_file
 from holdfast.settings.values import (
     AbsolutePath,
@@ -30,6 +30,8 @@ from holdfast.settings.values import (
     Emails,
     ExistingFile,
     HostAndPort,
+    Lifetime,
+    LogLevel,
     MicroCredits,
     Port,
     PrivateFile,
@@ -37,26 +39,14 @@ from holdfast.settings.values import (
     ProxyHeader,
     Seconds,
     Secret,
+    Share,
     SmtpUrl,
     TextList,
+    is_open_to_all,
+    read_value,
 )
 
-__all__ = [
-    "PREFIX",
-    "Locations",
-    "ServiceLocation",
-    "Settings",
-    "SettingsFault",
-    "environment",
-    "load_locations",
-    "load_service_location",
-    "load_settings",
-    "prefer",
-    "use_env_file",
-]
 PREFIX = "HOLDFAST_"
-SHOWN_CHARS_MAX = 20
-"""A longer invalid value is not shown: it could be a secret in the wrong variable."""
 PRODUCTION_DEFAULTS = {
     "LOG_FORMAT": "json",
     "PROCESSES": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
@@ -68,32 +58,6 @@ PRODUCTION_DEFAULTS = {
 S = TypeVar("S", bound="Locations")
 
 
-def read_or_create_secret(path: Path) -> str:
-    """Read a secret's file, or create it atomically, so that processes started together agree on one value.
-
-    Raises OSError, and ValueError for a file that is not one word of ASCII.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        return _read(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        draft.touch(mode=0o600, exist_ok=False)
-        with draft.open("w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(36) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return _read(path)
-
-
-def _read(path: Path) -> str:
-    [secret] = path.read_text("ascii").split()
-    return secret
-
-
 class SettingsFault(Exception):
     """The environment variables are not valid settings. ``lines`` has one line for each fault."""
 
@@ -102,24 +66,26 @@ class SettingsFault(Exception):
         self.lines = lines
 
 
-class Locations(BaseModel):
+class Locations(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     """The locations of the database, the files and the catalog, which are all that the other commands need."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=str.upper)
-
-    data_dir: AbsolutePath = Field(Path("var"), validate_default=True)
-    database_url: DatabaseUrl = Field(None, repr=False)
+    data_dir: AbsolutePath = msgspec.field(default_factory=lambda: Path("var").absolute())
+    database_url: DatabaseUrl = None
     catalog: ExistingFile | None = None
 
+    def __repr__(self) -> str:
+        """Some values are secrets, so none is shown."""
+        return f"<{type(self).__name__}>"
 
-class ServiceLocation(Locations):
+
+class ServiceLocation(Locations, frozen=True, kw_only=True, rename="upper"):
     """Where the service listens, and the operators' token, which are all that calling it needs."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
     ops_host: str = "127.0.0.1"
     ops_port: Port | None = None
-    operator_token: Secret = Field("", repr=False)
+    operator_token: Secret = ""
 
     @property
     def url(self) -> str:
@@ -143,18 +109,21 @@ class ServiceLocation(Locations):
             return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Bucket:
+class S3Bucket(msgspec.Struct, frozen=True, kw_only=True):
     """A bucket for stored results. ``endpoint`` None: Amazon's own for the region."""
 
     bucket: str
     region: str
     endpoint: str | None
     access_key_id: str
-    secret_access_key: str = field(repr=False)
+    secret_access_key: str
+
+    def __repr__(self) -> str:
+        """The key is not shown."""
+        return f"<S3Bucket {self.bucket}>"
 
 
-class Settings(ServiceLocation):
+class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     """Every setting. Seconds, bytes, milliseconds and micro-credits are in the names.
 
     ``SERVER_KEY`` seals quotes and asset links and peppers one-time codes; :meth:`derived_key` returns a key for
@@ -165,11 +134,11 @@ class Settings(ServiceLocation):
     ``waiting_per_account_max``: how many requests of an account may wait, or stream, at one process.
     ``file_bytes_max``: the largest file; ``files_max`` and ``files_bytes_max``: those of one account together.
     ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
-    ``webhook_local_allowed``: events may go to http and to private addresses. Secrets are left out of the repr.
+    ``webhook_local_allowed``: events may go to http and to private addresses. The repr shows no value.
     """
 
     env: Literal["development", "production"] = "development"
-    processes: int = Field(0, ge=0, le=64)
+    processes: Annotated[int, Meta(ge=0, le=64)] = 0
     connections_max: Count = 4096
     connections_per_peer_max: Count = 512
     waiting_per_account_max: Count = 500
@@ -178,30 +147,30 @@ class Settings(ServiceLocation):
     send_timeout_s: Seconds = 20.0
     idle_timeout_s: Seconds = 60.0
     public_url: BaseUrl | None = None
-    callback_secret: Secret = Field("", repr=False)
-    sandbox_secret: Secret = Field("", repr=False)
-    server_secret: Secret = Field("", repr=False, alias="SERVER_KEY")
-    server_key_previous: Secret = Field("", repr=False)
-    card_api_key: str | None = Field(None, repr=False)
+    callback_secret: Secret = ""
+    sandbox_secret: Secret = ""
+    server_secret: Secret = msgspec.field(default="", name="SERVER_KEY")
+    server_key_previous: Secret = ""
+    card_api_key: str | None = None
     card_api_base: BaseUrl | None = None
-    card_webhook_secrets: TextList = Field((), repr=False, alias="CARD_WEBHOOK_SECRET")
+    card_webhook_secrets: TextList = msgspec.field(default=(), name="CARD_WEBHOOK_SECRET")
     card_publishable_key: str | None = None
-    smtp_url: SmtpUrl | None = Field(None, repr=False)
+    smtp_url: SmtpUrl | None = None
     mail_from: str = "Holdfast <no-reply@localhost>"
     log_format: Literal["console", "json"] = "console"
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(str.lower)] = "info"
+    log_level: LogLevel = "info"
     operators: Emails = ()
     operator_readers: Emails = ()
-    operator_session_ttl_s: int = Field(43_200, ge=60, lt=2**31)
+    operator_session_ttl_s: Lifetime = 43_200
     brand_id: str = "holdfast"
     legal_entity_id: str = "holdfast"
     merchant_of_record: str = "Holdfast"
     provider_account_id: str = "holdfast"
     sandbox_enabled: bool = True
-    otp_ttl_s: int = Field(600, ge=30, le=3600)
-    otp_attempts: int = Field(5, ge=1, le=20)
-    otp_failures_day: int = Field(20, ge=1, le=1000)
-    otp_resend_s: int = Field(30, ge=0, le=3600)
+    otp_ttl_s: Annotated[int, Meta(ge=30, le=3600)] = 600
+    otp_attempts: Annotated[int, Meta(ge=1, le=20)] = 5
+    otp_failures_day: Annotated[int, Meta(ge=1, le=1000)] = 20
+    otp_resend_s: Annotated[int, Meta(ge=0, le=3600)] = 30
     otp_per_email_hour: Count = 5
     otp_per_email_day: Count = 10
     otp_per_origin_hour: Count = 30
@@ -209,33 +178,33 @@ class Settings(ServiceLocation):
     otp_all_origins_day: Count = 40
     trusted_proxies: Proxies = ()
     proxy_header: ProxyHeader = "X-Forwarded-For"
-    revoked_keys_retention_s: int = Field(2_592_000, ge=60, lt=2**31)
-    session_ttl_s: int = Field(86_400, ge=60, lt=2**31)
+    revoked_keys_retention_s: Lifetime = 2_592_000
+    session_ttl_s: Lifetime = 86_400
     quote_ttl_s: Count = 900
     asset_link_ttl_s: Count = 3600
-    recharge_max_micro: MicroCredits = Field(10_000_000_000, alias="RECHARGE_MAX")
-    order_max_micro: MicroCredits = Field(10_000_000_000, alias="ORDER_MAX")
-    paid_credit_days: int = Field(0, ge=0, le=36_500)
-    sandbox_order_ttl_s: int = Field(1800, ge=1, le=86_400)
-    card_order_ttl_s: int = Field(86_400, ge=1, le=86_400)
-    body_bytes_max: int = Field(2 * 1024 * 1024, ge=1024, le=16 * 1024 * 1024)
-    header_bytes_max: int = Field(32 * 1024, ge=4096, le=1024 * 1024)
-    header_count_max: int = Field(100, ge=20, le=1000)
+    recharge_max_micro: MicroCredits = msgspec.field(default=10_000_000_000, name="RECHARGE_MAX")
+    order_max_micro: MicroCredits = msgspec.field(default=10_000_000_000, name="ORDER_MAX")
+    paid_credit_days: Annotated[int, Meta(ge=0, le=36_500)] = 0
+    sandbox_order_ttl_s: Annotated[int, Meta(ge=1, le=86_400)] = 1800
+    card_order_ttl_s: Annotated[int, Meta(ge=1, le=86_400)] = 86_400
+    body_bytes_max: Annotated[int, Meta(ge=1024, le=16 * 1024 * 1024)] = 2 * 1024 * 1024
+    header_bytes_max: Annotated[int, Meta(ge=4096, le=1024 * 1024)] = 32 * 1024
+    header_count_max: Annotated[int, Meta(ge=20, le=1000)] = 100
     ask_deadline_s: Seconds = 10.0
     mailbox_max: Count = 1000
     idle_passivate_s: Seconds = 120.0
     active_max: Count = 20_000
     tasks_in_flight_max: Count = 1000
-    task_creates_per_account_s: int = Field(0, ge=0, le=1_000_000)
+    task_creates_per_account_s: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     task_creates_burst: Count = 20_000
-    stored_input_bytes_max: int = Field(256 * 1024 * 1024, ge=0, lt=2**40)
-    file_bytes_max: int = Field(64 * 1024 * 1024, ge=1024, lt=2**31)
-    files_max: int = Field(10_000, ge=0, le=10_000_000)
-    files_bytes_max: int = Field(1024 * 1024 * 1024, ge=0, lt=2**50)
-    file_retention_s: int = Field(604_800, ge=60, lt=2**31)
+    stored_input_bytes_max: Annotated[int, Meta(ge=0, le=2**40 - 1)] = 256 * 1024 * 1024
+    file_bytes_max: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 64 * 1024 * 1024
+    files_max: Annotated[int, Meta(ge=0, le=10_000_000)] = 10_000
+    files_bytes_max: Annotated[int, Meta(ge=0, le=2**50 - 1)] = 1024 * 1024 * 1024
+    file_retention_s: Lifetime = 604_800
     provider_removed_grace_s: Seconds = 300.0
-    pool_size: int = Field(8, ge=1, le=100)
-    checker_share: float = Field(0.05, ge=0, le=1)
+    pool_size: Annotated[int, Meta(ge=1, le=100)] = 8
+    checker_share: Share = 0.05
     shutdown_s: Seconds = 20.0
     clock_off_max_s: Seconds = 3600.0
     asset_store: Literal["local", "s3"] = "local"
@@ -243,7 +212,7 @@ class Settings(ServiceLocation):
     s3_region: str = "us-east-1"
     s3_endpoint: BaseUrl | None = None
     s3_access_key_id: str = ""
-    s3_secret_access_key: str = Field("", repr=False)
+    s3_secret_access_key: str = ""
     member_address: HostAndPort | None = None
     member_certificate: ExistingFile | None = None
     member_key: PrivateFile | None = None
@@ -251,16 +220,16 @@ class Settings(ServiceLocation):
     webhook_timeout_s: Seconds = 15.0
     webhook_give_up_s: Count = 259_200
     webhook_local_allowed: bool = True
-    webhooks_max: int = Field(16, ge=1, le=1000)
+    webhooks_max: Annotated[int, Meta(ge=1, le=1000)] = 16
     studio_port: Port = 0
     card_emulator_port: Port = 0
     card_timeout_s: Seconds = 10.0
-    card_retries: int = Field(2, ge=0, le=5)
+    card_retries: Annotated[int, Meta(ge=0, le=5)] = 2
     card_automatic_payment_methods: bool = True
-    idempotency_ttl_s: int = Field(86_400, ge=60, lt=2**31)
+    idempotency_ttl_s: Lifetime = 86_400
     stuck_turn_s: Seconds = 30.0
-    reports_retention_s: int = Field(2_592_000, ge=60, lt=2**31)
-    reports_max: int = Field(500_000, ge=1_000, lt=2**31)
+    reports_retention_s: Lifetime = 2_592_000
+    reports_max: Annotated[int, Meta(ge=1_000, le=2**31 - 1)] = 500_000
 
     @property
     def is_production(self) -> bool:
@@ -317,7 +286,7 @@ def _derived_key(secret: str, purpose: str) -> bytes:
     return hmac.digest(server_key, b"holdfast " + purpose.encode(), "sha256")
 
 
-_NAMES: Final = tuple(str(each.alias) for each in Settings.model_fields.values())
+_NAMES: Final = tuple(field.encode_name for field in msgspec.structs.fields(Settings))
 
 
 def environment() -> Mapping[str, str]:
@@ -338,8 +307,8 @@ def use_env_file(path: Path) -> tuple[str, ...]:
     try:
         found = parse_env_file(path.read_bytes())
         warnings = list(found.left_out)
-        if is_readable_by_all(path):
-            warnings.append("can be read by every user of this machine")
+        if is_open_to_all(path):
+            warnings.append("can be read or written by every user of this machine")
     except OSError as exc:
         raise SettingsFault((f"{path} cannot be read: {exc.strerror}",)) from exc
     except EnvFileFault as fault:
@@ -357,25 +326,25 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     given = _given(environ)
     if given.get("ENV") == "production":
         given = PRODUCTION_DEFAULTS | given
-    settings = _validate(Settings, given, find_faults(given))
+    settings = _read(Settings, given, find_faults(given))
     if not settings.is_production:
-        return settings.model_copy(update=_development_secrets(settings))
+        return msgspec.structs.replace(settings, **_development_secrets(settings))
     if not settings.server_secret:
         # Derived from the operators' token if it is not set, so it changes when that token does.
         derived = hmac.digest(settings.operator_token.encode(), b"holdfast server key material", "sha256").hex()
-        return settings.model_copy(update={"server_secret": derived})
+        return msgspec.structs.replace(settings, server_secret=derived)
     return settings
 
 
 def load_locations(environ: Mapping[str, str]) -> Locations:
     """Read only the locations. Raises :class:`SettingsFault`; writes nothing."""
     given = _given(environ)
-    return _validate(Locations, given, find_location_faults(given))
+    return _read(Locations, given, find_location_faults(given))
 
 
 def load_service_location(environ: Mapping[str, str]) -> ServiceLocation:
     """Read only what calling the service needs. Raises :class:`SettingsFault`; writes nothing."""
-    return _validate(ServiceLocation, _given(environ))
+    return _read(ServiceLocation, _given(environ))
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, str]:
@@ -386,32 +355,27 @@ def _given(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _validate(model: type[S], given: Mapping[str, str], faults: Iterable[Fault] = ()) -> S:
-    """Validate the settings. Raises :class:`SettingsFault` for invalid values, unknown names and ``faults``."""
-    unknown = ((name, _not_a_setting(name)) for name in given if name not in _NAMES)
-    lines = tuple(f"{PREFIX}{name} {trouble}" for name, trouble in (*unknown, *faults))
-    try:
-        settings = model.model_validate(given)
-    except ValidationError as invalid:
-        raise SettingsFault((*(_line(error) for error in invalid.errors()), *lines)) from None
+def _read(kind: type[S], given: Mapping[str, str], faults: Iterable[Fault] = ()) -> S:
+    """Read the settings. Raises :class:`SettingsFault` for invalid values, unknown names and ``faults``."""
+    types = get_type_hints(kind, include_extras=True)
+    values, invalid = {}, []
+    for field in msgspec.structs.fields(kind):
+        name = field.encode_name
+        try:
+            if name in given:
+                values[field.name] = read_value(types[field.name], given[name])
+        except ValueError as fault:
+            invalid.append((name, str(fault)))
+    unknown = [(name, _not_a_setting(name)) for name in given if name not in _NAMES]
+    lines = tuple(f"{PREFIX}{name} {trouble}" for name, trouble in (*invalid, *unknown, *faults))
     if lines:
         raise SettingsFault(lines)
-    return settings
+    return kind(**values)
 
 
 def _not_a_setting(name: str) -> str:
     near = difflib.get_close_matches(name, _NAMES, n=1)
     return "is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else "")
-
-
-def _line(error: Mapping[str, Any]) -> str:
-    """One fault as a sentence beginning with the variable's name."""
-    name = str(error["loc"][0])
-    if error["type"] == "value_error":
-        return f"{PREFIX}{name} {error['ctx']['error']}"
-    trouble = error["msg"].replace("Input should", "must", 1).partition(", unable")[0]
-    value = error["input"]
-    return f"{PREFIX}{name} {trouble}" + (f", not {value!r}" if len(value) <= SHOWN_CHARS_MAX else "")
 
 
 def _passwords(url: str) -> tuple[str, ...]:
@@ -440,3 +404,24 @@ def _development_secrets(settings: Settings) -> dict[str, str]:
         raise SettingsFault(
             (f"{PREFIX}DATA_DIR: a file in {folder} has no secret; restore or remove it",)
         ) from None
+
+
+def read_or_create_secret(path: Path) -> str:
+    """Read a secret's file, or create it atomically, so that processes started together agree on one value.
+
+    Raises OSError, and ValueError for a file that is not one word of ASCII.
+    """
+    if not path.exists():
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        try:
+            draft.touch(mode=0o600, exist_ok=False)
+            with draft.open("w", encoding="ascii") as file:
+                file.write(secrets.token_urlsafe(36) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+    [secret] = path.read_text("ascii").split()
+    return secret

@@ -1,4 +1,8 @@
-"""The types of settings: each reads the text of one variable, or says what it must be."""
+"""The types of settings: each reads the text of one variable, or says what it must be.
+
+Beside the bounds of numbers a type has a function that turns the text into its value, or raises ValueError with the
+rest of the sentence that begins with the variable's name.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,80 @@ import re
 import stat
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+import msgspec
+from msgspec import Meta
 
+from holdfast.ledger.catalog.tables import expected_value
 from holdfast.ledger.money import parse_amount
-from holdfast.settings.checks import split_list
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 ProxyHeader = Literal["X-Forwarded-For", "Forwarded"]
 EMBEDDED = "embedded"
 """The name of the embedded database, where a URL names another."""
+SHOWN_CHARS_MAX = 20
+"""A longer invalid value is not shown: it could be a secret in the wrong variable."""
 
 _PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
+_BOOLEANS = dict.fromkeys(("true", "1", "yes", "on", "t", "y"), True) | dict.fromkeys(
+    ("false", "0", "no", "off", "f", "n"), False
+)
+
+
+def read_value(kind: Any, text: str) -> Any:
+    """Return the value of a setting of this type. Raises ValueError."""
+    if NoneType in get_args(kind):
+        kind = get_args(kind)[0]
+    plain, *notes = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    value: Any = text
+    for note in notes:
+        value = note(value) if callable(note) else value
+    try:
+        if plain is bool:
+            return _BOOLEANS[text.lower()]
+        if plain in (int, float) and value is text:
+            # Of digits, Python's functions accept those of all scripts.
+            value = plain(text.encode("ascii"))
+        return msgspec.convert(value, kind) if plain in (int, float) or get_origin(plain) is Literal else value
+    except (KeyError, ValueError):
+        shown = f", not {text!r}" if len(text) <= SHOWN_CHARS_MAX else ""
+        raise ValueError(f"must be {expected_value(kind)}{shown}") from None
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Split a comma-separated value; blank parts are left out."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def is_open_to_all(path: Path) -> bool:
+    """Whether every user may read or write the file, as far as its own mode says. Raises OSError."""
+    return bool(path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH))
+
+
+def trusts_the_public(networks: tuple[IPNetwork, ...]) -> bool:
+    """Whether the networks together are a sixteenth of IPv4 or of public IPv6, so that clients may choose their own
+    address.
+    """
+    four = ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv4Network))
+    six = ipaddress.collapse_addresses(
+        each for each in networks if isinstance(each, ipaddress.IPv6Network) and each.overlaps(_PUBLIC_V6)
+    )
+    return (
+        sum(each.num_addresses for each in four) >= 2**32 // 16
+        or sum(each.num_addresses for each in six) >= _PUBLIC_V6.num_addresses // 16
+    )
+
+
+def read_networks(text: str) -> tuple[IPNetwork, ...]:
+    """Read networks separated by commas. Raises ValueError."""
+    try:
+        return tuple(ipaddress.ip_network(part) for part in split_list(text))
+    except ValueError:
+        message = "must be networks such as 10.0.0.0/8 or single addresses, separated by commas"
+        raise ValueError(message) from None
 
 
 def _secret(text: str) -> str:
@@ -29,7 +93,15 @@ def _secret(text: str) -> str:
     return text
 
 
-def _file(path: Path) -> Path:
+def _absolute(text: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("names the home folder of a user who does not exist") from None
+
+
+def _file(text: str) -> Path:
+    path = _absolute(text)
     try:
         if not path.is_file():
             raise ValueError("must be the name of a file that exists")
@@ -39,18 +111,12 @@ def _file(path: Path) -> Path:
         raise ValueError(f"names {path}, which cannot be read: {fault.strerror}") from None
 
 
-def _private_file(path: Path) -> Path:
-    mode = path.stat().st_mode
-    if mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise ValueError(f"names {path}, which every user may read or write (mode {stat.S_IMODE(mode):o})")
+def _private_file(text: str) -> Path:
+    path = _file(text)
+    if is_open_to_all(path):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        raise ValueError(f"names {path}, which every user may read or write (mode {mode:o})")
     return path
-
-
-def _absolute(path: Path) -> Path:
-    try:
-        return path.expanduser().absolute()
-    except RuntimeError:
-        raise ValueError("names the home folder of a user who does not exist") from None
 
 
 def _database_url(text: str) -> str | None:
@@ -105,48 +171,21 @@ def _emails(text: str) -> tuple[str, ...]:
     return found
 
 
-def _networks(text: str) -> tuple[IPNetwork, ...]:
-    try:
-        return tuple(ipaddress.ip_network(part) for part in split_list(text))
-    except ValueError:
-        message = "must be networks such as 10.0.0.0/8 or single addresses, separated by commas"
-        raise ValueError(message) from None
-
-
-def trusts_the_public(networks: tuple[IPNetwork, ...]) -> bool:
-    """Whether the networks together are a sixteenth of IPv4 or of public IPv6, so that clients may choose their own
-    address.
-    """
-    four = ipaddress.collapse_addresses(each for each in networks if isinstance(each, ipaddress.IPv4Network))
-    six = ipaddress.collapse_addresses(
-        each for each in networks if isinstance(each, ipaddress.IPv6Network) and each.overlaps(_PUBLIC_V6)
-    )
-    return (
-        sum(each.num_addresses for each in four) >= 2**32 // 16
-        or sum(each.num_addresses for each in six) >= _PUBLIC_V6.num_addresses // 16
-    )
-
-
-def _proxies(networks: tuple[IPNetwork, ...], fields: ValidationInfo) -> tuple[IPNetwork, ...]:
-    if fields.data.get("env") == "production" and trusts_the_public(networks):
-        raise ValueError(
-            "trusts public addresses: clients could choose their origin and avoid the limits of sign-in"
-        )
-    return networks
-
-
-Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-Seconds = Annotated[float, Field(gt=0, lt=10_000_000)]
-MicroCredits = Annotated[int, BeforeValidator(_micro)]
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-BaseUrl = Annotated[str, AfterValidator(_base_url)]
-Secret = Annotated[str, AfterValidator(_secret)]
-ExistingFile = Annotated[AbsolutePath, AfterValidator(_file)]
-PrivateFile = Annotated[ExistingFile, AfterValidator(_private_file)]
-DatabaseUrl = Annotated[str | None, AfterValidator(_database_url)]
-SmtpUrl = Annotated[str, AfterValidator(partial(_url, schemes=("smtp", "smtps")))]
-HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
-TextList = Annotated[tuple[str, ...], BeforeValidator(split_list)]
-Emails = Annotated[tuple[str, ...], BeforeValidator(_emails)]
-Proxies = Annotated[tuple[IPNetwork, ...], BeforeValidator(_networks), AfterValidator(_proxies)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Lifetime = Annotated[int, Meta(ge=60, le=2**31 - 1)]
+Seconds = Annotated[float, Meta(gt=0, lt=10_000_000, description="a number of seconds above 0 and below 10000000")]
+Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
+MicroCredits = Annotated[int, _micro]
+AbsolutePath = Annotated[Path, _absolute]
+BaseUrl = Annotated[str, _base_url]
+Secret = Annotated[str, _secret]
+ExistingFile = Annotated[Path, _file]
+PrivateFile = Annotated[Path, _private_file]
+DatabaseUrl = Annotated[str | None, _database_url]
+SmtpUrl = Annotated[str, partial(_url, schemes=("smtp", "smtps"))]
+HostAndPort = Annotated[str, _host_and_port]
+TextList = Annotated[tuple[str, ...], split_list]
+Emails = Annotated[tuple[str, ...], _emails]
+Proxies = Annotated[tuple[IPNetwork, ...], read_networks]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], str.lower]

@@ -77,8 +77,8 @@ def open_sockets(settings: Settings, variables: Mapping[str, str]) -> Sockets:
     if passed is not None:
         public, operators = passed
         _check_passed(public, operators, settings, count)
-        _warn_of_ignored(public, settings, "host", "port")
-        _warn_of_ignored(operators, settings, "ops_host", "ops_port")
+        _warn_of_ignored(public, settings, variables, "host", "port")
+        _warn_of_ignored(operators, settings, variables, "ops_host", "ops_port")
     else:
         with ExitStack() as opened:
             public, operators = _bind(opened, settings.host, settings.port, count, is_parent), []
@@ -134,12 +134,15 @@ def _check_passed(
         )
 
 
-def _warn_of_ignored(passed: list[socket.socket], settings: Settings, *names: str) -> None:
+def _warn_of_ignored(
+    passed: list[socket.socket], settings: Settings, variables: Mapping[str, str], *names: str
+) -> None:
     """Warn of a host or port that was set, and is another than that of the sockets of systemd."""
     for listening in passed:
         for name, actual in zip(names, listening.getsockname(), strict=False):
-            if name in settings.model_fields_set and getattr(settings, name) != actual:
-                log.warning(f"{PREFIX}{name.upper()} is ignored", systemd_listens_on=url_of(listening))
+            variable = f"{PREFIX}{name.upper()}"
+            if variables.get(variable, "").strip() and getattr(settings, name) != actual:
+                log.warning(f"{variable} is ignored", systemd_listens_on=url_of(listening))
 
 
 def _bind(opened: ExitStack, host: str, port: int, count: int, reuse_port: bool) -> list[socket.socket]:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import msgspec
 import structlog
 import trio
 
@@ -83,7 +84,7 @@ def within_open_files(settings: Settings) -> Settings:
     if allowed == settings.connections_max:
         return settings
     log.warning("too few open files for CONNECTIONS_MAX", connections_max=allowed, open_files=open_files)
-    return settings.model_copy(update={"connections_max": allowed})
+    return msgspec.structs.replace(settings, connections_max=allowed)
 
 
 def tune_interpreter() -> None:

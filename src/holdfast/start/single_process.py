@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
+import msgspec
 import structlog
 
 from holdfast.persistence.server.embedded import EmbeddedPostgres
@@ -43,7 +44,7 @@ def serve(settings: Settings) -> int:
         # The data folder is this process's from here on.
         emulators = open_emulator_sockets(settings)
         stack.callback(emulators.close)
-        settings = settings.model_copy(update=emulators.ports)
+        settings = msgspec.structs.replace(settings, **emulators.ports)
         with loading():
             from holdfast.start.service import run
         return run(settings, sockets, emulators, await_database(), embedded)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -23,7 +24,8 @@ from holdfast.providers.media.provider_check import CHECK_ATTEMPT
 from holdfast.providers.outbound.guarded import Origin
 from holdfast.settings.checks import INSTALL_EMULATORS, has_emulators
 from holdfast.settings.secret_strength import weakness
-from holdfast.settings.settings import Settings
+from holdfast.settings.settings import Settings, environment
+from holdfast.settings.values import is_open_to_all
 from holdfast.sockets.emulator_sockets import EMULATOR_HOST
 from holdfast.telemetry.reports.conditions import PROVIDER, Conditions, unwatched
 from holdfast.telemetry.scrubbing import register_secrets
@@ -65,7 +67,7 @@ class ProviderRegistry:
         self.providers: dict[str, MediaProvider] = {}
         self.origins: set[Origin] = set()
         self._conditions: Conditions | None = None
-        catalog = self._checked(load_catalog(settings.catalog, kind_rules()))
+        catalog = self._checked(read_catalog(settings.catalog))
         providers = self._create_providers(catalog, {})
         self.catalog = catalog
         self._install(providers)
@@ -83,9 +85,7 @@ class ProviderRegistry:
         Tasks carry their terms. Earlier catalogs are retained while quotes of them are valid.
         """
         try:
-            catalog = await trio.to_thread.run_sync(
-                load_catalog, self._settings.catalog, kind_rules(), limiter=self._reading
-            )
+            catalog = await trio.to_thread.run_sync(read_catalog, self._settings.catalog, limiter=self._reading)
             providers = self._create_providers(self._checked(catalog), self.catalog.providers)
         except (CatalogFault, OSError) as fault:
             for line in getattr(fault, "lines", (str(fault),)):
@@ -271,6 +271,20 @@ class ProviderRegistry:
         return ProviderTraits(
             idempotent_submit=found.idempotent_submit, polls=found.polls, cancels=found.cancels, listed=listed
         )
+
+
+def read_catalog(path: Path | None) -> Catalog:
+    """Read a catalog, with secrets from variables of this process, and warn of files that everybody may read.
+
+    Raises :class:`CatalogFault`, and OSError.
+    """
+    catalog = load_catalog(path, kind_rules(), environment())
+    open_files = [
+        f"{file} has secrets, and every user of this machine can read or write it"
+        for file in catalog.secret_files
+        if is_open_to_all(file)
+    ]
+    return replace(catalog, warnings=(*open_files, *catalog.warnings))
 
 
 def needs_studio(catalog: Catalog) -> bool:

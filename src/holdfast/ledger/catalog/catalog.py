@@ -38,9 +38,8 @@ from holdfast.ledger.catalog.terms import Terms
 from holdfast.ledger.money import CURRENCY
 from holdfast.ledger.plain_json import canonical_json
 from holdfast.ledger.refusals import Refusal
-from holdfast.settings.checks import is_readable_by_all
-from holdfast.settings.settings import environment
 
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 _TABLES = ("catalog", "defaults", "providers", "models")
 
 
@@ -56,8 +55,9 @@ class CatalogFault(Exception):
 class Catalog:
     """A catalog without faults. ``models`` and ``providers`` are in file order; ``created`` is epoch seconds.
 
-    ``examples`` are the terms of the models' example inputs, of those that have one. ``warnings`` are lines about
-    settings that are allowed but probably not intended.
+    ``examples`` are the terms of the models' example inputs, of those that have one. ``secret_files`` are the files
+    with secrets: the catalog itself, if it has one, and those that it names. ``warnings`` are lines about settings
+    that are allowed but probably not intended.
     """
 
     version: str
@@ -65,11 +65,17 @@ class Catalog:
     providers: Mapping[str, ProviderConfig]
     created: int
     examples: Mapping[str, Terms]
+    secret_files: tuple[Path, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def load_catalog(path: Path | None, kinds: Mapping[str, KindRules]) -> Catalog:
-    """Read the catalog at ``path``, or the one shipped with the package. Raises :class:`CatalogFault`."""
+def load_catalog(
+    path: Path | None, kinds: Mapping[str, KindRules], variables: Mapping[str, str] = NO_VARIABLES
+) -> Catalog:
+    """Read the catalog at ``path``, or the one shipped with the package; secrets may be named in ``variables``.
+
+    Raises :class:`CatalogFault`.
+    """
     folder: Traversable
     if path is None:
         folder = files("holdfast.ledger.catalog").joinpath("default_catalog")
@@ -89,19 +95,14 @@ def load_catalog(path: Path | None, kinds: Mapping[str, KindRules]) -> Catalog:
         raise CatalogFault((f"{path}: cannot be read: {error}",)) from error
     if path is None:
         return parse_catalog(text, read_schema=read, kinds=kinds)
-    catalog = parse_catalog(text, read_schema=read, kinds=kinds, folder=path.parent)
-    open_files = [
-        f"{file} has secrets, and every user of this machine can read it"
-        for file in _files_with_secrets(path, catalog.providers.values())
-        if is_readable_by_all(file)
-    ]
-    return replace(catalog, warnings=(*open_files, *catalog.warnings))
+    catalog = parse_catalog(text, read_schema=read, kinds=kinds, folder=path.parent, variables=variables)
+    return replace(catalog, secret_files=tuple(_files_with_secrets(path, catalog.providers.values())))
 
 
-def _read_secret(folder: Path, source: Literal["env", "file"], name: str) -> str:
+def _read_secret(folder: Path, variables: Mapping[str, str], source: Literal["env", "file"], name: str) -> str:
     """Read the secret of an environment variable, or of a file, as ``ReadSecret`` says."""
     if source == "env":
-        value = environment().get(name, "").strip()
+        value = variables.get(name, "").strip()
         if not value:
             raise ValueError("names a variable that is not set")
         return value
@@ -133,8 +134,9 @@ def parse_catalog(
     read_schema: ReadSchema,
     kinds: Mapping[str, KindRules],
     folder: Path = Path(),
+    variables: Mapping[str, str] = NO_VARIABLES,
 ) -> Catalog:
-    """Read a catalog from its text; files with secrets are named from ``folder``.
+    """Read a catalog from its text; files with secrets are named from ``folder``, other secrets in ``variables``.
 
     Raises :class:`CatalogFault` with every fault found.
     """
@@ -155,7 +157,7 @@ def parse_catalog(
 
     tables = _table(data, "providers", faults)
     read = {
-        name: read_provider(name, table, faults, kinds, partial(_read_secret, folder))
+        name: read_provider(name, table, faults, kinds, partial(_read_secret, folder, variables))
         for name, table in tables.items()
     }
     providers = {name: provider for name, provider in read.items() if provider is not None}

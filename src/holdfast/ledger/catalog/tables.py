@@ -66,22 +66,23 @@ def _read(kind: Any, value: object, place: str, faults: list[str], *, is_secret:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        faults.append(f"{place} must be {_expected(kind)}{'' if is_secret else _shown(value)}")
+        faults.append(f"{place} must be {expected_value(kind)}{'' if is_secret else _shown(value)}")
         return _FAULTY
 
 
-def _expected(kind: Any) -> str:
+def expected_value(kind: Any) -> str:
     """Describe the values that a field's type allows."""
     if get_origin(kind) is Annotated:
-        kind, meta = get_args(kind)
-        return meta.description or f"an integer from {meta.ge} to {meta.le}"
+        kind, meta, *_ = get_args(kind)
+        if isinstance(meta, msgspec.Meta):
+            return meta.description or f"an integer from {meta.ge} to {meta.le}"
     if get_origin(kind) is Literal:
         return f"one of {', '.join(str(each) for each in get_args(kind))}"
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
-        return "a list of tables" if isinstance(item, type) else f"a list, each item {_expected(item)}"
+        return "a list of tables" if isinstance(item, type) else f"a list, each item {expected_value(item)}"
     options = [each for each in get_args(kind) if each is not type(None)]
-    return _NAMES[kind] if kind in _NAMES else _expected(options[0])
+    return _NAMES[kind] if kind in _NAMES else expected_value(options[0])
 
 
 _NAMES: dict[Any, str] = {bool: "true or false", date: "a date YYYY-MM-DD"}
