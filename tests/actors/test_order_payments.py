@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
+from sqlalchemy import event as sql_events
 
 from holdfast.actors.account.messages import AttachIntent, ReconcileOrder
 from holdfast.ledger.orders.facts import PaymentEvent, provider_objects_of
@@ -241,3 +242,38 @@ async def test_no_history_of_events_credits_more_than_the_provider_took(
         assert {*order.state.provider_object_ids} == {name for name, of in owners.items() if of == order.order_id}
     assert await credited_micro(system.database) == sum(order.net_micro for order in rows)
     assert_audit_clean(system.database)
+
+
+async def test_an_event_takes_one_read_before_its_accounts_turn_and_one_in_it(
+    start_system: StartSystem, payments: Any
+) -> None:
+    """Also of an order that this process has not read before."""
+    first = await start_system(limits=HARDY)
+    [order, cached] = await two_orders(first, payments)
+    system = await start_system(limits=HARDY)
+    read: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if any(f"FROM {table}" in statement for table in ("orders", "order_payments", "payment_events")):
+            read.append(statement)
+
+    sql_events.listen(Engine, "before_cursor_execute", note)
+    try:
+        for of_system, each, number in ((system, order, 1), (first, cached, 2)):
+            named = intent(f"pi_{number}", f"ch_{number}", each.order_id)
+            assert isinstance(await send(of_system, event_of(number, named)), OrderResult)
+            assert len(read) == 2
+            read.clear()
+            refunded = event_of(10 + number, refund(f"re_{number}", f"ch_{number}", f"pi_unknown_{number}"))
+            assert isinstance(await send(of_system, refunded), OrderResult)
+            assert len(read) == 2
+            read.clear()
+            repeated = await send(of_system, refunded)
+            assert isinstance(repeated, OrderResult)
+            assert repeated.verdict == "duplicate"
+            assert len(read) == 1
+            read.clear()
+    finally:
+        sql_events.remove(Engine, "before_cursor_execute", note)
+    assert await credited_micro(first.database) == 2 * TEN - 6 * CREDIT
+    assert_audit_clean(first.database)

@@ -51,15 +51,16 @@ from holdfast.ledger.orders.decisions import (
     on_sandbox_callback,
     resolve_held,
 )
+from holdfast.ledger.orders.facts import provider_objects_of
 from holdfast.ledger.orders.order import LedgerMove, Order, OrderResult
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.progress import clean_message
 from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.queries.orders import (
     are_of_another_order,
-    event_of_another_order,
     order_of_account,
     pending_order_count,
+    read_for_event,
 )
 from holdfast.persistence.records.rows import PaymentEventRow, Row, payment_rows, synthetic_event_rows
 from holdfast.persistence.server.database import Database
@@ -92,6 +93,8 @@ class AccountOrders:
         """Decide a command. Refuses: 1. ``payment_order_not_found``; 2. what each decision refuses."""
         if isinstance(command, CreateOrder):
             return await self._create(command)
+        if isinstance(command, ReceivePaymentEvent):
+            return await self._receive_event(command)
         order = await self._order(command.order_id)
         if order is None or not _is_for(command, order):
             return self._units.confirm(NOT_FOUND)
@@ -101,8 +104,6 @@ class AccountOrders:
                 return await self._apply(command, order, attach_intent(order, payment_id, now))
             case RecordIntentRefused(reason=reason):
                 return await self._apply(command, order, on_create_refused(order, reason, now))
-            case ReceivePaymentEvent():
-                return await self._receive_event(command, order, now)
             case PaySandboxOrder():
                 return await self._pay_sandbox(command, order, now)
             case ExpireOrder():
@@ -138,13 +139,25 @@ class AccountOrders:
         log_event = _log_event("order created", order, amount_micro=order.request.amount_micro)
         return self._change(command, OrderResult(order, "applied"), rows=(order,), log_event=log_event)
 
-    async def _receive_event(self, command: ReceivePaymentEvent, order: Order, now: datetime) -> Turn[OrderResult]:
-        event, provider, order_id = command.event, order.request.provider, order.order_id
+    async def _receive_event(self, command: ReceivePaymentEvent) -> Turn[OrderResult]:
+        event, order_id, now = command.event, command.order_id, self._now()
+        order, is_event_taken, taken_ids = self._cache.get(order_id), False, frozenset[str]()
+        if order is None or event.event_id not in order.state.event_ids:
+            account_id, names = self._units.state.account_id, provider_objects_of(event.facts)
+            found = await self._database.read(read_for_event, account_id, order_id, event.event_id, names)
+            if found is not None:
+                stored, is_event_taken, taken_ids = found
+                # A cached one may be newer. What was read is cached by its change alone, after the checks: they need
+                # the cached orders that were not durable when it was read.
+                order = order or stored
+        if order is None or not _is_for(command, order):
+            return self._units.confirm(NOT_FOUND)
+        provider = order.request.provider
         result = on_event(order, event, now, new_operation_id=NEW_OPERATION_ID)
         row = PaymentEventRow(
             provider, event.event_id, order.account_id, order_id, event.type, now, result.verdict, command.body
         )
-        if result.order is not order and await self._event_of_another_order(order, event.event_id):
+        if result.order is not order and (is_event_taken or self._has_applied_to_another(order, event.event_id)):
             # An event id is applied once. If the money was paid, the reconciler finds it under a synthetic id.
             log.warning(
                 "a payment event's id was used for another order",
@@ -157,7 +170,7 @@ class AccountOrders:
                 row, event_id=f"sha256_{hashlib.sha256(command.body).hexdigest()}", verdict="refused"
             )
             return self._units.confirm(OrderResult(order, "duplicate"), (unapplied,))
-        return await self._apply(command, order, result, event=row)
+        return await self._apply(command, order, result, event=row, taken_ids=taken_ids)
 
     async def _pay_sandbox(self, command: PaySandboxOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         request = order.request
@@ -187,7 +200,7 @@ class AccountOrders:
             return await self._apply(command, order, on_foreign_payment(order, now, source="reconcile"))
         events = () if command.snapshot is None else command.snapshot.events
         more = synthetic_event_rows(order, result.order, events, now)
-        return await self._apply(command, order, result, more=more, names_only_its_own=True)
+        return await self._apply(command, order, result, more=more, taken_ids=frozenset())
 
     async def _resolve(self, command: ResolveOrder, order: Order, now: datetime) -> Turn[OrderResult]:
         decision: Literal["credit", "cancel"] = "credit" if command.credit else "cancel"
@@ -211,20 +224,20 @@ class AccountOrders:
         *,
         event: PaymentEventRow | None = None,
         more: tuple[Row, ...] = (),
-        names_only_its_own: bool = False,
+        taken_ids: frozenset[str] | None = None,
     ) -> Turn[OrderResult]:
         """Commit what a decision changed.
 
         Refuses: 1. the decision if it is a refusal; 2. ``provider_event_mismatch`` (a payment or charge of
-        another order, unless ``names_only_its_own`` says that there is none); 3. ``amount_too_large`` (the balance
-        would exceed the limit). The event is then stored as refused.
+        another order; ``taken_ids`` are those among the new ones, if they were read in this turn); 3.
+        ``amount_too_large`` (the balance would exceed the limit). The event is then stored as refused.
         """
         if isinstance(result, Refusal):
             return self._units.confirm(result, _refused(event))
         if result.order is order:
             return self._units.confirm(result)
         after = result.order
-        if not names_only_its_own and await self._names_another_orders(order, after):
+        if await self._names_another_orders(order, after, taken_ids):
             if order.net_micro and order.statuses.reconcile_status != "mismatch":
                 return self._mark_mismatch(command, order, after.updated_at, _refused(event))
             return self._units.confirm(OF_ANOTHER_ORDER, _refused(event))
@@ -298,8 +311,13 @@ class AccountOrders:
         self._undurable[commit.unit] = result.order.order_id
         return commit
 
-    async def _names_another_orders(self, order: Order, after: Order) -> bool:
-        """Whether a decision names a payment or charge that another order was the first to name, durable or not."""
+    async def _names_another_orders(
+        self, order: Order, after: Order, taken_ids: frozenset[str] | None = None
+    ) -> bool:
+        """Whether a decision names a payment or charge that another order was the first to name, durable or not.
+
+        ``taken_ids`` are those of the new ones that are of a durable order; None if that is to be read.
+        """
         provider, order_id = order.request.provider, order.order_id
         new = set(after.state.provider_object_ids).difference(order.state.provider_object_ids)
         return bool(new) and (
@@ -307,16 +325,20 @@ class AccountOrders:
                 not new.isdisjoint(each.state.provider_object_ids) and each.order_id != order_id
                 for each in self._cache.values()
             )
-            or await self._database.read(are_of_another_order, provider, new, order_id)
+            or (
+                await self._database.read(are_of_another_order, provider, new, order_id)
+                if taken_ids is None
+                else not new.isdisjoint(taken_ids)
+            )
         )
 
-    async def _event_of_another_order(self, order: Order, event_id: str) -> bool:
-        """Whether an event with this id was applied to another order, durable or not."""
+    def _has_applied_to_another(self, order: Order, event_id: str) -> bool:
+        """Whether an event with this id was applied to another order that is cached, durable or not."""
         provider, order_id = order.request.provider, order.order_id
         return any(
             event_id in each.state.event_ids and each.order_id != order_id and each.request.provider == provider
             for each in self._cache.values()
-        ) or await self._database.read(event_of_another_order, provider, event_id, order_id)
+        )
 
     # --------------------------------------------------------------------------------------------------- the cache
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Unpack
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select, text
+from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, text
 
 from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
@@ -60,16 +60,68 @@ def order_of_account(rows: Connection, account_id: str, order_id: str) -> Order 
     return _one(rows, orders.c.account_id == account_id, orders.c.order_id == order_id)
 
 
-def order_of_event(rows: Connection, provider: str, event: PaymentEvent) -> Order | None:
+class NamedOrder(NamedTuple):
+    """The order that an event names, and its account."""
+
+    account_id: str
+    order_id: str
+
+
+def order_of_event(rows: Connection, provider: str, event: PaymentEvent) -> NamedOrder | None:
     """Return the order that an event names by our own id, or else by the provider's payment or its charge."""
     if event.order_id is not None:
-        return _one(rows, orders.c.provider == provider, orders.c.order_id == event.order_id)
-    for name in (event.payment_id, event.charge_id):
-        owner = select(named.c.order_id).where(named.c.provider == provider, named.c.provider_object_id == name)
-        order = None if name is None else _one(rows, orders.c.order_id == owner.scalar_subquery())
-        if order is not None:
-            return order
-    return None
+        owner = orders
+        query = select(owner.c.account_id, owner.c.order_id).where(owner.c.order_id == event.order_id)
+    else:
+        owner = named
+        names = [name for name in (event.payment_id, event.charge_id) if name is not None]
+        query = select(owner.c.account_id, owner.c.order_id).where(owner.c.provider_object_id.in_(names))
+        query = query.order_by((owner.c.provider_object_id == names[0]).desc()).limit(1)
+    found = rows.execute(query.where(owner.c.provider == provider)).one_or_none()
+    return None if found is None else NamedOrder(*found)
+
+
+class ForEvent(NamedTuple):
+    """What an account must know to apply an event to an order of its own.
+
+    ``is_event_taken``: an event with this id was applied to another order, of any account. ``taken_ids``: of the
+    payments and charges that it names, those of another order, of any account.
+    """
+
+    order: Order
+    is_event_taken: bool
+    taken_ids: frozenset[str]
+
+
+def read_for_event(
+    rows: Connection, account_id: str, order_id: str, event_id: str, object_ids: Iterable[str]
+) -> ForEvent | None:
+    """Return an order of the account with what other orders have of an event; None if there is no such order."""
+    query = ORDER.add_columns(
+        exists()
+        .where(
+            payment_events.c.provider == orders.c.provider,
+            payment_events.c.event_id == event_id,
+            payment_events.c.order_id != order_id,
+            payment_events.c.verdict.in_(("applied", "stale")),
+        )
+        .label("is_event_taken"),
+        select(func.array_agg(named.c.provider_object_id))
+        .where(
+            named.c.provider == orders.c.provider,
+            named.c.provider_object_id.in_(object_ids),
+            named.c.order_id != order_id,
+        )
+        .scalar_subquery()
+        .label("taken_ids"),
+    )
+    found = rows.execute(
+        query.where(orders.c.account_id == account_id, orders.c.order_id == order_id)
+    ).one_or_none()
+    if found is None:
+        return None
+    order = read_row(order_of, found, "orders", order_id)
+    return ForEvent(order, found.is_event_taken, frozenset(found.taken_ids or ()))
 
 
 def orders_of_account(
@@ -139,17 +191,6 @@ def are_of_another_order(rows: Connection, provider: str, object_ids: Iterable[s
     """Whether any of a provider's payments and charges belongs to an order other than ``order_id``."""
     query = select(named.c.order_id).where(
         named.c.provider == provider, named.c.provider_object_id.in_(object_ids), named.c.order_id != order_id
-    )
-    return rows.execute(query).first() is not None
-
-
-def event_of_another_order(rows: Connection, provider: str, event_id: str, order_id: str) -> bool:
-    """Whether a provider's event with this id was applied to an order other than ``order_id``, of any account."""
-    query = select(payment_events.c.order_id).where(
-        payment_events.c.provider == provider,
-        payment_events.c.event_id == event_id,
-        payment_events.c.order_id != order_id,
-        payment_events.c.verdict.in_(("applied", "stale")),
     )
     return rows.execute(query).first() is not None
 
