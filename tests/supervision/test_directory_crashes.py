@@ -18,6 +18,8 @@ from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import QuarantineKey
 from holdfast.supervision.keyed_child import KeyedLimits
 from holdfast.supervision.spec import Backoff
+from holdfast.telemetry.reports import causes
+from holdfast.telemetry.scrubbing import scrub
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
 
@@ -357,3 +359,23 @@ async def test_an_unused_quarantined_key_is_forgotten(autojump_clock: MockClock)
         assert directory.quarantined() == ["a"]
         await trio.sleep(600)
         assert directory.lives.children == {}
+
+
+async def test_a_crash_is_described_once_for_all_that_show_it(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text may be long, and is searched for secrets."""
+    searched: list[str] = []
+
+    def noted(text: str) -> str:
+        searched.append(text)
+        return scrub(text)
+
+    harness = Harness(limits=KeyedLimits(child_restarts=0))
+    async with harness.running() as directory:
+        monkeypatch.setattr(causes, "scrub", noted)
+        assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
+        child = directory.lives.children["a"]
+        [report], [restart] = harness.reports("quarantine"), directory.reports.restarts["a"]
+        assert child.quarantine_reason == report.reason == restart.reason
+        assert len(searched) == 1

@@ -56,10 +56,9 @@ class Quarantine:
         child.quarantines += 1
         delay_s = self._limits.quarantine.delay(child.quarantines, self._rng) if for_s is None else for_s
         child.quarantined_until = trio.current_time() + delay_s
-        child.quarantine_reason = describe(exc).reason
         child.refused_types = frozenset()
         self._reports.count("quarantined")
-        self._reports.crash(child, exc, "quarantine", delay_s)
+        child.quarantine_reason = self._reports.crash(child, exc, "quarantine", delay_s).reason
         self.clear_mailbox(child)
         if child.actor is None and child.scope is not None:
             child.scope.cancel(reason="its key was quarantined")

@@ -19,7 +19,7 @@ from holdfast.ledger.public_types import Time
 from holdfast.supervision.dead_letters import NOT_HANDLED, DeadLetters, DeadReason
 from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits
 from holdfast.telemetry import metrics
-from holdfast.telemetry.reports.causes import describe
+from holdfast.telemetry.reports.causes import Cause, describe
 from holdfast.telemetry.reports.report import Decision, Report, level_of_failure
 from holdfast.telemetry.reports.reporter import Reporter
 from holdfast.telemetry.traces import trace_id
@@ -108,12 +108,13 @@ class KeyedReports:
         exc: Exception,
         decision: Literal["backoff", "quarantine", "pause"],
         delay_s: float | None = None,
-    ) -> None:
-        """Report a crash, the state of its mailbox, and the decision."""
+    ) -> Cause:
+        """Report a crash, the state of its mailbox, and the decision. Returns what the crash is."""
+        cause = describe(exc)
         now = trio.current_time()
         oldest = child.mailbox.oldest_sent_at()
         failures = child.window.count(now) if child.window is not None else None
-        self._remember(child, exc, decision, delay_s)
+        self._remember(child, cause, decision, delay_s)
         self._reporter.report(
             Report(
                 kind="quarantine" if decision == "quarantine" else "crash",
@@ -132,16 +133,17 @@ class KeyedReports:
                 trace_id=trace_id(),
             ),
             exc,
+            cause,
         )
+        return cause
 
     def ended(self, child: KeyedChild, exc: Exception) -> None:
         """Record that an operator ended an incarnation; the next one is a restart."""
         self.count("restarted")
-        self._remember(child, exc, "restart", None)
+        self._remember(child, describe(exc), "restart", None)
         child.crashed = True
 
-    def _remember(self, child: KeyedChild, exc: Exception, decision: Decision, delay_s: float | None) -> None:
-        cause = describe(exc)
+    def _remember(self, child: KeyedChild, cause: Cause, decision: Decision, delay_s: float | None) -> None:
         restart = KeyRestart(
             at=format_time(self._reporter.now()),
             incarnation=child.incarnation,

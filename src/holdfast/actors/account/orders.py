@@ -147,8 +147,8 @@ class AccountOrders:
             found = await self._database.read(read_for_event, account_id, order_id, event.event_id, names)
             if found is not None:
                 stored, is_event_taken, taken_ids = found
-                # A cached one may be newer. What was read is cached by its change alone, after the checks: they need
-                # the cached orders that were not durable when it was read.
+                # A cached one may be newer. What was read is cached by its change alone, after the checks, since
+                # these need the cached orders that were not durable when it was read.
                 order = order or stored
         if order is None or not _is_for(command, order):
             return self._units.confirm(NOT_FOUND)

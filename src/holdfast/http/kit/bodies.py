@@ -110,9 +110,11 @@ def check_media_type(content_type: str | None) -> Refusal | None:
     return Refusal(code="unsupported_media_type", message=message)
 
 
-def parse_object(raw: bytes, *, values_max: int = INPUT_BODY_VALUES_MAX) -> JsonObject | Refusal:
-    """Read a body as one JSON object of at most ``values_max`` values."""
-    size = json_size(raw, values_max)
+def parse_object(
+    raw: bytes, *, values_max: int = INPUT_BODY_VALUES_MAX, size: JsonSize | None = None
+) -> JsonObject | Refusal:
+    """Read a body as one JSON object of at most ``values_max`` values; ``size`` is its size, if known to fit."""
+    size = size or json_size(raw, values_max)
     if size is None:
         return _invalid(f"The body has more than {values_max} values.")
     try:

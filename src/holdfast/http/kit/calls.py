@@ -24,7 +24,13 @@ from holdfast.actors.account.replies import replay
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.actors.runtime.refs import AskRef
 from holdfast.http.kit import bodies
-from holdfast.http.kit.bodies import INPUT_BODY_VALUES_MAX, SMALL_BODY_BYTES_MAX, SMALL_VALUES_MAX, json_size
+from holdfast.http.kit.bodies import (
+    INPUT_BODY_VALUES_MAX,
+    SMALL_BODY_BYTES_MAX,
+    SMALL_VALUES_MAX,
+    JsonSize,
+    json_size,
+)
 from holdfast.http.kit.client_address import client_address, origin_of
 from holdfast.http.kit.credentials import (
     TASKS_READ,
@@ -230,8 +236,9 @@ class Call:
         self.body_bytes = len(raw)
         if self.route.raw_body_bytes_max is not None:
             return None
-        self._is_heavy = len(raw) > LIGHT_BYTES_MAX or json_size(raw, LIGHT_VALUES_MAX) is None
-        refusal = await self.compute(partial(self._read_body, raw))
+        size = json_size(raw, LIGHT_VALUES_MAX) if len(raw) <= LIGHT_BYTES_MAX else None
+        self._is_heavy = size is None
+        refusal = await self.compute(partial(self._read_body, raw, size))
         return None if refusal is None else await self.refuse_authenticated(refusal)
 
     def _is_read_by_handler(self) -> bool:
@@ -262,7 +269,8 @@ class Call:
             caller = self._caller_id or f"origin:{self.origin()}"
         return await self.deps.threads.run(caller, work)
 
-    def _read_body(self, raw: bytes) -> Refusal | None:
+    def _read_body(self, raw: bytes, size: JsonSize | None) -> Refusal | None:
+        """Read the body, whose ``size`` is known if it is light."""
         shape = self.route.body
         if not raw.strip() and (shape is None or self.route.body_optional):
             self._body = None if shape is None else shape()
@@ -272,7 +280,7 @@ class Call:
         if refusal is not None:
             return refusal
         values_max = INPUT_BODY_VALUES_MAX if self.route.takes_input else SMALL_VALUES_MAX
-        parsed = bodies.parse_object(raw, values_max=values_max)
+        parsed = bodies.parse_object(raw, values_max=values_max, size=size)
         if isinstance(parsed, Refusal):
             return parsed
         if shape is None:

@@ -39,28 +39,30 @@ class LinkPlaces:
     def __init__(self, document: Mapping[str, object]) -> None:
         self._visit = _visit_of(document, document)
 
-    def name_files(self, value: dict[str, object], base_url: str | None) -> tuple[InputFile, ...]:
-        """Return the files of an input; where it has a link to one below ``base_url`` it gets the file's id."""
-        links = self._links(value)
-        named = {path: file_id for path, text in links.items() if (file_id := file_id_of(text, base_url))}
-        for path, file_id in named.items():
-            _put(value, path, file_id)
-        return tuple(InputFile(path, file_id) for path, file_id in named.items())
-
-    def addresses(self, value: dict[str, object], allowed: Iterable[str]) -> dict[Path, str]:
-        """Return the links of an input, without ids of files, ``data:``, and what is below ``allowed``."""
-        below = tuple(f"{each.rstrip('/')}/" for each in allowed)
-        return {
-            path: text
-            for path, text in self._links(value).items()
-            if not (text.startswith(below) or text[:5].lower() == "data:" or _FILE_ID.fullmatch(text))
-        }
-
-    def _links(self, value: dict[str, object]) -> dict[Path, str]:
+    def links_of(self, value: dict[str, object]) -> dict[Path, str]:
+        """Return the links of an input."""
         found: dict[Path, str] = {}
         if self._visit is not None:
             self._visit(value, (), found)
         return found
+
+
+def name_files(value: dict[str, object], links: Mapping[Path, str], base_url: str | None) -> tuple[InputFile, ...]:
+    """Return the files of an input with these links; where one is to a file below ``base_url`` it gets the id."""
+    named = {path: file_id for path, text in links.items() if (file_id := file_id_of(text, base_url))}
+    for path, file_id in named.items():
+        _put(value, path, file_id)
+    return tuple(InputFile(path, file_id) for path, file_id in named.items())
+
+
+def addresses_of(links: Mapping[Path, str], allowed: Iterable[str]) -> dict[Path, str]:
+    """Return the links without ids of files, ``data:``, and what is below ``allowed``."""
+    below = tuple(f"{each.rstrip('/')}/" for each in allowed)
+    return {
+        path: text
+        for path, text in links.items()
+        if not (text.startswith(below) or text[:5].lower() == "data:" or _FILE_ID.fullmatch(text))
+    }
 
 
 def file_id_of(text: str, base_url: str | None) -> str | None:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from holdfast.ledger.catalog.input_files import InputFile, with_links
+from holdfast.ledger.catalog.input_files import InputFile, addresses_of, name_files, with_links
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.pricing import basis_of, choose_tariff, price_micro
 from holdfast.ledger.catalog.terms import Terms
@@ -83,10 +83,11 @@ def price_input(
     except NotPlain as fault:
         return _invalid([Violation(fault.path, fault.reason)])
     model.schema.fill(given)
-    files = model.link_places.name_files(given, base_url)
+    links = model.link_places.links_of(given)
+    files = name_files(given, links, base_url)
     violations = model.schema.violations(with_links(given, files) if files else given)
     if not violations and is_public is not None:
-        addresses = model.link_places.addresses(given, (*input_origins, *((base_url,) if base_url else ())))
+        addresses = addresses_of(links, (*input_origins, *((base_url,) if base_url else ())))
         refused = (path for path, address in addresses.items() if not is_public(address))
         violations = [Violation(tuple(map(str, path)), _PUBLIC) for path in islice(refused, VIOLATIONS_MAX)]
     if violations:

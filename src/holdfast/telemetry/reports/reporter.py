@@ -19,7 +19,7 @@ from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.telemetry import metrics
 from holdfast.telemetry.repetitions import Period, Repetitions
-from holdfast.telemetry.reports.causes import describe
+from holdfast.telemetry.reports.causes import Cause, describe
 from holdfast.telemetry.reports.report import UNDATED, Report, in_words, level_of
 from holdfast.telemetry.scrubbing import scrub, spelled
 
@@ -55,11 +55,14 @@ class Reporter:
         self._ring: deque[Report] = deque(maxlen=ring_records)
         self._listeners: list[Callable[[Report], None]] = []
 
-    def report(self, report: Report, fault: BaseException | None = None) -> None:
-        """Accept one report, on a ``fault`` whose traceback is logged at debug. Never raises."""
+    def report(self, report: Report, fault: BaseException | None = None, cause: Cause | None = None) -> None:
+        """Accept one report, on a ``fault`` whose traceback is logged at debug. Never raises.
+
+        ``cause`` is what :func:`describe` says of the fault, if the caller has asked for it.
+        """
         try:
             if fault is not None:
-                cause = describe(fault)
+                cause = describe(fault) if cause is None else cause
                 location = report.location or cause.location
                 report = replace(report, reason_type=cause.reason_type, reason=cause.reason, location=location)
             self.report_sums()
