@@ -48,7 +48,7 @@ from holdfast.providers.media.kinds import kind_rules
 from holdfast.start.service import tune_interpreter
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.telemetry import metrics
 from holdfast.telemetry.reports.reporter import Reporter
 

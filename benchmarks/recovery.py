@@ -81,7 +81,7 @@ class Killed:
 
     async def crash(self) -> None:
         """Crash every actor."""
-        for child in list(self.directory.lives.children.values()):
+        for child in list(self.directory.children.values()):
             if child.actor is not None:
                 child.mailbox.put_system(SystemMessage.CRASH)
         await trio.lowlevel.checkpoint()
@@ -113,7 +113,7 @@ class Killed:
         """Record how many actors load their rows at the same time."""
         while True:
             loading = [
-                c for c in self.directory.lives.children.values() if c.actor is not None and not c.actor.is_serving
+                c for c in self.directory.children.values() if c.actor is not None and not c.actor.is_serving
             ]
             self.loads_most = max(self.loads_most, len(loading))
             await trio.sleep(0.001)

@@ -41,7 +41,7 @@ from holdfast.persistence.records.rows import AccountHead, AccountRow, ApiKeyRec
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.telemetry.reports.reporter import Reporter
 
 
@@ -124,7 +124,7 @@ def make_system(
         probe=probe,
         reporter=reporter,
         dead_letters=DeadLetters(),
-        limits=limits,
+        limits=limits or KeyedLimits(),
         rng=random.Random(1),
     )
     return ActorSystem(database, journal, accounts, announced, reporter)

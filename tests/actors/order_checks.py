@@ -17,7 +17,7 @@ from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.persistence.queries.orders import order_by_id
 from holdfast.persistence.server.database import Database
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
 
 from .account_checks import assert_audit_clean, read_totals

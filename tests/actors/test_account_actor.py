@@ -40,7 +40,7 @@ from holdfast.persistence.records.rows import (
     StoredReply,
 )
 from holdfast.persistence.server.database import Database
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 
 from .account_checks import (
     CREDIT,

@@ -17,7 +17,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.queries.accounts import find_reply
 from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 
 from .account_checks import CREDIT, NewTask, StartSystem, assert_audit_clean, in_parallel, read_totals
 

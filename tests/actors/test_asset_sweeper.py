@@ -89,12 +89,12 @@ async def test_a_task_that_cannot_be_swept_delays_no_other(setup: Setup, monkeyp
     setup.passes(1)
     await setup.task(picture(2))
     setup.passes(RETENTION_S)
-    lives = setup.tasks.lives
-    lives.quarantine.put(lives.child(refused), RuntimeError("its row is unreadable"), for_s=3600)
+    child = setup.tasks.child(refused)
+    child.put_in_quarantine(RuntimeError("its row is unreadable"), for_s=3600)
     sweeper = setup.sweeper()
     assert [await sweeper.sweep() for _ in range(4)] == [Swept(0, 0), Swept(1, 1), Swept(0, 0), Swept(0, 0)]
     assert await setup.has(picture(1))
-    lives.release(lives.child(refused), "readable again")
+    child.release("readable again")
     assert [await sweeper.sweep() for _ in range(2)] == [Swept(0, 0), Swept(1, 1)]
 
 

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MemoryReceiveStream, MemorySendStream, memory_stream_pair
 
 from holdfast.actors.account.messages import SignOut
-from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.workers.heartbeat import Presence
 from holdfast.cluster.codec import ACCOUNTS, codecs
@@ -117,11 +117,11 @@ class Memory:
         return Freezable(near, self._node)
 
 
-class Account(TrioActor):
+class Account(JournaledActor):
     """Answers with the name of the member it lives in."""
 
     def __init__(self, mailbox: Mailbox, node: Node, key: str) -> None:
-        super().__init__(mailbox)
+        super().__init__(mailbox, None)  # type: ignore[arg-type]  # it writes nothing
         self._node = node
         self._key = key
 

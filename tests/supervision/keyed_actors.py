@@ -11,7 +11,6 @@ from typing import Any, cast
 import structlog
 import trio
 
-from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.journaled import Commit, JournaledActor, Tell
 from holdfast.actors.runtime.mailbox import Mailbox
@@ -21,7 +20,7 @@ from holdfast.persistence.journal.units import Author, NotWritten, Unit, UnitRes
 from holdfast.persistence.server.database_gate import DatabaseGate
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.reports.reporter import Reporter
 
@@ -67,7 +66,7 @@ class Harness:
         self,
         *,
         limits: KeyedLimits | None = None,
-        actor: type[TrioActor] | None = None,
+        actor: type[JournaledActor] | None = None,
         poison: Callable[[PoisonedMessage], None] | None = None,
     ) -> None:
         self.handled: defaultdict[str, list[str]] = defaultdict(list)
@@ -83,7 +82,7 @@ class Harness:
         self.probes: list[bool] = []
         self.reporter = Reporter(logger=SILENT)
         self.dead_letters = DeadLetters()
-        self._actor = actor or PlainActor
+        self._actor = actor or WritingActor
         self.directory = KeyedDirectory(
             "actors",
             lambda key, mailbox: cast(Any, self._actor)(self, key, mailbox),
@@ -92,7 +91,7 @@ class Harness:
             reporter=self.reporter,
             dead_letters=self.dead_letters,
             poison=poison,
-            limits=limits,
+            limits=limits or KeyedLimits(),
             rng=random.Random(1),
         )
 
@@ -126,13 +125,13 @@ class Harness:
         return await self.directory.ref(key).ask(command or Say(), deadline_s=LONG_S)
 
 
-class _Scripted(TrioActor):
-    """The part that both kinds of actor share: it counts incarnations."""
+class WritingActor(JournaledActor):
+    """Does what its messages say, and counts its incarnations."""
 
-    harness: Harness
-    key: str
+    own_fence = "account"
 
-    def join(self, harness: Harness, key: str) -> None:
+    def __init__(self, harness: Harness, key: str, mailbox: Mailbox) -> None:
+        super().__init__(mailbox, harness)  # type: ignore[arg-type]  # all it needs of a journal
         self.harness, self.key = harness, key
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
@@ -171,24 +170,6 @@ class _Scripted(TrioActor):
                 return Commit(Unit(), word, tells)
             case _:
                 raise ValueError("broken on purpose")
-
-
-class PlainActor(_Scripted):
-    """An actor without a journal."""
-
-    def __init__(self, harness: Harness, key: str, mailbox: Mailbox) -> None:
-        super().__init__(mailbox)
-        self.join(harness, key)
-
-
-class WritingActor(_Scripted, JournaledActor):
-    """An actor that writes."""
-
-    own_fence = "account"
-
-    def __init__(self, harness: Harness, key: str, mailbox: Mailbox) -> None:
-        JournaledActor.__init__(self, mailbox, harness)  # type: ignore[arg-type]  # all it needs of a journal
-        self.join(harness, key)
 
 
 async def outcome(call: Callable[[], Awaitable[Any]]) -> Any:

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from holdfast.supervision.spec import ChildSpec
 from holdfast.telemetry.traces import request_id, traceparent
 
-from .keyed_actors import Harness, PlainActor, Say
+from .keyed_actors import Harness, Say, WritingActor
 
 if TYPE_CHECKING:
     from tests.supervision.conftest import ScriptedTree
@@ -36,7 +36,7 @@ async def test_an_actor_has_the_trace_of_its_message_and_no_other_ids(
 ) -> None:
     found: list[Any] = []
 
-    class Watched(PlainActor):
+    class Watched(WritingActor):
         async def on_receive(self, message: Any) -> Any:
             found.append((*seen(), traceparent.get()))
             return await super().on_receive(message)

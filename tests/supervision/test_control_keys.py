@@ -25,10 +25,10 @@ from holdfast.supervision.control.messages import (
     RestartKey,
     ResumeGroup,
 )
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
 
-from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
+from .keyed_actors import Break, Harness, Rest, Say, Write, collect, outcome
 
 
 def group_of(harness: Harness) -> ControlledGroup:
@@ -54,7 +54,7 @@ async def test_a_turn_is_described_with_its_await_stack(autojump_clock: MockCloc
         found = described(group.describe_key(DescribeKey("actors", "a")))
         assert (found.state, found.incarnation, found.work.turn) == ("active", 1, "Rest")
         assert (found.work.turn_age_s, found.work.mailbox_depth) == (10, 1)
-        assert any("keyed_actors._Scripted.on_receive" in line for line in found.await_stack)
+        assert any("keyed_actors.WritingActor.on_receive" in line for line in found.await_stack)
         summary = group.describe()
         assert (summary.states, summary.messages, summary.paused_by) == ({"active": 1}, 1, None)
         assert summary.oldest_message_age_s == pytest.approx(10, abs=0.01)
@@ -108,7 +108,7 @@ async def test_a_crash_by_an_operator_is_a_crash_as_any(autojump_clock: MockCloc
 
 
 async def test_a_crash_by_an_operator_loses_no_decision(autojump_clock: MockClock) -> None:
-    harness = Harness(actor=WritingActor)
+    harness = Harness()
     group = group_of(harness)
     replies: dict[int, Any] = {}
     async with harness.running(), trio.open_nursery() as nursery:
@@ -259,7 +259,7 @@ async def test_the_history_outlives_the_actor(autojump_clock: MockClock) -> None
             await outcome(lambda: harness.ask("a", Break()))
             await trio.sleep(61)
         await trio.sleep(600)
-        assert directory.lives.children == {}
+        assert directory.children == {}
         found = described(group.describe_key(DescribeKey("actors", "a")))
         assert (found.state, len(found.history)) == ("passivated", 20)
         assert found.history[0].last_message_type == "Break"

@@ -16,7 +16,7 @@ from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway, QueryTimedOut
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import QuarantineKey
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
 from holdfast.telemetry.reports import causes
 from holdfast.telemetry.scrubbing import scrub
@@ -69,7 +69,7 @@ async def test_a_crash_loop_quarantines_its_key_and_no_other(autojump_clock: Moc
         assert trio.current_time() == begun
         directory.ref("broken").tell(Say("sent"))
         assert harness.dead_letters.counts()["dead"] == 1
-        directory.lives.release(directory.lives.children["broken"], "mended")
+        directory.children["broken"].release("mended")
         assert directory.quarantined() == []
         assert await harness.ask("broken") == "hello"
     assert [report.key for report in harness.reports("quarantine")] == ["broken"]
@@ -93,7 +93,7 @@ async def test_crashes_far_apart_cause_no_quarantine(autojump_clock: MockClock) 
             await trio.sleep(61)
         assert directory.quarantined() == []
         await trio.sleep(300)
-        assert directory.lives.children == {}
+        assert directory.children == {}
 
 
 async def test_when_many_keys_crash_the_group_pauses_and_resumes(autojump_clock: MockClock) -> None:
@@ -179,7 +179,7 @@ async def test_a_turn_whose_read_failed_is_decided_again(autojump_clock: MockClo
 
 
 async def test_decisions_void_because_of_the_database_are_no_crash(autojump_clock: MockClock) -> None:
-    harness = Harness(actor=WritingActor, limits=KeyedLimits(voids_in_row_max=2))
+    harness = Harness(limits=KeyedLimits(voids_in_row_max=2))
     replies: dict[int, Any] = {}
     async with harness.running(), trio.open_nursery() as nursery:
         nursery.start_soon(collect, harness, [("a", Write("1"))], replies)
@@ -283,7 +283,9 @@ async def test_a_quarantine_reports_what_it_refuses_once_for_each_type(autojump_
         assert refused() == ["Write, its actor is quarantined"]
         directory.tell("sick", Say("1"))
         assert len(refused()) == 2
-        await trio.sleep(directory.lives.child("sick").quarantined_until - trio.current_time())
+        quarantine = directory.child("sick").quarantine
+        assert quarantine is not None
+        await trio.sleep(quarantine.until - trio.current_time())
         with pytest.raises(Unavailable, match="quarantined"):
             await harness.ask("sick")
         directory.tell("sick", Write("1"))
@@ -358,7 +360,7 @@ async def test_an_unused_quarantined_key_is_forgotten(autojump_clock: MockClock)
         await trio.sleep(900)
         assert directory.quarantined() == ["a"]
         await trio.sleep(600)
-        assert directory.lives.children == {}
+        assert directory.children == {}
 
 
 async def test_a_crash_is_described_once_for_all_that_show_it(
@@ -375,7 +377,7 @@ async def test_a_crash_is_described_once_for_all_that_show_it(
     async with harness.running() as directory:
         monkeypatch.setattr(causes, "scrub", noted)
         assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
-        child = directory.lives.children["a"]
-        [report], [restart] = harness.reports("quarantine"), directory.reports.restarts["a"]
-        assert child.quarantine_reason == report.reason == restart.reason
+        child = directory.children["a"]
+        [report], [restart] = harness.reports("quarantine"), directory.group.restarts["a"]
+        assert child.quarantine.reason == report.reason == restart.reason
         assert len(searched) == 1

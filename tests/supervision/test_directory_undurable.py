@@ -18,7 +18,7 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.persistence.journal.units import Committed, Fence, NotWritten, Stale
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
 
 from .keyed_actors import LONG_S, Break, Harness, Say, Write, WritingActor, collect, outcome
@@ -30,7 +30,7 @@ MOVED = Stale((Fence("account", "a", 0),))
 
 
 async def test_replies_and_tells_are_sent_in_order_once_durable(autojump_clock: MockClock) -> None:
-    harness = Harness(actor=WritingActor)
+    harness = Harness()
     replies: dict[int, Any] = {}
     async with harness.running(), trio.open_nursery() as nursery:
         asks = [("a", Write("1", "b")), ("a", Say("2")), ("a", Write("3"))]
@@ -47,7 +47,7 @@ async def test_replies_and_tells_are_sent_in_order_once_durable(autojump_clock: 
 
 
 async def test_a_void_decision_requeues_all_later_ones_in_order(autojump_clock: MockClock) -> None:
-    harness = Harness(actor=WritingActor)
+    harness = Harness()
     replies: dict[int, Any] = {}
     async with harness.running(), trio.open_nursery() as nursery:
         asks: list[tuple[str, Command[str]]] = [("a", Write("1")), ("a", Write("2")), ("a", Say("3"))]
@@ -71,7 +71,7 @@ async def test_a_void_decision_requeues_all_later_ones_in_order(autojump_clock: 
 
 
 async def test_a_crash_waits_for_the_results_of_open_units(autojump_clock: MockClock) -> None:
-    harness = Harness(actor=WritingActor)
+    harness = Harness()
     replies: dict[int, Any] = {}
     async with harness.running(), trio.open_nursery() as nursery:
         asks = [("a", Write("1")), ("a", Write("2")), ("a", Break()), ("a", Write("3"))]
@@ -89,7 +89,7 @@ async def test_a_crash_waits_for_the_results_of_open_units(autojump_clock: MockC
 
 
 async def test_a_crash_after_a_void_decision_requeues_it(autojump_clock: MockClock) -> None:
-    harness = Harness(actor=WritingActor)
+    harness = Harness()
     replies: dict[int, Any] = {}
     async with harness.running(), trio.open_nursery() as nursery:
         asks = [("a", Write("1")), ("a", Break()), ("a", Write("2"))]
@@ -104,7 +104,7 @@ async def test_a_crash_after_a_void_decision_requeues_it(autojump_clock: MockClo
 
 
 async def test_passivation_waits_for_the_last_commit(autojump_clock: MockClock) -> None:
-    harness = Harness(actor=WritingActor, limits=KeyedLimits(idle_s=10))
+    harness = Harness(limits=KeyedLimits(idle_s=10))
     replies: dict[int, Any] = {}
     async with harness.running() as directory, trio.open_nursery() as nursery:
         nursery.start_soon(collect, harness, [("a", Write("1"))], replies)
@@ -120,7 +120,7 @@ async def test_passivation_waits_for_the_last_commit(autojump_clock: MockClock) 
 
 
 async def test_a_killed_incarnations_void_decision_is_decided_again(autojump_clock: MockClock) -> None:
-    harness = Harness(actor=WritingActor)
+    harness = Harness()
     replies: dict[int, Any] = {}
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as tree:
@@ -146,7 +146,7 @@ async def test_messages_requeued_after_a_kill_wake_the_next_run(
     autojump_clock: MockClock, is_forgotten: bool
 ) -> None:
     """The result comes when the directory runs again, and the key gets no other message."""
-    harness = Harness(actor=WritingActor, limits=KeyedLimits(idle_s=10))
+    harness = Harness(limits=KeyedLimits(idle_s=10))
     replies: dict[int, Any] = {}
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as tree:
@@ -156,7 +156,7 @@ async def test_messages_requeued_after_a_kill_wake_the_next_run(
             tree.cancel_scope.cancel()
         async with harness.running():
             await trio.sleep(100 if is_forgotten else 1)
-            assert ("a" not in harness.directory.lives.children) is is_forgotten
+            assert ("a" not in harness.directory.children) is is_forgotten
             harness.settle(NotWritten("the batch was lost"))
             await trio.sleep(1)
             assert harness.handled["a"] == ["1", "1"]
@@ -166,7 +166,7 @@ async def test_messages_requeued_after_a_kill_wake_the_next_run(
 
 
 async def test_too_many_void_decisions_in_a_row_count_as_a_crash(autojump_clock: MockClock) -> None:
-    harness = Harness(actor=WritingActor, limits=KeyedLimits(voids_in_row_max=5))
+    harness = Harness(limits=KeyedLimits(voids_in_row_max=5))
     async with harness.running() as directory:
         directory.ref("a").tell(Write("1"))
         for _ in range(6):
@@ -234,7 +234,7 @@ async def test_a_commit_between_reloads_starts_their_count_over(autojump_clock: 
 
 async def test_units_that_the_database_never_writes_back_off(autojump_clock: MockClock) -> None:
     """Also while reads succeed, so that each incarnation loads its rows."""
-    harness = Harness(actor=WritingActor, limits=KeyedLimits(backoff=Backoff(1, 8, jitter=0)))
+    harness = Harness(limits=KeyedLimits(backoff=Backoff(1, 8, jitter=0)))
     began: list[float] = []
     async with harness.running() as directory:
         directory.ref("a").tell(Write("1"))
@@ -274,7 +274,7 @@ async def play(steps: list[Step]) -> None:
     limits = KeyedLimits(
         idle_s=20, active_max=2, child_restarts=1000, group_crashes=1000, backoff=Backoff(0.1, 1, jitter=0.2)
     )
-    harness = Harness(actor=WritingActor, limits=limits)
+    harness = Harness(limits=limits)
     asked: dict[int, tuple[str, Command[str]]] = {}
     answers: dict[int, list[Any]] = defaultdict(list)
 

@@ -14,17 +14,17 @@ from holdfast.actors.runtime.mailbox import SystemMessage
 from holdfast.persistence.journal.units import Committed, Fence, NotWritten, Stale
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import CrashKey, DescribeKey, QuarantineKey, ReleaseKey, RestartKey
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
 
-from .keyed_actors import Break, Harness, PlainActor, Rest, Say, Write, WritingActor, collect, outcome
+from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, collect, outcome
 
 
 def group_of(harness: Harness) -> ControlledGroup:
     return ControlledGroup(harness.directory, "proc_1", str)
 
 
-class FailsAtEnd(PlainActor):
+class FailsAtEnd(WritingActor):
     """Raises when it is passivated or stopped."""
 
     async def on_stop(self) -> None:  # type: ignore[override]  # may await
@@ -36,7 +36,7 @@ async def test_a_crash_while_passivated_keeps_what_arrives_meanwhile(autojump_cl
     harness = Harness(actor=FailsAtEnd, limits=KeyedLimits(idle_s=10, backoff=Backoff(1, 1, jitter=0)))
     async with harness.running() as directory:
         assert await harness.ask("a") == "hello"
-        child = directory.lives.children["a"]
+        child = directory.children["a"]
         child.mailbox.put_system(SystemMessage.PASSIVATE)
         await trio.sleep(0.2)
         assert await harness.ask("a", Say("arrived meanwhile")) == "arrived meanwhile"
@@ -68,11 +68,11 @@ async def test_a_crash_at_a_restart_by_an_operator_backs_off(autojump_clock: Moc
         found = group.describe_key(DescribeKey("actors", "a"))
         assert getattr(found, "state", None) == "backing_off"
     assert replies == {0: "rested", 1: "kept"}
-    assert [each.decision for each in harness.directory.reports.restarts["a"]] == ["backoff", "restart"]
+    assert [each.decision for each in harness.directory.restarts["a"]] == ["backoff", "restart"]
 
 
 async def test_a_quarantine_during_the_start_holds_after_it(autojump_clock: MockClock) -> None:
-    class SlowStart(PlainActor):
+    class SlowStart(WritingActor):
         async def on_start(self) -> None:  # type: ignore[override]  # may await
             await trio.sleep(0.5)
             await super().on_start()
@@ -94,7 +94,7 @@ async def test_an_order_that_comes_too_late_ends_no_later_incarnation(autojump_c
     harness = Harness(limits=KeyedLimits(backoff=Backoff(0.1, 0.1, jitter=0)))
     async with harness.running() as directory:
         await harness.ask("a")
-        child = directory.lives.children["a"]
+        child = directory.children["a"]
         assert not isinstance(await outcome(lambda: harness.ask("a", Break())), str)
         # The incarnation that these were meant for has ended.
         child.mailbox.put_system(SystemMessage.CRASH)
@@ -109,7 +109,7 @@ async def test_an_order_that_comes_too_late_ends_no_later_incarnation(autojump_c
 async def test_an_order_during_open_decisions_waits_for_their_results(
     autojump_clock: MockClock, order: Any
 ) -> None:
-    harness = Harness(actor=WritingActor)
+    harness = Harness()
     group = group_of(harness)
     replies: dict[int, Any] = {}
     async with harness.running(), trio.open_nursery() as nursery:
@@ -161,7 +161,7 @@ async def test_a_restart_in_a_pause_takes_effect_when_it_ends(autojump_clock: Mo
         assert harness.started["a"] == 2
 
 
-class Slow(PlainActor):
+class Slow(WritingActor):
     """Takes a second to load."""
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
@@ -219,12 +219,11 @@ async def test_a_quarantine_and_a_release_at_once_leave_one_task(autojump_clock:
         directory.pause("maintenance")
         directory.ref("a").tell(Say("refused"))
         await wait_all_tasks_blocked()
-        lives = directory.lives
-        child = lives.children["a"]
-        lives.quarantine.put(child, OSError("by hand"), for_s=60)
-        lives.release(child, "mended")
+        child = directory.children["a"]
+        child.put_in_quarantine(OSError("by hand"), for_s=60)
+        child.release("mended")
         directory.ref("a").tell(Say("kept"))
-        assert lives.children["a"] is child
+        assert directory.children["a"] is child
         assert directory.active_count == 1
         directory.resume("done")
         assert await harness.ask("a") == "hello"
@@ -234,7 +233,7 @@ async def test_a_quarantine_and_a_release_at_once_leave_one_task(autojump_clock:
 
 
 async def test_a_quarantine_between_two_void_incarnations_holds(autojump_clock: MockClock) -> None:
-    harness = Harness(actor=WritingActor)
+    harness = Harness()
     group = group_of(harness)
     async with harness.running() as directory:
         directory.ref("a").tell(Write("1"))
@@ -243,7 +242,7 @@ async def test_a_quarantine_between_two_void_incarnations_holds(autojump_clock: 
             harness.settle(Stale((Fence("account", "a", 0),)))
             await trio.lowlevel.checkpoint()
             await trio.lowlevel.checkpoint()
-            while not harness.queue and directory.lives.children["a"].voids_in_row < 4:
+            while not harness.queue and directory.children["a"].voids_in_row < 4:
                 await trio.lowlevel.checkpoint()
         # It waits for a moment before the next incarnation, as two processes that serve one key do.
         assert (await group.act(QuarantineKey("actors", "a", "by hand", 60))) is not None
@@ -268,7 +267,7 @@ async def test_a_gate_that_opens_in_a_pause_starts_nothing(autojump_clock: MockC
 
 
 async def test_an_order_that_waited_for_another_finds_the_key_as_it_is_then(autojump_clock: MockClock) -> None:
-    class SlowStop(PlainActor):
+    class SlowStop(WritingActor):
         async def on_stop(self) -> None:  # type: ignore[override]  # may await
             await trio.sleep(0.5)
 
@@ -276,7 +275,7 @@ async def test_an_order_that_waited_for_another_finds_the_key_as_it_is_then(auto
     group = group_of(harness)
     async with harness.running() as directory, trio.open_nursery() as nursery:
         await harness.ask("a")
-        directory.lives.children["a"].mailbox.put_system(SystemMessage.PASSIVATE)
+        directory.children["a"].mailbox.put_system(SystemMessage.PASSIVATE)
         await wait_all_tasks_blocked()
         nursery.start_soon(group.act, RestartKey("actors", "a", "to see it"))
         await wait_all_tasks_blocked()

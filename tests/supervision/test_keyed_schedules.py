@@ -20,7 +20,7 @@ from holdfast.persistence.journal.units import Committed, NotWritten
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.control.keys import ControlledGroup
 from holdfast.supervision.control.messages import CrashKey, QuarantineKey, ReleaseKey, RestartKey
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
 
 from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, outcome
@@ -173,7 +173,7 @@ class Schedule:
         nursery.cancel_scope.cancel()
 
     async def keep_settling(self) -> None:
-        while self.directory.lives.nursery is not None:
+        while self.directory.nursery is not None:
             self.settle()
             await trio.sleep(0.1)
 
@@ -184,13 +184,13 @@ class Schedule:
 
     def check(self) -> None:
         """Each key has one task at most, and one actor; the table knows every task."""
-        nursery = self.directory.lives.nursery
+        nursery = self.directory.nursery
         if nursery is None:
             return
         tasks = Counter(task.name for task in nursery.child_tasks if task.name.startswith("actor:"))
         assert set(tasks.values()) <= {1}, tasks
         assert self.directory.active_count == tasks.total()
-        children = self.directory.lives.children
+        children = self.directory.children
         assert {name.rpartition(":")[2] for name in tasks} <= children.keys()
         assert max(self.harness.most_live.values(), default=1) == 1
 
@@ -210,7 +210,7 @@ def check_messages(schedule: Schedule) -> None:
     for key, count in schedule.tells.items():
         handled = {word for word in harness.handled[key] if word.startswith("tell")}
         assert len(handled) + letters[key] == count
-    assert all(child.mailbox.empty() for child in harness.directory.lives.children.values())
+    assert all(child.mailbox.empty() for child in harness.directory.children.values())
 
 
 QUARANTINED_WHILE_IT_WAITS = [

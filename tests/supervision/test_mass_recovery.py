@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from holdfast.actors.runtime.mailbox import SystemMessage
 from holdfast.persistence.journal.units import Committed
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 
 from .keyed_actors import Harness, Say, Write, WritingActor, collect, outcome
 
@@ -58,10 +58,9 @@ async def test_killed_with_their_group_all_are_back_and_nothing_is_lost(
     async with harness.running() as directory:
         await ask_all(harness, replies, "before")
         assert directory.active_count == len(KEYS)
-        lives = directory.lives
     # The end of the run is what a crash of the journal does to the group; messages sent meanwhile wait.
     for key in KEYS[:50]:
-        lives.child(key)
+        directory.child(key)
         directory.ref(key).tell(Say("meanwhile"))
     Loading.most = 0
     async with harness.running() as directory:
@@ -82,7 +81,7 @@ async def test_all_crashed_at_once_the_group_pauses_once_and_all_are_back(
     async with harness.running() as directory:
         await ask_all(harness, replies, "before")
         Loading.most = 0
-        for child in directory.lives.children.values():
+        for child in directory.children.values():
             child.mailbox.put_system(SystemMessage.CRASH)
         begun = trio.current_time()
         await trio.sleep(0.001)
@@ -107,7 +106,7 @@ async def test_decisions_open_in_a_kill_are_answered_as_they_ended(
     async with harness.running() as directory, trio.open_nursery() as nursery:
         nursery.start_soon(collect, harness, [(key, Write("1")) for key in KEYS[:100]], replies)
         await trio.sleep(10)
-        for child in directory.lives.children.values():
+        for child in directory.children.values():
             child.mailbox.put_system(SystemMessage.CRASH)
         await trio.sleep(1)
         harness.settle(*[Committed()] * 100)

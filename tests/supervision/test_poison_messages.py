@@ -78,7 +78,7 @@ async def test_the_message_that_crashed_is_kept_with_its_cause(autojump_clock: M
 
 async def test_a_unit_that_the_database_refuses_is_kept_as_its_message(autojump_clock: MockClock) -> None:
     kept: list[PoisonedMessage] = []
-    harness = Harness(actor=WritingActor, poison=kept.append)
+    harness = Harness(poison=kept.append)
     replies: dict[int, Any] = {}
     async with harness.running(), trio.open_nursery() as nursery:
         nursery.start_soon(collect, harness, [("a", Write("1")), ("a", Write("2"))], replies)
@@ -243,8 +243,7 @@ async def test_a_replay_that_is_not_accepted_leaves_the_message_kept(database: D
     async with stored.harness.running() as directory, trio.open_nursery() as nursery:
         await run(stored, nursery)
         poison_id = (await stored.crash()).poison_id
-        lives = directory.lives
-        lives.quarantine.put(lives.child("a"), ValueError("by hand"), for_s=60)
+        directory.child("a").put_in_quarantine(ValueError("by hand"), for_s=60)
         with pytest.raises(Quarantined):
             await stored.replays.replay(poison_id, deadline_s=60)
         found = await database.read(poison_by_id, poison_id)
@@ -262,7 +261,7 @@ async def test_a_replay_that_is_cancelled_has_no_result(database: Database, mend
         async with trio.open_nursery() as asking:
             asking.start_soon(outcome, lambda: stored.harness.ask("a", Rest(600)))
             await wait_all_tasks_blocked()
-            mailbox = directory.lives.children["a"].mailbox
+            mailbox = directory.children["a"].mailbox
             while len(mailbox):  # until the actor has restarted, and rests
                 await trio.lowlevel.checkpoint()
             asking.start_soon(partial(stored.replays.replay, poison_id, deadline_s=60))

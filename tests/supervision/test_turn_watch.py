@@ -44,7 +44,7 @@ async def test_a_long_turn_is_reported_once_and_at_its_end(autojump_clock: MockC
         [report] = harness.reports("stuck")
         assert (report.key, report.last_message_type, report.mailbox_depth) == ("masked:a", "Rest", 1)
         assert 30 <= (report.duration_s or 0) <= 36
-        assert "keyed_actors._Scripted.on_receive" in (report.reason or "")
+        assert "keyed_actors.WritingActor.on_receive" in (report.reason or "")
         assert harness.reports("recovery") == []
         await trio.sleep(20)
         [ended] = harness.reports("recovery")
@@ -78,7 +78,7 @@ async def test_a_start_that_takes_too_long_is_stuck(autojump_clock: MockClock) -
     async def slow(_self: Any) -> None:
         await trio.sleep(100)
 
-    harness.directory.lives._factory = _with_start(harness, slow)
+    harness.directory.factory = _with_start(harness, slow)
     async with watched(harness) as nursery:
         await trio.sleep(1000)
         nursery.start_soon(collect, harness, [("a", Say())], {})
@@ -89,7 +89,7 @@ async def test_a_start_that_takes_too_long_is_stuck(autojump_clock: MockClock) -
 
 
 def _with_start(harness: Harness, on_start: Any) -> Any:
-    made = harness.directory.lives._factory
+    made = harness.directory.factory
 
     def make(key: str, mailbox: Any) -> Any:
         actor = made(key, mailbox)

@@ -11,10 +11,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from holdfast.actors.runtime.faults import Crashed, OutcomeUnknown, Quarantined, Unavailable
 from holdfast.actors.runtime.refs import WhileDown
 from holdfast.persistence.journal.units import Committed
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.spec import Backoff
 
-from .keyed_actors import Break, Harness, Rest, Say, Write, WritingActor, outcome
+from .keyed_actors import Break, Harness, Rest, Say, Write, outcome
 
 SLOW = KeyedLimits(backoff=Backoff(20, 20, jitter=0))
 
@@ -84,7 +84,7 @@ async def test_an_ask_that_waits_fails_at_its_deadline_unchanged(autojump_clock:
 async def test_no_ask_waits_for_a_quarantine(autojump_clock: MockClock) -> None:
     harness = Harness()
     async with harness.running() as directory:
-        directory.lives.quarantine.put(directory.lives.child("a"), ValueError("by hand"), for_s=5)
+        directory.child("a").put_in_quarantine(ValueError("by hand"), for_s=5)
         found, took_s = await ask(harness, "wait")
         assert isinstance(found, Quarantined)
         assert took_s == 0
@@ -103,7 +103,7 @@ async def test_a_message_whose_deadline_passed_is_a_dead_letter(autojump_clock: 
 
 @pytest.mark.parametrize("ending", ["deadline", "cancelled"])
 async def test_a_reply_that_no_sender_waits_for_is_a_dead_letter(autojump_clock: MockClock, ending: str) -> None:
-    harness = Harness(actor=WritingActor)
+    harness = Harness()
     async with harness.running() as directory, trio.open_nursery() as nursery:
         with trio.move_on_after(3 if ending == "cancelled" else 900):
             await outcome(lambda: directory.ref("a").ask(Write("1"), deadline_s=5))

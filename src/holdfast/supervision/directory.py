@@ -13,65 +13,57 @@ A slow or unreachable database counts against no budget: asks are refused, and i
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final, TypeVar, cast
 
 import trio
 
-from holdfast.actors.runtime.actor import TrioActor
 from holdfast.actors.runtime.faults import Deadlock, OutcomeUnknown, Overloaded, Unavailable
 from holdfast.actors.runtime.future import AskDeadlines, TrioFuture
-from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull
+from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import KeyedRef, WhileDown, until_accepted
-from holdfast.actors.workers.poison_writer import PoisonedMessage
 from holdfast.ledger.refusals import Refusal
-from holdfast.supervision.dead_letters import DeadLetters
-from holdfast.supervision.keyed_child import KeyedChild, KeyedLimits, WriteGate
-from holdfast.supervision.keyed_lives import KeyedLives, asking_from
-from holdfast.supervision.keyed_reports import KeyedReports
-from holdfast.telemetry.reports.reporter import Reporter
+from holdfast.supervision.keyed_child import KeyedChild, asking_from
+from holdfast.supervision.keyed_group import KeyedGroup
 from holdfast.telemetry.traces import traceparent
 
 R = TypeVar("R")
 
+SWEEPS_APART_S: Final = 0.25
 
-class KeyedDirectory:
-    """All virtual actors of one kind. As a child of the tree it may run again; its mailboxes outlive its runs.
 
-    ``poison`` is called with each message that crashed its actor.
-    """
+@dataclass(eq=False)
+class KeyedDirectory(KeyedGroup):
+    """All virtual actors of one kind. As a child of the tree it may run again; its mailboxes outlive its runs."""
 
-    def __init__(
-        self,
-        name: str,
-        factory: Callable[[str, Mailbox], TrioActor],
-        *,
-        gate: WriteGate,
-        probe: Callable[[], Awaitable[bool]],
-        reporter: Reporter,
-        dead_letters: DeadLetters,
-        poison: Callable[[PoisonedMessage], None] | None = None,
-        limits: KeyedLimits | None = None,
-        rng: random.Random | None = None,
-    ) -> None:
-        self.name = name
-        limits = limits if limits is not None else KeyedLimits()
-        rng = rng if rng is not None else random.Random()  # noqa: S311 - spreads waiting times
-        self.reports = KeyedReports(name, limits, reporter, dead_letters, poison)
-        self.lives = KeyedLives(name, factory, gate=gate, probe=probe, reports=self.reports, limits=limits, rng=rng)
-        self._deadlines = AskDeadlines()
+    children: OrderedDict[str, KeyedChild] = field(default_factory=OrderedDict, init=False)
+    """By key, the least recently used first."""
+    _deadlines: AskDeadlines = field(default_factory=AskDeadlines, init=False)
 
     def ref(self, key: str) -> KeyedRef:
         """Return the address of the actor with this key."""
         return KeyedRef(self, key)
 
+    def child(self, key: str) -> KeyedChild:
+        """Return the child of a key; a new one is passivated."""
+        child = self.children.get(key)
+        if child is None:
+            child = self.children[key] = self.new_child(key)
+        return child
+
+    def new_child(self, key: str) -> KeyedChild:
+        """Return what the child of a key is before its first message."""
+        return KeyedChild(key, self, self.children)
+
+    # ------------------------------------------------------------------------------------------------- messages
+
     async def ask(self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown) -> R | Refusal:
         """Ask the actor of a key. Raises as :meth:`AskRef.ask` does."""
         asker = asking_from.get()
-        if asker is not None and key in self.lives.children:
-            _refuse_cycle(asker, self.lives.children[key])
+        if asker is not None and key in self.children:
+            _refuse_cycle(asker, self.children[key])
         now = trio.current_time()
         future: TrioFuture[object] = TrioFuture()
         envelope = Envelope(message, future, deadline=now + deadline_s, sent_at=now, traceparent=traceparent.get())
@@ -95,10 +87,15 @@ class KeyedDirectory:
 
         Raises :class:`Unavailable` or :class:`Overloaded`.
         """
-        self._refuse_if_unavailable()
-        child = self.lives.child(key)
-        if child.state == "quarantined" and not self.lives.quarantine.begin_trial(child):
-            raise self.lives.quarantine.refusal(child)
+        if self.stopping.is_set() or self.nursery is None:
+            raise Unavailable(f"{self.name} are not running")
+        if not self.gate.is_open:
+            raise Unavailable(self.gate.reason, retry_after_s=self.gate.retry_after_s)
+        if self.is_paused:
+            raise Unavailable(f"{self.name} are paused", retry_after_s=self.limits.probe_backoff.max_s)
+        child = self.child(key)
+        if child.quarantine is not None and not child.begin_trial():
+            raise child.refusal()
         if fails_fast and child.backoff is not None:
             left_s = max(child.backoff.deadline - trio.current_time(), 0.0)
             raise Unavailable(f"{self.name} {key} restarts", retry_after_s=left_s)
@@ -107,23 +104,15 @@ class KeyedDirectory:
 
     def tell(self, key: str, message: Command[object]) -> None:
         """Tell the actor of a key; where the message is not accepted, it becomes a dead letter."""
-        child = self.lives.child(key)
+        child = self.child(key)
         envelope = Envelope(message, sent_at=trio.current_time(), traceparent=traceparent.get())
-        if child.state == "quarantined" and not self.lives.quarantine.begin_trial(child):
-            self.lives.quarantine.dead_letter(child, envelope)
+        if child.quarantine is not None and not child.begin_trial():
+            child.refuse(envelope)
             return
         try:
             self._put(child, envelope)
         except Overloaded:
-            self.reports.dead_letter(child, "full", envelope)
-
-    def _refuse_if_unavailable(self) -> None:
-        if self.lives.stopping.is_set() or self.lives.nursery is None:
-            raise Unavailable(f"{self.name} are not running")
-        if not self.lives.gate.is_open:
-            raise Unavailable(self.lives.gate.reason, retry_after_s=self.lives.gate.retry_after_s)
-        if self.lives.pause.is_on:
-            raise Unavailable(f"{self.name} are paused", retry_after_s=self.lives.limits.probe_backoff.max_s)
+            child.dead_letter("full", envelope)
 
     def _put(self, child: KeyedChild, envelope: Envelope) -> None:
         try:
@@ -131,67 +120,94 @@ class KeyedDirectory:
         except MailboxFull as full:
             raise Overloaded(f"{self.name} {child.key}: {full}") from full
         child.last_used = envelope.sent_at
-        self.lives.children.move_to_end(child.key)
-        if child.state == "passivated":
-            self.lives.activate(child)
+        self.children.move_to_end(child.key)
+        if child.scope is None:
+            child.activate()
 
-    def pause(self, reason: str) -> None:
-        """Refuse asks until :meth:`resume`, for an operator; actors that are active finish what they have."""
-        self.lives.pause.begin_by_operator(reason)
-        self.reports.paused(reason)
-
-    def resume(self, reason: str) -> None:
-        """End a pause, for an operator."""
-        if self.lives.pause.is_on:
-            self.lives.pause.end_by_operator()
-            self.reports.resumed(reason)
-
-    @property
-    def active_count(self) -> int:
-        """How many actors are active."""
-        return self.lives.active_count
+    # ----------------------------------------------------------------------------------------------- -----------
 
     def mailboxes(self) -> list[Mailbox]:
         """Return the mailboxes of all keys."""
-        return [child.mailbox for child in self.lives.children.values()]
+        return [child.mailbox for child in self.children.values()]
 
     def quarantined(self) -> list[str]:
         """Return the keys in quarantine."""
-        return [child.key for child in self.lives.children.values() if child.state == "quarantined"]
+        return [child.key for child in self.children.values() if child.quarantine is not None]
 
     def place(self, path: str) -> None:
         """Set the path in the tree."""
-        self.reports.path = path
+        self.path = path
 
     @property
     def is_ready(self) -> bool:
         """Whether asks are answered here: accepted, or refused because an operator paused the group."""
-        lives = self.lives
-        is_paused = lives.pause.is_on and lives.pause.operators_reason is None
-        return lives.nursery is not None and not lives.stopping.is_set() and not is_paused
+        is_paused = self.is_paused and self.operators_reason is None
+        return self.nursery is not None and not self.stopping.is_set() and not is_paused
+
+    # ----------------------------------------------------------------------------------------------------- the run
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run actors until :meth:`stop` has drained them. The next run handles the messages left over."""
-        self.lives.stopping = trio.Event()
-        self.lives.pause.end()
+        self.stopping = trio.Event()
+        self.end_pause()
         async with trio.open_nursery() as nursery:
-            self.lives.nursery = nursery
+            self.nursery = nursery
             try:
-                for child in list(self.lives.children.values()):
-                    if child.state == "passivated" and not child.mailbox.empty():
-                        self.lives.activate(child)
+                for child in list(self.children.values()):
+                    if child.quarantine is None and not child.mailbox.empty():
+                        child.activate()
                 task_status.started()
-                nursery.start_soon(self.lives.sweep)
-                await self.lives.stopping.wait()
-                await self.lives.drain()
+                nursery.start_soon(self._sweep)
+                await self.stopping.wait()
+                await self._drain()
             finally:
                 # Before the nursery closes: a late tell must not start a task in a closed one.
-                self.lives.nursery = None
+                self.nursery = None
             nursery.cancel_scope.cancel()
+
+    async def _drain(self) -> None:
+        """Let every actor handle its messages, await its commits and end."""
+        while self.active_count:
+            is_blocked = self.is_paused or not self.gate.is_open
+            if is_blocked and all(child.actor is None for child in self.children.values()):
+                # No actor works and none can start: the messages stay for the next run.
+                return
+            self.emptied = trio.Event()
+            for child in self.children.values():
+                if child.is_running:
+                    child.mailbox.put_system(SystemMessage.STOP)
+            with trio.move_on_after(0.5):
+                await self.emptied.wait()
+
+    async def _sweep(self) -> None:
+        """Passivate idle actors, the longest idle first, and forget what need not be remembered.
+
+        It is repeated soon after there are more than ``active_max``, not at once: it may look at every actor.
+        """
+        while True:
+            with trio.move_on_after(max(self.limits.idle_s / 8, SWEEPS_APART_S)):
+                await self.crowded.wait()
+            self._sweep_once()
+            await trio.sleep(SWEEPS_APART_S)
+            if self.active_count <= self.limits.active_max:
+                self.crowded = trio.Event()
+
+    def _sweep_once(self) -> None:
+        excess = self.active_count - self.limits.active_max
+        idle_since = trio.current_time() - self.limits.idle_s
+        for child in list(self.children.values()):
+            is_long_idle = child.last_used <= idle_since
+            if not is_long_idle and excess <= 0:
+                break
+            if child.is_running and child.mailbox.empty():
+                child.mailbox.put_system(SystemMessage.PASSIVATE)
+                excess -= 1
+            elif is_long_idle:
+                child.forget()
 
     async def stop(self) -> None:
         """Refuse further asks; every actor handles its messages and awaits its commits, then the run ends."""
-        self.lives.stopping.set()
+        self.stopping.set()
 
 
 def _refuse_cycle(asker: KeyedChild, target: KeyedChild) -> None:

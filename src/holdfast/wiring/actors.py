@@ -13,8 +13,7 @@ from typing import Final, cast
 import msgspec
 
 from holdfast.actors.account.actor import AccountActor, AccountLimits
-from holdfast.actors.runtime.actor import TrioActor
-from holdfast.actors.runtime.journaled import Tell
+from holdfast.actors.runtime.journaled import JournaledActor, Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TellRef
@@ -44,7 +43,7 @@ from holdfast.persistence.server.database import Database
 from holdfast.settings.settings import Settings
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
-from holdfast.supervision.keyed_child import KeyedLimits
+from holdfast.supervision.keyed_group import KeyedLimits
 from holdfast.supervision.poison_replays import PoisonReplays
 from holdfast.supervision.spec import Child
 from holdfast.supervision.tree import RunningChild
@@ -55,7 +54,7 @@ from holdfast.wiring.parts import Parts
 
 MASK_DIGITS: Final = 16
 
-Create = Callable[[str, Mailbox], TrioActor]
+Create = Callable[[str, Mailbox], JournaledActor]
 """Creates the actor of a key."""
 
 

@@ -14,7 +14,6 @@ from holdfast.actors.runtime.faults import EndedByOperator
 from holdfast.actors.runtime.mailbox import SystemMessage
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import (
-    ActorState,
     CrashKey,
     DescribeKey,
     GroupAction,
@@ -64,20 +63,20 @@ class ControlledGroup:
 
     def describe(self) -> GroupDescription:
         """Describe the group."""
-        lives, now = self.directory.lives, trio.current_time()
+        directory, now = self.directory, trio.current_time()
         states: Counter[str] = Counter()
         messages, oldest = 0, now
-        for child in lives.children.values():
-            states[_state(child)] += 1
+        for child in directory.children.values():
+            states[child.state] += 1
             depth = len(child.mailbox)
             if depth:
                 messages += depth
                 oldest = min(oldest, child.mailbox.oldest_sent_at() or now)
-        by_operator = lives.pause.operators_reason
+        by_operator = directory.operators_reason
         return GroupDescription(
-            name=self.directory.name,
-            paused_by=None if not lives.pause.is_on else "crashes" if by_operator is None else "operator",
-            pause_reason=lives.pause.reason,
+            name=directory.name,
+            paused_by=None if not directory.is_paused else "crashes" if by_operator is None else "operator",
+            pause_reason=directory.pause_reason,
             states=dict(states),
             messages=messages,
             oldest_message_age_s=_rounded(now - oldest) if messages else None,
@@ -98,8 +97,8 @@ class ControlledGroup:
                 case "rate":
                     return child.turns_per_s(now)
 
-        children = self.directory.lives.children.values()
-        wanted = ((-figure(c), self.mask(c.key), c) for c in children if query.state in (None, _state(c)))
+        children = self.directory.children.values()
+        wanted = ((-figure(c), self.mask(c.key), c) for c in children if query.state in (None, c.state))
         after = (each for each in wanted if each[1] > query.after)
         first = nsmallest(query.limit, after, key=lambda each: each[:2])
         return KeyList([self._summary(child) for _, _, child in first])
@@ -110,7 +109,7 @@ class ControlledGroup:
         if key is None:
             return self._not_found(command.key)
         # One without a child is described as the child that it would be with its next message.
-        return self._describe(self.directory.lives.children.get(key) or self.directory.lives.new_child(key))
+        return self._describe(self.directory.children.get(key) or self.directory.new_child(key))
 
     # ------------------------------------------------------------------------------------------------ actions
 
@@ -122,20 +121,20 @@ class ControlledGroup:
                 await child.end_request.done.wait()
         if isinstance(action, QuarantineKey) and (child is not None or self.mask(action.key) == action.key):
             # Also of a key that is not active: its next message would start an actor.
-            child = self.directory.lives.child(action.key) if child is None else child
+            child = self.directory.child(action.key) if child is None else child
             await self._quarantine(child, action)
         elif child is None:
             return self._not_found(action.key)
         elif isinstance(action, ReleaseKey):
-            if child.state != "quarantined":
+            if child.quarantine is None:
                 return Refusal(code="actor_not_quarantined", message="The actor is not quarantined.")
-            self.directory.lives.release(child, action.reason)
-        elif isinstance(action, RestartKey) and child.actor is None and child.state in {"active", "backing_off"}:
+            child.release(action.reason)
+        elif isinstance(action, RestartKey) and child.actor is None and child.state in {"starting", "backing_off"}:
             # It is about to start: at once, if it is backing off.
             if child.backoff is not None:
                 child.backoff.cancel()
         elif child.actor is None:
-            return Refusal(code="actor_not_active", message=f"The actor is not active: it is {_state(child)}.")
+            return Refusal(code="actor_not_active", message=f"The actor is not active: it is {child.state}.")
         else:
             kind = SystemMessage.CRASH if isinstance(action, CrashKey) else SystemMessage.END
             request = EndRequest("crash" if isinstance(action, CrashKey) else "restart", action.reason)
@@ -152,7 +151,7 @@ class ControlledGroup:
 
     async def _quarantine(self, child: KeyedChild, action: QuarantineKey) -> None:
         if child.actor is None:
-            self.directory.lives.quarantine.put(child, EndedByOperator(action.reason), for_s=action.for_s)
+            child.put_in_quarantine(EndedByOperator(action.reason), for_s=action.for_s)
         else:
             await self._end(child, EndRequest("quarantine", action.reason, action.for_s), SystemMessage.END)
 
@@ -171,7 +170,7 @@ class ControlledGroup:
     # ------------------------------------------------------------------------------------------------- details
 
     def _find(self, key: str) -> KeyedChild | None:
-        children = self.directory.lives.children
+        children = self.directory.children
         found = children.get(key)
         if found is None or self.mask(key) != key:
             found = next((child for child in children.values() if self.mask(child.key) == key), None)
@@ -182,7 +181,7 @@ class ControlledGroup:
         child = self._find(masked)
         if child is not None:
             return child.key
-        known = self.directory.reports.restarts
+        known = self.directory.restarts
         if self.mask(masked) == masked:
             return masked if masked in known else None
         return next((key for key in known if self.mask(key) == masked), None)
@@ -195,17 +194,17 @@ class ControlledGroup:
 
     def _summary(self, child: KeyedChild) -> KeySummary:
         now = trio.current_time()
-        is_quarantined = child.state == "quarantined"
+        quarantine = child.quarantine
         return KeySummary(
             group=self.directory.name,
             key=self.mask(child.key),
             member_id=self.member_id,
-            state=_state(child),
+            state=child.state,
             incarnation=child.incarnation,
             restarts=child.window.count(now) if child.window is not None else 0,
             work=work_of(child.mailbox, child.actor, now),
             messages_per_s=_rounded(child.turns_per_s(now)),
-            quarantined_for_s=_rounded(max(child.quarantined_until - now, 0.0)) if is_quarantined else None,
+            quarantined_for_s=_rounded(max(quarantine.until - now, 0.0)) if quarantine is not None else None,
             retry_in_s=_rounded(max(child.backoff.deadline - now, 0.0)) if child.backoff is not None else None,
         )
 
@@ -213,18 +212,12 @@ class ControlledGroup:
         turn = child.actor.turn if child.actor is not None else None
         return KeyDescription(
             **msgspec.structs.asdict(self._summary(child)),
-            budget=self.directory.lives.limits.child_restarts,
+            budget=self.directory.limits.child_restarts,
             trace_id=turn.trace_id if turn is not None else None,
             await_stack=await_stack(child.task) if child.task is not None else [],
-            quarantine_reason=child.quarantine_reason if child.state == "quarantined" else None,
-            history=[*self.directory.reports.restarts.get(child.key, ())],
+            quarantine_reason=child.quarantine.reason if child.quarantine is not None else None,
+            history=[*self.directory.restarts.get(child.key, ())],
         )
-
-
-def _state(child: KeyedChild) -> ActorState:
-    if child.state == "active" and (child.actor is None or not child.actor.is_serving):
-        return "starting"
-    return child.state
 
 
 def _rounded(seconds: float) -> float:

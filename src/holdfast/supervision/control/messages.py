@@ -15,15 +15,13 @@ from holdfast.ledger.public_types import MemberId, Time
 from holdfast.persistence.claims.processes import MemberState
 from holdfast.providers.media.health import ProviderState
 from holdfast.supervision.dead_letters import DeadLetter, DeadReason
-from holdfast.supervision.keyed_reports import KeyRestart
+from holdfast.supervision.keyed_child import ActorState
+from holdfast.supervision.keyed_group import KeyRestart
 from holdfast.supervision.status import ChildStatus, Work
 from holdfast.telemetry.metrics.figures import ProviderFigures, RefusalFigures, RouteFigures
 from holdfast.telemetry.metrics.samples import Sample
 from holdfast.telemetry.refused_requests import RefusedCaller, RefusedRequest
 from holdfast.telemetry.reports.conditions import LastingCondition
-
-ActorState = Literal["passivated", "starting", "active", "backing_off", "quarantined"]
-"""passivated: not active, but remembered. starting: it loads its rows, or waits until it may."""
 
 KeyOrder = Literal["key", "queue", "wait", "rate"]
 

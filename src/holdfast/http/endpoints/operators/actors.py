@@ -24,7 +24,6 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import emails_of_accounts
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.supervision.control.messages import (
-    ActorState,
     CrashKey,
     DeadLetterList,
     DescribeKey,
@@ -39,6 +38,7 @@ from holdfast.supervision.control.messages import (
     RestartKey,
 )
 from holdfast.supervision.dead_letters import DeadLetter, DeadReason
+from holdfast.supervision.keyed_child import ActorState
 
 route = RouteTable("Operators")
 
