@@ -29,7 +29,7 @@ from holdfast.persistence.claims.contents import LEASE_S, RESULT_CLAIM_S, RESULT
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.records.rows import AssetRow
 from holdfast.providers.storage.sniffing import EXTENSIONS
-from holdfast.telemetry.reports.conditions import unwatched
+from holdfast.telemetry.reports.conditions import ignore_outcome
 
 from .asset_setup import RETENTION_S, TYPE, MessageRecorder, Setup, hash_of, picture
 
@@ -51,7 +51,7 @@ async def hosting_worker(setup: Setup, messages: MessageRecorder) -> WorkerRef:
         claims=ContentClaims(setup.system.database.connect_writer),
         incoming_dir=setup.folder / "incoming",
         tasks=messages,
-        watch=unwatched,
+        take_outcome=ignore_outcome,
         now=setup.now,
     )
     await setup.nursery.start(lambda *, task_status: worker.run(task_status=task_status))

@@ -20,7 +20,7 @@ from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.provider_update import Output
 from holdfast.ledger.tasks.transitions import HostingFailure, HostOutputs
 from holdfast.providers.outbound.downloads import DownloadRefused
-from holdfast.telemetry.reports.conditions import unwatched
+from holdfast.telemetry.reports.conditions import ignore_outcome
 
 
 def host(number: int, task: str = "task_1") -> Host:
@@ -85,7 +85,7 @@ async def start_worker(nursery: trio.Nursery, tmp_path: Path) -> tuple[TaskRecor
         claims=unused,
         incoming_dir=tmp_path,
         tasks=tasks,
-        watch=unwatched,
+        take_outcome=ignore_outcome,
         now=utc_now,
     )
     await nursery.start(lambda *, task_status: worker.run(task_status=task_status))

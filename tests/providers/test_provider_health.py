@@ -21,7 +21,7 @@ async def test_three_unanswered_calls_in_a_row_are_down_and_one_answer_is_up() -
     health = ProviderHealth("box")
     states: list[str] = [health.state]
     taken: list[str | None] = []
-    health.watch = taken.append
+    health.take_outcome = taken.append
     for status in (404, *[502] * (FAILURES_MAX - 1), 503, *[502] * FAILURES_MAX, 504, 200, 200):
         health.call_answered(status)
         states.append(health.state)
@@ -32,7 +32,7 @@ async def test_three_unanswered_calls_in_a_row_are_down_and_one_answer_is_up() -
 async def test_a_silence_lasts_until_a_submission_is_answered(mock_clock: MockClock) -> None:
     health = ProviderHealth("box")
     taken: list[str | None] = []
-    health.watch = taken.append
+    health.take_outcome = taken.append
     for _ in range(1000):
         health.succeeded("calls")
         health.failed("submissions", "no answer")

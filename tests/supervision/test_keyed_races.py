@@ -283,3 +283,15 @@ async def test_an_order_that_waited_for_another_finds_the_key_as_it_is_then(auto
         await group.act(QuarantineKey("actors", "a", "by hand", 60))
         assert directory.quarantined() == ["a"]
         assert isinstance(await outcome(lambda: harness.ask("a")), Quarantined)
+
+
+async def test_a_quarantine_holds_though_a_drain_ends_the_backoff_in_the_same_instant(
+    autojump_clock: MockClock,
+) -> None:
+    harness = Harness()
+    async with harness.running() as directory:
+        await outcome(lambda: harness.ask("a", Break()))
+        await wait_all_tasks_blocked()
+        await directory.stop()
+        directory.children["a"].put_in_quarantine(OSError("by hand"), for_s=60)
+    assert directory.quarantined() == ["a"]

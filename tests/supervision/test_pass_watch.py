@@ -44,7 +44,7 @@ class Watched:
     @asynccontextmanager
     async def running(self, start: Callable[[], Child]) -> AsyncIterator[None]:
         async def run_child(*, task_status: trio.TaskStatus[None]) -> None:
-            await self.passes.watching("sweeper", start)().run(task_status=task_status)
+            await self.passes.of_worker("sweeper", start)().run(task_status=task_status)
 
         async with trio.open_nursery() as nursery:
             await nursery.start(lambda *, task_status: self._watch.run(task_status=task_status))

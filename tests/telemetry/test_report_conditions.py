@@ -90,9 +90,9 @@ def test_what_lasts_can_be_read(story: Story) -> None:
 
 
 def test_while_it_lasts_its_count_is_reported_ever_more_rarely(story: Story) -> None:
-    watch = story.conditions.watch(PROVIDER, "studio", provider="studio")
+    take_outcome = story.conditions.outcomes_of(PROVIDER, "studio", provider="studio")
     for _ in range(4 * 3600):
-        watch("down: ConnectError")
+        take_outcome("down: ConnectError")
         story.pass_time(1)
     durations = [report.duration_s for report in reversed(story.reporter.recent())]
     assert durations == [None, 60, 180, 420, 900, 1860, 3780, 7380, 10980]
@@ -102,13 +102,13 @@ def test_while_it_lasts_its_count_is_reported_ever_more_rarely(story: Story) -> 
 
 
 def test_a_change_of_state_is_reported_unless_it_alternates(story: Story) -> None:
-    watch = story.conditions.watch(PROVIDER, "studio", provider="studio")
+    take_outcome = story.conditions.outcomes_of(PROVIDER, "studio", provider="studio")
     for reason in ("silent: no updates", "down: refused", "silent: none"):
-        watch(reason)
+        take_outcome(reason)
     story.pass_time(10)
     for reason in ("silent: none", "down: refused", "down: timed out"):
-        watch(reason)
-    watch(None)
+        take_outcome(reason)
+    take_outcome(None)
     assert [line.partition(";")[0] for line in story.lines] == [
         "outage: the provider is silent: no updates",
         "outage: the provider is down: refused",

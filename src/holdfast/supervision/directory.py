@@ -55,7 +55,7 @@ class KeyedDirectory(KeyedGroup):
 
     def new_child(self, key: str) -> KeyedChild:
         """Return what the child of a key is before its first message."""
-        return KeyedChild(key, self, self.children)
+        return KeyedChild(key, self, self.children, Mailbox(self.limits.mailbox_max))
 
     # ------------------------------------------------------------------------------------------------- messages
 

@@ -71,70 +71,44 @@ class Quarantine:
     refused_types: set[str] = field(default_factory=set)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class KeyedChild:
     """One key. It is in the ``table`` of its directory as long as something must be remembered of it."""
 
-    __slots__ = (
-        "_table",
-        "actor",
-        "backoff",
-        "before",
-        "began_at",
-        "crashed",
-        "end_request",
-        "group",
-        "incarnation",
-        "key",
-        "last_used",
-        "mailbox",
-        "postponed",
-        "quarantine",
-        "quarantines",
-        "scope",
-        "task",
-        "trial_at",
-        "turn_rate",
-        "turned_at",
-        "voids_in_row",
-        "waiting_on",
-        "window",
-    )
-
-    def __init__(self, key: str, group: KeyedGroup, table: MutableMapping[str, KeyedChild]) -> None:
-        self.key = key
-        self.group = group
-        self._table = table
-        self.mailbox = Mailbox(group.limits.mailbox_max)
-        self.actor: JournaledActor | None = None
-        """The present incarnation, once it begins to load."""
-        self.before: JournaledActor | None = None
-        """The last incarnation, unless it ended in order: the next one inherits from it."""
-        self.task: trio.lowlevel.Task | None = None
-        """The task of its incarnations, once it has begun."""
-        self.scope: trio.CancelScope | None = None
-        """The scope of its present incarnation, and of the wait for it; None if the child has no task."""
-        self.backoff: trio.CancelScope | None = None
-        """The scope of the wait between a crash and the next incarnation."""
-        self.end_request: EndRequest | None = None
-        self.incarnation = 0
-        self.began_at = 0.0
-        """When the present incarnation began to load (trio's clock)."""
-        self.last_used = 0.0
-        self.turn_rate = 0.0
-        """Turns a second at ``turned_at``, an average over about a minute: a turn counts less with its age."""
-        self.turned_at = 0.0
-        self.window: RestartWindow | None = None
-        self.crashed = False
-        """Whether the last incarnation crashed, or an operator ended it."""
-        self.voids_in_row = 0
-        self.postponed = 0
-        """How many incarnations in a row the database ended although the gate was open."""
-        self.quarantine: Quarantine | None = None
-        self.quarantines = 0
-        """How many there were since its budget last started over."""
-        self.trial_at: float | None = None
-        """When a message ended its quarantine, until it is known whether that succeeded."""
-        self.waiting_on: KeyedChild | None = None
+    key: str
+    group: KeyedGroup
+    table: MutableMapping[str, KeyedChild]
+    mailbox: Mailbox
+    actor: JournaledActor | None = None
+    """The present incarnation, once it begins to load."""
+    before: JournaledActor | None = None
+    """The last incarnation, unless it ended in order: the next one inherits from it."""
+    task: trio.lowlevel.Task | None = None
+    """The task of its incarnations, once it has begun."""
+    scope: trio.CancelScope | None = None
+    """The scope of its present incarnation, and of the wait for it; None if the child has no task."""
+    backoff: trio.CancelScope | None = None
+    """The scope of the wait between a crash and the next incarnation."""
+    end_request: EndRequest | None = None
+    incarnation: int = 0
+    began_at: float = 0.0
+    """When the present incarnation began to load (trio's clock)."""
+    last_used: float = 0.0
+    turn_rate: float = 0.0
+    """Turns a second at ``turned_at``, an average over about a minute: a turn counts less with its age."""
+    turned_at: float = 0.0
+    window: RestartWindow | None = None
+    crashed: bool = False
+    """Whether the last incarnation crashed, or an operator ended it."""
+    voids_in_row: int = 0
+    postponed: int = 0
+    """How many incarnations in a row the database ended although the gate was open."""
+    quarantine: Quarantine | None = None
+    quarantines: int = 0
+    """How many there were since its budget last started over."""
+    trial_at: float | None = None
+    """When a message ended its quarantine, until it is known whether that succeeded."""
+    waiting_on: KeyedChild | None = None
 
     @property
     def state(self) -> ActorState:
@@ -164,8 +138,8 @@ class KeyedChild:
             is_remembered = now <= self.quarantine.until + self.group.limits.quarantine.max_s
         else:
             is_remembered = self.window is not None and self.window.count(now) > 0
-        if not is_remembered and self._table.get(self.key) is self:
-            del self._table[self.key]
+        if not is_remembered and self.table.get(self.key) is self:
+            del self.table[self.key]
 
     # --------------------------------------------------------------------------------------------------- its task
 
@@ -214,7 +188,7 @@ class KeyedChild:
 
     def _on_requeued(self) -> None:
         """Handle the messages that the journal returned after the task was cancelled."""
-        current = self._table.setdefault(self.key, self)
+        current = self.table.setdefault(self.key, self)
         if current is not self:  # it had been forgotten meanwhile
             current.mailbox.requeue(self.mailbox.take_all())
         if current.quarantine is not None:

@@ -9,7 +9,7 @@ from holdfast.providers.card.stripe_adapter import StripeProvider
 from holdfast.settings.checks import has_emulators
 from holdfast.settings.settings import Settings
 from holdfast.sockets.emulator_sockets import EMULATOR_HOST, card_emulator_port
-from holdfast.telemetry.reports.conditions import Watch, unwatched
+from holdfast.telemetry.reports.conditions import TakeOutcome, ignore_outcome
 
 PROVIDER = "cardprovider"
 WEBHOOK_PATH = "/v2/control/payments/cardprovider/webhook"
@@ -22,33 +22,33 @@ class CardSetup(CardPayments):
     emulator_url: str | None = None
 
 
-def card_setup(settings: Settings, watch: Watch = unwatched) -> CardSetup | None:
-    """Return the card provider of a service with these settings; ``watch`` takes the outcomes of calls.
+def card_setup(settings: Settings, take_outcome: TakeOutcome = ignore_outcome) -> CardSetup | None:
+    """Return the card provider of a service with these settings; ``take_outcome`` takes the outcomes of calls.
 
     None without a key in production, which never uses the emulator, and where the emulator is not installed or has
     never run.
     """
     if settings.card_api_key is not None:
-        return _configured(settings, settings.card_api_key, watch)
+        return _configured(settings, settings.card_api_key, take_outcome)
     if settings.is_production or not has_emulators():
         return None
     port = card_emulator_port(settings)
-    return None if port is None else _emulated(settings, port, watch)
+    return None if port is None else _emulated(settings, port, take_outcome)
 
 
-def _configured(settings: Settings, api_key: str, watch: Watch) -> CardSetup:
+def _configured(settings: Settings, api_key: str, take_outcome: TakeOutcome) -> CardSetup:
     return CardSetup(
-        provider=_adapter(settings, api_key, settings.card_api_base, watch),
+        provider=_adapter(settings, api_key, settings.card_api_base, take_outcome),
         webhook_secrets=settings.card_webhook_secrets,
         publishable_key=settings.card_publishable_key,
         livemode=_livemode(api_key),
     )
 
 
-def _emulated(settings: Settings, port: int, watch: Watch) -> CardSetup:
+def _emulated(settings: Settings, port: int, take_outcome: TakeOutcome) -> CardSetup:
     url = f"http://{EMULATOR_HOST}:{port}"
     return CardSetup(
-        provider=_adapter(settings, emulator_key(settings), url, watch),
+        provider=_adapter(settings, emulator_key(settings), url, take_outcome),
         webhook_secrets=(emulator_webhook_secret(settings),),
         publishable_key=settings.card_publishable_key or "pk_test_emulator",
         livemode=False,
@@ -56,7 +56,7 @@ def _emulated(settings: Settings, port: int, watch: Watch) -> CardSetup:
     )
 
 
-def _adapter(settings: Settings, api_key: str, api_base: str | None, watch: Watch) -> StripeProvider:
+def _adapter(settings: Settings, api_key: str, api_base: str | None, take_outcome: TakeOutcome) -> StripeProvider:
     return StripeProvider(
         api_key,
         api_base=api_base,
@@ -64,7 +64,7 @@ def _adapter(settings: Settings, api_key: str, api_base: str | None, watch: Watc
         connect_timeout_s=min(5.0, settings.card_timeout_s),
         retries_count=settings.card_retries,
         automatic_payment_methods=settings.card_automatic_payment_methods,
-        watch=watch,
+        take_outcome=take_outcome,
     )
 
 

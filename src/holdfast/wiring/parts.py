@@ -126,7 +126,7 @@ def parts_of(
     reports = NewestQueue[Report](REPORTS_MAX)
     reporter.listen(reports.put)
     conditions = Conditions(reporter)
-    database.gate.watch = conditions.watch(DATABASE)
+    database.gate.take_outcome = conditions.outcomes_of(DATABASE)
     registry.watch(conditions)
     changes = Changes()
     writer = BatchWriter(database.connect_writer, now=now, idempotency_ttl_s=settings.idempotency_ttl_s)
@@ -139,7 +139,7 @@ def parts_of(
         store=store,
         claims=ContentClaims(database.connect_writer),
         mailer=_mailer(settings),
-        card=card_setup(settings, conditions.watch(CARD)),
+        card=card_setup(settings, conditions.outcomes_of(CARD)),
         database=database,
         changes=changes,
         journal=Journal(writer, database.gate, changes=changes),

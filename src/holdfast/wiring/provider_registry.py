@@ -27,7 +27,7 @@ from holdfast.settings.secret_strength import weakness
 from holdfast.settings.settings import Settings, environment
 from holdfast.settings.values import is_open_to_all
 from holdfast.sockets.emulator_sockets import EMULATOR_HOST
-from holdfast.telemetry.reports.conditions import PROVIDER, Conditions, unwatched
+from holdfast.telemetry.reports.conditions import PROVIDER, Conditions, ignore_outcome
 from holdfast.telemetry.scrubbing import register_secrets
 
 log = structlog.get_logger(__name__)
@@ -77,7 +77,9 @@ class ProviderRegistry:
         self._conditions = conditions
         for name, provider in self.providers.items():
             is_sold = name in self.catalog.providers
-            provider.health.watch = conditions.watch(PROVIDER, name, provider=name) if is_sold else unwatched
+            provider.health.take_outcome = (
+                conditions.outcomes_of(PROVIDER, name, provider=name) if is_sold else ignore_outcome
+            )
 
     async def reload(self) -> bool:
         """Reload the catalog and return whether it was accepted; one with faults is logged and ignored.

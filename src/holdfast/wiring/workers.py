@@ -63,7 +63,7 @@ def worker_children(parts: Parts, actors: Actors, order_checks: OrderChecks) -> 
         | _sweeping(parts, actors, order_checks)
         | _measuring(parts, actors)
     )
-    return {name: passes.watching(name, start) for name, start in workers.items()}
+    return {name: passes.of_worker(name, start) for name, start in workers.items()}
 
 
 def _watching(parts: Parts, actors: Actors, passes: Passes) -> Starts:
@@ -120,7 +120,7 @@ def _tasks(parts: Parts, actors: Actors) -> Starts:
             incoming_dir=settings.data_dir / "incoming",
             tasks=tasks,
             now=now,
-            watch=parts.conditions.watch(STORAGE),
+            take_outcome=parts.conditions.outcomes_of(STORAGE),
         ),
         "outbox": _outbox(parts, actors),
     }

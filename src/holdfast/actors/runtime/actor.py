@@ -21,23 +21,17 @@ from __future__ import annotations
 import functools
 from enum import Enum
 from types import CoroutineType, TracebackType
-from typing import ClassVar, Literal, NoReturn, Protocol, TypeAlias
+from typing import ClassVar, Literal, NoReturn, Protocol
 
 import pykka
 import structlog
 import trio
 from msgspec import Struct
 
-from holdfast.actors.runtime.faults import (
-    Crashed,
-    EndedByOperator,
-    OutcomeUnknown,
-    Unavailable,
-)
+from holdfast.actors.runtime.faults import Crashed, EndedByOperator, OutcomeUnknown
 from holdfast.actors.runtime.future import TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, SystemMessage
 from holdfast.actors.runtime.refs import StoppedFlag
-from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.telemetry import metrics
 from holdfast.telemetry.metrics.batched_histogram import BatchedHistogram
 from holdfast.telemetry.traces import traceparent
@@ -56,10 +50,6 @@ class Ending(Enum):
     """By an operator, with messages left in the mailbox."""
 
 
-MessageLoss: TypeAlias = Literal["expired", "orphan_reply"]
-"""A message whose deadline passed before its turn, or whose sender does not wait for the reply."""
-
-
 class Records(Protocol):
     """What is recorded of an actor and its messages."""
 
@@ -67,8 +57,8 @@ class Records(Protocol):
         """Count a turn that ended at a time (trio's clock)."""
         ...
 
-    def dead_letter(self, reason: MessageLoss, envelope: Envelope) -> None:
-        """Record a message."""
+    def dead_letter(self, reason: Literal["expired", "orphan_reply"], envelope: Envelope) -> None:
+        """Record a message whose deadline passed before its turn, or whose sender does not wait for the reply."""
         ...
 
 
@@ -98,9 +88,6 @@ class TrioActor(pykka.Actor):
 
     is_serving = False
     """Whether it has started, and handles messages."""
-
-    crashed_on: Envelope | None = None
-    """The message that it crashed on."""
 
     def __init__(self, mailbox: Mailbox | None = None) -> None:
         # Not super().__init__(): it draws a random urn and creates a threading.Event for each incarnation.
@@ -234,12 +221,8 @@ class TrioActor(pykka.Actor):
 
     def _on_exception(self, envelope: Envelope, exc: Exception) -> None:
         """End the incarnation, for an ask as for a tell: its state may be ahead of the rows."""
-        if isinstance(exc, DatabaseAway):
-            envelope.fail(Unavailable(str(exc), retry_after_s=exc.retry_after_s))
-            raise exc
         crash = Crashed(f"{type(self).__name__} crashed while handling {type(envelope.message).__name__}")
         crash.__cause__ = exc
-        self.crashed_on = envelope
         envelope.fail(crash)
         raise exc
 
@@ -257,10 +240,6 @@ class TrioActor(pykka.Actor):
         if self.records is not None:
             self.records.dead_letter("expired", envelope)
         envelope.fail(OutcomeUnknown("the command's deadline passed before its turn"))
-
-    def state(self) -> tuple[int | None, object]:
-        """Return the version of its rows and what it decides on, for the record of a crash."""
-        return None, None
 
     async def on_start(self) -> None:  # type: ignore[override]  # may await
         """Load the actor's state. An exception ends the incarnation before its first message."""

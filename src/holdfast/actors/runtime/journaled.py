@@ -97,6 +97,9 @@ class JournaledActor(TrioActor):
 
     own_fence: ClassVar[FenceKind]
 
+    crashed_on: Envelope | None = None
+    """The message that it crashed on."""
+
     def __init__(self, mailbox: Mailbox, journal: Journal) -> None:
         super().__init__(mailbox)
         self.learned: list[tuple[IdempotencyProbe, StoredReply]] = []
@@ -114,6 +117,10 @@ class JournaledActor(TrioActor):
         self.on_requeued: Callable[[], None] | None = None
         """Called when messages return to the mailbox after this incarnation has ended, to start the next one."""
         self._awaits_units = False
+
+    def state(self) -> tuple[int | None, object]:
+        """Return the version of its rows and what it decides on, for the record of a crash."""
+        return None, None
 
     def inherit(self, before: Self) -> None:
         """Take over what the incarnation before this one found out, if that did not end in order."""
@@ -183,6 +190,7 @@ class JournaledActor(TrioActor):
             envelope.fail(exc)
             self.is_void = self.is_void or isinstance(exc, OutcomeUnknown)
         else:
+            self.crashed_on = envelope
             super()._on_exception(envelope, exc)
 
     def _become_void(self, cause: Literal["stale", "database"]) -> None:

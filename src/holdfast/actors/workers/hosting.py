@@ -38,7 +38,7 @@ from holdfast.providers.outbound.downloads import (
 from holdfast.providers.outbound.guarded import GuardedClient, Origin
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.sniffing import EXTENSIONS, MEDIA_TYPES
-from holdfast.telemetry.reports.conditions import Watch
+from holdfast.telemetry.reports.conditions import TakeOutcome
 from holdfast.telemetry.traces.spans import span
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ TURN_TIMEOUT_S = 60
 class HostingWorker(Worker):
     """Stores the outputs of one task in order, and of several tasks concurrently.
 
-    ``origins_of`` returns the private addresses from which a provider's outputs may be downloaded. ``watch``
+    ``origins_of`` returns the private addresses from which a provider's outputs may be downloaded. ``take_outcome``
     takes the outcomes of storing.
     """
 
@@ -69,7 +69,7 @@ class HostingWorker(Worker):
         incoming_dir: Path,
         tasks: Directory,
         now: Now,
-        watch: Watch,
+        take_outcome: TakeOutcome,
     ) -> None:
         super().__init__(ref)
         self._downloads = downloads
@@ -79,7 +79,7 @@ class HostingWorker(Worker):
         self._incoming_dir = incoming_dir
         self._tasks = tasks
         self._now = now
-        self._watch = watch
+        self._take_outcome = take_outcome
         self._rounds = defaultdict[str, trio.CapacityLimiter](partial(trio.CapacityLimiter, ROUNDS_MAX))
         self._running: dict[str, tuple[int, int, trio.CancelScope]] = {}
 
@@ -158,10 +158,10 @@ class HostingWorker(Worker):
             return HostingFailure(output.index, f"{stored.code}: {stored.message}", stored.permanent, by_store)
         if isinstance(stored, OSError):
             # The details of a storage fault are for operators only.
-            self._watch(stored.strerror or type(stored).__name__)
+            self._take_outcome(stored.strerror or type(stored).__name__)
             return _not_stored(output, "cannot be written at the moment")
         if isinstance(stored, OutputItem):
-            self._watch(None)
+            self._take_outcome(None)
         return stored
 
     def _store_checked(

@@ -40,41 +40,40 @@ class Passes:
     def __init__(self) -> None:
         self.open: dict[Pass, None] = {}
 
-    def watching(self, worker: str, start: Callable[[], T]) -> Callable[[], T]:
-        """Return ``start`` such that the passes of what it starts, in the same task, are known here."""
-
+    def of_worker(self, worker: str, start: Callable[[], T]) -> Callable[[], T]:
+        """Return ``start`` such that the passes of the worker that it starts, in the same task, are known here."""
         pass_s = metrics.WORKER_PASS_S.labels(worker)
 
-        def start_watched() -> T:
-            _watched.set((self, worker, pass_s))
+        def start_known() -> T:
+            _recorded.set((self, worker, pass_s))
             return start()
 
-        return start_watched
+        return start_known
 
 
-_watched: ContextVar[tuple[Passes, str, BatchedHistogram] | None] = ContextVar("watched worker", default=None)
+_recorded: ContextVar[tuple[Passes, str, BatchedHistogram] | None] = ContextVar("recorded worker", default=None)
 
 
 class one_pass:  # noqa: N801 - used as a function; a generator would cost each pass several calls more
     """A context that times one pass of the present worker, whose work is named by ``what``."""
 
-    __slots__ = ("_bound_s", "_pass", "_watched", "_what")
+    __slots__ = ("_bound_s", "_pass", "_recorded", "_what")
 
     def __init__(self, what: str, *, bound_s: float = 0.0) -> None:
         self._what = what
         self._bound_s = bound_s
-        self._watched = _watched.get()
+        self._recorded = _recorded.get()
 
     def __enter__(self) -> None:
-        if self._watched is not None:
-            passes, worker, _pass_s = self._watched
+        if self._recorded is not None:
+            passes, worker, _pass_s = self._recorded
             began_at, task = trio.current_time(), trio.lowlevel.current_task()
             self._pass = Pass(worker, self._what, self._bound_s, began_at, task)
             passes.open[self._pass] = None
 
     def __exit__(self, *_: object) -> None:
-        if self._watched is not None:
-            passes, _worker, pass_s = self._watched
+        if self._recorded is not None:
+            passes, _worker, pass_s = self._recorded
             del passes.open[self._pass]
             pass_s.observe(trio.current_time() - self._pass.began_at)
 

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 import trio
 
-from holdfast.actors.runtime.actor import TrioActor
+from holdfast.actors.runtime.journaled import JournaledActor
 from holdfast.actors.runtime.mailbox import Envelope
 from holdfast.actors.workers.newest_queue import NewestQueue, wait_to_retry
 from holdfast.actors.workers.passes import one_pass
@@ -48,7 +48,7 @@ class PoisonedMessage(NamedTuple):
 
 
 def message_crashed_on(
-    path: str, group: str, key: str, actor: TrioActor, cause: Cause, *, incarnation: int, at: datetime
+    path: str, group: str, key: str, actor: JournaledActor, cause: Cause, *, incarnation: int, at: datetime
 ) -> PoisonedMessage | None:
     """Describe the message that an actor crashed on; None if it crashed without one."""
     envelope = actor.crashed_on

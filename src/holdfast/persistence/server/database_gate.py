@@ -15,7 +15,7 @@ import trio
 
 from holdfast.persistence.server.database_faults import Trouble
 from holdfast.telemetry import metrics
-from holdfast.telemetry.reports.conditions import Watch, unwatched
+from holdfast.telemetry.reports.conditions import TakeOutcome, ignore_outcome
 
 DatabaseState = Literal["available", "slow", "away"]
 
@@ -35,7 +35,7 @@ class DatabaseGate:
     """
 
     def __init__(self) -> None:
-        self.watch: Watch = unwatched
+        self.take_outcome: TakeOutcome = ignore_outcome
         self.reason = "The database has not been reached yet."
         self.retry_after_s = RETRY_AFTER_S
         self._doubted = trio.Event()
@@ -73,14 +73,14 @@ class DatabaseGate:
         self.reason = reason
         self._trouble = trouble
         if is_fault:
-            self.watch(f"{trouble}: {_first_line(reason)}")
+            self.take_outcome(f"{trouble}: {_first_line(reason)}")
         self._update()
 
     @contextmanager
     def stalled(self, reason: str) -> Iterator[None]:
         """Keep the gate closed while the journal looks up a commit, even if probes succeed."""
         self.reason = self._stalled = reason
-        self.watch(f"slow: {_first_line(reason)}")
+        self.take_outcome(f"slow: {_first_line(reason)}")
         self._update()
         try:
             yield
@@ -139,7 +139,7 @@ class DatabaseGate:
         should_be_open = self._trouble is None and self._stalled is None
         if should_be_open and not self.is_open:
             self.reason = ""
-            self.watch(None)
+            self.take_outcome(None)
             self._closed = trio.Event()
             self._opened.set()
             metrics.DATABASE_UP.set(1)

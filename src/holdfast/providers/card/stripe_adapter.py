@@ -50,7 +50,7 @@ from holdfast.providers.card.objects import (
     snapshot_of,
 )
 from holdfast.providers.outbound.connection_pool import BodyTooLarge, parse_retry_after, tls_context
-from holdfast.telemetry.reports.conditions import Watch, unwatched
+from holdfast.telemetry.reports.conditions import TakeOutcome, ignore_outcome
 from holdfast.telemetry.traces import trace_header
 from holdfast.telemetry.traces.spans import span
 
@@ -177,8 +177,8 @@ class StripeProvider:
 
     ``api_base`` None is the real provider. ``timeout_s`` bounds one exchange, ``total_timeout_s`` a whole call
     with its ``retries_count`` retries. ``automatic_payment_methods`` off leaves the choice of payment methods to
-    the account's defaults, for servers that do not know the parameter. ``watch`` takes the outcome of each call;
-    a refusal is an answer.
+    the account's defaults, for servers that do not know the parameter. ``take_outcome`` takes the outcome of each
+    call; a refusal is an answer.
     """
 
     def __init__(
@@ -191,12 +191,12 @@ class StripeProvider:
         total_timeout_s: float = 25.0,
         retries_count: int = 2,
         automatic_payment_methods: bool = True,
-        watch: Watch = unwatched,
+        take_outcome: TakeOutcome = ignore_outcome,
     ) -> None:
         if not api_key.strip():
             raise ValueError("the card provider needs an API key")
         _disable_logging()
-        self._watch = watch
+        self._take_outcome = take_outcome
         self._total_timeout_s = total_timeout_s
         self._automatic_payment_methods = automatic_payment_methods
         self._http = TrioHttp(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
@@ -389,7 +389,7 @@ class StripeProvider:
         with trio.move_on_after(self._total_timeout_s):
             try:
                 answer = await call()
-                self._watch(None)
+                self._take_outcome(None)
                 return answer
             except stripe.StripeError as fault:
                 error = _fault(fault)
@@ -397,9 +397,9 @@ class StripeProvider:
             except Malformed as fault:
                 error = CardUnavailable(f"unreadable response: {fault}")
         if is_key_refused:
-            self._watch("the API key is refused")
+            self._take_outcome("the API key is refused")
         else:
-            self._watch(None if isinstance(error, CardRejected | CardRateLimited) else str(error))
+            self._take_outcome(None if isinstance(error, CardRejected | CardRateLimited) else str(error))
         # Raised outside ``except`` so that the provider's error, which holds whole responses, is not its context.
         raise error
 

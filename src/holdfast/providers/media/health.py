@@ -18,7 +18,7 @@ from typing import Final, Literal, get_args
 import trio
 
 from holdfast.ledger.tasks.dispatch import Silence, Unanswered
-from holdfast.telemetry.reports.conditions import Watch, unwatched
+from holdfast.telemetry.reports.conditions import TakeOutcome, ignore_outcome
 
 ProviderState = Literal["up", "unknown", "silent", "down"]
 Counted = Literal["calls", "submissions", "updates"]
@@ -54,7 +54,7 @@ class ProviderHealth:
         self._provider = provider
         self._failures: dict[Counted, _Failures] = {}
         self._failing: Counted | None = None
-        self.watch: Watch = unwatched
+        self.take_outcome: TakeOutcome = ignore_outcome
         self._was_answered = False
 
     @property
@@ -92,7 +92,7 @@ class ProviderHealth:
         self._was_answered = True
         self._failures.pop(what, None)
         if self._failing is not None and self._update() is None:
-            self.watch(None)
+            self.take_outcome(None)
 
     def failed(self, what: Counted, reason: str) -> None:
         """Record a call or a submission without a response, or an update that was not received in time."""
@@ -104,7 +104,7 @@ class ProviderHealth:
         failing = self._update()
         if failing is not None:
             found = self._failures[failing]
-            self.watch(f"{self.state}: {found.count} {failing} failed, {found.reason}")
+            self.take_outcome(f"{self.state}: {found.count} {failing} failed, {found.reason}")
 
     def _update(self) -> Counted | None:
         self._failing = next((what for what in get_args(Counted) if self._is_failing(what)), None)

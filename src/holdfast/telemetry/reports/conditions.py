@@ -36,11 +36,11 @@ STATES: Final = frozenset({"away", "slow", "down", "silent"})
 CHANGE_PAUSE_S: Final = 10.0
 """How long a condition must have been reported before a change of its state is; at first they alternate."""
 
-Watch: TypeAlias = Callable[[str | None], None]
+TakeOutcome: TypeAlias = Callable[[str | None], None]
 """Takes the outcome of a call: the reason of a failure, or None for a success."""
 
 
-def unwatched(_reason: str | None) -> None:
+def ignore_outcome(_reason: str | None) -> None:
     """Ignore the outcome of a call."""
 
 
@@ -171,7 +171,7 @@ class Conditions:
         self._clock = clock
         self._lasting: dict[Condition, dict[str, _Lasting]] = {}
 
-    def watch(self, condition: Condition, subject: str = "", *, provider: str | None = None) -> Watch:
+    def outcomes_of(self, condition: Condition, subject: str = "", *, provider: str | None = None) -> TakeOutcome:
         """Return the function that takes the outcomes of calls for one subject."""
 
         def take(reason: str | None) -> None:
@@ -207,9 +207,11 @@ class Conditions:
         found.count, found.last_s = found.count + 1, now_s
         _add(found.accounts, account_id)
         _add(found.events, event_id)
-        is_due = found.count >= condition.failures_min
-        is_other = found.state != state_before and now_s - found.reported_s >= CHANGE_PAUSE_S
-        if is_other if found.has_begun else is_due:
+        if found.has_begun:
+            is_reported = found.state != state_before and now_s - found.reported_s >= CHANGE_PAUSE_S
+        else:
+            is_reported = found.count >= condition.failures_min
+        if is_reported:
             found.has_begun = True
             self._report(found, found.text)
 
