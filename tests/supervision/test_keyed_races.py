@@ -285,7 +285,7 @@ async def test_an_order_that_waited_for_another_finds_the_key_as_it_is_then(auto
         assert isinstance(await outcome(lambda: harness.ask("a")), Quarantined)
 
 
-async def test_a_quarantine_holds_though_a_drain_ends_the_backoff_in_the_same_instant(
+async def test_a_quarantine_in_the_instant_of_a_drain_holds(
     autojump_clock: MockClock,
 ) -> None:
     harness = Harness()

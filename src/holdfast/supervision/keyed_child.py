@@ -123,7 +123,7 @@ class KeyedChild:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has an incarnation, or waits until one may start, and was not told to end it."""
+        """Whether it has an incarnation, or waits until one may start, and nothing has asked it to end."""
         return self.state in {"starting", "active"} and not self.mailbox.system
 
     def forget(self) -> None:
