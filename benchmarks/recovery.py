@@ -81,7 +81,7 @@ class Killed:
 
     async def crash(self) -> None:
         """Crash every actor."""
-        for child in list(self.directory.children.values()):
+        for child in list(self.directory.by_key.values()):
             if child.actor is not None:
                 child.mailbox.put_system(SystemMessage.CRASH)
         await trio.lowlevel.checkpoint()
@@ -112,9 +112,7 @@ class Killed:
     async def watch_loads(self) -> None:
         """Record how many actors load their rows at the same time."""
         while True:
-            loading = [
-                c for c in self.directory.children.values() if c.actor is not None and not c.actor.is_serving
-            ]
+            loading = [c for c in self.directory.by_key.values() if c.actor is not None and not c.actor.is_serving]
             self.loads_most = max(self.loads_most, len(loading))
             await trio.sleep(0.001)
 

@@ -259,7 +259,7 @@ async def test_the_history_outlives_the_actor(autojump_clock: MockClock) -> None
             await outcome(lambda: harness.ask("a", Break()))
             await trio.sleep(61)
         await trio.sleep(600)
-        assert directory.children == {}
+        assert directory.by_key == {}
         found = described(group.describe_key(DescribeKey("actors", "a")))
         assert (found.state, len(found.history)) == ("passivated", 20)
         assert found.history[0].last_message_type == "Break"

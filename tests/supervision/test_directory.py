@@ -37,7 +37,7 @@ async def test_an_address_stays_valid_across_passivation_and_restart(autojump_cl
     async with harness.running() as directory:
         assert await ref.ask(Say("first")) == "first"
         await trio.sleep(60)
-        assert directory.children == {}
+        assert directory.by_key == {}
         assert await ref.ask(Say("after passivation")) == "after passivation"
         assert isinstance(await outcome(lambda: ref.ask(Break())), Crashed)
         assert await ref.ask(Say("after a restart")) == "after a restart"
@@ -61,7 +61,7 @@ async def test_an_idle_actor_is_passivated_and_a_used_one_is_not(autojump_clock:
         assert harness.started == {"idle": 2, "busy": 1}
         await trio.sleep(250)
         assert directory.active_count == 0
-        assert directory.children == {}
+        assert directory.by_key == {}
 
 
 async def test_above_the_limit_the_longest_idle_actor_is_passivated(autojump_clock: MockClock) -> None:

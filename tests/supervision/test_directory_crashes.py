@@ -69,7 +69,7 @@ async def test_a_crash_loop_quarantines_its_key_and_no_other(autojump_clock: Moc
         assert trio.current_time() == begun
         directory.ref("broken").tell(Say("sent"))
         assert harness.dead_letters.counts()["dead"] == 1
-        directory.children["broken"].release("mended")
+        directory.by_key["broken"].release("mended")
         assert directory.quarantined() == []
         assert await harness.ask("broken") == "hello"
     assert [report.key for report in harness.reports("quarantine")] == ["broken"]
@@ -93,7 +93,7 @@ async def test_crashes_far_apart_cause_no_quarantine(autojump_clock: MockClock) 
             await trio.sleep(61)
         assert directory.quarantined() == []
         await trio.sleep(300)
-        assert directory.children == {}
+        assert directory.by_key == {}
 
 
 async def test_when_many_keys_crash_the_group_pauses_and_resumes(autojump_clock: MockClock) -> None:
@@ -360,7 +360,7 @@ async def test_an_unused_quarantined_key_is_forgotten(autojump_clock: MockClock)
         await trio.sleep(900)
         assert directory.quarantined() == ["a"]
         await trio.sleep(600)
-        assert directory.children == {}
+        assert directory.by_key == {}
 
 
 async def test_a_crash_is_described_once_for_all_that_show_it(
@@ -377,7 +377,7 @@ async def test_a_crash_is_described_once_for_all_that_show_it(
     async with harness.running() as directory:
         monkeypatch.setattr(causes, "scrub", noted)
         assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
-        child = directory.children["a"]
+        child = directory.by_key["a"]
         [report], [restart] = harness.reports("quarantine"), directory.group.restarts["a"]
         assert child.quarantine.reason == report.reason == restart.reason
         assert len(searched) == 1

@@ -36,7 +36,7 @@ async def test_a_crash_while_passivated_keeps_what_arrives_meanwhile(autojump_cl
     harness = Harness(actor=FailsAtEnd, limits=KeyedLimits(idle_s=10, backoff=Backoff(1, 1, jitter=0)))
     async with harness.running() as directory:
         assert await harness.ask("a") == "hello"
-        child = directory.children["a"]
+        child = directory.by_key["a"]
         child.mailbox.put_system(SystemMessage.PASSIVATE)
         await trio.sleep(0.2)
         assert await harness.ask("a", Say("arrived meanwhile")) == "arrived meanwhile"
@@ -94,7 +94,7 @@ async def test_an_order_that_comes_too_late_ends_no_later_incarnation(autojump_c
     harness = Harness(limits=KeyedLimits(backoff=Backoff(0.1, 0.1, jitter=0)))
     async with harness.running() as directory:
         await harness.ask("a")
-        child = directory.children["a"]
+        child = directory.by_key["a"]
         assert not isinstance(await outcome(lambda: harness.ask("a", Break())), str)
         # The incarnation that these were meant for has ended.
         child.mailbox.put_system(SystemMessage.CRASH)
@@ -219,11 +219,11 @@ async def test_a_quarantine_and_a_release_at_once_leave_one_task(autojump_clock:
         directory.pause("maintenance")
         directory.ref("a").tell(Say("refused"))
         await wait_all_tasks_blocked()
-        child = directory.children["a"]
+        child = directory.by_key["a"]
         child.put_in_quarantine(OSError("by hand"), for_s=60)
         child.release("mended")
         directory.ref("a").tell(Say("kept"))
-        assert directory.children["a"] is child
+        assert directory.by_key["a"] is child
         assert directory.active_count == 1
         directory.resume("done")
         assert await harness.ask("a") == "hello"
@@ -242,7 +242,7 @@ async def test_a_quarantine_between_two_void_incarnations_holds(autojump_clock: 
             harness.settle(Stale((Fence("account", "a", 0),)))
             await trio.lowlevel.checkpoint()
             await trio.lowlevel.checkpoint()
-            while not harness.queue and directory.children["a"].voids_in_row < 4:
+            while not harness.queue and directory.by_key["a"].voids_in_row < 4:
                 await trio.lowlevel.checkpoint()
         # It waits for a moment before the next incarnation, as two processes that serve one key do.
         assert (await group.act(QuarantineKey("actors", "a", "by hand", 60))) is not None
@@ -275,7 +275,7 @@ async def test_an_order_that_waited_for_another_finds_the_key_as_it_is_then(auto
     group = group_of(harness)
     async with harness.running() as directory, trio.open_nursery() as nursery:
         await harness.ask("a")
-        directory.children["a"].mailbox.put_system(SystemMessage.PASSIVATE)
+        directory.by_key["a"].mailbox.put_system(SystemMessage.PASSIVATE)
         await wait_all_tasks_blocked()
         nursery.start_soon(group.act, RestartKey("actors", "a", "to see it"))
         await wait_all_tasks_blocked()
@@ -293,5 +293,5 @@ async def test_a_quarantine_in_the_instant_of_a_drain_holds(
         await outcome(lambda: harness.ask("a", Break()))
         await wait_all_tasks_blocked()
         await directory.stop()
-        directory.children["a"].put_in_quarantine(OSError("by hand"), for_s=60)
+        directory.by_key["a"].put_in_quarantine(OSError("by hand"), for_s=60)
     assert directory.quarantined() == ["a"]

@@ -190,7 +190,7 @@ class Schedule:
         tasks = Counter(task.name for task in nursery.child_tasks if task.name.startswith("actor:"))
         assert set(tasks.values()) <= {1}, tasks
         assert self.directory.active_count == tasks.total()
-        children = self.directory.children
+        children = self.directory.by_key
         assert {name.rpartition(":")[2] for name in tasks} <= children.keys()
         assert max(self.harness.most_live.values(), default=1) == 1
 
@@ -210,7 +210,7 @@ def check_messages(schedule: Schedule) -> None:
     for key, count in schedule.tells.items():
         handled = {word for word in harness.handled[key] if word.startswith("tell")}
         assert len(handled) + letters[key] == count
-    assert all(child.mailbox.empty() for child in harness.directory.children.values())
+    assert all(child.mailbox.empty() for child in harness.directory.by_key.values())
 
 
 QUARANTINED_WHILE_IT_WAITS = [

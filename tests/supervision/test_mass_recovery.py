@@ -81,7 +81,7 @@ async def test_all_crashed_at_once_the_group_pauses_once_and_all_are_back(
     async with harness.running() as directory:
         await ask_all(harness, replies, "before")
         Loading.most = 0
-        for child in directory.children.values():
+        for child in directory.by_key.values():
             child.mailbox.put_system(SystemMessage.CRASH)
         begun = trio.current_time()
         await trio.sleep(0.001)
@@ -106,7 +106,7 @@ async def test_decisions_open_in_a_kill_are_answered_as_they_ended(
     async with harness.running() as directory, trio.open_nursery() as nursery:
         nursery.start_soon(collect, harness, [(key, Write("1")) for key in KEYS[:100]], replies)
         await trio.sleep(10)
-        for child in directory.children.values():
+        for child in directory.by_key.values():
             child.mailbox.put_system(SystemMessage.CRASH)
         await trio.sleep(1)
         harness.settle(*[Committed()] * 100)

@@ -261,7 +261,7 @@ async def test_a_replay_that_is_cancelled_has_no_result(database: Database, mend
         async with trio.open_nursery() as asking:
             asking.start_soon(outcome, lambda: stored.harness.ask("a", Rest(600)))
             await wait_all_tasks_blocked()
-            mailbox = directory.children["a"].mailbox
+            mailbox = directory.by_key["a"].mailbox
             while len(mailbox):  # until the actor has restarted, and rests
                 await trio.lowlevel.checkpoint()
             asking.start_soon(partial(stored.replays.replay, poison_id, deadline_s=60))

@@ -38,8 +38,8 @@ SWEEPS_APART_S: Final = 0.25
 class KeyedDirectory(KeyedGroup):
     """All virtual actors of one kind. As a child of the tree it may run again; its mailboxes outlive its runs."""
 
-    children: OrderedDict[str, KeyedChild] = field(default_factory=OrderedDict, init=False)
-    """By key, the least recently used first."""
+    by_key: OrderedDict[str, KeyedChild] = field(default_factory=OrderedDict, init=False)
+    """The least recently used first."""
     _deadlines: AskDeadlines = field(default_factory=AskDeadlines, init=False)
 
     def ref(self, key: str) -> KeyedRef:
@@ -48,22 +48,22 @@ class KeyedDirectory(KeyedGroup):
 
     def child(self, key: str) -> KeyedChild:
         """Return the child of a key; a new one is passivated."""
-        child = self.children.get(key)
+        child = self.by_key.get(key)
         if child is None:
-            child = self.children[key] = self.new_child(key)
+            child = self.by_key[key] = self.new_child(key)
         return child
 
     def new_child(self, key: str) -> KeyedChild:
         """Return what the child of a key is before its first message."""
-        return KeyedChild(key, self, self.children, Mailbox(self.limits.mailbox_max))
+        return KeyedChild(key, self, self.by_key, Mailbox(self.limits.mailbox_max))
 
     # ------------------------------------------------------------------------------------------------- messages
 
     async def ask(self, key: str, message: Command[R], deadline_s: float, while_down: WhileDown) -> R | Refusal:
         """Ask the actor of a key. Raises as :meth:`AskRef.ask` does."""
         asker = asking_from.get()
-        if asker is not None and key in self.children:
-            _refuse_cycle(asker, self.children[key])
+        if asker is not None and key in self.by_key:
+            _refuse_cycle(asker, self.by_key[key])
         now = trio.current_time()
         future: TrioFuture[object] = TrioFuture()
         envelope = Envelope(message, future, deadline=now + deadline_s, sent_at=now, traceparent=traceparent.get())
@@ -120,7 +120,7 @@ class KeyedDirectory(KeyedGroup):
         except MailboxFull as full:
             raise Overloaded(f"{self.name} {child.key}: {full}") from full
         child.last_used = envelope.sent_at
-        self.children.move_to_end(child.key)
+        self.by_key.move_to_end(child.key)
         if child.scope is None:
             child.activate()
 
@@ -128,11 +128,11 @@ class KeyedDirectory(KeyedGroup):
 
     def mailboxes(self) -> list[Mailbox]:
         """Return the mailboxes of all keys."""
-        return [child.mailbox for child in self.children.values()]
+        return [child.mailbox for child in self.by_key.values()]
 
     def quarantined(self) -> list[str]:
         """Return the keys in quarantine."""
-        return [child.key for child in self.children.values() if child.quarantine is not None]
+        return [child.key for child in self.by_key.values() if child.quarantine is not None]
 
     def place(self, path: str) -> None:
         """Set the path in the tree."""
@@ -153,7 +153,7 @@ class KeyedDirectory(KeyedGroup):
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
             try:
-                for child in list(self.children.values()):
+                for child in list(self.by_key.values()):
                     if child.quarantine is None and not child.mailbox.empty():
                         child.activate()
                 task_status.started()
@@ -169,11 +169,11 @@ class KeyedDirectory(KeyedGroup):
         """Let every actor handle its messages, await its commits and end."""
         while self.active_count:
             is_blocked = self.is_paused or not self.gate.is_open
-            if is_blocked and all(child.actor is None for child in self.children.values()):
+            if is_blocked and all(child.actor is None for child in self.by_key.values()):
                 # No actor works and none can start: the messages stay for the next run.
                 return
             self.emptied = trio.Event()
-            for child in self.children.values():
+            for child in self.by_key.values():
                 if child.is_running:
                     child.mailbox.put_system(SystemMessage.STOP)
             with trio.move_on_after(0.5):
@@ -195,7 +195,7 @@ class KeyedDirectory(KeyedGroup):
     def _sweep_once(self) -> None:
         excess = self.active_count - self.limits.active_max
         idle_since = trio.current_time() - self.limits.idle_s
-        for child in list(self.children.values()):
+        for child in list(self.by_key.values()):
             is_long_idle = child.last_used <= idle_since
             if not is_long_idle and excess <= 0:
                 break

@@ -93,7 +93,7 @@ class TurnWatch:
 
     def _long_turns(self, now: float) -> Iterator[tuple[_Turn, KeyedChild]]:
         for directory in self._directories:
-            for child in directory.children.values():
+            for child in directory.by_key.values():
                 if (began_at := _began_at(child)) < now - self._limit_s:
                     turn = child.actor.turn if child.actor is not None else None
                     what = "its start" if turn is None else type(turn.message).__name__

@@ -66,7 +66,7 @@ class ControlledGroup:
         directory, now = self.directory, trio.current_time()
         states: Counter[str] = Counter()
         messages, oldest = 0, now
-        for child in directory.children.values():
+        for child in directory.by_key.values():
             states[child.state] += 1
             depth = len(child.mailbox)
             if depth:
@@ -97,7 +97,7 @@ class ControlledGroup:
                 case "rate":
                     return child.turns_per_s(now)
 
-        children = self.directory.children.values()
+        children = self.directory.by_key.values()
         wanted = ((-figure(c), self.mask(c.key), c) for c in children if query.state in (None, c.state))
         after = (each for each in wanted if each[1] > query.after)
         first = nsmallest(query.limit, after, key=lambda each: each[:2])
@@ -109,7 +109,7 @@ class ControlledGroup:
         if key is None:
             return self._not_found(command.key)
         # One without a child is described as the child that it would be with its next message.
-        return self._describe(self.directory.children.get(key) or self.directory.new_child(key))
+        return self._describe(self.directory.by_key.get(key) or self.directory.new_child(key))
 
     # ------------------------------------------------------------------------------------------------ actions
 
@@ -170,7 +170,7 @@ class ControlledGroup:
     # ------------------------------------------------------------------------------------------------- details
 
     def _find(self, key: str) -> KeyedChild | None:
-        children = self.directory.children
+        children = self.directory.by_key
         found = children.get(key)
         if found is None or self.mask(key) != key:
             found = next((child for child in children.values() if self.mask(child.key) == key), None)
