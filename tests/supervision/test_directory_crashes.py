@@ -377,7 +377,8 @@ async def test_a_crash_is_described_once_for_all_that_show_it(
     async with harness.running() as directory:
         monkeypatch.setattr(causes, "scrub", noted)
         assert isinstance(await outcome(lambda: harness.ask("a", Break())), Crashed)
-        child = directory.by_key["a"]
-        [report], [restart] = harness.reports("quarantine"), directory.group.restarts["a"]
-        assert child.quarantine.reason == report.reason == restart.reason
+        quarantine = directory.by_key["a"].quarantine
+        [report], [restart] = harness.reports("quarantine"), directory.restarts["a"]
+        assert quarantine is not None
+        assert quarantine.reason == report.reason == restart.reason
         assert len(searched) == 1

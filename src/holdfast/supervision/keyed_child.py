@@ -36,7 +36,7 @@ from holdfast.supervision.dead_letters import NOT_HANDLED, DeadReason
 from holdfast.supervision.keyed_group import KeyedGroup, KeyRestart
 from holdfast.supervision.spec import RestartWindow
 from holdfast.telemetry import metrics
-from holdfast.telemetry.reports.causes import describe
+from holdfast.telemetry.reports.causes import Cause, describe
 from holdfast.telemetry.reports.report import Decision, Report, level_of_failure
 from holdfast.telemetry.traces import trace_id, traceparent
 
@@ -292,7 +292,7 @@ class KeyedChild:
             self.put_in_quarantine(cause, for_s=request.for_s)
             return None
         self.group.count("restarted")
-        self._remember(cause, "restart", None)
+        self._remember(describe(cause), "restart", None)
         self.crashed = True
         return 0.0
 
@@ -333,13 +333,13 @@ class KeyedChild:
                 self.crashed = False
             else:
                 group.pause_after(exc)
-                self._report_crash(exc, "pause", None)
+                self._report_crash(exc, describe(exc), "pause", None)
             return self._at_once()
         if not within_budget:
             self.put_in_quarantine(exc)
             return None
         delay_s = limits.backoff.delay(self.window.count(now), group.rng)
-        self._report_crash(exc, "backoff", delay_s)
+        self._report_crash(exc, describe(exc), "backoff", delay_s)
         return delay_s
 
     def _postpone(self) -> float | None:
@@ -368,9 +368,10 @@ class KeyedChild:
         group = self.group
         self.quarantines += 1
         delay_s = group.limits.quarantine.delay(self.quarantines, group.rng) if for_s is None else for_s
-        self.quarantine = Quarantine(trio.current_time() + delay_s, describe(exc).reason)
+        cause = describe(exc)
+        self.quarantine = Quarantine(trio.current_time() + delay_s, cause.reason)
         group.count("quarantined")
-        self._report_crash(exc, "quarantine", delay_s)
+        self._report_crash(exc, cause, "quarantine", delay_s)
         self.refuse_all()
         if self.actor is None and self.scope is not None:
             self.scope.cancel(reason="its key was quarantined")
@@ -496,7 +497,7 @@ class KeyedChild:
             if message is not None:
                 group.poison(message)
 
-    def _report_crash(self, exc: Exception, decision: Decision, delay_s: float | None) -> None:
+    def _report_crash(self, exc: Exception, cause: Cause, decision: Decision, delay_s: float | None) -> None:
         """Report a crash, the state of the mailbox, and the decision."""
         now = trio.current_time()
         oldest = self.mailbox.oldest_sent_at()
@@ -509,7 +510,7 @@ class KeyedChild:
                 key=self.key,
                 incarnation=self.incarnation,
                 context="child_terminated",
-                last_message_type=self._remember(exc, decision, delay_s).last_message_type,
+                last_message_type=self._remember(cause, decision, delay_s).last_message_type,
                 mailbox_depth=len(self.mailbox),
                 oldest_age_s=round(now - oldest, 3) if oldest is not None else None,
                 restarts=failures if self.window is not None else None,
@@ -519,11 +520,11 @@ class KeyedChild:
                 trace_id=trace_id(),
             ),
             exc,
+            cause,
         )
 
-    def _remember(self, exc: Exception, decision: Decision, delay_s: float | None) -> KeyRestart:
+    def _remember(self, cause: Cause, decision: Decision, delay_s: float | None) -> KeyRestart:
         """Add the end of an incarnation to what is known of the key, and return it."""
-        cause = describe(exc)
         last = self.actor.last_message if self.actor is not None else None
         restart = KeyRestart(
             at=format_time(self.group.reporter.now()),
