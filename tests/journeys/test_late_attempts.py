@@ -126,7 +126,8 @@ def two_workers(new_service: NewService) -> list[Service]:
 @pytest.fixture
 def three_members(provider: QuietProvider, new_service: NewService, shared_url: str) -> list[Service]:
     """Three services on one database, whose tasks do not end."""
-    services = [new_service(DATABASE_URL=shared_url, SERVER_KEY=SERVER_KEY) for _ in range(3)]
+    shared = {"DATABASE_URL": shared_url, "SERVER_KEY": SERVER_KEY, "TASKS_IN_FLIGHT_MAX": "100000"}
+    services = [new_service(**shared) for _ in range(3)]
     catalog = str(provider.write_catalog(services[0].data_dir.parent))
     for service in services:
         service.environment["HOLDFAST_CATALOG"] = catalog
