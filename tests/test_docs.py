@@ -235,7 +235,7 @@ def test_the_documented_catalog_is_valid_and_sets_every_key(
     for name in ("HOSTED_TOKEN", "HOSTED_SECRET", "HOSTED_SECRET_BEFORE"):
         monkeypatch.setenv(name, "whsec_YS1zZWNyZXQtaW4tYS12YXJpYWJsZQ==")
     (tmp_path / "catalog.toml").write_text(script)
-    catalog = load_catalog(tmp_path / "catalog.toml", kind_rules())
+    catalog = load_catalog(tmp_path / "catalog.toml", kind_rules(), os.environ)
     assert catalog.examples.keys() == {"box/poster-2"}
     given = tomllib.loads(script)
     models = [given["defaults"], *given["models"]]

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from holdfast.actors.account.messages import Recharge
-from holdfast.persistence.queries.orders import order_of_account
+from holdfast.persistence.queries.orders import read_for_event
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 
@@ -24,8 +24,8 @@ async def test_a_message_waits_until_its_order_can_be_read(
 
     async def away_at_first(self: Database, query: Any, *values: Any) -> Any:
         nonlocal failures
-        failures -= query is order_of_account
-        if query is order_of_account and failures >= 0:
+        failures -= query is read_for_event
+        if query is read_for_event and failures >= 0:
             raise DatabaseAway("gone for a moment")
         return await read(self, query, *values)
 
