@@ -58,8 +58,7 @@ async def stored_events(database: Database) -> list[tuple[str, str, bool]]:
 # ------------------------------------------------------------------------------------------------------ once only
 
 
-@pytest.mark.parametrize("same_account", [True, False])
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(("same_account", "at_once"), [(True, True), (True, False), (False, False)])
 async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
     start_system: StartSystem, payments: Any, same_account: bool, at_once: bool
 ) -> None:
@@ -76,7 +75,7 @@ async def test_an_event_id_used_for_a_second_order_credits_only_the_first(
     calls = [
         partial(system.ask, order.account_id, command) for order, command in zip(orders, commands, strict=True)
     ]
-    if at_once and same_account:
+    if at_once:
         replies = await in_parallel(calls)
     else:
         replies = [await call() for call in calls]
@@ -232,7 +231,7 @@ async def test_a_reconcile_credits_an_order_and_a_later_event_is_a_duplicate(sys
 # ------------------------------------------------------------------------------------------------------ any history
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 async def test_any_mixture_of_events_through_two_processes_passes_the_audit(
     seed: int, database: Database, payments: Any, start_system: StartSystem
 ) -> None:

@@ -220,7 +220,8 @@ READ_BY_KEYS = {
         ("GET", "/v2/control/ledger"), ("GET", "/v2/control/payments/ord_1"), ("GET", "/v2/control/credit-lots"),
         ("GET", "/v2/control/limits"), ("GET", "/v2/control/cards"), ("GET", "/v2/control/auto-top-up"),
         ("GET", "/v2/control/stream"), ("POST", "/v2/control/payments/sandbox"),
-        ("POST", "/v2/control/payments/cardprovider"),
+        ("POST", "/v2/control/payments/cardprovider"), ("GET", "/v2/control/webhooks"),
+        ("POST", "/v2/control/webhooks"), ("GET", "/v2/control/alerts"), ("PUT", "/v2/control/alerts"),
     ],
 )  # fmt: skip
 async def test_every_control_route_requires_a_live_session(api: Api, method: str, path: str) -> None:

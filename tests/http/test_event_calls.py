@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TASK = "task_" + "1" * 32
 EVENTS = f"/v2/task/{TASK}/events"
 SECRET = "/v2/control/webhook-secret"
+WEBHOOKS, ALERTS = "/v2/control/webhooks", "/v2/control/alerts"
 CREATE = "/v2/task/create"
 URL = "https://example.com/hook"
 POSTER: dict[str, Any] = {"model": "studio/image-1", "input": {"prompt": "a lighthouse"}, "webhook_url": URL}
@@ -242,3 +243,41 @@ async def test_the_event_body_is_the_task_without_its_progress(api: Api) -> None
         "id": "evt_1", "type": "task.succeeded", "timestamp": "2026-11-20T12:00:00.000Z", "data": read
     }  # fmt: skip
     assert shown["data"]["output"][0]["url"].startswith(f"{api.public_url}/v2/assets/asset_1?")
+
+
+@pytest.mark.parametrize(
+    ("sent", "param", "says"),
+    [
+        ({"url": URL, "events": ["task.done"]}, "events", "'task.done'"),
+        ({"url": URL, "events": ["webhook.test"]}, "events", "'webhook.test'"),
+        ({"url": URL, "events": []}, "events", "length >= 1"),
+        ({"url": "ftp://example.com", "events": ["*"]}, "url", "https"),
+        ({"url": "https://user:pw@example.com", "events": ["*"]}, "url", "https"),
+        ({"url": "", "events": ["*"]}, "url", "https"),
+        ({"url": f"https://example.com/{'x' * 2000}", "events": ["*"]}, "url", "1024"),
+    ],
+)
+async def test_an_invalid_webhook_asks_no_actor(api: Api, sent: dict[str, Any], param: str, says: str) -> None:
+    error = refused(await api.as_session("POST", WEBHOOKS, sent), 400, "invalid_parameter")
+    assert error["param"] == param
+    assert says in error["message"]
+    assert api.accounts.asked == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ({"balance_below": "-1"}, "invalid_amount"),
+        ({"balance_below": "0"}, "invalid_amount"),
+        ({"balance_below": "NaN"}, "invalid_amount"),
+        ({"balance_below": "1.1234567"}, "invalid_amount"),
+        ({"limit_share": 0}, "invalid_parameter"),
+        ({"limit_share": 1.01}, "invalid_parameter"),
+        ({"limit_share": "0.5"}, "invalid_parameter"),
+        ({"email": "yes"}, "invalid_parameter"),
+    ],
+)
+async def test_invalid_alerts_ask_no_actor(api: Api, sent: dict[str, Any], code: str) -> None:
+    [param] = sent
+    assert refused(await api.as_session("PUT", ALERTS, sent), 400, code)["param"] == param
+    assert api.accounts.asked == []

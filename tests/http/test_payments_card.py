@@ -270,16 +270,7 @@ async def test_foreign_events_are_acknowledged_ignored_and_stored(
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"null", b"[]", b"{}", b"\xff\xfe\x00", b"{", b"[" * 5000, b'{"id": "evt_1"}',
-        b'{"id": "evt_1", "type": "payment_intent.succeeded", "created": 1}',
-        b'{"id": 5, "type": "payment_intent.succeeded", "created": 1, "data": {"object": {}}}',
-        b'{"id": "evt_1", "type": "payment_intent.succeeded", "created": "x", "data": {"object": {"id": "pi_1"}}}',
-        b'{"id": "evt_1", "type": "payment_intent.succeeded", "created": 1, "data": {"object": {"id": "pi_1"}}}',
-        b'{"id": "evt_1", "type": "payment_intent.succeeded", "created": 1, "data": {"object": []}}',
-        json.dumps(paid_event({"order_id": "ord_1"}, amount_received=-5)).encode(),
-        json.dumps(paid_event({"order_id": "ord_1"}, amount_received=10**30)).encode(),
-        json.dumps(paid_event({"order_id": "ord_1"}, currency="\x00\x00\x00")).encode(),
-        json.dumps({**paid_event({"order_id": "ord_1"}), "id": "evt_\x00"}).encode(),
+        b"", b"\xff\xfe\x00", json.dumps(paid_event({"order_id": "ord_1"}, amount_received=-5)).encode(),
     ],
 )  # fmt: skip
 async def test_a_signed_malformed_event_is_a_400_and_stored(

@@ -64,10 +64,6 @@ class CardProviderProcess:
         """Make webhooks fail; without arguments, deliver them normally again."""
         await self._control("PUT", "webhooks", faults)
 
-    async def release(self, order: str = "as_is", seed: int = 0) -> None:
-        """Deliver the webhooks that were held back."""
-        await self._control("POST", "webhooks/release", {"order": order, "seed": seed})
-
     async def fail(self, call: str, mode: str, **how: object) -> None:
         """Make API calls fail."""
         await self._control("POST", "outages", {"call": call, "mode": mode, **how})

@@ -14,7 +14,6 @@ from tests.clients import Customer, Totals, code_of, every, ok, until
 
 from holdfast.persistence.server.connections import connected
 
-from .card_provider import Payer
 from .operator_client import Operator
 from .service_process import Service
 
@@ -73,19 +72,6 @@ async def test_a_grant_is_used_before_paid_credit_and_what_is_left_of_it_expires
         named = [{posting["lot"] for posting in each["postings"]} - {None} for each in statement]
         assert named == [{1}, {2}, {2}, {2}, {2}]
     assert shared_service.audit() == []
-
-
-async def test_a_refund_takes_back_the_lot_of_its_order(payer: Payer, card_service: Service) -> None:
-    operator = Operator(card_service)
-    async with operator.http:
-        with trio.fail_after(60):
-            first, second = await payer.paid_order(), await payer.paid_order()
-            ok(await operator.act(f"accounts/{payer.customer.account_id}/grants", "gift", amount="1.00"))
-            ok(await operator.act(f"payments/{second['order_id']}/refund", "part", amount="4.00"))
-            await payer.wait_for(second["order_id"], reversal_status="partially_refunded")
-            found = {lot["reference"]: lot["remaining"] for lot in await lots_of(payer.customer, "?kind=paid")}
-            assert found == {first["order_id"]: "10.00", second["order_id"]: "6.00"}
-    assert card_service.audit() == []
 
 
 async def test_a_coupon_is_redeemed_once_by_each_account(
@@ -172,74 +158,3 @@ async def test_a_coupons_code_is_only_in_the_response_to_who_made_it(
         for code in (drawn["code"], "spring-meadow", "wrong-but-close"):
             assert [each for each in shown if code.lower() in each.lower()] == []
     assert shared_service.audit() == []
-
-
-async def test_lots_are_listed_by_pages_and_for_their_account_alone(
-    shared_service: Service, new_customer: Any, operator: Operator
-) -> None:
-    with trio.fail_after(60):
-        customer: Customer = await new_customer(shared_service)
-        for _ in range(5):
-            await customer.recharge("1.00")
-        pages = []
-        query = "?limit=2"
-        while query:
-            page = ok(await customer.as_session("GET", LOTS + query))
-            pages.append([lot["number"] for lot in page["data"]])
-            query = f"?limit=2&cursor={page['next_cursor']}" if page["next_cursor"] else ""
-        assert pages == [[5, 4], [3, 2], [1]]
-        shown = await every(operator.http.get, f"/ops/api/accounts/{customer.account_id}/credit-lots")
-        assert shown == await lots_of(customer)
-        other = await new_customer(shared_service)
-        assert await lots_of(other) == []
-        cursor = ok(await customer.as_session("GET", f"{LOTS}?limit=1"))["next_cursor"]
-        stolen = await other.as_session("GET", f"{LOTS}?cursor={cursor}")
-        assert (stolen.status_code, code_of(stolen)) == (400, "invalid_cursor")
-        unknown = await operator.http.get("/ops/api/accounts/acct_x/credit-lots")
-        assert (unknown.status_code, code_of(unknown)) == (404, "account_not_found")
-
-
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ({"amount": "0"}, "invalid_amount"),
-        ({"amount": "-1.00"}, "invalid_amount"),
-        ({"amount": "NaN"}, "invalid_amount"),
-        ({"amount": "1.0000001"}, "invalid_amount"),
-        ({"amount": "1.00", "expires_at": "soon"}, "invalid_parameter"),
-        ({"amount": "1.00", "expires_at": "2020-01-01"}, "invalid_parameter"),
-        ({"amount": "1.00", "expires_at": "2999-01-01T00:00:00"}, "invalid_parameter"),
-        ({"amount": "1.00", "reason": ""}, "invalid_parameter"),
-        ({}, "missing_parameter"),
-    ],
-)
-async def test_an_invalid_grant_is_refused(
-    shared_service: Service, new_customer: Any, operator: Operator, body: dict[str, Any], code: str
-) -> None:
-    with trio.fail_after(60):
-        customer: Customer = await new_customer(shared_service)
-        path = f"accounts/{customer.account_id}/grants"
-        refused = await operator.act(path, "key", **body)
-        assert (refused.status_code, code_of(refused)) == (400, code)
-        without_key = await operator.act(path, amount="1.00")
-        assert (without_key.status_code, code_of(without_key)) == (400, "missing_parameter")
-        assert await lots_of(customer) == []
-
-
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ({"amount": "0"}, "invalid_amount"),
-        ({"amount": "1.00", "uses_max": 0}, "invalid_parameter"),
-        ({"amount": "1.00", "uses_max": 10**7}, "invalid_parameter"),
-        ({"amount": "1.00", "credit_days": 0}, "invalid_parameter"),
-        ({"amount": "1.00", "redeem_until": "2020-01-01"}, "invalid_parameter"),
-        ({"amount": "1.00", "code": "no spaces"}, "invalid_parameter"),
-        ({"amount": "1.00", "code": "-"}, "invalid_parameter"),
-        ({"amount": "1.00", "code": "X" * 65}, "invalid_parameter"),
-    ],
-)
-async def test_an_invalid_coupon_is_refused(operator: Operator, body: dict[str, Any], code: str) -> None:
-    with trio.fail_after(60):
-        refused = await operator.act("coupons", **body)
-        assert (refused.status_code, code_of(refused)) == (400, code)

@@ -46,40 +46,32 @@ async def test_a_payment_is_refunded_in_parts_once_for_each_key(
         assert len(await payer.card_provider.refunds_of(order["provider_payment_id"])) == 1
         partly = await payer.wait_for(order["order_id"], reversal_status="partially_refunded")
         assert await payer.customer.totals() == Totals(Decimal(7), Decimal(0), Decimal(7))
-        other_body = await operator.act(path, "part", amount="4.00")
-        assert (other_body.status_code, code_of(other_body)) == (422, "idempotency_key_reused")
-        assert len(await payer.card_provider.refunds_of(order["provider_payment_id"])) == 1
         rest = ok(await operator.act(path, "rest"))
         assert rest["amount"] == "7.00"
         whole = await payer.wait_for(order["order_id"], reversal_status="refunded")
         nothing_left = await operator.act(path, "more")
         assert (nothing_left.status_code, code_of(nothing_left)) == (409, "payment_order_not_refundable")
-        too_much = await operator.act(path, "more", amount="10.01")
-        assert (too_much.status_code, code_of(too_much)) == (400, "invalid_amount")
         assert await payer.customer.totals() == Totals(Decimal(0), Decimal(0), Decimal(0))
         check_consistency(whole, await payer.statement())
         assert len(partly["reversal_operation_ids"]) == 1
     assert card_service.audit() == []
 
 
-@pytest.mark.parametrize("mode", ["refuse", "lose_answer"])
-@pytest.mark.slow
 async def test_a_refund_whose_response_is_lost_is_found(
-    payer: Payer, operator: Operator, card_service: Service, card_provider: CardProviderProcess, mode: str
+    payer: Payer, operator: Operator, card_service: Service, card_provider: CardProviderProcess
 ) -> None:
-    """As after a crash before or after the call: no webhook, and no answer to the one who asked."""
+    """As after a crash after the call: no webhook, and no answer to the one who asked."""
     with trio.fail_after(90):
         order = await payer.paid_order()
         await card_provider.webhooks(drop=True)
-        await card_provider.fail("refunds.create", mode)
+        await card_provider.fail("refunds.create", "lose_answer")
         path = f"payments/{order['order_id']}/refund"
         lost = await operator.act(path, "once", amount="4.00")
         assert (lost.status_code, code_of(lost)) == (502, "provider_unavailable")
         assert (await payer.read(order["order_id"]))["reversal_status"] == "none"
         await card_provider.recover()
         make_order_due(card_service, order["order_id"])
-        if mode == "lose_answer":
-            await payer.wait_for(order["order_id"], reversal_status="partially_refunded")
+        await payer.wait_for(order["order_id"], reversal_status="partially_refunded")
         again = ok(await operator.act(path, "once", amount="4.00"))
         assert again["amount"] == "4.00"
         assert len(await card_provider.refunds_of(order["provider_payment_id"])) == 1

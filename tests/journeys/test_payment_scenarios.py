@@ -22,10 +22,8 @@ from .payment_scenarios import (
     declined,
     declined_then_paid,
     dispute_lost,
-    dispute_won,
     end_of,
     ends_well,
-    inquiry,
     make_order_due,
     paid,
     refund_fails_later,
@@ -40,32 +38,6 @@ def kept_events(service: Service) -> set[str]:
     """Return the ids of all events stored by the service."""
     with psycopg.connect(service.database_url) as connection:
         return {row[0] for row in connection.execute("select event_id from payment_events")}
-
-
-@pytest.mark.parametrize("order", ["as_is", "shuffled"])
-@pytest.mark.slow
-async def test_scenarios_end_correctly_whatever_the_webhook_order(
-    payer: Payer, card_service: Service, order: str
-) -> None:
-    with trio.fail_after(240):
-        await payer.card_provider.webhooks(hold=True)
-        orders = await tell_tales(payer)
-        assert await payer.statement() == []
-        await payer.card_provider.webhooks(duplicate=1)
-        await payer.card_provider.release(order, seed=7)
-        found = await ends_well(payer, orders)
-    lost = found[dispute_lost]
-    assert lost["chargeback_at"] is not None
-    assert [lost["provider_charge_id"]] == [await payer.card_provider.charge_of(lost["provider_payment_id"])]
-    two = found[refunded_in_two_parts]
-    refunds = {each["id"] for each in await payer.card_provider.refunds_of(two["provider_payment_id"])}
-    assert set(two["reversal_refs"]) == refunds
-    assert two["refunded_at"] is not None
-    assert found[refund_fails_later]["refunded_at"] is not None
-    assert found[inquiry]["disputed_at"] is None
-    assert found[dispute_won]["disputed_at"] is not None
-    assert found[dispute_won]["chargeback_at"] is None
-    assert card_service.audit() == []
 
 
 @pytest.mark.slow
@@ -112,6 +84,10 @@ async def test_the_reconciler_alone_completes_every_order(payer: Payer, card_ser
                 body = written(event)
                 ok(await http.post(WEBHOOK, content=body, headers=signed(body)))
         found = await ends_well(payer, orders)
+    lost, two = found[dispute_lost], found[refunded_in_two_parts]
+    assert [lost["provider_charge_id"]] == [await payer.card_provider.charge_of(lost["provider_payment_id"])]
+    refunds = {each["id"] for each in await payer.card_provider.refunds_of(two["provider_payment_id"])}
+    assert set(two["reversal_refs"]) == refunds
     same = ["ledger_operation_refs", "credited_at", "reconcile_status"]
     # What happened between two checks (a decline, a failed refund) is only in its webhook.
     unseen = (declined, declined_then_paid, refund_fails_later, refund_of_two_fails)
@@ -123,15 +99,14 @@ async def test_the_reconciler_alone_completes_every_order(payer: Payer, card_ser
     assert card_service.audit() == []
 
 
-@pytest.mark.parametrize("seed", [1])
 @pytest.mark.slow
 async def test_orders_are_right_after_kills_and_resent_webhooks(
-    new_service: NewService, new_customer: NewCustomer, card_provider: CardProviderProcess, seed: int
+    new_service: NewService, new_customer: NewCustomer, card_provider: CardProviderProcess
 ) -> None:
     service = new_service(**card_provider.settings())
     await trio.to_thread.run_sync(service.start)
     card_provider.webhook_url = ""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     payers = [Payer(await new_customer(service), card_provider) for _ in range(3)]
     with trio.fail_after(240):
         tales: dict[int, dict[Scenario, dict[str, Any]]] = {}
@@ -151,7 +126,7 @@ async def test_orders_are_right_after_kills_and_resent_webhooks(
                 storm += events + rng.sample(events, len(events) // 2)
         rng.shuffle(storm)
         answered: list[dict[str, Any]] = []
-        enough = len(storm) * seed // 4
+        enough = len(storm) // 4
 
         async def deliver(http: httpx2.AsyncClient, events: list[dict[str, Any]]) -> None:
             for event in events:

@@ -47,7 +47,6 @@ async def created(run: TaskRun) -> None:
     gate.set()
     await run.wait_submitted()
     await run.cancel()
-    await run.check("queued", "canceled", hosting="skipped")
 
 
 async def retried(run: TaskRun) -> None:
@@ -62,7 +61,6 @@ async def retried(run: TaskRun) -> None:
     assert credit == Totals(*map(Decimal, (CREDIT, "2.00", "8.00")))
     assert await run.task() == first
     ok(await run.customer.as_key("POST", f"/v2/task/{again['request_id']}/cancel"))
-    assert (await run.customer.totals()).held == 0
 
 
 async def retried_and_canceled_before_its_turn(run: TaskRun) -> None:

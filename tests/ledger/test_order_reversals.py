@@ -223,10 +223,3 @@ def test_a_dispute_that_names_only_the_charge_finds_its_payment(provider: CardPr
     second = {"id": "pi_2", "latest_charge": "ch_2"}
     other = provider.dispute("created", "needs_response", payment_intent=None, charge="ch_2")
     assert cents(provider.apply(provider.order(), provider.paid(), provider.paid(**second), other)) == [1000]
-
-
-def test_a_reversal_after_a_reconcile_requires_another(provider: CardProvider) -> None:
-    order = provider.apply(provider.order(), provider.paid(), provider.refund("re_1", "succeeded", 100))
-    assert order.statuses.reconcile_status == "unreconciled"
-    assert order.state.reconcile_due_at is not None
-    assert order.wake_at == order.state.reconcile_due_at

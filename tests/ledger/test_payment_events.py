@@ -245,6 +245,7 @@ GOOD = {"id": "pi_1", "amount": 1000, "currency": "usd", "metadata": {"order_id"
         body(GOOD, id=None),
         body(GOOD, id=""),
         body(GOOD, id="evt 1"),
+        body(GOOD, id="evt_\x00"),
         body(GOOD, id="e" * 300),
         body(GOOD, None),
         body(GOOD, "no such\ntype"),
@@ -262,8 +263,10 @@ GOOD = {"id": "pi_1", "amount": 1000, "currency": "usd", "metadata": {"order_id"
         body(GOOD | {"amount": -1}),
         body(GOOD | {"amount": 10**20}),
         body(GOOD | {"currency": "us"}),
+        body(GOOD | {"currency": "\x00\x00\x00"}),
         body(GOOD | {"currency": None}),
         body(GOOD | {"amount_received": "x"}),
+        body(GOOD | {"amount_received": -5}),
         body(GOOD | {"latest_charge": {"id": "ch_1"}}),
         body({"id": "dp_1", "charge": "ch_1", "amount": 5}, "charge.dispute.created"),
         body(
