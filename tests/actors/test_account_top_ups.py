@@ -550,8 +550,7 @@ async def test_removing_the_only_card_switches_it_off(setup: Setup) -> None:
 # ------------------------------------------------------------------------------------------------- random histories
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 async def test_no_history_charges_more_than_the_limits_or_loses_a_charge(
     setup: Setup, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,8 +145,7 @@ async def open_accounts(node: Node) -> list[tuple[str, str]]:
     return opened
 
 
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 async def test_mixed_accounts_are_decided_by_one_member(database_url: str, tmp_path: Path, count: int) -> None:
     nodes = [Node(database_url, tmp_path, f"machine {number}") for number in range(count)]
     async with running(nodes):

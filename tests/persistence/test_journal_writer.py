@@ -60,12 +60,12 @@ def test_a_chain_of_decisions_is_written_in_one_batch(writer: BatchWriter, rows:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("lots", [40, pytest.param(16_500, marks=pytest.mark.slow)])
 async def test_a_hold_over_very_many_lots_is_read_as_it_was_written(
-    writer: BatchWriter, rows: psycopg.Connection[Any], database: Database
+    writer: BatchWriter, rows: psycopg.Connection[Any], database: Database, lots: int
 ) -> None:
     """Only payments may be so many."""
-    [account], lots = opened(writer), 16_500
+    [account] = opened(writer)
     given = [account.credit(1) for _ in range(lots)]
     operations = tuple(row for unit in given for row in unit.rows if isinstance(row, Operation))
     last = given[-1].rows[0]
