@@ -41,6 +41,13 @@ def _name(url: str) -> str:
     return urlsplit(url).path[1:]
 
 
+def drop_tables(url: str) -> None:
+    """Leave a database as it is created, without a table."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("drop schema public cascade")
+        connection.execute("create schema public")
+
+
 class FreshDatabases:
     """Databases of one server. A database whose schema a test has changed is dropped, not reused."""
 

@@ -17,6 +17,7 @@ from holdfast.actors.account.messages import CreateTask, Recharge
 from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import IdempotencyKey
+from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import TaskQueued
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
@@ -33,6 +34,7 @@ from holdfast.ledger.orders.facts import (
 )
 from holdfast.ledger.orders.order import OrderRequest, Provider
 from holdfast.ledger.tasks.task import Task
+from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
@@ -50,6 +52,21 @@ def create_task(key_id: str, *, hold_micro: int = 1_000_000, key: str | None = N
     idempotency = None if key is None else IdempotencyKey("POST /v2/task/create", key, b"same body")
     request = make_request(make_terms(hold_micro), api_key_id=key_id, hold_id=new_id("hold"))
     return CreateTask(request, "tasks:write", idempotency)
+
+
+def task_dependencies(**parts: Any) -> TaskDependencies:
+    """Return what a task's actor needs, with a provider that can do all, and ``parts``; no worker hears it."""
+    unheard = RecordedRef(lambda _message: None)
+    workers = dict.fromkeys(("dispatcher", "provider_calls", "hosting", "outbox"), unheard)
+    usual: dict[str, Any] = {
+        "traits": lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
+        "callback_url": lambda _: "",
+        "file_url": lambda _provider, file_id, _until: file_id,
+        "now": utc_now,
+        "rng": random.Random(1),
+        "process_id": "proc_1",
+    }
+    return TaskDependencies(**workers | usual | parts)
 
 
 @dataclass

@@ -14,14 +14,12 @@ import trio.testing
 from holdfast.actors.account.messages import CreateTask
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.task.actor import TaskActor
-from holdfast.actors.task.dependencies import TaskDependencies
-from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.persistence.queries.loading import load_task_and_events
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 
-from .actor_system import ActorSystem, Payments, StartSystem, create_task, make_system
+from .actor_system import ActorSystem, Payments, StartSystem, create_task, make_system, task_dependencies
 from .asset_setup import Setup, SlowStore
 
 
@@ -61,20 +59,7 @@ async def setup(system: ActorSystem, nursery: trio.Nursery, tmp_path: Path) -> S
     """A running setup with one account."""
     account_id, _ = await system.open_account()
     setup = Setup(system, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
-    unused = setup.messages.ref("")
-    about = TaskDependencies(
-        accounts=system.accounts,
-        dispatcher=unused,
-        provider_calls=unused,
-        hosting=unused,
-        outbox=unused,
-        traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
-        callback_url=lambda _: "",
-        file_url=lambda _provider, file_id, _until: file_id,
-        now=setup.now,
-        rng=random.Random(1),
-        process_id="proc_1",
-    )
+    about = task_dependencies(accounts=system.accounts, now=setup.now)
 
     async def load(request_id: str) -> Any:
         return await system.database.read(load_task_and_events, request_id)

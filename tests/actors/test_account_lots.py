@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 from tests.lot_model import replayed
+from tests.sweepers import sweeper_of
 
 from holdfast.actors.account.actor import EXPIRIES_MAX, AccountLimits
 from holdfast.actors.account.messages import (
@@ -27,7 +28,6 @@ from holdfast.actors.runtime.faults import Crashed
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.actors.workers import lot_sweeper
 from holdfast.actors.workers.lot_sweeper import LotSweeper
-from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
@@ -371,14 +371,7 @@ async def test_codes_cannot_be_guessed(system: Any, database: Database) -> None:
 async def test_wrong_codes_are_swept_after_an_hour(system: Any) -> None:
     clock = Clock(utc_now())
     accounts = [(await system.open_account())[0] for _ in range(2)]
-    sweeper = Sweeper(
-        database=system.database,
-        now=clock,
-        idempotency_ttl_s=86_400,
-        revoked_keys_retention_s=86_400,
-        reports_retention_s=86_400,
-        reports_max=1_000,
-    )
+    sweeper = sweeper_of(system.database, now=clock)
     for account_id in accounts:
         tried = NewClaim(account_id, sha256_of_code("WRONG"), new_id("cpu"), clock())
         assert await system.database.work(claim_coupon, tried) == "unknown"

@@ -324,10 +324,7 @@ async def test_a_failing_provider_is_asked_again_and_charges_once(setup: Setup, 
         assert (await setup.top_up()).open_order_id == order.order_id
     await setup.bank.recover()
     await setup.work()
-    [order] = await setup.orders()
-    assert order.status == "credited"
-    assert len(await setup.charges()) == 1
-    assert await setup.balance() == 18 * CREDIT
+    await setup.assert_charged_once()
     setup.assert_audit_clean()
 
 
@@ -449,10 +446,7 @@ async def test_a_worker_that_dies_at_any_step_leaves_one_charge_and_one_credit(
     assert order.status == "pending"
     for _ in range(2):
         await setup.work()
-    [order] = await setup.orders()
-    assert order.status == "credited"
-    assert len(await setup.charges()) == 1
-    assert await setup.balance() == 18 * CREDIT
+    await setup.assert_charged_once()
     setup.assert_audit_clean()
 
 
@@ -480,10 +474,7 @@ async def test_two_workers_at_once_make_one_charge(setup: Setup, monkeypatch: py
         for _ in range(4):
             nursery.start_soon(checks.check_order, order)
     await setup.work()
-    [order] = await setup.orders()
-    assert order.status == "credited"
-    assert len(await setup.charges()) == 1
-    assert await setup.balance() == 18 * CREDIT
+    await setup.assert_charged_once()
 
 
 # ----------------------------------------------------------------------------------- afterwards, and switching off

@@ -13,6 +13,7 @@ import structlog
 import trio
 from sqlalchemy import text
 from tests.running_bank import RunningBank
+from tests.sweepers import sweeper_of
 
 from holdfast.actors.account.messages import (
     AttachIntent,
@@ -24,7 +25,6 @@ from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.unfenced import UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
-from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.orders.facts import Attempt, OrderFacts
 from holdfast.ledger.orders.order import Order, OrderResult
@@ -296,14 +296,7 @@ async def test_unmatched_events_are_stored_once_and_deleted_after_ninety_days(se
     await setup.change(
         "update payment_events set received_at = now() - interval '91 days' where event_id <> 'evt_new'"
     )
-    swept = await Sweeper(
-        database=setup.database,
-        now=utc_now,
-        idempotency_ttl_s=86_400,
-        revoked_keys_retention_s=86_400,
-        reports_retention_s=86_400,
-        reports_max=1_000,
-    ).sweep()
+    swept = await sweeper_of(setup.database).sweep()
     left = await setup.database.read(lambda c: {row.event_id for row in c.execute(rows)})
     assert stored == {"evt_old": b"first", "evt_new": b"{}", event.event_id: b"{}"}
     assert swept["payment_events"] == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,21 +12,20 @@ import msgspec
 import pytest
 import sqlalchemy
 import trio
+from tests.sweepers import sweeper_of
 
 from holdfast.actors.account.messages import CreateTask
 from holdfast.actors.runtime.faults import OutcomeUnknown, Unavailable
 from holdfast.actors.runtime.refs import TrioActorRef
 from holdfast.actors.task.actor import TaskActor
-from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import EventsDue, RecordAnnouncement
 from holdfast.actors.unfenced import EventCommands
 from holdfast.actors.workers.outbox import PER_RECEIVER_MAX
-from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S, Sweeper
+from holdfast.actors.workers.sweeper import OUTBOX_RETENTION_S
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.events import PAUSES_S
 from holdfast.ledger.tasks.task import HostingState, Task, TaskRequest, accept_task
-from holdfast.ledger.tasks.transitions import ProviderTraits
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.claims import outbox as outbox_claims
 from holdfast.persistence.claims.outbox import FIRST, Capacity, DueEvent, claim_due
@@ -50,6 +48,7 @@ from holdfast.supervision.directory import KeyedDirectory
 from holdfast.telemetry.reports.reporter import Reporter
 
 from .account_checks import capacity_of
+from .actor_system import task_dependencies
 
 LEASE_S = 20.0
 
@@ -393,14 +392,7 @@ async def test_finished_events_and_old_secrets_are_swept(box: Box) -> None:
         *(WebhookSecretRow("acct_1", *Rotation(n, past + timedelta(seconds=n))) for n in (1, 2)),
         WebhookSecretRow("acct_2", 1, utc_now()),
     )
-    await Sweeper(
-        database=box.database,
-        now=utc_now,
-        idempotency_ttl_s=86_400,
-        revoked_keys_retention_s=86_400,
-        reports_retention_s=86_400,
-        reports_max=1_000,
-    ).sweep()
+    await sweeper_of(box.database).sweep()
 
     def left(rows: sqlalchemy.Connection) -> Any:
         events = set(rows.execute(sqlalchemy.select(tables.outbox.c.event_id)).scalars())
@@ -423,20 +415,7 @@ async def test_a_task_records_delivery_in_the_commit_that_ends_the_event(box: Bo
     async def load(request_id: str) -> Any:
         return await box.database.read(lambda rows: (load_task(rows, request_id), frozenset()))
 
-    unused = Outbox()
-    dependencies = TaskDependencies(
-        accounts=box.system.accounts,
-        dispatcher=unused,
-        provider_calls=unused,
-        hosting=unused,
-        outbox=unused,
-        traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
-        callback_url=lambda _: "",
-        file_url=lambda _provider, file_id, _until: file_id,
-        now=utc_now,
-        rng=random.Random(1),
-        process_id="proc_1",
-    )
+    dependencies = task_dependencies(accounts=box.system.accounts)
 
     async def probe() -> bool:
         return True

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 import structlog
 import trio
+from tests.sweepers import sweeper_of
 
 from holdfast.actors.workers import report_writer
 from holdfast.actors.workers.newest_queue import NewestQueue
 from holdfast.actors.workers.report_writer import BATCH_MAX, ReportWriter, store_last_reports
-from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.reports import newest_position, reports_after, reports_page
@@ -182,14 +182,7 @@ async def test_old_reports_and_too_many_are_swept(stage: Stage) -> None:
     for age_s in (200, 90, 80, 70, 10):
         stage.report(at=now - timedelta(seconds=age_s), key=str(age_s))
     await stage.database.work(write_reports, stage.queue.first(9))
-    sweeper = Sweeper(
-        database=stage.database,
-        now=utc_now,
-        idempotency_ttl_s=86_400,
-        revoked_keys_retention_s=86_400,
-        reports_retention_s=100,
-        reports_max=2,
-    )
+    sweeper = sweeper_of(stage.database, reports_retention_s=100, reports_max=2)
     removed = await sweeper.sweep()
     assert removed["reports"] == 3
     found = await stage.database.read(reports_after, 0, limit=9)

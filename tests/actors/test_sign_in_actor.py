@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import trio
 from sqlalchemy import Connection, TextClause, text
+from tests.sweepers import sweeper_of
 
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.sign_in.actor import SignInActor, SignInRules
@@ -24,7 +25,6 @@ from holdfast.actors.sign_in.messages import (
     SignedIn,
     VerifyCode,
 )
-from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.places import place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
@@ -323,14 +323,7 @@ async def test_counts_survive_a_restart(open_harness: OpenHarness) -> None:
 async def test_rows_without_an_account_are_swept_earlier(harness: Harness) -> None:
     count = text("select key from sign_ins order by key")
     age = text("update sign_ins set updated_at = now() - make_interval(hours => :hours)")
-    sweeper = Sweeper(
-        database=harness.database,
-        now=utc_now,
-        idempotency_ttl_s=86_400,
-        revoked_keys_retention_s=86_400,
-        reports_retention_s=86_400,
-        reports_max=1_000,
-    )
+    sweeper = sweeper_of(harness.database)
 
     async def left_after(hours: int) -> list[str]:
         await change(harness.database, age, hours=hours)

@@ -18,14 +18,13 @@ import pytest
 import trio
 from sqlalchemy import Connection, text
 from tests.content_claims import claim_content
-from tests.recorded_refs import RecordedRef
 from tests.usage_sums import GROUPINGS, sums_of
 
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.task.actor import TaskActor
-from holdfast.actors.task.dependencies import NewTasks, TaskDependencies
+from holdfast.actors.task.dependencies import NewTasks
 from holdfast.actors.task.messages import (
     CancelTask,
     DecideReview,
@@ -42,7 +41,7 @@ from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.events import EVENT_KINDS
 from holdfast.ledger.tasks.provider_update import Moderation, Output, ProviderUpdate
 from holdfast.ledger.tasks.task import OutputItem, Task
-from holdfast.ledger.tasks.transitions import HostingFailure, ProviderTraits
+from holdfast.ledger.tasks.transitions import HostingFailure
 from holdfast.ledger.tasks.usage_totals import days_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.audit.rules import BrokenRule
@@ -60,7 +59,7 @@ from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.supervision.directory import KeyedDirectory
 
 from .account_checks import capacity_of
-from .actor_system import ActorSystem, StartSystem, create_task
+from .actor_system import ActorSystem, StartSystem, create_task, task_dependencies
 
 TASKS = 8
 RETENTION = timedelta(days=7)
@@ -106,20 +105,7 @@ class Chaos:
 
     def directory(self, system: ActorSystem) -> KeyedDirectory:
         # No worker runs: random messages stand for the results of their work.
-        ignored = RecordedRef(lambda _message: None)
-        about = TaskDependencies(
-            accounts=system.accounts,
-            dispatcher=ignored,
-            provider_calls=ignored,
-            hosting=ignored,
-            outbox=ignored,
-            traits=lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
-            callback_url=lambda _: "",
-            file_url=lambda _provider, file_id, _until: file_id,
-            now=lambda: self.now,
-            rng=random.Random(1),
-            process_id="proc_1",
-        )
+        about = task_dependencies(accounts=system.accounts, now=lambda: self.now)
 
         new_tasks = NewTasks()
         self.new_tasks.append(new_tasks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -16,7 +15,6 @@ from holdfast.actors.account.messages import SettleTask
 from holdfast.actors.runtime.journaled import Commit
 from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
 from holdfast.actors.task.actor import Load, TaskActor
-from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import (
     DecideReview,
     Host,
@@ -38,6 +36,8 @@ from holdfast.persistence.journal.units import Fence
 from holdfast.persistence.queries.loading import RowMissing
 from holdfast.persistence.records.rows import TaskEventRow
 from holdfast.providers.media.kinds import kind_rules
+
+from .actor_system import task_dependencies
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TRAITS = ProviderTraits(idempotent_submit=True, polls=True, cancels=True)
@@ -105,18 +105,10 @@ class SettlingAccounts:
 
 async def start_actor(load: Load) -> TaskActor:
     unused: Any = None
-    dependencies = TaskDependencies(
+    dependencies = task_dependencies(
         accounts=SettlingAccounts(),
-        dispatcher=RecordedRef(lambda _: None),
-        provider_calls=unused,
-        hosting=unused,
-        outbox=RecordedRef(lambda _: None),
-        traits=lambda _: TRAITS,
         callback_url=lambda _: "https://holdfast.test/v2/callback",
-        file_url=lambda _provider, file_id, _until: file_id,
         now=lambda: NOON,
-        rng=random.Random(1),
-        process_id="proc_1",
     )
     actor = TaskActor("task_1", Mailbox(10), unused, load=load, deps=dependencies)
     await actor.on_start()

@@ -104,6 +104,13 @@ class Setup(BankSetup):
         found: list[dict[str, Any]] = answer.json()["data"]
         return found
 
+    async def assert_charged_once(self) -> None:
+        """Check that the one order is paid, by one charge."""
+        [order] = await self.orders()
+        assert order.status == "credited"
+        assert len(await self.charges()) == 1
+        assert await self.balance() == 18 * CREDIT
+
     async def charges(self) -> list[dict[str, Any]]:
         """The charges that the provider made."""
         return [each for each in await self.list_of("charges") if each["paid"]]

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy
+from tests.persistence.values import columns_of_order
 
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, MintedKey, mint_api_key
 from holdfast.ledger.orders.decisions import create_order
@@ -93,28 +94,11 @@ class Api(Stage):
 
     async def add_order(self, order: Order) -> None:
         """Write an order, replacing the one with its id."""
-        state, request = order.state, order.request
         await self.write(tables.orders.delete().where(tables.orders.c.order_id == order.order_id))
-        await self.write(
-            tables.orders.insert().values(
-                account_id=order.account_id,
-                order_id=order.order_id,
-                version=order.version,
-                provider=request.provider,
-                origin=request.origin,
-                status=order.status,
-                reconcile_status=order.statuses.reconcile_status,
-                created_at=request.created_at,
-                updated_at=order.updated_at,
-                expires_at=request.expires_at,
-                wake_at=order.wake_at,
-                request=msgspec.to_builtins(request),
-                state=msgspec.to_builtins(state),
-            )
-        )
+        await self.write(tables.orders.insert().values(columns_of_order(order)))
         owned = tables.order_payments
         await self.write(owned.delete().where(owned.c.order_id == order.order_id))
-        for row in payment_rows(create_order(request), order):
+        for row in payment_rows(create_order(order.request), order):
             await self.write(owned.insert().values(msgspec.structs.asdict(row)))
 
     def usage_of(self, task: Task) -> UsageEntry:

@@ -10,9 +10,8 @@ import psycopg
 import pytest
 import trio
 from tests.clients import Customer, code_of, ok, until
+from tests.sweepers import sweeper_of
 
-from holdfast.actors.workers.sweeper import Sweeper
-from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
 from holdfast.ledger.tasks.webhook_secrets import SIGNING_MAX_COUNT
 from holdfast.persistence.claims.expired import REVOKED_KEYS_MAX
@@ -62,15 +61,7 @@ async def test_the_newest_revoked_keys_are_retained_under_hourly_rotation(
     await database.open()
 
     async def sweep(retention_s: int) -> int:
-        sweeper = Sweeper(
-            database=database,
-            now=utc_now,
-            idempotency_ttl_s=RETENTION_S,
-            revoked_keys_retention_s=retention_s,
-            reports_retention_s=RETENTION_S,
-            reports_max=100_000,
-        )
-        return (await sweeper.sweep())["api_keys"]
+        return (await sweeper_of(database, revoked_keys_retention_s=retention_s).sweep())["api_keys"]
 
     assert await sweep(RETENTION_S) == hours - REVOKED_KEYS_MAX
     assert await sweep(RETENTION_S) == 0
@@ -163,24 +154,3 @@ async def test_large_inputs_of_failed_tasks_have_a_quota(
     ok(await customer.as_key("POST", "/v2/task/create", {"model": MODEL, "input": {"prompt": "a cat"}}))
     other = await new_customer(small_store, credit="10.00")
     ok(await other.as_key("POST", "/v2/task/create", order))
-
-
-@pytest.mark.slow
-async def test_a_used_key_is_replayed_above_the_rate_of_creates(
-    new_service: NewService, new_customer: NewCustomer, provider: QuietProvider, tmp_path: Path
-) -> None:
-    catalog = str(provider.write_catalog(tmp_path))
-    service = new_service(CATALOG=catalog, TASK_CREATES_PER_ACCOUNT_S="1", TASK_CREATES_BURST="1")
-    service.start()
-    customer = await new_customer(service, credit="10.00")
-    order = {"model": MODEL, "input": {"prompt": "a cat"}}
-    first = ok(await customer.as_key("POST", "/v2/task/create", order, key="first"))["request_id"]
-    # What the account's actor remembers is lost; the rows have the reply.
-    service.stop()
-    service.start()
-    number, refused = 0, False
-    while not refused:
-        number += 1
-        created = await customer.as_key("POST", "/v2/task/create", order, key=f"later {number}")
-        refused = created.status_code == 429
-    assert ok(await customer.as_key("POST", "/v2/task/create", order, key="first"))["request_id"] == first

@@ -18,22 +18,13 @@ from playwright.sync_api import Browser, expect, sync_playwright
 from tests.clients import IMAGE, Customer, loopback_client, ok
 from tests.tools import path_of
 
+from .page_browser import FLAGS
 from .service_process import Service
 
 FRAMES_PER_S = 12
 CLIP_S = 3.0
 TONE_S = 1.5
 WAIT_MS = 60_000
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--autoplay-policy=no-user-gesture-required",
-]
 
 PROBE = """([kind, url, wait]) => new Promise((resolve, reject) => {
   const media = document.createElement(kind);
@@ -122,7 +113,11 @@ def outputs(shared_service: Service) -> dict[str, StoredOutput]:
 def browser() -> Iterator[Browser]:
     """Run a headless browser."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path_of("chromium"), args=FLAGS, timeout=WAIT_MS)
+        browser = playwright.chromium.launch(
+            executable_path=path_of("chromium"),
+            args=[*FLAGS, "--autoplay-policy=no-user-gesture-required"],
+            timeout=WAIT_MS,
+        )
         yield browser
         browser.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -29,7 +28,7 @@ from holdfast.telemetry.reports.report import Report, ReportFilter
 from .conftest import NewCustomer, NewService
 from .load import Witness
 from .quiet_provider import MODEL, QuietProvider
-from .service_process import Service, new_folder
+from .service_process import Service, new_folder, running_service
 
 ROLLS = int(os.environ.get("ROLLS", "2"))
 CREDIT = Decimal("1000.00")
@@ -42,15 +41,8 @@ def service(provider: QuietProvider) -> Iterator[Service]:
     """A parent with two workers, which every test leaves running."""
     folder = new_folder()
     catalog = str(provider.write_catalog(folder))
-    service = Service(folder, PROCESSES="2", TASKS_IN_FLIGHT_MAX="1000000", CATALOG=catalog)
-    try:
-        service.start()
+    with running_service(folder, PROCESSES="2", TASKS_IN_FLIGHT_MAX="1000000", CATALOG=catalog) as service:
         yield service
-        assert service.stop() == 0, service.log_tail()
-    finally:
-        if service.is_alive():
-            service.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def workers(service: Service) -> list[int]:

@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import Connection, Table, insert, literal, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from tests.made_requests import make_order_request
+from tests.persistence.values import columns_of_order
 
 from holdfast.ledger.credit.account import (
     AccountState,
@@ -333,22 +334,7 @@ class AccountHistory:
                 body=b"{}",
             )
             order = step.order
-        self.add(
-            tables.orders,
-            account_id=self.state.account_id,
-            order_id=order_id,
-            version=order.version,
-            provider=request.provider,
-            origin=request.origin,
-            status=order.status,
-            reconcile_status=order.statuses.reconcile_status,
-            created_at=request.created_at,
-            updated_at=order.updated_at,
-            expires_at=request.expires_at,
-            wake_at=order.wake_at,
-            request=msgspec.to_builtins(request),
-            state=msgspec.to_builtins(order.state),
-        )
+        self.add(tables.orders, **columns_of_order(order))
         for row in payment_rows(create_order(request), order):
             self.add(tables.order_payments, **msgspec.structs.asdict(row))
         return order

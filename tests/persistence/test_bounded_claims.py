@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, text
 from tests.persistence.read_costs import Reads
+from tests.sweepers import sweeper_of
 
-from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.ledger.catalog.terms import Deadlines
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.tasks.dispatch import Silence
@@ -213,14 +213,7 @@ async def test_a_sweep_of_a_million_rows_is_made_of_short_statements() -> None:
             return most
 
     rows = Rows()
-    sweeper = Sweeper(
-        database=cast(Database, rows),
-        now=utc_now,
-        idempotency_ttl_s=86_400,
-        revoked_keys_retention_s=86_400,
-        reports_retention_s=86_400,
-        reports_max=1_000,
-    )
+    sweeper = sweeper_of(cast(Database, rows))
     removed = await sweeper.sweep()
     assert max(rows.statements) <= 1_000
     assert removed["idempotency_records"] == removed["outbox"] == 100_000

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import psycopg
 from sqlalchemy import text
+from tests.fresh_databases import drop_tables
 
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.coupons import NewClaim, claim_coupon, sha256_of_code
@@ -39,9 +40,7 @@ values ('rep_0', now(), 'action', 'info', 'operators', '{json.dumps(REPORT)}'),
 
 
 def test_codes_from_before_can_be_redeemed_and_are_read_nowhere(database_url: str) -> None:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("drop schema public cascade")
-        connection.execute("create schema public")
+    drop_tables(database_url)
     with connected(database_url) as rows:
         upgrade(rows, "0110")
     with psycopg.connect(database_url) as connection:

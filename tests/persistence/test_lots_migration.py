@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import text
+from tests.fresh_databases import drop_tables
 
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.audit.rules import BrokenRule
@@ -37,9 +38,7 @@ update tasks set request = (request::jsonb || '{"metadata": {"end_user": ""}}'):
 @pytest.fixture
 def old_url(database_url: str) -> str:
     """A database of the release before lots, with its rows."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("drop schema public cascade")
-        connection.execute("create schema public")
+    drop_tables(database_url)
     with connected(database_url) as rows:
         upgrade(rows, "0100")
     with psycopg.connect(database_url) as connection:

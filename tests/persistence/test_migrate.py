@@ -12,6 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
+from tests.fresh_databases import drop_tables
 
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server import migrate as migrate_module
@@ -27,9 +28,7 @@ REVISIONS = ("0100", "0110", "0120", "0130", "0140")
 @pytest.fixture
 def empty_url(database_url: str) -> str:
     """An empty database."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("drop schema public cascade")
-        connection.execute("create schema public")
+    drop_tables(database_url)
     return database_url
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.sweepers import sweeper_of
 
-from holdfast.actors.workers.sweeper import Sweeper
 from holdfast.persistence.operators.poison import (
     IN_ALL_MAX,
     PER_KEY_MAX,
@@ -116,14 +116,7 @@ async def test_messages_are_deleted_after_their_retention(database: Database) ->
     long_ago = datetime.now(UTC) - timedelta(days=2)
     await database.work(keep_poison, record(1, at=long_ago))
     await database.work(keep_poison, record(2, at=datetime.now(UTC)))
-    sweeper = Sweeper(
-        database=database,
-        now=lambda: datetime.now(UTC),
-        idempotency_ttl_s=60,
-        revoked_keys_retention_s=86_400,
-        reports_retention_s=86_400,
-        reports_max=100,
-    )
+    sweeper = sweeper_of(database, now=lambda: datetime.now(UTC), idempotency_ttl_s=60, reports_max=100)
     assert (await sweeper.sweep())["poison_messages"] == 1
 
 

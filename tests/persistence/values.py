@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from tests.made_requests import make_order_request, make_request, make_terms
 
 from holdfast.ledger.credit.operations import NewLot, Operation, OperationKind, Posting
@@ -41,6 +42,25 @@ def make_order(account_id: str, order_id: str, at: datetime, text: Any = "text")
     request = make_order_request(order_id, account_id, at, **named)
     state = OrderState(reversal_refs=(text,))
     return Order(version=1, updated_at=at, wake_at=None, request=request, state=state)
+
+
+def columns_of_order(order: Order) -> dict[str, Any]:
+    """Return the columns of an order's row."""
+    return {
+        "account_id": order.account_id,
+        "order_id": order.order_id,
+        "version": order.version,
+        "provider": order.request.provider,
+        "origin": order.request.origin,
+        "status": order.status,
+        "reconcile_status": order.statuses.reconcile_status,
+        "created_at": order.request.created_at,
+        "updated_at": order.updated_at,
+        "expires_at": order.request.expires_at,
+        "wake_at": order.wake_at,
+        "request": msgspec.to_builtins(order.request),
+        "state": msgspec.to_builtins(order.state),
+    }
 
 
 def make_operation(

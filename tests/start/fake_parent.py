@@ -29,6 +29,7 @@ class Parent:
         self.starter = starter or FakeStarter()
         self.misconfigured = 0
         self.ended: list[int] = []
+        self.rolled: list[bool] = []
         self.reporter = Reporter()
         self.workers = Workers(
             count,
@@ -50,6 +51,9 @@ class Parent:
 
     def reports(self, kind: str) -> list[Report]:
         return [report for report in reversed(self.reporter.recent()) if report.kind == kind]
+
+    async def roll(self) -> None:
+        self.rolled.append(await self.workers.roll())
 
     async def all_ready(self) -> None:
         await wait_all_tasks_blocked()

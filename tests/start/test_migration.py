@@ -11,6 +11,7 @@ import psycopg
 import pytest
 import trio
 from sqlalchemy import text
+from tests.fresh_databases import drop_tables
 from trio.testing import MockClock
 
 from holdfast.persistence.server.connections import connected
@@ -48,9 +49,7 @@ async def test_a_migrated_database_needs_no_process(parent: Parent, monkeypatch:
 
 
 async def test_a_process_migrates_what_is_not_up_to_date(parent: Parent, database_url: str) -> None:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("drop schema public cascade")
-        connection.execute("create schema public")
+    drop_tables(database_url)
     assert await parent._migrate() == CLEAN
     assert is_migrated(database_url)
 
@@ -58,9 +57,7 @@ async def test_a_process_migrates_what_is_not_up_to_date(parent: Parent, databas
 async def test_a_migration_that_other_sessions_block_may_be_started_again(
     parent: Parent, database_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("drop schema public cascade")
-        connection.execute("create schema public")
+    drop_tables(database_url)
     with connected(database_url) as rows:
         upgrade(rows, "0100")
         rows.execute(

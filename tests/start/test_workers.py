@@ -195,14 +195,9 @@ async def test_only_a_first_start_with_exit_code_2_is_a_faulty_configuration(aut
 
 async def test_a_roll_has_each_new_worker_ready_before_the_old_one_retires(autojump_clock: MockClock) -> None:
     parent = Parent(2)
-    done: list[bool] = []
-
-    async def roll() -> None:
-        done.append(await parent.workers.roll())
-
     async with running(parent), trio.open_nursery() as nursery:
         olds = list(parent.starter.started)
-        nursery.start_soon(roll)
+        nursery.start_soon(parent.roll)
         for slot, old in enumerate(olds):
             await wait_all_tasks_blocked()
             new = parent.starter.of(slot)
@@ -214,7 +209,7 @@ async def test_a_roll_has_each_new_worker_ready_before_the_old_one_retires(autoj
             assert len(parent.starter.started) == 3 + slot, "one at a time"
             old.end(0)
         await wait_all_tasks_blocked()
-        assert done == [True]
+        assert parent.rolled == [True]
         assert parent.tree.is_ready
         assert parent.reports("crash") == []
         assert [(each.path, each.reason) for each in parent.reports("roll")] == [
@@ -241,19 +236,14 @@ async def test_an_old_worker_that_does_not_end_is_killed(autojump_clock: MockClo
 @pytest.mark.parametrize("how", ["ends", "hangs"])
 async def test_a_roll_whose_new_worker_fails_leaves_the_old_ones(autojump_clock: MockClock, how: str) -> None:
     parent = Parent(2)
-    done: list[bool] = []
-
-    async def roll() -> None:
-        done.append(await parent.workers.roll())
-
     async with running(parent), trio.open_nursery() as nursery:
         olds = list(parent.starter.started)
-        nursery.start_soon(roll)
+        nursery.start_soon(parent.roll)
         await wait_all_tasks_blocked()
         if how == "ends":
             parent.starter.of(0).end(2)
         await trio.sleep(START_S + 1)
-        assert done == [False]
+        assert parent.rolled == [False]
         assert len(parent.starter.started) == 3
         assert [old.code for old in olds] == [None, None]
         assert parent.tree.is_ready
@@ -264,20 +254,15 @@ async def test_a_roll_whose_new_worker_fails_leaves_the_old_ones(autojump_clock:
 
 async def test_a_worker_that_dies_while_its_successor_starts_is_replaced(autojump_clock: MockClock) -> None:
     parent = Parent(1)
-    done: list[bool] = []
-
-    async def roll() -> None:
-        done.append(await parent.workers.roll())
-
     async with running(parent), trio.open_nursery() as nursery:
         [old] = parent.starter.started
-        nursery.start_soon(roll)
+        nursery.start_soon(parent.roll)
         await wait_all_tasks_blocked()
         old.end(-signal.SIGKILL)
         await trio.sleep(1)
         _, successor, third = parent.starter.started
         assert successor.signals == [signal.SIGKILL]
-        assert done == [False]
+        assert parent.rolled == [False]
         third.be_ready()
         await wait_all_tasks_blocked()
         assert parent.tree.is_ready
@@ -438,16 +423,11 @@ async def test_a_reload_does_not_reach_a_worker_before_it_is_ready(autojump_cloc
 
 async def test_a_roll_replaces_a_worker_that_was_starting(autojump_clock: MockClock) -> None:
     parent = Parent(1)
-    done: list[bool] = []
-
-    async def roll() -> None:
-        done.append(await parent.workers.roll())
-
     async with running(parent), trio.open_nursery() as nursery:
         parent.starter.of(0).end(-signal.SIGKILL)
         await trio.sleep(1)
         starting = parent.starter.of(0)
-        nursery.start_soon(roll)
+        nursery.start_soon(parent.roll)
         await wait_all_tasks_blocked()
         starting.be_ready()
         await wait_all_tasks_blocked()
@@ -457,7 +437,7 @@ async def test_a_roll_replaces_a_worker_that_was_starting(autojump_clock: MockCl
         assert starting.lines[-1] == "retire"
         starting.end(0)
         await wait_all_tasks_blocked()
-        assert done == [True]
+        assert parent.rolled == [True]
 
 
 async def test_the_parents_reports_go_to_a_worker_that_serves(autojump_clock: MockClock) -> None:
