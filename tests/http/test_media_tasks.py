@@ -232,6 +232,20 @@ async def test_mismatching_and_expired_quotes_are_refused(api: Api) -> None:
     assert api.accounts.asked == []
 
 
+async def test_a_replay_is_returned_above_the_rate_of_creates(api: Api) -> None:
+    """The account remembers few replies; the rows have all."""
+    api.accounts.answer = Refusal(code="rate_limit_exceeded", message="Too fast.", retry_after_s=9)
+    values = {"fingerprint": fingerprint(CREATE, POSTER), "reply": msgspec.json.encode(accepted())}
+    record = {"account_id": api.account_id, "route": f"POST {CREATE}", "key": "k", "created_at": api.now}
+    await api.write(tables.idempotency_records.insert().values(record | values))
+    await api.add_task(api.task("task_1"))
+    response = await api.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "k"})
+    assert (response.status_code, response.headers["Idempotent-Replayed"]) == (200, "true")
+    refused(
+        await api.as_key("POST", CREATE, json=POSTER, headers={"Idempotency-Key": "l"}), 429, "rate_limit_exceeded"
+    )
+
+
 async def test_a_replay_is_returned_after_the_model_was_removed(api: Api) -> None:
     body = {**POSTER, "model": "studio/removed"}
     record = tables.idempotency_records.insert().values(
