@@ -95,8 +95,7 @@ def test_the_distributions_are_of_the_cores_version_and_installed() -> None:
     assert {each.name for each in entry_points(group=GROUP)} == EXTENSIONS.keys()
 
 
-@pytest.mark.parametrize("command", [("serve",), ("catalog", "check")])
-@pytest.mark.slow
+@pytest.mark.parametrize("command", [("catalog", "check"), pytest.param(("serve",), marks=pytest.mark.slow)])
 def test_a_catalog_with_the_studio_is_refused_in_one_line(
     tmp_path: Path, without: dict[str, str], command: tuple[str, ...]
 ) -> None:

@@ -298,7 +298,6 @@ def test_haproxy_waits_for_waiting_requests_and_silent_streams() -> None:
     } == {True}
 
 
-@pytest.mark.slow
 def test_an_accounts_requests_reach_the_owner_of_its_place(
     proxy: Proxy, servers: list[str], accounts: list[str], client: httpx2.Client
 ) -> None:

@@ -148,7 +148,6 @@ def test_a_temporary_server_stops_with_its_command(data_dir: Path) -> None:
         assert remembered(url) == [1]
 
 
-@pytest.mark.slow
 def test_the_server_of_a_killed_service_stops_by_itself(data_dir: Path) -> None:
     pid = killed_service(data_dir, "follows")
     log, deadline = data_dir / "postgres.log", time.monotonic() + 30
