@@ -12,10 +12,11 @@ import pytest
 from tests.recorded_refs import RecordedRef
 
 from holdfast.actors.account.messages import SettleTask
-from holdfast.actors.runtime.journaled import Commit
+from holdfast.actors.runtime.journaled import Commit, Reload
 from holdfast.actors.runtime.mailbox import Mailbox, SystemMessage
 from holdfast.actors.task.actor import Load, TaskActor
 from holdfast.actors.task.messages import (
+    CancelTask,
     DecideReview,
     Host,
     ReceiveProviderUpdate,
@@ -84,29 +85,31 @@ def flagged(task: Task) -> ReceiveProviderUpdate:
 @pytest.fixture
 async def actor() -> TaskActor:
     """The actor of a running task. Nothing it decides is written."""
-
-    async def load(_: str) -> tuple[Task, frozenset[tuple[str, str]]]:
-        return running_task(), frozenset()
-
-    return await start_actor(load)
+    return await start_actor()
 
 
 class SettlingAccounts:
-    """Accounts that settle every hold."""
+    """Accounts that settle every hold, or refuse to."""
+
+    def __init__(self, refusal: Refusal | None = None) -> None:
+        self._refusal = refusal
 
     def ref(self, _key: str) -> RecordedRef:
         return RecordedRef(lambda _: None, self._settle)
 
-    @staticmethod
-    async def _settle(message: SettleTask) -> Any:
+    async def _settle(self, message: SettleTask) -> Any:
         assert isinstance(message, SettleTask)
-        return message.settlement
+        return self._refusal or message.settlement
 
 
-async def start_actor(load: Load) -> TaskActor:
+async def load_running(_: str) -> tuple[Task, frozenset[tuple[str, str]]]:
+    return running_task(), frozenset()
+
+
+async def start_actor(load: Load = load_running, *, refusal: Refusal | None = None) -> TaskActor:
     unused: Any = None
     dependencies = task_dependencies(
-        accounts=SettlingAccounts(),
+        accounts=SettlingAccounts(refusal),
         callback_url=lambda _: "https://holdfast.test/v2/callback",
         now=lambda: NOON,
     )
@@ -135,6 +138,12 @@ async def test_a_task_in_review_frees_its_slot_at_the_provider(actor: TaskActor)
     assert [type(command) for command in sent_messages(approved)] == [Host]
     failure = HostingFailure(position=0, message="not_found", final=True)
     assert sent_messages(await decided(actor, RecordHosting(1, 1, (failure,)))) == []
+
+
+async def test_a_task_whose_hold_is_not_open_is_read_again() -> None:
+    actor = await start_actor(refusal=Refusal(code="hold_not_open", message="Settled before."))
+    with pytest.raises(Reload, match="refused to settle: hold_not_open"):
+        await decided(actor, CancelTask())
 
 
 async def test_a_repeated_update_is_answered_once_the_first_is_durable(actor: TaskActor) -> None:

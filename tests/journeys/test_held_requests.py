@@ -169,6 +169,8 @@ async def test_a_resend_joins_at_another_process(
     again = await ask(other, numbered(1, 1))
     third = await ask(customer, numbered(2, 1))
     assert len({each.headers["X-Task-Id"] for each in (first, again, third)}) == 1
+    assert (first.status_code, first.json()["error"]["code"]) == (425, "task_not_ended")
+    assert (first.headers["X-Should-Retry"], first.headers["Retry-After"]) == ("true", "1")
     await other.http.aclose()
     assert len(await customer.tasks()) == 1
 
