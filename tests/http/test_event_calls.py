@@ -269,8 +269,6 @@ async def test_an_invalid_webhook_asks_no_actor(api: Api, sent: dict[str, Any], 
     [
         ({"balance_below": "-1"}, "invalid_amount"),
         ({"balance_below": "0"}, "invalid_amount"),
-        ({"balance_below": "NaN"}, "invalid_amount"),
-        ({"balance_below": "1.1234567"}, "invalid_amount"),
         ({"limit_share": 0}, "invalid_parameter"),
         ({"limit_share": 1.01}, "invalid_parameter"),
         ({"limit_share": "0.5"}, "invalid_parameter"),

@@ -30,9 +30,6 @@ async def give(api: Api, path: str, body: dict[str, Any], key: str | None = "k")
     ("body", "code"),
     [
         ({"amount": "0"}, "invalid_amount"),
-        ({"amount": "-1.00"}, "invalid_amount"),
-        ({"amount": "NaN"}, "invalid_amount"),
-        ({"amount": "1.0000001"}, "invalid_amount"),
         ({"amount": "1.00", "expires_at": "soon"}, "invalid_parameter"),
         ({"amount": "1.00", "expires_at": "2999-01-01T00:00:00"}, "invalid_parameter"),
         ({"amount": "1.00", "reason": ""}, "invalid_parameter"),

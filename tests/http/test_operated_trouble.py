@@ -49,6 +49,7 @@ async def test_orders_that_need_attention_are_listed_oldest_first(api: Api) -> N
     refused(await api.call("GET", f"{ORDERS}?trouble=much", headers=heads(api)), 400, "invalid_parameter")
     one = await get(api, f"{ORDERS}/ord_4")
     assert (one["account_id"], one["order"]["reconcile_status"]) == (api.account_id, "unreconciled")
+    assert one["email"] == f"{api.account_id}@example.com"
     refused(await api.call("GET", f"{ORDERS}/ord_9", headers=heads(api)), 404, "payment_order_not_found")
 
 

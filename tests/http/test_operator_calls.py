@@ -180,7 +180,8 @@ async def test_a_held_order_is_listed_and_resolved_by_its_account(api: Api) -> N
     first = await get(api, "/ops/api/payments?limit=1")
     rest = await get(api, f"/ops/api/payments?cursor={first['next_cursor']}")
     assert [each["order_id"] for each in (*first["data"], *rest["data"])] == ["ord_1", "ord_3"]
-    assert first["data"][0]["account_id"] == api.account_id
+    found = first["data"][0]
+    assert (found["account_id"], found["email"]) == (api.account_id, f"{api.account_id}@example.com")
     held = api.order("ord_1")
     facts = OrderFacts(resolution=OrderResolution(decision="credit", amount_micro=9_500_000))
     state = msgspec.structs.replace(held.state, facts=facts)

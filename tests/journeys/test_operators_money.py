@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from decimal import Decimal
-from typing import Any
 
 import httpx2
 import pytest
@@ -82,40 +81,6 @@ async def test_a_refund_whose_response_is_lost_is_found(
         assert [(each["result"], each["account_id"]) for each in actions] == [
             ("done", payer.customer.account_id), ("refused", payer.customer.account_id)
         ]  # fmt: skip
-    assert card_service.audit() == []
-
-
-async def test_a_held_payment_that_is_refunded_waits_for_no_decision(
-    payer: Payer, operator: Operator, card_service: Service
-) -> None:
-    with trio.fail_after(60):
-        order = await payer.order()
-        order_id, payment_id = order["order_id"], order["provider_payment_id"]
-        await payer.card_provider.act("payment_intents", payment_id, "pay", amount_received=900)
-        await payer.wait_for(order_id, status="held")
-
-        async def held() -> dict[str, dict[str, Any]]:
-            return {
-                each["order_id"]: each
-                for each in ok(await operator.http.get("/ops/api/payments?limit=100"))["data"]
-            }
-
-        found = (await held())[order_id]
-        assert (found["account_id"], found["provider_payment_id"]) == (payer.customer.account_id, payment_id)
-        assert found["email"] == payer.customer.email
-        [listed] = [
-            each
-            for each in ok(await operator.http.get("/ops/api/orders?trouble=held&limit=100"))["data"]
-            if each["order"]["order_id"] == order_id
-        ]
-        assert (listed["email"], listed["order"]["provider_payment_id"]) == (payer.customer.email, payment_id)
-        ok(await operator.act(f"payments/{order_id}/refund", "all"))
-        ended = await payer.wait_for(order_id, status="canceled")
-        assert (ended["reversal_status"], ended["risk_status"]) == ("refunded", "none")
-        assert order_id not in await held()
-        refused = await operator.act(f"payments/{order_id}/resolve", credit=True)
-        assert (refused.status_code, code_of(refused)) == (409, "payment_order_not_payable")
-        assert await payer.customer.totals() == Totals(Decimal(0), Decimal(0), Decimal(0))
     assert card_service.audit() == []
 
 
