@@ -55,9 +55,9 @@ def create_task(key_id: str, *, hold_micro: int = 1_000_000, key: str | None = N
 
 
 def task_dependencies(**parts: Any) -> TaskDependencies:
-    """Return what a task's actor needs, with a provider that can do all, and ``parts``; no worker hears it."""
-    unheard = RecordedRef(lambda _message: None)
-    workers = dict.fromkeys(("dispatcher", "provider_calls", "hosting", "outbox"), unheard)
+    """Return what a task's actor needs, and ``parts``. The provider can do all; workers ignore their messages."""
+    ignored = RecordedRef(lambda _message: None)
+    workers = dict.fromkeys(("dispatcher", "provider_calls", "hosting", "outbox"), ignored)
     usual: dict[str, Any] = {
         "traits": lambda _: ProviderTraits(idempotent_submit=True, polls=True, cancels=True),
         "callback_url": lambda _: "",
