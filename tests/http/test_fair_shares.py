@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +14,7 @@ import sqlalchemy
 import trio
 import trio.testing
 
-from holdfast.actors.runtime.faults import Overloaded
+from holdfast.actors.runtime.faults import ShareExceeded
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.fair_shares import (
     READS_PER_CALLER_MAX,
@@ -24,6 +25,7 @@ from holdfast.http.kit.fair_shares import (
     SendRate,
     TokenTries,
 )
+from holdfast.ledger.links import sign_link
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.persistence.server.lookups import GroupedLookups, Lookup
@@ -62,7 +64,7 @@ async def test_a_caller_with_too_many_jobs_is_refused_and_others_served() -> Non
         for _ in range(2):
             nursery.start_soon(threads.run, "greedy", lambda: gate.wait(10))
         await trio.testing.wait_all_tasks_blocked(0.01)
-        with pytest.raises(Overloaded):
+        with pytest.raises(ShareExceeded):
             await threads.run("greedy", lambda: None)
         assert await threads.run("other", lambda: "served") == "served"
         gate.set()
@@ -159,6 +161,25 @@ async def test_reads_of_one_caller_do_not_take_every_connection(api: Api) -> Non
         rows.released.set()
 
 
+@pytest.mark.parametrize("kind", ["assets", "files"])
+async def test_signed_links_of_one_address_share_its_reads(stage: Stage, kind: str) -> None:
+    rows, content_id = HeldRows(), "file_" + "1" * 32
+    stage.change(database=rows)
+    query = sign_link(content_id, stage.now + timedelta(hours=1), stage.deps.urls.link_keys[0])
+    path = f"/v2/{kind}/{content_id}{'' if kind == 'assets' else '/content'}?{query}"
+
+    async def fetch() -> None:
+        assert (await stage.call("GET", path)).status_code == 503
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(READS_PER_CALLER_MAX + 3):
+            nursery.start_soon(fetch)
+        await rows.are_all_begun.wait()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert rows.begun == READS_PER_CALLER_MAX
+        rows.released.set()
+
+
 async def test_large_creates_of_one_account_do_not_take_every_connection(stage: Stage) -> None:
     stage.know_key()
     rows = HeldRows()
@@ -249,7 +270,7 @@ async def test_a_job_waits_for_its_turn_only_so_long(autojump_clock: trio.testin
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shares.run, "slow", trio.sleep_forever)
         await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(Overloaded, match="take too long"):
+        with pytest.raises(ShareExceeded, match="take too long"):
             await shares.run("slow", never)
         assert trio.current_time() == 8
         await shares.run("other", trio.lowlevel.checkpoint)

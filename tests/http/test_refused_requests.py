@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog.testing
 
+from holdfast.actors.runtime.faults import AskFault, Overloaded, ShareExceeded
 from holdfast.http.kit.credentials import mint_api_key
+from holdfast.http.kit.fair_shares import FairShares
 from holdfast.persistence.records import tables
 from holdfast.supervision.control.messages import ListRefusedRequests, MemberView, RefusedRequestList
 from holdfast.telemetry import metrics
@@ -124,6 +126,27 @@ def test_a_503_of_one_actor_or_of_a_missing_setting_is_no_outage(code: str) -> N
     reporter = Reporter()
     new_requests(reporter).count(**of("acct_1", 503, code))
     assert reporter.recent() == ()
+
+
+@pytest.mark.parametrize("path", ["/v2/task/task_1", "/replicate/v1/predictions/abc"])
+async def test_a_503_for_a_callers_own_share_is_no_outage(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    faults: list[AskFault] = [ShareExceeded("full"), Overloaded("full")]
+
+    async def run(*_args: object) -> None:
+        raise faults[0]
+
+    monkeypatch.setattr(FairShares, "run", run)
+    reporter = Reporter()
+    stage.change(refused=new_requests(reporter))
+    assert (await stage.as_key("GET", path)).status_code == 503
+    assert (await newest(stage)).code == "overloaded"
+    assert reporter.recent() == ()
+    faults.pop(0)
+    assert (await stage.as_key("GET", path)).status_code == 503
+    (report,) = reporter.recent()
+    assert (report.kind, report.reason) == ("outage", "requests are answered 503: overloaded")
 
 
 def test_requests_answered_503_are_an_outage() -> None:

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from holdfast.actors.runtime.faults import Crashed, Deadlock, OutcomeUnknown, Overloaded, Unavailable
+from holdfast.actors.runtime.faults import Crashed, Deadlock, OutcomeUnknown, ShareExceeded, Unavailable
 from holdfast.actors.runtime.messages import Command
 from holdfast.supervision.keyed_group import KeyedLimits
 
@@ -105,7 +105,7 @@ async def test_a_full_mailbox_refuses_asks_and_records_dead_letters(autojump_clo
     async with harness.running() as directory, trio.open_nursery() as nursery:
         nursery.start_soon(collect, harness, [("a", Rest(100))] + [("a", Say(str(i))) for i in range(5)], replies)
         await trio.sleep(50)
-        assert [type(replies.get(i)) for i in (4, 5)] == [Overloaded] * 2
+        assert [type(replies.get(i)) for i in (4, 5)] == [ShareExceeded] * 2
         directory.ref("a").tell(Say("sent"))
         assert harness.dead_letters.counts()["full"] == 1
         assert await harness.ask("b") == "hello"

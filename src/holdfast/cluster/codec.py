@@ -128,7 +128,8 @@ def fault_frame(number: int, fault: BaseException) -> Fault:
     """Return a fault as a frame. What has no counterpart at the asker is a crash there."""
     name = type(fault).__name__
     if isinstance(fault, AskFault):
-        return Fault(number, name if name in _ASK_FAULTS else "Unavailable", str(fault), fault.retry_after_s)
+        kinds = (kind.__name__ for kind in type(fault).__mro__ if kind.__name__ in _ASK_FAULTS)
+        return Fault(number, next(kinds, "Unavailable"), str(fault), fault.retry_after_s)
     return Fault(number, name if name in _OTHERS else "Crashed", str(fault))
 
 

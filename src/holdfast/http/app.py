@@ -156,6 +156,7 @@ def _count_refused(deps: Dependencies, request: HoldfastRequest, response: Refus
     deps.refused.count(
         status=response.status_code,
         code=response.code,
+        is_of_share=response.is_of_share,
         route=request.endpoint or "none",
         request_id=request.id,
         trace_id=trace_id(),

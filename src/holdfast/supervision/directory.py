@@ -19,7 +19,7 @@ from typing import Final, TypeVar, cast
 
 import trio
 
-from holdfast.actors.runtime.faults import Deadlock, OutcomeUnknown, Overloaded, Unavailable
+from holdfast.actors.runtime.faults import Deadlock, OutcomeUnknown, Overloaded, ShareExceeded, Unavailable
 from holdfast.actors.runtime.future import AskDeadlines, TrioFuture
 from holdfast.actors.runtime.mailbox import Envelope, Mailbox, MailboxFull, SystemMessage
 from holdfast.actors.runtime.messages import Command
@@ -118,7 +118,7 @@ class KeyedDirectory(KeyedGroup):
         try:
             child.mailbox.put(envelope)
         except MailboxFull as full:
-            raise Overloaded(f"{self.name} {child.key}: {full}") from full
+            raise ShareExceeded(f"{self.name} {child.key}: {full}") from full
         child.last_used = envelope.sent_at
         self.by_key.move_to_end(child.key)
         if child.scope is None:

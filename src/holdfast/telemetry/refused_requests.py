@@ -101,6 +101,7 @@ class RefusedRequests:
         code: str,
         request_id: str,
         origin: str,
+        is_of_share: bool = False,
         route: str = "none",
         trace_id: str | None = None,
         key_prefix: str | None = None,
@@ -108,12 +109,13 @@ class RefusedRequests:
     ) -> None:
         """Count and keep a refused request; the first of its caller and code in this period has a line.
 
-        ``caller`` is the account or operator, if it is known.
+        ``caller`` is the account or operator, if it is known. With ``is_of_share`` only its own share of the
+        service is exceeded, which is no outage.
         """
         is_unknown_key = caller is None and key_prefix is not None
         caller = spelled(caller or key_prefix or origin)
         metrics.REFUSALS.labels(str(status), code).inc()
-        if status == 503 and code not in NO_OUTAGE:
+        if status == 503 and code not in NO_OUTAGE and not is_of_share:
             self._conditions.failed(UNAVAILABLE, "", code)
         self._ring.append(
             RefusedRequest(

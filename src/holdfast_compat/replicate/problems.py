@@ -72,7 +72,7 @@ def _as_problem(refused: RefusalResponse) -> RefusalResponse:
     response = RefusalResponse(
         msgspec.json.encode(problem), status=status, headers=headers, content_type=PROBLEMS.content_type
     )
-    response.code = error.code
+    response.code, response.is_of_share = error.code, refused.is_of_share
     return response
 
 

@@ -12,7 +12,11 @@ class AskFault(Exception):
 
 
 class Overloaded(AskFault):
-    """The mailbox is full; the command was not accepted."""
+    """Too much waits already, as where a mailbox is full; the command was not accepted."""
+
+
+class ShareExceeded(Overloaded):
+    """Too much waits of one caller or for one actor, which concerns no other; the command was not accepted."""
 
 
 class Unavailable(AskFault):

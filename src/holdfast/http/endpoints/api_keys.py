@@ -68,7 +68,7 @@ async def create_api_key(call: Call) -> Outcome:
         message = f"{found}; the scopes are {', '.join(ALL_SCOPES)}."
         return Refusal(code="invalid_parameter", message=message, param="scopes")
     account_id = call.session.account_id
-    stored = await call.deps.database.read(lambda rows: len(api_keys_of_account(rows, account_id)))
+    stored = await call.read(lambda rows: len(api_keys_of_account(rows, account_id)))
     if stored >= STORED_KEYS_MAX:
         return Refusal(
             code="api_key_limit_reached",

@@ -108,7 +108,7 @@ async def fetch_file(call: Call) -> Outcome:
         return file
 
     async def is_gone() -> bool:
-        return await call.deps.database.read(lambda rows: file_by_id(rows, file_id)) is None
+        return await call.read(lambda rows: file_by_id(rows, file_id)) is None
 
     return await serve_content(call, file, file.filename, gone=gone, is_gone=is_gone)
 
@@ -131,5 +131,5 @@ async def _linked_file(call: Call) -> FileRow | Refusal:
     """Verify the link before any row is read, and return its file."""
     file_id = call.path["file_id"]
     refusal = refuse_link(call, file_id, _GONE)
-    file = None if refusal is not None else await call.find_by_id(file_by_id, file_id)
+    file = None if refusal is not None else await call.read(lambda rows: file_by_id(rows, file_id))
     return refusal or (file if file is not None and file.expires_at > file.created_at else _GONE)

@@ -31,6 +31,7 @@ from holdfast.http.kit.bodies import (
     JsonSize,
     json_size,
 )
+from holdfast.http.kit.body_memory import UNCOUNTED_BYTES_MAX, HeldBody
 from holdfast.http.kit.client_address import client_address, origin_of
 from holdfast.http.kit.credentials import (
     TASKS_READ,
@@ -165,7 +166,7 @@ class Call:
     """
 
     __slots__ = (
-        "_body", "_caller_id", "_fingerprint", "_is_heavy", "_known_key", "_session",
+        "_body", "_caller_id", "_fingerprint", "_held_body", "_is_heavy", "_known_key", "_session",
         "action", "bearer", "body_bytes", "deps", "files", "ignored", "is_replay", "json", "operator", "path",
         "raw", "read_shares", "request", "route",
     )  # fmt: skip
@@ -189,6 +190,7 @@ class Call:
         self._session: SessionRecord | None = None
         self._known_key: KnownKey | None = None
         self._fingerprint: bytes | None = None
+        self._held_body: HeldBody | None = None
         self._is_heavy = False
         self._caller_id: str | None = None
 
@@ -232,7 +234,21 @@ class Call:
             refusal = await self._authenticate()
         if refusal is not None or self.route.method == "GET" or self._is_read_by_handler():
             return refusal
-        self.raw = raw = await self.request.read_body(bytes_max)
+        if (length or 0) <= UNCOUNTED_BYTES_MAX and not self.request.sent(b"transfer-encoding"):
+            return await self._take_body(bytes_max)
+        body = self._hold_body()
+        with body.preparation:
+            refusal = await self._take_body(bytes_max, body.add)
+        return body.begin_request() or refusal
+
+    def _hold_body(self) -> HeldBody:
+        """Begin to count the body in memory."""
+        self._held_body = self.deps.body_memory.begin(self.request.caller, self.origin())
+        return self._held_body
+
+    async def _take_body(self, bytes_max: int, count: Callable[[int], None] | None = None) -> Refusal | None:
+        """Read the body and parse it."""
+        self.raw = raw = await self.request.read_body(bytes_max, count)
         self.body_bytes = len(raw)
         if self.route.raw_body_bytes_max is not None:
             return None
@@ -307,11 +323,21 @@ class Call:
         self.json, self.files, self._body = form.fields, form.files, body
         self.body_bytes, self._is_heavy = form.memory_bytes, form.memory_bytes > LIGHT_BYTES_MAX
         self._fingerprint = bodies.fingerprint(self.request.path, form.facts)
-        return None
+        if form.memory_bytes <= UNCOUNTED_BYTES_MAX:
+            return None
+        held = self._hold_body()
+        held.add(form.memory_bytes)
+        return held.begin_request()
 
     def drop_body(self) -> None:
         """Forget the body, of which a request that waits for long has no use any more."""
         self.raw, self.json, self.files, self._body = b"", {}, (), None
+        self.release_body()
+
+    def release_body(self) -> None:
+        """Count the body in memory no more."""
+        if self._held_body is not None:
+            self._held_body.release()
 
     def fingerprint(self) -> bytes:
         """Return what requests with the same path and body have in common, however a form was encoded."""
@@ -451,7 +477,7 @@ class Call:
         return lookups[0].found
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """Run a query in the share of the caller."""
+        """Run a query in the share of the caller; of its origin without a credential, as of who has a link."""
         return await self.read_shares.run(self._reader(), partial(self.deps.database.read, query))
 
     async def write(self, account_id: str, change: Callable[[Connection], T]) -> T:
@@ -470,8 +496,8 @@ class Call:
 
     def _reader(self) -> str:
         """Return whose share of the reads this call uses: a credential not verified yet has its origin's."""
-        assert self.bearer is not None
-        return self.deps.key_cache.account_of(self.bearer.sha256) or f"origin:{self.origin()}"
+        known = None if self.bearer is None else self.deps.key_cache.account_of(self.bearer.sha256)
+        return known or f"origin:{self.origin()}"
 
     async def refuse_authenticated(self, refusal: Refusal) -> Refusal:
         """Return the refusal, or that of the API key if it is not valid: a cached key has not been checked yet."""

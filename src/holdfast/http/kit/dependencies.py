@@ -13,6 +13,7 @@ from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import Directory
 from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
+from holdfast.http.kit.body_memory import BodyMemory
 from holdfast.http.kit.credentials import KeyCache
 from holdfast.http.kit.fair_shares import (
     CARD_CALLS_MAX,
@@ -179,6 +180,7 @@ class Dependencies:
     catalog_of: Callable[[str], Catalog | None] = lambda _version: None
     key_cache: KeyCache = field(default_factory=KeyCache)
     uploaded_bytes: UploadedBytes = field(default_factory=UploadedBytes)
+    body_memory: BodyMemory = field(default_factory=BodyMemory)
     upload_writers: UploadThreads = field(default_factory=lambda: UploadThreads(WRITERS_MAX))
     upload_storers: UploadThreads = field(default_factory=lambda: UploadThreads(STORERS_MAX))
     threads: FairThreads = field(default_factory=FairThreads)

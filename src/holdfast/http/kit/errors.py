@@ -447,6 +447,7 @@ def _amount(amount_micro: int | None) -> str | msgspec.UnsetType:
 
 
 class RefusalResponse(Response):
-    """A response with an error of this code."""
+    """A response with an error of this code; ``is_of_share`` if only the caller's own share is exceeded."""
 
     code = ""
+    is_of_share = False

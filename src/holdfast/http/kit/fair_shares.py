@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from holdfast.actors.runtime.faults import Overloaded
+from holdfast.actors.runtime.faults import ShareExceeded
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.journal.changes import Watch
 from holdfast.telemetry import metrics
@@ -74,7 +74,7 @@ class FairShares:
             self.end(caller)
 
     async def begin(self, caller: str) -> None:
-        """Wait for a turn, which :meth:`end` ends. Raises :class:`Overloaded` if the caller has too many jobs."""
+        """Wait for a turn, which :meth:`end` ends. Raises :class:`ShareExceeded` if the caller has too many."""
         share = self._shares.get(caller)
         if share is None:
             share = self._shares[caller] = _Share()
@@ -86,7 +86,7 @@ class FairShares:
     async def _wait(self, caller: str, share: _Share) -> None:
         """Wait until another job passes its turn on."""
         if share.turns + len(share.waiting) >= self._jobs_max:
-            raise Overloaded(f"the caller has {share.turns + len(share.waiting)} jobs already")
+            raise ShareExceeded(f"the caller has {share.turns + len(share.waiting)} jobs already")
         turn = trio.Event()
         share.waiting.append(turn)
         try:
@@ -100,7 +100,7 @@ class FairShares:
             if not turn.is_set():
                 share.waiting.remove(turn)
         if not turn.is_set():
-            raise Overloaded("the caller's other jobs take too long")
+            raise ShareExceeded("the caller's other jobs take too long")
 
     def end(self, caller: str) -> None:
         """End a turn: pass it on to the caller's next waiting job."""

@@ -457,9 +457,7 @@ async def list_of_account(
         return _list_body(call, window, account_id, page, body)
 
     async def read_on(after: Position, limit: int) -> Page[E]:
-        found = await call.deps.database.read(
-            lambda rows: entries(rows, account_id, **window.options(after, limit))
-        )
+        found = await call.read(lambda rows: entries(rows, account_id, **window.options(after, limit)))
         assert not isinstance(found, Refusal), "the position is that of an entry of this list"
         return cut_page(found, limit, position)
 

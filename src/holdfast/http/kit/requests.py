@@ -106,8 +106,8 @@ class HoldfastRequest(TrioRequest):
     async def close(self) -> None:
         """Do nothing: no files of a form are open."""
 
-    async def read_body(self, bytes_max: int) -> bytes:
-        """Read the whole body, once.
+    async def read_body(self, bytes_max: int, count: Callable[[int], None] | None = None) -> bytes:
+        """Read the whole body, once; ``count`` is called with the bytes of each part.
 
         Raises ``RequestEntityTooLarge`` after more than ``bytes_max`` bytes. If the client disconnects it does not
         return: the server cancels the request.
@@ -115,6 +115,8 @@ class HoldfastRequest(TrioRequest):
         parts: list[bytes] = []
         while (part := await self.read_part(bytes_max)) is not None:
             parts.append(part)
+            if count is not None:
+                count(len(part))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def read_part(self, bytes_max: int) -> bytes | None:

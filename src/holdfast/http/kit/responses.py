@@ -14,6 +14,7 @@ from quart import Response
 from quart.wrappers.response import ResponseBody
 from werkzeug.exceptions import HTTPException
 
+from holdfast.actors.runtime.faults import ShareExceeded
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.http.kit.actions import handle, record_refused_action
 from holdfast.http.kit.calls import Call
@@ -22,6 +23,7 @@ from holdfast.http.kit.errors import (
     INTERNAL_ERROR,
     RefusalResponse,
     error_response,
+    leaves_of,
     refusal_of_fault,
     refusal_of_http,
 )
@@ -102,6 +104,8 @@ async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest,
         if faults is not None:
             log.error("fault after the client disconnected", exc_info=faults)
         raise cancelled from None
+    finally:
+        call.release_body()
     response = outcome_response(outcome)
     if call.is_replay:
         response.headers["Idempotent-Replayed"] = "true"
@@ -151,7 +155,7 @@ def _json_response(body: msgspec.Struct, status: int | None = None) -> Response:
     return Response(msgspec.json.encode(body), status=status or 200, content_type="application/json")
 
 
-def refusal_response(refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+def refusal_response(refusal: Refusal, headers: dict[str, str] | None = None) -> RefusalResponse:
     """Turn a refusal into a response by the error table."""
     status, body, table_headers = error_response(refusal, current_request_id())
     sent = {**table_headers, **(headers or {})}
@@ -175,7 +179,9 @@ def fault_response(fault: BaseException) -> Response:
         return refusal_response(INTERNAL_ERROR)
     # At debug level only: requests answered 503 are a condition, reported when it begins and when it ends.
     log.debug("fault", code=refusal.code, reason=str(fault))
-    return refusal_response(refusal)
+    response = refusal_response(refusal)
+    response.is_of_share = all(isinstance(each, ShareExceeded) for each in leaves_of(fault))
+    return response
 
 
 SERVER_CODES: Final = {

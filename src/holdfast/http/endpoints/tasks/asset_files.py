@@ -32,5 +32,5 @@ async def fetch_asset(call: Call) -> Outcome:
     refusal = refuse_link(call, asset_id, LINK_EXPIRED)
     if refusal is not None:
         return refusal
-    asset = await call.deps.database.read(lambda rows: asset_by_id(rows, asset_id))
+    asset = await call.read(lambda rows: asset_by_id(rows, asset_id))
     return LINK_EXPIRED if asset is None else await send_asset(call, asset)
