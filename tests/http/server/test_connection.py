@@ -48,6 +48,30 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         assert server.calls == ["/p"] * 20
 
 
+@pytest.mark.parametrize("large", ["body", "head"])
+async def test_requests_that_wait_for_their_turn_take_little_memory(large: str) -> None:
+    body, extra = (b"x" * 60_000, b"") if large == "body" else (b"", b"X-Large: " + b"x" * 30_000 + b"\r\n")
+    request = POST + extra + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    released = trio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await released.wait()
+        await answer(send, b"%d" % len(await read_body(receive)))
+
+    async with serving() as server:
+        server.handler = slow
+        stream = server.connect()
+        for _ in range(20):
+            await stream.send_all(request)
+        await wait_all_tasks_blocked()
+        (connection,) = server.connections._open
+        waiting = connection._parser.ready
+        assert sum(each.head_bytes + each.waiting_bytes for each in waiting) <= READ_AHEAD_BYTES + RECEIVE_BYTES
+        released.set()
+        received = await answers(stream, 20)
+        assert received.count(b"\r\n\r\n%d" % len(body)) == 20
+
+
 async def test_a_response_with_a_known_body_is_one_send() -> None:
     async with serving() as server:
         stream = server.connect_unbuffered()

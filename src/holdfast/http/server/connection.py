@@ -255,8 +255,10 @@ class ServerConnection:
         if parser.is_done:
             return False
         receiving = parser.receiving
-        return len(parser.ready) >= PIPELINED_MAX or (
-            receiving is not None and receiving.waiting_bytes > READ_AHEAD_BYTES
+        return (
+            len(parser.ready) >= PIPELINED_MAX
+            or (receiving is not None and receiving.waiting_bytes > READ_AHEAD_BYTES)
+            or sum(each.head_bytes + each.waiting_bytes for each in parser.ready) > READ_AHEAD_BYTES
         )
 
     def _after_feed(self) -> None:
@@ -338,6 +340,7 @@ class ServerConnection:
                 return None
             await self._responder.park()
         request = ready.popleft()
+        self._reader.unpark_all()
         return None if self._is_hung_up and request.refusal is None else request
 
     async def _has_hung_up(self) -> bool:

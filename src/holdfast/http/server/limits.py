@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 READ_AHEAD_BYTES: Final = 64 * 1024
-"""How much of a body is buffered for its handler; beyond that (and one receive) the socket is not read."""
+"""How much is buffered of a body for its handler, and of requests that wait for their turn; beyond that (and one
+receive) the socket is not read."""
 
 SEND_BYTES: Final = 64 * 1024
 """The amount that the client must read within one send timeout."""

@@ -32,13 +32,14 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 class ParsedRequest:
     """One request, as far as it has been received; with ``refusal``, an invalid request and its response.
 
-    ``chunks`` is the part of the body that has not been read yet, ``waiting_bytes`` its size. With ``is_discarded``
-    the rest of the body is discarded.
+    ``head_bytes`` is the size of its target and headers. ``chunks`` is the part of the body that has not been read
+    yet, ``waiting_bytes`` its size. With ``is_discarded`` the rest of the body is discarded.
     """
 
     __slots__ = (
         "chunks",
         "expects_continue",
+        "head_bytes",
         "headers",
         "is_complete",
         "is_discarded",
@@ -57,6 +58,7 @@ class ParsedRequest:
         self.headers = headers
         self.keep_alive = False
         self.expects_continue = False
+        self.head_bytes = 0
         self.chunks: deque[bytes] = deque()
         self.waiting_bytes = 0
         self.is_complete = False
@@ -246,6 +248,7 @@ class RequestParser:
         refusal = refusal_of_head(request)
         if refusal is not None:
             raise _Refused(refusal)
+        request.head_bytes = len(self._url) + self._header_bytes
         # HTTP/1.0 has no reliable keep-alive; each connection gets one response.
         request.keep_alive = version == "1.1" and self._parser.should_keep_alive()
         if len(self.ready) >= PIPELINED_MAX:
