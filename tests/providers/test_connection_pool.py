@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import trio
 import trio.lowlevel
@@ -64,7 +66,7 @@ def test_a_response_is_the_same_however_it_is_split(
     splits += [(raw[:place], raw[place:]) for place in range(1, len(raw))]
     for parts in splits:
         parser = parsed(*parts)
-        assert (parser.status, b"".join(parser.blocks), parser.is_reusable) == (status, body, is_reusable), parts
+        assert (parser.status, bytes(parser.waiting), parser.is_reusable) == (status, body, is_reusable), parts
         assert all(name == name.lower() for name, _ in parser.headers)
         assert b"trailer" not in dict(parser.headers)
 
@@ -134,6 +136,13 @@ def test_a_request_has_its_length_and_no_control_characters() -> None:
     for name, value in (("A", "b\r\nC: d"), ("A\n", "b"), ("A", "b\r"), ("A", "\0"), ("A", "é")):
         with pytest.raises(ValueError, match=r"control character|ascii"):
             render_request("GET", b"/", {name: value}, None)
+
+
+def test_a_body_in_tiny_chunks_waits_in_one_piece() -> None:
+    parser = ResponseParser()
+    parser.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"2\r\nab\r\n" * 9000)
+    assert bytes(parser.waiting) == b"ab" * 9000
+    assert sys.getsizeof(parser.waiting) < 2 * len(parser.waiting)
 
 
 async def test_a_connection_is_used_again_for_its_own_endpoint_alone(nursery: trio.Nursery) -> None:

@@ -6,6 +6,7 @@ differently, which makes request smuggling possible.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import h11
@@ -165,7 +166,7 @@ def by_us(*parts: bytes) -> tuple[Read, int | None]:
         if request.refusal is not None:
             status = request.refusal.status
         if request.target:
-            requests.append((request.method, request.target, tuple(request.headers), b"".join(request.chunks)))
+            requests.append((request.method, request.target, tuple(request.headers), bytes(request.waiting)))
     return Read(tuple(requests), whole, status is not None), status
 
 
@@ -216,3 +217,11 @@ def test_pipelined_requests_are_limited() -> None:
     assert [request.keep_alive for request in parser.ready] == [True] * 64 + [False]
     assert all(request.refusal is None for request in parser.ready)
     assert parser.is_done
+
+
+def test_a_body_in_tiny_chunks_waits_in_one_piece() -> None:
+    parser = RequestParser(LIMITS)
+    parser.feed(POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"2\r\nab\r\n" * 9000)
+    waiting = parser.ready[0].waiting
+    assert bytes(waiting) == b"ab" * 9000
+    assert sys.getsizeof(waiting) < 2 * len(waiting)

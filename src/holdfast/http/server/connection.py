@@ -257,8 +257,8 @@ class ServerConnection:
         receiving = parser.receiving
         return (
             len(parser.ready) >= PIPELINED_MAX
-            or (receiving is not None and receiving.waiting_bytes > READ_AHEAD_BYTES)
-            or sum(each.head_bytes + each.waiting_bytes for each in parser.ready) > READ_AHEAD_BYTES
+            or (receiving is not None and len(receiving.waiting) > READ_AHEAD_BYTES)
+            or sum(each.head_bytes + len(each.waiting) for each in parser.ready) > READ_AHEAD_BYTES
         )
 
     def _after_feed(self) -> None:
@@ -381,18 +381,16 @@ class ServerConnection:
         """ASGI receive: the next part of the body, or the client's disconnect."""
         if request.expects_continue:
             request.expects_continue = False
-            if not request.chunks and not request.is_complete:
+            if not request.waiting and not request.is_complete:
                 await self._write(CONTINUE)
-        while not request.chunks and not request.is_complete and not self._is_hung_up:
+        while not request.waiting and not request.is_complete and not self._is_hung_up:
             await self._responder.park()
         if request.is_complete and not self._is_looked_up:
             self._is_looked_up = True
             if self._is_readable() and await self._has_hung_up():
                 return {"type": "http.disconnect"}
-        if request.chunks:
-            body = b"".join(request.chunks)
-            request.chunks.clear()
-            request.waiting_bytes = 0
+        if request.waiting:
+            body, request.waiting = bytes(request.waiting), bytearray()
             self._reader.unpark_all()
             return {"type": "http.request", "body": body, "more_body": not request.is_complete}
         if request.is_complete and not request.is_discarded:

@@ -72,7 +72,7 @@ class Sources:
 
 def _body_bytes(request: ParsedRequest) -> int:
     """Return the length of a body, or what is read ahead of one that does not tell it."""
-    if request.is_complete and not request.waiting_bytes:
+    if request.is_complete and not request.waiting:
         return 0
     for name, value in request.headers:
         if name == b"content-length":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -104,8 +103,8 @@ class _Refused(Exception):
 class ResponseParser:
     """Parses one connection's responses, one at a time; :meth:`begin` starts the next.
 
-    ``status`` and ``headers`` (names in lower case) are valid once ``has_head``. ``blocks`` are the parts of the
-    body that were received and not taken yet. ``is_reusable``: the response is complete, and another may follow.
+    ``status`` and ``headers`` (names in lower case) are valid once ``has_head``. ``waiting`` is the part of the
+    body that was received and not taken yet. ``is_reusable``: the response is complete, and another may follow.
     """
 
     __slots__ = (
@@ -114,12 +113,12 @@ class ResponseParser:
         "_informational",
         "_parser",
         "_raw_bytes",
-        "blocks",
         "has_head",
         "headers",
         "is_complete",
         "is_reusable",
         "status",
+        "waiting",
     )
 
     def __init__(self) -> None:
@@ -131,7 +130,7 @@ class ResponseParser:
         """Expect a response."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.blocks: deque[bytes] = deque()
+        self.waiting = bytearray()
         self.has_head = self.is_complete = self.is_reusable = False
         self._header_count = self._informational = self._raw_bytes = self._body_bytes = 0
 
@@ -197,7 +196,7 @@ class ResponseParser:
     def on_body(self, data: bytes) -> None:
         """A part of the body."""
         self._body_bytes += len(data)
-        self.blocks.append(data)
+        self.waiting += data
 
     def on_message_complete(self) -> None:
         """The response is complete, or was an informational one."""
@@ -299,14 +298,15 @@ class ClientConnection:
     async def receive(self) -> bytes:
         """Return the next block of the response's body, or ``b""`` at its end. Raises :class:`TransportFault`."""
         parser = self.parser
-        while not parser.blocks:
+        while not parser.waiting:
             if parser.is_complete:
                 return b""
             with trio.move_on_after(self._idle_timeout_s) as scope:
                 await self._receive()
             if scope.cancelled_caught:
                 raise ReadTimeout("the response did not continue in time")
-        return parser.blocks.popleft()
+        block, parser.waiting = bytes(parser.waiting), bytearray()
+        return block
 
     async def _receive(self) -> None:
         try:
