@@ -115,6 +115,24 @@ def test_the_console_shows_a_line_as_text(out: io.StringIO) -> None:
     assert second[24:] == " info     task created  task_id=task_1 amount_micro=5"
 
 
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_no_text_moves_the_cursor_reorders_a_line_or_begins_one(out: io.StringIO, log_format: Any) -> None:
+    configure_logging(log_format, stream=out)
+    hostile = "a\x1b[2J\x9b31m\u202eb\u2028c\x7f\U000e0001\n2026-11-22T03:00:00.000Z error forged"
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        structlog.get_logger("x").exception(hostile, text=hostile, key=hostile, found={hostile: [hostile]})
+    flush_logs()
+    lines = out.getvalue().split("\n")
+    assert all(line.isprintable() for line in lines)
+    if log_format == "json":
+        shown = json.loads(lines[0])
+        assert (shown["event"], shown["text"]) == (hostile, hostile)
+    else:
+        assert [line[:2].isspace() for line in lines if line] == [False] + [True] * (len(lines) - 2)
+
+
 def test_too_many_task_events_are_counted_and_orders_stay(out: io.StringIO) -> None:
     configure_logging("json", stream=out)
     for number in range(EVENTS_MAX + 2):

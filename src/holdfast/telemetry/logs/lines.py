@@ -57,19 +57,23 @@ def in_order(fields: Mapping[str, object]) -> Fields:
 def render_json(fields: Mapping[str, object]) -> str:
     """Render ordered fields as one JSON object."""
     try:
-        return _encode(fields).decode()
+        return _printable(_encode(fields).decode())
     except (UnicodeEncodeError, TypeError, ValueError):
         # A lone surrogate, from bytes that are not UTF-8, or a key that is not text.
         return json.dumps(fields, default=str)
 
 
 def console_renderer(*, colours: bool) -> Render:
-    """Return the renderer of text: ``time level event  name=value name=value``, a traceback on lines of its own."""
+    """Return the renderer of text: ``time level event  name=value name=value``, a traceback on indented lines of its
+    own.
+    """
 
     def render(fields: Mapping[str, object]) -> str:
         level = str(fields["level"])
         shown_level = f"{level:<8}"
-        event = _printable(str(fields["event"]))
+        event = str(fields["event"])
+        if not event.isprintable():
+            event = _quoted(event)[1:-1]
         if colours:
             shown_level = f"\x1b[{_COLOURS.get(level, '0')}m{shown_level}\x1b[0m"
             event = f"\x1b[1m{event}\x1b[0m"
@@ -77,8 +81,9 @@ def console_renderer(*, colours: bool) -> Render:
             [f"{name}={_value(value)}" for name, value in fields.items() if name not in _OUTSIDE_PAIRS]
         )
         head = f"{fields['time']} {shown_level} {event}"
-        blocks = [str(fields[name]) for name in ("stack", "exception") if name in fields]
-        return "\n".join((f"{head}  {pairs}" if pairs else head, *blocks))
+        blocks = [str(fields[name]).split("\n") for name in ("stack", "exception") if name in fields]
+        below = [f"  {_printable(line)}" for block in blocks for line in block]
+        return "\n".join((f"{head}  {pairs}" if pairs else head, *below))
 
     return render
 
@@ -87,7 +92,7 @@ def _value(value: object) -> str:
     if type(value) is int:
         return str(value)
     text = value if isinstance(value, str) else _render_json_value(value)
-    return text if _PLAIN.fullmatch(text) and text.isprintable() else json.dumps(text, ensure_ascii=False)
+    return text if _PLAIN.fullmatch(text) and text.isprintable() else _quoted(text)
 
 
 def _render_json_value(value: object) -> str:
@@ -95,6 +100,17 @@ def _render_json_value(value: object) -> str:
     return json.dumps(value, default=str, separators=(",", ":"))
 
 
+def _quoted(text: str) -> str:
+    return _printable(json.dumps(text, ensure_ascii=False))
+
+
 def _printable(text: str) -> str:
-    """Escape what is not printable, so that no text can begin a line or move the cursor."""
-    return text if text.isprintable() else json.dumps(text)[1:-1]
+    """Escape what is not printable, as JSON may, so that no text moves the cursor or reorders what is around it."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(sign: str) -> str:
+    if sign.isprintable():
+        return sign
+    units = sign.encode("utf-16-be", errors="surrogatepass").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
