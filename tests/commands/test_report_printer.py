@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from holdfast.commands.cli import app
-from holdfast.commands.reports import ReportPrinter, read_since
+from holdfast.commands.reports import ReportPrinter, line_of, read_since
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.reports import write_last_reports
 from holdfast.telemetry.reports.report import EVERY_REPORT, Report, ReportFilter
@@ -179,6 +179,15 @@ def test_following_survives_the_loss_of_its_connection(database_url: str) -> Non
     assert begun.startswith("! The database cannot be reached")
     assert ended == "! The database answers again."
     assert "acct_1" in report
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_no_text_of_a_report_moves_the_cursor_or_reorders_its_line(form: Any) -> None:
+    hostile = "a\x1b[2J\x9b31m\u202eb\nc\x7f"
+    line = line_of(Report(kind="outage", path="holdfast/x", key=hostile, reason=hostile), form)
+    assert line.isprintable()
+    if form == "json":
+        assert msgspec.json.decode(line)["reason"] == hostile
 
 
 def test_an_outage_is_a_line_where_it_begins() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 
@@ -55,6 +56,35 @@ def test_an_unread_pipe_blocks_no_writer_and_its_loss_is_shown(pipe: tuple[int, 
     assert set(lines) == {line}
     assert writer.flush(10)
     writer.stop(10)
+
+
+@pytest.mark.parametrize("taken", [0, 3, 5, 8])
+def test_what_a_full_disk_does_not_take_is_told_when_it_has_room(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    write, room = os.write, [taken]
+
+    def write_within_room(fd: int, data: bytes) -> int:
+        if not room:
+            return write(fd, data)
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        written = write(fd, data[: room[0]])
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "write", write_within_room)
+    writer = writer_to(pipe[1])
+    for line in ("1111", "2222", "3333"):
+        writer.write(line)
+        assert writer.flush(60)
+    room.clear()
+    writer.write("4444")
+    assert writer.flush(60)
+    writer.stop(60)
+    received = os.read(pipe[0], READ_BYTES).decode()
+    before, lost = {0: ("", 3), 3: ("111\n", 3), 5: ("1111\n", 2), 8: ("1111\n222\n", 2)}[taken]
+    assert received == f"{before}4444\nlost {lost}\n"
 
 
 def test_a_reader_that_is_gone_costs_the_lines_alone() -> None:

@@ -16,6 +16,7 @@ from holdfast.persistence.queries.reports import newest_position, reports_after,
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway, reason_of, trouble_of
+from holdfast.telemetry.logs.lines import printable
 from holdfast.telemetry.reports.report import Report, ReportFilter, in_words
 
 Format = Literal["console", "json"]
@@ -44,11 +45,13 @@ def read_since(text: str) -> datetime | None:
 def line_of(report: Report, form: Format) -> str:
     """Return a report as a line: for people, or as JSON with every field that is set."""
     if form == "json":
-        return msgspec.json.encode({**msgspec.to_builtins(report), "text": in_words(report)}).decode()
+        return printable(msgspec.json.encode({**msgspec.to_builtins(report), "text": in_words(report)}).decode())
     process = f"{report.host}/{report.worker}" if report.worker is not None else report.host
     provider = f"provider {report.provider}" if report.provider else None
     where = " ".join(part for part in (process, report.path, report.key, provider) if part)
-    return f"{format_time(report.at)} {report.level or '':8} {report.kind:11} {where}: {in_words(report)}"
+    return printable(
+        f"{format_time(report.at)} {report.level or '':8} {report.kind:11} {where}: {in_words(report)}"
+    )
 
 
 @dataclass

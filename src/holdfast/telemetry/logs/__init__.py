@@ -115,7 +115,7 @@ class _Lines:
 
     def tell_lost(self, count: int) -> str:
         """Return the line that says how many lines were lost."""
-        event = "log lines were lost: standard error was not read"
+        event = "log lines were lost: standard error did not take them"
         return self.render({"time": time_of_line(), "level": "warning", "event": event, "lost": count})
 
     def end(self, within_s: float) -> None:

@@ -57,15 +57,15 @@ def in_order(fields: Mapping[str, object]) -> Fields:
 def render_json(fields: Mapping[str, object]) -> str:
     """Render ordered fields as one JSON object."""
     try:
-        return _printable(_encode(fields).decode())
+        return printable(_encode(fields).decode())
     except (UnicodeEncodeError, TypeError, ValueError):
         # A lone surrogate, from bytes that are not UTF-8, or a key that is not text.
         return json.dumps(fields, default=str)
 
 
 def console_renderer(*, colours: bool) -> Render:
-    """Return the renderer of text: ``time level event  name=value name=value``, a traceback on indented lines of its
-    own.
+    """Return the renderer of text: ``time level event  name=value name=value``, a traceback on indented lines
+    of its own.
     """
 
     def render(fields: Mapping[str, object]) -> str:
@@ -82,7 +82,7 @@ def console_renderer(*, colours: bool) -> Render:
         )
         head = f"{fields['time']} {shown_level} {event}"
         blocks = [str(fields[name]).split("\n") for name in ("stack", "exception") if name in fields]
-        below = [f"  {_printable(line)}" for block in blocks for line in block]
+        below = [f"  {printable(line)}" for block in blocks for line in block]
         return "\n".join((f"{head}  {pairs}" if pairs else head, *below))
 
     return render
@@ -101,10 +101,10 @@ def _render_json_value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    return _printable(json.dumps(text, ensure_ascii=False))
+    return printable(json.dumps(text, ensure_ascii=False))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Escape what is not printable, as JSON may, so that no text moves the cursor or reorders what is around it."""
     return text if text.isprintable() else "".join(map(_escaped, text))
 

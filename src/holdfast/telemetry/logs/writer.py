@@ -1,7 +1,7 @@
 """The writer of log lines: a thread, so that an unread pipe or a slow disk never blocks the event loop.
 
-Lines wait in a bounded queue; what does not fit is lost, counted, and shown in a line of its own once the reader
-reads again.
+Lines wait in a bounded queue; what does not fit, or a full disk does not take, is lost, counted, and shown in a line
+of its own once lines are taken again.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class LineWriter:
         self._lines: deque[str] = deque()
         self._chars = 0
         self._lost = 0
+        self._not_taken = 0
+        self._is_within_line = False
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._all_written = threading.Event()
@@ -85,14 +87,22 @@ class LineWriter:
                 if not lines and not lost:
                     self._all_written.set()
                     return
+            if lines:
+                # Told with the next lines: while a disk is full, it takes this one no more than others.
+                lost, self._not_taken = lost + self._not_taken, 0
             if lost:
                 lines.append(self._tell_lost(lost))
-            self._put("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
+            left = self._put("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
+            if left:
+                self._not_taken += left - 1 + lost if lost else left
             with self._lock:
                 # Only now: lines that are being written count as waiting.
                 self._chars = sum(map(len, self._lines))
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytes) -> int:
+        """Write lines, and return how many were not taken: the reader is gone, or the disk is full."""
+        end_of_line = b"\n" if self._is_within_line else b""
+        data = end_of_line + data
         view = memoryview(data)
         while view:
             try:
@@ -100,4 +110,8 @@ class LineWriter:
             except BlockingIOError:
                 time.sleep(BLOCKED_PAUSE_S)
             except OSError:
-                return  # its reader is gone
+                break
+        written = len(data) - len(view)
+        if written:
+            self._is_within_line = data[written - 1 : written] != b"\n"
+        return data.count(b"\n", max(written, len(end_of_line)))
