@@ -1,7 +1,7 @@
 """The writer of log lines: a thread, so that an unread pipe or a slow disk never blocks the event loop.
 
-Lines wait in a bounded queue; what does not fit, or a full disk does not take, is lost, counted, and shown in a line
-of its own once lines are taken again.
+Lines wait in a bounded queue. What does not fit, or a full disk does not take, is lost, counted, and shown in a
+line of its own once lines are taken again.
 """
 
 from __future__ import annotations
