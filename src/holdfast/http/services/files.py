@@ -67,7 +67,7 @@ async def send_asset(call: Call, asset: AssetRow) -> Outcome:
         return LINK_EXPIRED
 
     async def is_gone() -> bool:
-        return await call.deps.database.read(lambda rows: asset_by_id(rows, asset.asset_id)) is None
+        return await call.read(lambda rows: asset_by_id(rows, asset.asset_id)) is None
 
     filename = f"{asset.asset_id}.{EXTENSIONS[asset.content_type]}"
     return await serve_content(call, asset, filename, gone=LINK_EXPIRED, is_gone=is_gone)
