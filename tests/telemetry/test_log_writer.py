@@ -59,7 +59,7 @@ def test_an_unread_pipe_blocks_no_writer_and_its_loss_is_shown(pipe: tuple[int, 
 
 
 @pytest.mark.parametrize("taken", [0, 3, 5, 8])
-def test_what_a_full_disk_does_not_take_is_told_when_it_has_room(
+def test_what_a_full_disk_does_not_take_is_counted_when_it_has_room(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
     write, room = os.write, [taken]
