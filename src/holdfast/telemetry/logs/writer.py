@@ -88,7 +88,7 @@ class LineWriter:
                     self._all_written.set()
                     return
             if lines:
-                # Counted in the line after the next ones: while a disk is full, it takes that line no more than others.
+                # Counted after the next lines: while a disk is full, it takes the count no more than others.
                 lost, self._not_taken = lost + self._not_taken, 0
             if lost:
                 lines.append(self._tell_lost(lost))
