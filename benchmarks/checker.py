@@ -36,7 +36,7 @@ def speed(books: Books) -> None:
     operations = accounts = 0
     after = ""
     begun = time.perf_counter()
-    engine = make_engine(books.url, pool_size=1, statement_timeout_ms=0, read_only=True)
+    engine = make_engine(books.url, pool_size=1, statement_timeout_ms=0, use="reads")
     with engine.connect() as connection:
         while found := next_accounts(connection, after, accounts_max=ACCOUNTS_MAX, operations_max=OPERATIONS_MAX):
             check = AccountsCheck(found)

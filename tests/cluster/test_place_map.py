@@ -387,7 +387,7 @@ def test_a_map_that_haproxy_does_not_take_is_reported(proxy: Proxy, tmp_path: Pa
 @pytest.fixture
 def rows(database_url: str) -> Iterator[Engine]:
     """The database's rows, to write as members do."""
-    engine = make_engine(database_url, pool_size=1, statement_timeout_ms=5_000, read_only=False)
+    engine = make_engine(database_url, pool_size=1, statement_timeout_ms=5_000, use="transactions")
     yield engine
     engine.dispose()
 

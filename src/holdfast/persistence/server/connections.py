@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import psycopg
 import sqlalchemy
@@ -37,6 +37,14 @@ from holdfast.persistence.server.revisions import schema_of
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+EngineUse: TypeAlias = Literal["reads", "single_statements", "transactions"]
+"""What connections are used for.
+
+``reads`` write nothing, and their plans read rows by their keys. Both they and ``single_statements`` commit each
+statement by itself, which saves the round trips of BEGIN and COMMIT: under READ COMMITTED each statement has its own
+snapshot anyway.
+"""
 
 SERVER_VERSION_MIN = 150000
 """PostgreSQL 15, as ``server_version_num`` writes it."""
@@ -167,18 +175,12 @@ def off_the_loop(create: Callable[[], BoundedConnection], limiter: trio.Capacity
     return await_in_call(lambda: trio.to_thread.run_sync(create, limiter=limiter, abandon_on_cancel=True))
 
 
-def make_engine(
-    url: str, *, pool_size: int, statement_timeout_ms: int, read_only: bool, has_transactions: bool = True
-) -> Engine:
-    """Create an engine whose connections are ours, so that the URL means what it means to libpq.
-
-    One that is ``read_only`` or without transactions saves the round trips of BEGIN and COMMIT. Under READ
-    COMMITTED each statement has its own snapshot anyway. The plans of a ``read_only`` one read rows by their keys.
-    """
+def make_engine(url: str, *, pool_size: int, statement_timeout_ms: int, use: EngineUse) -> Engine:
+    """Create an engine whose connections are ours, so that the URL means what it means to libpq."""
 
     def create() -> BoundedConnection:
         connection = connect(url, statement_timeout_ms=statement_timeout_ms)
-        if read_only:
+        if use == "reads":
             connection.execute("select set_config('default_transaction_read_only', 'on', false)")
             connection.execute(_FEW_ROWS_BY_KEY)
         connection.commit()
@@ -192,7 +194,7 @@ def make_engine(
         max_overflow=0,
         pool_timeout=CONNECT_S,
         pool_recycle=1800,
-        isolation_level="AUTOCOMMIT" if read_only or not has_transactions else None,
+        isolation_level=None if use == "transactions" else "AUTOCOMMIT",
     )
 
 
@@ -301,7 +303,7 @@ def connected(url: str, *, statement_timeout_ms: int = 0) -> Iterator[Connection
 
     Raises :class:`DatabaseAway` when the database cannot be reached, or is lost while the connection is in use.
     """
-    engine = make_engine(url, pool_size=1, statement_timeout_ms=statement_timeout_ms, read_only=False)
+    engine = make_engine(url, pool_size=1, statement_timeout_ms=statement_timeout_ms, use="transactions")
     try:
         try:
             connection = engine.connect()

@@ -86,14 +86,16 @@ class Database:
         self._probes = trio.CapacityLimiter(1)
         self._writers = trio.CapacityLimiter(1)
         self._silent_clients = SilentClients()
-        self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, read_only=True)
+        self._engine = make_engine(url, pool_size=pool_size, statement_timeout_ms=read_timeout_ms, use="reads")
         self._is_prepared = False
         self._retired: deque[Pool] = deque(maxlen=RETIRED_MAX)
-        self._work_engine = make_engine(url, pool_size=WORK_SIZE + 1, statement_timeout_ms=WORK_MS, read_only=False)
-        self._record_engine = make_engine(
-            url, pool_size=RECORDS_SIZE, statement_timeout_ms=WORK_MS, read_only=False, has_transactions=False
+        self._work_engine = make_engine(
+            url, pool_size=WORK_SIZE + 1, statement_timeout_ms=WORK_MS, use="transactions"
         )
-        self._scan_engine = make_engine(url, pool_size=1, statement_timeout_ms=SCAN_MS, read_only=True)
+        self._record_engine = make_engine(
+            url, pool_size=RECORDS_SIZE, statement_timeout_ms=WORK_MS, use="single_statements"
+        )
+        self._scan_engine = make_engine(url, pool_size=1, statement_timeout_ms=SCAN_MS, use="reads")
 
     async def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``query(connection, …)`` on a read-only connection, and return its result.
