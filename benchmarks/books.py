@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 import psycopg
 
 from holdfast.http.kit.credentials import digest, mint_api_key
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.catalog.quotes import PricedInput
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_capture, decide_credit, decide_hold
@@ -148,7 +149,7 @@ class Account:
         account_id, at = self._state.account_id, self._now
         yield AccountRow(AccountHead(account_id), f"{account_id}@example.com", "User", "b", at)
         scopes = ("tasks:read", "tasks:write")
-        record = ApiKeyRecord(account_id, self._key_id, self._minted.prefix, "benchmark", scopes, at)
+        record = ApiKeyRecord(account_id, self._key_id, self._minted.prefix, KeyTerms("benchmark", scopes), at)
         yield ApiKeyRow(record, self._minted.sha256)
         until = utc_now() + timedelta(days=1)
         yield SessionRow(account_id, new_id("ses"), digest(self.key.token), at, until)

@@ -28,6 +28,7 @@ from holdfast.actors.runtime.journaled import Tell
 from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.runtime.refs import TrioActorRef
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.quotes import PricedInput, quote_input
 from holdfast.ledger.clock import utc_now
@@ -143,7 +144,8 @@ async def actors(url: str, accounts_count: int, seconds: float) -> Run:
             rows = (
                 AccountRow(AccountHead(account_id), f"{account_id}@example.com", "User", "b", at),
                 ApiKeyRow(
-                    ApiKeyRecord(account_id, key_id, "hk_test_x", "k", ("tasks:write",), at), key_id.encode()
+                    ApiKeyRecord(account_id, key_id, "hk_test_x", KeyTerms("k", ("tasks:write",)), at),
+                    key_id.encode(),
                 ),
             )
             assert isinstance(await journal.write(Unit(rows=rows)), Committed)

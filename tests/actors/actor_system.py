@@ -19,6 +19,7 @@ from holdfast.actors.runtime.mailbox import Mailbox
 from holdfast.actors.runtime.messages import IdempotencyKey
 from holdfast.actors.task.dependencies import TaskDependencies
 from holdfast.actors.task.messages import TaskQueued
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.facts import (
@@ -87,9 +88,10 @@ class ActorSystem:
     async def open_account(self, credit_micro: int = 0) -> tuple[str, str]:
         """An account with one live key, and with credit; returns their ids."""
         account_id, key_id, at = new_id("acct"), new_id("key"), utc_now()
+        key = ApiKeyRecord(account_id, key_id, "hk_test_x", KeyTerms("k", ("tasks:write",)), at)
         rows = (
             AccountRow(AccountHead(account_id), f"{account_id}@example.com", "User", "b", at),
-            ApiKeyRow(ApiKeyRecord(account_id, key_id, "hk_test_x", "k", ("tasks:write",), at), key_id.encode()),
+            ApiKeyRow(key, key_id.encode()),
         )
         verdict = await self.journal.write(Unit(rows=rows))
         assert isinstance(verdict, Committed)

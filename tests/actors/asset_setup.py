@@ -21,6 +21,7 @@ from tests.recorded_refs import RecordedRef
 from holdfast.actors.account.messages import Recharge, TaskAccepted
 from holdfast.actors.task.messages import ReceiveProviderUpdate, RecordHosting, Wake
 from holdfast.actors.workers.asset_sweeper import AssetSweeper
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.provider_update import Output, ProviderUpdate
@@ -194,7 +195,7 @@ class Setup:
     async def storing(self, first: bytes) -> str:
         """Create a task of two outputs, the first of which is stored."""
         key_id = new_id("key")
-        key = ApiKeyRecord(self.account_id, key_id, "hk_test_x", "k", ("tasks:write",), self.at)
+        key = ApiKeyRecord(self.account_id, key_id, "hk_test_x", KeyTerms("k", ("tasks:write",)), self.at)
         assert isinstance(await self.system.journal.write(Unit(rows=(ApiKeyRow(key, key_id.encode()),))), Committed)
         await self.system.ask(self.account_id, Recharge(5_000_000))
         created = await self.system.ask(self.account_id, create_task(key_id))

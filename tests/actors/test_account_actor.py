@@ -28,6 +28,7 @@ from holdfast.actors.account.messages import (
 from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.runtime.faults import StaleFence
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.money import AMOUNT_MICRO_MAX
 from holdfast.ledger.refusals import Refusal
@@ -285,7 +286,7 @@ async def test_a_revoked_key_is_refused_by_the_next_command(system: Any, new_tas
 
 async def test_a_key_without_the_scope_is_refused(system: Any, new_task: NewTask) -> None:
     account_id, _ = await system.open_account()
-    reader = CreateApiKey("key_reader", b"r" * 32, "hk_test_r", 'a "name", {b}\\', ("tasks:read",))
+    reader = CreateApiKey("key_reader", b"r" * 32, "hk_test_r", KeyTerms('a "name", {b}\\', ("tasks:read",)))
     assert isinstance(await system.ask(account_id, reader), ApiKeyRecord)
     refused = await system.ask(account_id, new_task("key_reader"))
     assert isinstance(refused, Refusal)

@@ -43,6 +43,7 @@ from holdfast.actors.account.messages import (
 )
 from holdfast.actors.runtime.faults import AskFault, Crashed
 from holdfast.actors.runtime.messages import Replayed
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.limits import WINDOWS, Limit
 from holdfast.ledger.ids import new_id
@@ -186,7 +187,7 @@ async def test_no_process_refuses_by_a_state_that_is_stale(start_system: StartSy
     assert isinstance(await here.ask(account_id, new_task(key_id)), Refusal)
     await there.ask(account_id, Recharge(CREDIT))
     assert isinstance(await here.ask(account_id, new_task(key_id)), TaskAccepted)
-    fresh = CreateApiKey("key_2", b"2" * 32, "hk_test_2", "second", ("tasks:write",))
+    fresh = CreateApiKey("key_2", b"2" * 32, "hk_test_2", KeyTerms("second", ("tasks:write",)))
     await there.ask(account_id, Recharge(CREDIT))
     await there.ask(account_id, fresh)
     assert isinstance(await here.ask(account_id, new_task("key_2")), TaskAccepted)
@@ -198,7 +199,7 @@ async def test_no_process_refuses_by_a_state_that_is_stale(start_system: StartSy
 
 async def test_a_command_the_database_refuses_fails_alone(system: Any, database: Database) -> None:
     account_id, _ = await system.open_account()
-    poison = CreateApiKey("key_p", b"p" * 32, "hk", "a NUL \x00 inside", ("tasks:read",))
+    poison = CreateApiKey("key_p", b"p" * 32, "hk", KeyTerms("a NUL \x00 inside", ("tasks:read",)))
     outcomes: list[Any] = []
 
     async def ask(command: Any) -> None:
@@ -522,7 +523,7 @@ async def test_random_histories_with_faults_match_the_auditor(
     account_id, key_id = await healthy.open_account()
     bound_key = new_id("key")
     day = Limit(6 * CREDIT, "day")
-    bounded = CreateApiKey(bound_key, bound_key.encode(), "hk_test_b", "bounded", ("tasks:write",), limit=day)
+    bounded = CreateApiKey(bound_key, bound_key.encode(), "hk_test_b", KeyTerms("bounded", ("tasks:write",)), day)
     card = SavedCard(card_id="pm_1", brand="visa", last4="4242", exp_month=1, exp_year=2040, saved_at=clock.at)
     for command in (
         bounded,
@@ -535,8 +536,8 @@ async def test_random_histories_with_faults_match_the_auditor(
         assert not isinstance(await healthy.ask(account_id, command), Refusal)
     bounds = [Bound(bound_key, "day", 6 * CREDIT), Bound("", "week", 30 * CREDIT), Bound("", "day", 14 * CREDIT)]
     limits: list[Callable[[Limit], Any]] = [
-        lambda limit: ChangeApiKey(key_id, limit=limit),
-        lambda _: ChangeApiKey(key_id, limit=None),
+        lambda limit: ChangeApiKey(key_id, {}, limit=limit),
+        lambda _: ChangeApiKey(key_id, {}, limit=None),
         lambda limit: SetLimits((limit,)),
         lambda limit: SetCeiling("month", 2 * limit.credits_micro),
         lambda _: SetCeiling("month", None),
@@ -573,7 +574,7 @@ async def test_random_histories_with_faults_match_the_auditor(
     if top_up.enabled and top_up.open_order_id is None and balance_micro - held_micro < top_up.settings.below_micro:
         assert today == TOP_UP.max_per_day or this_month == TOP_UP.max_per_month
     # The limits: never exceeded, and what is spent of those that are set later is what the model adds up.
-    for later in (ChangeApiKey(key_id, limit=Limit(1, "total")), SetLimits(()), SetCeiling("total", 1)):
+    for later in (ChangeApiKey(key_id, {}, limit=Limit(1, "total")), SetLimits(()), SetCeiling("total", 1)):
         await until_answered(later)
     spending = await until_there(database.read, spending_replayed, account_id, bounds)
     loaded = await until_there(database.read, load_account, account_id)
@@ -581,7 +582,7 @@ async def test_random_histories_with_faults_match_the_auditor(
     for each in loaded.spending:
         assert each.spent_micro == spending.spent(each.key_id, each.window, each.starts_at)
     # Exactly what they leave may be held, and no more.
-    for removal in (ChangeApiKey(key_id, limit=None), SetCeiling("total", None), SetCeiling("month", None)):
+    for removal in (ChangeApiKey(key_id, {}, limit=None), SetCeiling("total", None), SetCeiling("month", None)):
         await until_answered(removal)
     rest_micro = min(each.most_micro - spending.spent(each.key_id, each.window, clock.at) for each in bounds)
     action_id = await until_there(acted_on, database, account_id)

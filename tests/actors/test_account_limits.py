@@ -23,6 +23,7 @@ from holdfast.actors.account.messages import (
     TaskAccepted,
 )
 from holdfast.actors.runtime.messages import Replayed
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.limits import Limit, Spending
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.public_types import LimitWindow
@@ -67,7 +68,8 @@ def day(amount: int) -> Limit:
 async def limited_key(system: Any, account_id: str, limit: Limit, **terms: Any) -> str:
     """Create a key with a limit."""
     key_id = new_id("key")
-    command = CreateApiKey(key_id, key_id.encode(), "hk_test_l", "limited", ("tasks:write",), limit=limit, **terms)
+    of_key = KeyTerms("limited", ("tasks:write",), **terms)
+    command = CreateApiKey(key_id, key_id.encode(), "hk_test_l", of_key, limit)
     assert isinstance(await system.ask(account_id, command), ApiKeyRecord)
     return key_id
 
@@ -176,7 +178,7 @@ async def test_a_limit_that_is_changed_counts_what_was_spent_before(
         (Limit(50 * CREDIT, "month"), 7),
         (Limit(50 * CREDIT, "total"), 7),
     ):
-        assert await system.ask(account_id, ChangeApiKey(key_id, limit=limit)) is None
+        assert await system.ask(account_id, ChangeApiKey(key_id, {}, limit=limit)) is None
         [found] = (await in_rows(system.database, account_id)).values()
         assert (found.window, found.limit_micro, found.spent_micro) == (
             limit.window,
@@ -185,10 +187,10 @@ async def test_a_limit_that_is_changed_counts_what_was_spent_before(
         )
         assert_audit_clean(system.database)
     # Lowered below what is spent, it refuses from then on.
-    await system.ask(account_id, ChangeApiKey(key_id, limit=Limit(2 * CREDIT, "total")))
+    await system.ask(account_id, ChangeApiKey(key_id, {}, limit=Limit(2 * CREDIT, "total")))
     assert await created(system, account_id, new_task(key_id)) == "key_limit_exceeded"
     await settled(system, account_id, today, CREDIT)
-    await system.ask(account_id, ChangeApiKey(key_id, limit=None))
+    await system.ask(account_id, ChangeApiKey(key_id, {}, limit=None))
     assert await in_rows(system.database, account_id) == {}
     assert (await created(system, account_id, new_task(key_id))).startswith("task_")
     assert_audit_clean(system.database)
@@ -235,13 +237,13 @@ async def test_a_resend_is_answered_as_before_whatever_the_limit_is_now(system: 
     refused = await system.ask(account_id, other)
     assert isinstance(refused, Refusal)
     assert refused.code == "key_limit_exceeded"
-    await system.ask(account_id, ChangeApiKey(key_id, models=("other/model",)))
+    await system.ask(account_id, ChangeApiKey(key_id, {"models": ("other/model",)}))
     assert await system.ask(account_id, command) == Replayed(first)
     # A refusal for credit is remembered, as another one of 402 is; one for the model is decided again.
     assert await system.ask(account_id, other) == Replayed(refused)
     not_allowed = await system.ask(account_id, new_task(key_id, key="m"))
     assert (not_allowed.code, not_allowed.param) == ("model_not_allowed", "model")
-    await system.ask(account_id, ChangeApiKey(key_id, models=(), limit=day(2)))
+    await system.ask(account_id, ChangeApiKey(key_id, {"models": ()}, day(2)))
     assert (await created(system, account_id, new_task(key_id, key="m"))).startswith("task_")
 
 
@@ -259,25 +261,34 @@ async def test_a_change_of_a_key_counts_from_the_next_task_on_in_every_process(
         return (await created(other, account_id, new_task(key_id))).partition("_")[0]
 
     assert await outcome() == "task"
-    for change, back, code in (
-        ({"is_paused": True}, {"is_paused": False}, "api"),
-        ({"expires_at": NOON}, {"expires_at": NOON + timedelta(hours=1)}, "api"),
-        ({"models": ("other/*",)}, {"models": ("other/*", model)}, "model"),
-        ({"limit": day(1)}, {"limit": day(100)}, "key"),
-    ):
-        assert await system.ask(account_id, ChangeApiKey(key_id, **change)) is None
+    changes: list[tuple[ChangeApiKey, ChangeApiKey, str]] = [
+        (ChangeApiKey(key_id, {"is_paused": True}), ChangeApiKey(key_id, {"is_paused": False}), "api"),
+        (
+            ChangeApiKey(key_id, {"expires_at": NOON}),
+            ChangeApiKey(key_id, {"expires_at": NOON + timedelta(hours=1)}),
+            "api",
+        ),
+        (
+            ChangeApiKey(key_id, {"models": ("other/*",)}),
+            ChangeApiKey(key_id, {"models": ("other/*", model)}),
+            "model",
+        ),
+        (ChangeApiKey(key_id, {}, day(1)), ChangeApiKey(key_id, {}, day(100)), "key"),
+    ]
+    for change, back, code in changes:
+        assert await system.ask(account_id, change) is None
         assert await outcome() == code
-        assert await system.ask(account_id, ChangeApiKey(key_id, **back)) is None
+        assert await system.ask(account_id, back) is None
         assert await outcome() == "task"
     # What was not named stays.
-    await system.ask(account_id, ChangeApiKey(key_id, name="renamed"))
+    await system.ask(account_id, ChangeApiKey(key_id, {"name": "renamed"}))
     clock.at += timedelta(hours=1)
     assert await created(other, account_id, new_task(key_id)) == "api_key_expired"
     loaded = await system.database.read(load_account, account_id)
     assert loaded.live_keys[key_id].models == ("other/*", model)
     await system.ask(account_id, RevokeApiKey(key_id))
     assert await in_rows(system.database, account_id) == {}
-    gone = await system.ask(account_id, ChangeApiKey(key_id, is_paused=False))
+    gone = await system.ask(account_id, ChangeApiKey(key_id, {"is_paused": False}))
     assert gone.code == "api_key_not_found"
     assert_audit_clean(system.database)
 
@@ -349,7 +360,7 @@ async def test_a_reached_limit_is_announced_once_in_a_window(system: Any, new_ta
     # Another window and another amount are crossings of their own; the account's limit is announced without a key.
     clock.at += timedelta(days=1)
     await created(system, account_id, new_task(key_id, hold_micro=3 * CREDIT))
-    await system.ask(account_id, ChangeApiKey(key_id, limit=day(3)))
+    await system.ask(account_id, ChangeApiKey(key_id, {}, limit=day(3)))
     assert (await announced(system, account_id))[2:] == [
         (key_id, "day", "4.00", "3.00"),
         (None, "total", "10.00", "6.00"),
@@ -357,7 +368,7 @@ async def test_a_reached_limit_is_announced_once_in_a_window(system: Any, new_ta
     ]
     # What was spent yesterday is beyond no limit of today.
     clock.at += timedelta(days=1)
-    await system.ask(account_id, ChangeApiKey(key_id, limit=day(2)))
+    await system.ask(account_id, ChangeApiKey(key_id, {}, limit=day(2)))
     assert len(await announced(system, account_id)) == 5
     await system.ask(account_id, RevokeApiKey(key_id))
     await system.ask(account_id, SetLimits(()))

@@ -17,6 +17,7 @@ from holdfast.actors.account.messages import (
     TaskAccepted,
 )
 from holdfast.actors.runtime.messages import Replayed
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.orders.order import OrderResult
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.ledger.tasks.transitions import Settlement
@@ -97,7 +98,7 @@ async def test_a_disabled_account_gets_nothing_new_and_finishes_what_runs(
         new_task(key_id),
         new_task(key_id, key="k"),
         new_task("key_unknown"),
-        CreateApiKey("key_2", b"k" * 32, "hk_test_r", "a key", ("tasks:read",)),
+        CreateApiKey("key_2", b"k" * 32, "hk_test_r", KeyTerms("a key", ("tasks:read",))),
         CreateOrder(payments.request(account_id)),
     ):
         assert await account.ask(command) == ACCOUNT_DISABLED

@@ -12,6 +12,7 @@ import sqlalchemy
 from tests.persistence.values import columns_of_order
 
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE, MintedKey, mint_api_key
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.orders.decisions import create_order
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.task import Task
@@ -72,8 +73,9 @@ class Api(Stage):
         self, account_id: str, key_id: str, *, scopes: tuple[str, ...] = (TASKS_READ, TASKS_WRITE), **columns: Any
     ) -> MintedKey:
         minted = mint_api_key(account_id, live=False)
-        key = ApiKeyRecord(account_id, key_id, minted.prefix, "a key", scopes, NOW)._replace(**columns)
-        await self.write(tables.api_keys.insert().values(secret_sha256=minted.sha256, **key._asdict()))
+        key = ApiKeyRecord(account_id, key_id, minted.prefix, KeyTerms("a key", scopes), NOW)._asdict()
+        values = key | key.pop("terms")._asdict() | columns
+        await self.write(tables.api_keys.insert().values(secret_sha256=minted.sha256, **values))
         return minted
 
     async def add_task(self, task: Task) -> None:

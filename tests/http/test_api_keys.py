@@ -83,11 +83,8 @@ async def test_a_key_is_created_with_its_terms(api: Api) -> None:
             api.account_id,
             command.key_id,
             command.prefix,
-            command.name,
-            command.scopes,
+            command.terms,
             api.now,
-            expires_at=command.expires_at,
-            models=command.models,
             limit_micro=command.limit.credits_micro,
             limit_window=command.limit.window,
             window_start=api.now.replace(hour=0),
@@ -103,7 +100,7 @@ async def test_a_key_is_created_with_its_terms(api: Api) -> None:
     answer = (await api.as_session("POST", KEYS, json=body)).json()
     [(_, command)] = api.accounts.asked
     assert isinstance(command, CreateApiKey)
-    assert (command.models, command.limit) == (("studio/*", MODEL), Limit(5_000_000, "day"))
+    assert (command.terms.models, command.limit) == (("studio/*", MODEL), Limit(5_000_000, "day"))
     shown = {name: answer[name] for name in ("expires_at", "models", "limit", "spent", "resets_at", "paused")}
     assert shown == {
         "expires_at": "2026-12-24T17:00:00.000Z",
@@ -119,14 +116,14 @@ async def test_a_change_names_only_what_was_sent(api: Api) -> None:
     path = f"{KEYS}/{api.key_id}"
     api.accounts.answer = DONE
     for body, command in (
-        ({}, ChangeApiKey(api.key_id)),
-        ({"paused": True}, ChangeApiKey(api.key_id, is_paused=True)),
-        ({"name": " ci "}, ChangeApiKey(api.key_id, name="ci")),
+        ({}, ChangeApiKey(api.key_id, {})),
+        ({"paused": True}, ChangeApiKey(api.key_id, {"is_paused": True})),
+        ({"name": " ci "}, ChangeApiKey(api.key_id, {"name": "ci"})),
         (
             {"limit": None, "models": None, "expires_at": None},
-            ChangeApiKey(api.key_id, limit=None, models=(), expires_at=None),
+            ChangeApiKey(api.key_id, {"models": (), "expires_at": None}, None),
         ),
-        ({"limit": OF_A_DAY}, ChangeApiKey(api.key_id, limit=Limit(5_000_000, "day"))),
+        ({"limit": OF_A_DAY}, ChangeApiKey(api.key_id, {}, Limit(5_000_000, "day"))),
     ):
         response = await api.as_session("PATCH", path, json=body)
         assert (response.status_code, response.json()["api_key_id"]) == (200, api.key_id)

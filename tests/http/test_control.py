@@ -310,7 +310,7 @@ async def test_the_account_of_a_new_credential_is_looked_up_after_it(api: Api) -
 async def test_a_keys_secret_is_returned_once_and_only_its_hash_sent(api: Api) -> None:
     async def create(key: str, command: object) -> ApiKeyRecord:
         assert isinstance(command, CreateApiKey)
-        return ApiKeyRecord(api.account_id, command.key_id, command.prefix, command.name, command.scopes, api.now)
+        return ApiKeyRecord(api.account_id, command.key_id, command.prefix, command.terms, api.now)
 
     api.accounts.answer = create
     body = {"name": "ci", "scopes": ["tasks:read", "tasks:read"]}
@@ -329,7 +329,7 @@ async def test_a_keys_secret_is_returned_once_and_only_its_hash_sent(api: Api) -
 async def test_a_key_of_the_usual_terms_needs_no_body(api: Api) -> None:
     async def create(key: str, command: object) -> ApiKeyRecord:
         assert isinstance(command, CreateApiKey)
-        return ApiKeyRecord(api.account_id, command.key_id, command.prefix, command.name, command.scopes, api.now)
+        return ApiKeyRecord(api.account_id, command.key_id, command.prefix, command.terms, api.now)
 
     api.accounts.answer = create
     answer = (await api.as_session("POST", "/v2/control/api-keys")).json()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.ledger.api_keys import API_KEY_EXPIRED, API_KEY_PAUSED, is_model_allowed, refuse_unusable
+from holdfast.ledger.api_keys import API_KEY_EXPIRED, API_KEY_PAUSED, KeyTerms, is_model_allowed
 from holdfast.ledger.credit.limits import (
     BEGINNING,
     WHOLE_ACCOUNT,
@@ -349,7 +349,7 @@ TestHistories = Histories.TestCase
 
 def test_a_key_is_refused_from_its_expiry_on_and_while_it_is_paused() -> None:
     def refused(expires_at: datetime | None, *, is_paused: bool = False) -> Refusal | None:
-        return refuse_unusable(expires_at=expires_at, is_paused=is_paused, now=NOON)
+        return KeyTerms("k", (), expires_at=expires_at, is_paused=is_paused).refuse_use(NOON)
 
     moment = timedelta(milliseconds=1)
     assert refused(None) is None

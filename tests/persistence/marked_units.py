@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.audit.audit import run_audit
@@ -30,7 +31,7 @@ class MarkedUnits(AccountUnits):
     def mark(self) -> ApiKeyRow:
         mark = f"key_{self.account_id}_{len(self.marks)}"
         self.marks.append(mark)
-        key = ApiKeyRecord(self.account_id, mark, "p", BEYOND_ASCII, ("a", 'b"'), AT)
+        key = ApiKeyRecord(self.account_id, mark, "p", KeyTerms(BEYOND_ASCII, ("a", 'b"')), AT)
         return ApiKeyRow(key, mark.encode())
 
     def check(self) -> Unit:

@@ -13,6 +13,7 @@ import msgspec
 import psycopg
 import pytest
 
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.persistence.journal.statements import BULK_ROWS, STATEMENTS, draft_of, preconditions_of
@@ -178,7 +179,7 @@ BROKEN: dict[str, Callable[[MarkedUnits], Unit]] = {
 
 
 def _api_key(key_id: str) -> ApiKeyRow:
-    return ApiKeyRow(ApiKeyRecord("a", key_id, "p", "n", (), AT), key_id.encode(errors="replace"))
+    return ApiKeyRow(ApiKeyRecord("a", key_id, "p", KeyTerms("n", ()), AT), key_id.encode(errors="replace"))
 
 
 @pytest.mark.usefixtures("either_way")
@@ -303,7 +304,7 @@ def test_a_session_with_another_encoding_writes_the_same_text(
 ) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     names = [f"{BEYOND_ASCII}{n}" for n in range(BULK_ROWS)]
-    keys = [ApiKeyRow(ApiKeyRecord("a", name, "p", name, (name,), AT), name.encode()) for name in names]
+    keys = [ApiKeyRow(ApiKeyRecord("a", name, "p", KeyTerms(name, (name,)), AT), name.encode()) for name in names]
     with closing(BatchWriter(Database(database_url).connect_writer, now=utc_now)) as writer:
         assert writer.write([Unit(rows=tuple(keys[1:])), Unit(rows=(keys[0],))]) == [Committed()] * 2
         assert writer.write([Unit(rows=(_api_key(BEYOND_ASCII),))]) == [Committed()]

@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import JSON
 
 from holdfast.ledger.alerts.account_events import AccountDisabled
 from holdfast.ledger.alerts.alerts import Alerts
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.operations import NewLot, OperationKind
 from holdfast.ledger.orders.top_ups import AutoTopUp
@@ -31,11 +32,11 @@ from holdfast.persistence.records.rows import (
     AccountHead,
     AccountLimitRow,
     AccountRow,
-    ApiKeyChangedRow,
     ApiKeyLimitRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
+    ApiKeyTermsRow,
     ApiKeyUsedRow,
     AssetRow,
     AssetsDeletedRow,
@@ -160,7 +161,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
     order = make_order(a, f"ord{i}{t}", AT, t)
     order_state = msgspec.structs.replace(order.state, payment_id=f"pi{i}{t}", charge_id=t)
     order_changed = msgspec.structs.replace(order, version=2, updated_at=later, state=order_state)
-    key = ApiKeyRecord(a, f"key{i}{t}", t, t, (t, "", "x,y", '{"', "\\"), AT)
+    key = ApiKeyRecord(a, f"key{i}{t}", t, KeyTerms(t, (t, "", "x,y", '{"', "\\")), AT)
     return [
         AccountRow(AccountHead(a, chain_head=b"\x00\\'\""), f"{i}{t}@x", t, t, AT),
         AccountHead(a, 1, n, 10, 3, b"\xff", t),
@@ -192,7 +193,7 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         AssetsExpiryRow(a, r, later),
         ApiKeyRow(key, f"secret{i}".encode()),
         ApiKeyUsedRow(a, f"key{i}{t}", later),
-        ApiKeyChangedRow(a, f"key{i}{t}", t + "!", later, True, ("", t, '{"')),
+        ApiKeyTermsRow(a, f"key{i}{t}", KeyTerms(t + "!", (), ("", t, '{"'), later, is_paused=True)),
         ApiKeyLimitRow(a, f"key{i}{t}", 2**40, "week", later, n),
         AccountLimitRow(a, "month", None, 2**40, later, n),
         ApiKeyRevokedRow(a, f"key{i}{t}", later),

@@ -137,7 +137,7 @@ def test_rows_of_before_have_what_the_tables_have_now(old_url: str) -> None:
     ]
     with connected(old_url) as rows:
         [key] = live_api_keys(rows, "acct_bob")
-    assert (key.is_paused, key.models, key.limit_micro, key.captured_micro) == (False, (), None, 0)
+    assert (key.terms.is_paused, key.terms.models, key.limit_micro, key.captured_micro) == (False, (), None, 0)
 
 
 def test_a_process_of_the_earlier_release_writes_nothing_afterwards(old_url: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_credit, decide_hold, decide_release
 from holdfast.ledger.credit.operations import Operation
@@ -159,5 +160,5 @@ POISONS: dict[str, Row] = {
     "too large": AccountHead("a", 2**70),
     "not JSON": SignInRow("k", 1, AT, msgspec.Raw(b"{")),
     "wrong type": ApiKeyRevokedRow("a", "k", WRONG),
-    "NULL": ApiKeyRow(ApiKeyRecord("a", "k", "p", NULL, (), AT), b""),
+    "NULL": ApiKeyRow(ApiKeyRecord("a", "k", "p", KeyTerms(NULL, ()), AT), b""),
 }

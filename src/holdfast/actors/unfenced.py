@@ -64,7 +64,7 @@ class EventCommands:
             created_at=at,
             due_at=at,
             round_at=at,
-            data=WebhookTest(webhook.account_id, webhook_id),
+            snapshot=WebhookTest(webhook.account_id, webhook_id),
         )
         await write_unfenced(self._journal, row)
         self._outbox.tell(EventsDue(webhook_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict
 
 from holdfast.ledger.refusals import Refusal
 
@@ -16,19 +16,31 @@ API_KEY_PAUSED: Final = Refusal(code="api_key_paused", message="The API key is p
 
 
 class KeyTerms(NamedTuple):
-    """The terms of a key that is not revoked. Without ``models`` it may use every model."""
+    """What the owner of a key decides about it, but for its limit: each a column of its row, as it is named here.
 
-    scopes: frozenset[str]
+    Without ``models`` it may use every model.
+    """
+
+    name: str
+    scopes: tuple[str, ...]
     models: tuple[str, ...] = ()
     expires_at: datetime | None = None
     is_paused: bool = False
 
+    def refuse_use(self, now: datetime) -> Refusal | None:
+        """Refuse a key that cannot be used now: 1. ``api_key_expired``; 2. ``api_key_paused``."""
+        if self.expires_at is not None and self.expires_at <= now:
+            return API_KEY_EXPIRED
+        return API_KEY_PAUSED if self.is_paused else None
 
-def refuse_unusable(*, expires_at: datetime | None, is_paused: bool, now: datetime) -> Refusal | None:
-    """Refuse a key that cannot be used now: 1. ``api_key_expired``; 2. ``api_key_paused``."""
-    if expires_at is not None and expires_at <= now:
-        return API_KEY_EXPIRED
-    return API_KEY_PAUSED if is_paused else None
+
+class KeyChanges(TypedDict, total=False):
+    """The terms that a change of a key gives; the others stay."""
+
+    name: str
+    models: tuple[str, ...]
+    expires_at: datetime | None
+    is_paused: bool
 
 
 def is_model_allowed(models: Iterable[str], model_id: str) -> bool:

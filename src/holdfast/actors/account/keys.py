@@ -22,10 +22,10 @@ from holdfast.actors.account.messages import (
     SetLimits,
 )
 from holdfast.actors.account.units import AccountUnits
-from holdfast.actors.runtime.journaled import Commit, Reload, Turn
+from holdfast.actors.runtime.journaled import Commit, Turn
 from holdfast.ledger.alerts.account_events import LimitReached
 from holdfast.ledger.alerts.alerts import limit_subject
-from holdfast.ledger.api_keys import KeyTerms, refuse_unusable
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import Now
 from holdfast.ledger.credit.limits import (
     BEGINNING,
@@ -39,15 +39,14 @@ from holdfast.ledger.credit.limits import (
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import LimitWindow, time_or_none
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.credentials import find_api_key
 from holdfast.persistence.queries.spending import new_spending
 from holdfast.persistence.records.rows import (
     AccountLimitRow,
-    ApiKeyChangedRow,
     ApiKeyLimitRow,
     ApiKeyRecord,
     ApiKeyRevokedRow,
     ApiKeyRow,
+    ApiKeyTermsRow,
     Row,
 )
 from holdfast.persistence.server.database import Database
@@ -108,13 +107,10 @@ class AccountKeys:
         key = self.live.get(key_id)
         if key is None:
             return Refusal(code="invalid_api_key", message="This API key is not valid.")
-        if key.is_paused or key.expires_at is not None:
-            refusal = refuse_unusable(expires_at=key.expires_at, is_paused=key.is_paused, now=self._now())
-            if refusal is not None:
-                return refusal
-        if scope not in key.scopes:
+        unusable = key.refuse_use(self._now())
+        if unusable is None and scope not in key.scopes:
             return Refusal(code="insufficient_scope", message=f"This API key lacks the scope {scope}.")
-        return None
+        return unusable
 
     def opened(self, hold_id: str, hold: LimitedHold) -> tuple[Row, ...]:
         """Count a new hold, where there are limits; return the rows of their alerts."""
@@ -152,17 +148,14 @@ class AccountKeys:
             self._units.state.account_id,
             command.key_id,
             command.prefix,
-            command.name,
-            command.scopes,
+            command.terms,
             at,
-            expires_at=command.expires_at,
-            models=command.models,
         )
         if limit is not None:
             start = window_start(limit.window, at)
             key = key._replace(limit_micro=limit.credits_micro, limit_window=limit.window, window_start=start)
             self._limit(Spending(key.key_id, limit.window, limit.credits_micro, starts_at=start))
-        self.live[key.key_id] = key.terms
+        self.live[key.key_id] = command.terms
         return self._units.change(command, key, rows=(ApiKeyRow(key, command.secret_sha256),))
 
     async def _change_api_key(self, command: ChangeApiKey) -> Turn[None]:
@@ -170,18 +163,13 @@ class AccountKeys:
         key_id = command.key_id
         if key_id not in self.live:
             return self._units.refuse(command, _NO_LIVE_KEY)
-        await self._await_durable()
-        key = await self._database.read(find_api_key, self._units.state.account_id, key_id)
-        if key is None or key.revoked_at is not None:
-            raise Reload("another process has revoked the key")
-        given = {name: getattr(command, name) for name in ("name", "expires_at", "is_paused", "models")}
-        key = key._replace(**{name: value for name, value in given.items() if value is not msgspec.UNSET})
-        changed = ApiKeyChangedRow(key.account_id, key_id, key.name, key.expires_at, key.is_paused, key.models)
-        rows: list[Row] = [changed]
+        rows: tuple[Row, ...] = ()
         if command.limit is not msgspec.UNSET:
-            rows += await self._set_key_limit(key_id, command.limit)
-        self.live[key_id] = key.terms
-        return self._units.change(command, None, rows=tuple(rows))
+            await self._await_durable()
+            rows = await self._set_key_limit(key_id, command.limit)
+        terms = self.live[key_id] = self.live[key_id]._replace(**command.changes)
+        changed = ApiKeyTermsRow(self._units.state.account_id, key_id, terms)
+        return self._units.change(command, None, rows=(changed, *rows))
 
     def _revoke_api_key(self, command: RevokeApiKey) -> Turn[ApiKeyRevokedRow]:
         """Refuses: 1. a key that is not live here."""

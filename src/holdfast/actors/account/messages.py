@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.actors.runtime.messages import Command, IdempotencyKey, Replayed
 from holdfast.ledger.alerts.alerts import Alerts, MailStop
+from holdfast.ledger.api_keys import KeyChanges, KeyTerms
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.credit.limits import Limit
 from holdfast.ledger.orders.facts import PaymentEvent
@@ -133,15 +134,12 @@ class CreateApiKey(Command[ApiKeyRecord], frozen=True):
     key_id: str
     secret_sha256: bytes
     prefix: str
-    name: str
-    scopes: tuple[str, ...]
-    expires_at: datetime | None = None
-    models: tuple[str, ...] = ()
+    terms: KeyTerms
     limit: Limit | None = None
 
 
 class ChangeApiKey(Command[None], frozen=True):
-    """Change what is given of an API key. Its new limit counts what was spent in the window before.
+    """Change an API key. Its new limit, if one is given, counts what was spent in the window before.
 
     Refused for a key that is not live: ``api_key_not_found``.
     """
@@ -149,10 +147,7 @@ class ChangeApiKey(Command[None], frozen=True):
     is_idempotent: ClassVar[bool] = True
 
     key_id: str
-    name: str | msgspec.UnsetType = msgspec.UNSET
-    expires_at: datetime | msgspec.UnsetType | None = msgspec.UNSET
-    is_paused: bool | msgspec.UnsetType = msgspec.UNSET
-    models: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    changes: KeyChanges
     limit: Limit | msgspec.UnsetType | None = msgspec.UNSET
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from sqlalchemy import Connection
@@ -16,37 +16,160 @@ from holdfast.http.kit.credentials import ACCOUNT_READ, ALL_SCOPES, SCOPES, mint
 from holdfast.http.kit.listing import read_given_time
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.values import invalid_parameter, read_amount, shown
-from holdfast.http.schemas.common import (
-    AccountLimitList,
-    ApiKeyBody,
-    ApiKeyChange,
-    ApiKeyList,
-    ApiKeyRequest,
-    ApiKeyRevokedBody,
-    ApiKeySecret,
-    LimitGiven,
-    LimitsRequest,
-    account_limits_body,
-    api_key_body,
-    api_key_facts,
-    render,
-)
-from holdfast.ledger.api_keys import OF_PROVIDER, matches
+from holdfast.http.schemas.common import AmountGiven, render
+from holdfast.ledger.api_keys import OF_PROVIDER, KeyChanges, KeyTerms, matches
 from holdfast.ledger.catalog.models import Model
 from holdfast.ledger.catalog.quotes import some_models
-from holdfast.ledger.credit.limits import WINDOWS, Limit
+from holdfast.ledger.credit.limits import WINDOWS, Limit, Spending
 from holdfast.ledger.ids import new_id
-from holdfast.ledger.public_types import LimitWindow
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import Amount, LimitWindow, SpendingLimit, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.expired import REVOKED_KEYS_MAX
 from holdfast.persistence.queries.credentials import api_keys_of_account, find_api_key
 from holdfast.persistence.queries.spending import keys_with_spending, spending_of_account, spending_of_key
+from holdfast.persistence.records.rows import ApiKeyRecord
 
 route = RouteTable("Account")
 
 STORED_KEYS_MAX: Final = 500
 """The most keys of an account. It is met only by one that revokes hundreds between two sweeps of the oldest."""
 MODELS_MAX: Final = 100
+NAMELESS: Final = "API key"
+
+Window: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(WINDOWS), "examples": ["day"]})]
+KeyName: TypeAlias = Annotated[str, msgspec.Meta(max_length=100)]
+KeyModels: TypeAlias = Annotated[list[str], msgspec.Meta(examples=[["studio/*"]])]
+Scope: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ALL_SCOPES)})]
+
+
+class LimitGiven(msgspec.Struct, frozen=True):
+    """The most credit that may be spent in each window."""
+
+    credits: AmountGiven
+    """The credit."""
+    window: Window
+    """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
+
+
+class ApiKeyRequest(msgspec.Struct, frozen=True):
+    """The API key to create."""
+
+    name: Annotated[KeyName | None, msgspec.Meta(examples=["server"])] = None
+    """A name of your choice; null, blank or omitted: `API key`."""
+    scopes: list[Scope] | None = None
+    """What the key may do; null or omitted: `tasks:read` and `tasks:write`."""
+    expires_at: Time | None = None
+    """From when on the key is refused, later than now; null or omitted: it does not expire."""
+    models: KeyModels | None = None
+    """The models that new tasks may use: ids, or all of a provider as `studio/*`; null or omitted: every model."""
+    limit: LimitGiven | None = None
+    """What the key may spend; null or omitted: as much as the account has."""
+
+
+class ApiKeyChange(msgspec.Struct, frozen=True):
+    """What to change of an API key; what is omitted stays."""
+
+    name: Annotated[KeyName | msgspec.UnsetType, msgspec.Meta(examples=["server"])] = msgspec.UNSET
+    """A name of your choice; blank: `API key`."""
+    expires_at: Time | msgspec.UnsetType | None = msgspec.UNSET
+    """From when on the key is refused, later than now; null: it does not expire."""
+    models: KeyModels | msgspec.UnsetType | None = msgspec.UNSET
+    """The models that new tasks may use: ids, or all of a provider as `studio/*`; null: every model."""
+    limit: LimitGiven | msgspec.UnsetType | None = msgspec.UNSET
+    """What the key may spend, with what it has spent in the window already; null: as much as the account has."""
+    paused: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether the key is refused until it is false again."""
+
+
+class LimitsRequest(msgspec.Struct, frozen=True):
+    """The limits of the whole account. Those of before are replaced."""
+
+    limits: list[LimitGiven]
+    """The limits, at most one for each kind of window; empty: none."""
+
+
+class ApiKeyFacts(msgspec.Struct, frozen=True):
+    """An API key without its secret."""
+
+    api_key_id: str
+    """The key's id, `key_…`."""
+    api_key_prefix: str
+    """The first 12 characters of the secret, to tell keys apart."""
+    name: str
+    """The name given to the key; `API key` if none was."""
+    scopes: list[Scope]
+    """What the key may do."""
+    created_at: Time
+    """When the key was created."""
+    expires_at: Time | None
+    """From when on the key is refused; null: it does not expire."""
+    paused: bool
+    """Whether the key is refused until its owner changes that."""
+    models: list[str] | None
+    """The models that new tasks may use, with `/*` for all of a provider; null: every model."""
+    limit: SpendingLimit | None
+    """What the key may spend; null: as much as the account has."""
+    spent: Amount | None
+    """What is captured and held for the tasks that the key created in the limit's current window; null without a
+    limit, and of a revoked key.
+    """
+    resets_at: Time | None
+    """When the current window ends; null without a limit, for `total`, and of a revoked key."""
+
+
+class ApiKeySecret(ApiKeyFacts, frozen=True):
+    """A new API key."""
+
+    api_key: str
+    """The secret, `hk_…`; it is returned only here."""
+
+
+class ApiKeyBody(ApiKeyFacts, frozen=True):
+    """An API key without its secret."""
+
+    last_used_at: Time | None
+    """When the key was used last, to about a minute; null before its first use."""
+    revoked_at: Time | None
+    """When the key was revoked; null while it is valid."""
+
+
+class ApiKeyList(msgspec.Struct, frozen=True):
+    """Every API key of the account, newest first."""
+
+    data: list[ApiKeyBody]
+    """The keys, newest first."""
+
+
+class ApiKeyRevokedBody(msgspec.Struct, frozen=True):
+    """The API key is revoked."""
+
+    api_key_id: str
+    """The key's id, `key_…`."""
+    revoked_at: Time
+    """Since when the key is refused."""
+
+
+class AccountLimit(msgspec.Struct, frozen=True):
+    """The limit of the whole account in a kind of window. The lower one of `credits` and `ceiling` counts."""
+
+    window: LimitWindow
+    """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
+    credits: Amount | None
+    """The most that may be spent, as the owner has set it; null: the owner has not."""
+    ceiling: Amount | None
+    """The most that an operator allows; null: any."""
+    spent: Amount
+    """What is captured and held for the tasks created in the current window."""
+    resets_at: Time | None
+    """When the current window ends; null for `total`."""
+
+
+class AccountLimitList(msgspec.Struct, frozen=True):
+    """The limits of the whole account."""
+
+    limits: list[AccountLimit]
+    """The limits, the shortest window first."""
 
 
 @route(
@@ -78,14 +201,15 @@ async def create_api_key(call: Call) -> Outcome:
     given = _read_given(call, wanted)
     if isinstance(given, Refusal):
         return given
+    changes, limit = given
+    terms = KeyTerms(NAMELESS, scopes)._replace(**changes)
     minted = mint_api_key(account_id, live=call.deps.settings.env == "production")
-    command = CreateApiKey(
-        key_id=new_id("key"), secret_sha256=minted.sha256, prefix=minted.prefix, scopes=scopes, **given
-    )
+    command = CreateApiKey(new_id("key"), minted.sha256, minted.prefix, terms, limit or None)
     created = await call.ask(call.deps.accounts.ref(account_id), command)
     if isinstance(created, Refusal):
         return created
-    return render(ApiKeySecret, created, api_key=minted.secret, **api_key_facts(created, spending_of_key(created)))
+    facts = api_key_facts(created, spending_of_key(created))
+    return render(ApiKeySecret, created, created.terms, api_key=minted.secret, **facts)
 
 
 @route(
@@ -121,8 +245,7 @@ async def change_api_key(call: Call) -> Outcome:
         return _not_found(key_id)
     if key.revoked_at is not None:
         return Refusal(code="api_key_revoked", message=f"The API key {shown(key_id)} was revoked.")
-    command = ChangeApiKey(key_id=key_id, is_paused=wanted.paused, **given)
-    changed = await call.ask(call.deps.accounts.ref(account_id), command)
+    changed = await call.ask(call.deps.accounts.ref(account_id), ChangeApiKey(key_id, *given))
     if isinstance(changed, Refusal):
         return changed
     keys = await call.read(partial(shown_api_keys, account_id=account_id, now=call.deps.now()))
@@ -198,14 +321,36 @@ def shown_api_keys(rows: Connection, account_id: str, *, now: datetime) -> list[
     """Return all keys of an account, with what is spent of their limits."""
     keys, spending = keys_with_spending(rows, account_id)
     spending.advance(now)
-    return [api_key_body(key, spending.of_key(key.key_id)) for key in keys]
+    return [render(ApiKeyBody, key, key.terms, **api_key_facts(key, spending.of_key(key.key_id))) for key in keys]
 
 
 def shown_limits(rows: Connection, account_id: str, *, now: datetime) -> AccountLimitList:
     """Return the limits of a whole account, and what is spent of them."""
     spending = spending_of_account(rows, account_id)
     spending.advance(now)
-    return account_limits_body(spending)
+    of_account = spending.of_account()
+    found = [of_account[window] for window in WINDOWS if window in of_account]
+    limits = []
+    for each in found:
+        amount = None if each.limit_micro is None else format_amount(each.limit_micro)
+        limits.append(render(AccountLimit, each, credits=amount))
+    return AccountLimitList(limits)
+
+
+def api_key_facts(key: ApiKeyRecord, spending: Spending | None) -> dict[str, object]:
+    """Return the fields of an API key that are not those of its record, with what is spent of its limit."""
+    limit = None
+    if key.limit_micro is not None and key.limit_window is not None:
+        limit = SpendingLimit(format_amount(key.limit_micro), key.limit_window)
+    return {
+        "api_key_id": key.key_id,
+        "api_key_prefix": key.prefix,
+        "paused": key.terms.is_paused,
+        "models": list(key.terms.models) or None,
+        "limit": limit,
+        "spent": None if spending is None else format_amount(spending.spent_micro),
+        "resets_at": None if spending is None else spending.resets_at,
+    }
 
 
 def read_limit_window(window: str, param: str) -> LimitWindow | Refusal:
@@ -223,19 +368,32 @@ def _read_limit(sent: LimitGiven, param: str) -> Limit | Refusal:
     return credits_micro if isinstance(credits_micro, Refusal) else Limit(credits_micro, window)
 
 
-def _read_given(call: Call, wanted: ApiKeyRequest | ApiKeyChange) -> dict[str, Any] | Refusal:
-    """Return the fields of a command that a request gives: a name, an expiry, models and a limit."""
-    given: dict[str, Any] = {}
+def _read_given(
+    call: Call, wanted: ApiKeyRequest | ApiKeyChange
+) -> tuple[KeyChanges, Limit | msgspec.UnsetType | None] | Refusal:
+    """Return the terms that a request gives, and the limit."""
+    changes: KeyChanges = {}
     if wanted.name is not msgspec.UNSET:
-        given["name"] = _read_name(wanted.name or "")
+        name = _read_name(wanted.name or "")
+        if isinstance(name, Refusal):
+            return name
+        changes["name"] = name
     if wanted.expires_at is not msgspec.UNSET:
-        given["expires_at"] = read_given_time("expires_at", wanted.expires_at, after=call.deps.now())
+        expires_at = read_given_time("expires_at", wanted.expires_at, after=call.deps.now())
+        if isinstance(expires_at, Refusal):
+            return expires_at
+        changes["expires_at"] = expires_at
     if wanted.models is not msgspec.UNSET:
-        given["models"] = _read_models(wanted.models, call.deps.catalog().models)
-    if wanted.limit is not msgspec.UNSET:
-        limit = wanted.limit
-        given["limit"] = None if limit is None else _read_limit(limit, "limit")
-    return next((each for each in given.values() if isinstance(each, Refusal)), given)
+        models = _read_models(wanted.models, call.deps.catalog().models)
+        if isinstance(models, Refusal):
+            return models
+        changes["models"] = models
+    if isinstance(wanted, ApiKeyChange) and wanted.paused is not msgspec.UNSET:
+        changes["is_paused"] = wanted.paused
+    if wanted.limit is msgspec.UNSET or wanted.limit is None:
+        return changes, wanted.limit
+    limit = _read_limit(wanted.limit, "limit")
+    return limit if isinstance(limit, Refusal) else (changes, limit)
 
 
 def _read_name(sent: str) -> str | Refusal:
@@ -243,7 +401,7 @@ def _read_name(sent: str) -> str | Refusal:
     if not name.isprintable():
         message = f"The name {shown(name)} has unprintable characters."
         return Refusal(code="invalid_parameter", message=message, param="name")
-    return name or "API key"
+    return name or NAMELESS
 
 
 def _read_models(sent: list[str] | None, known: Mapping[str, Model]) -> tuple[str, ...] | Refusal:

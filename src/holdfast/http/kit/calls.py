@@ -449,7 +449,7 @@ class Call:
         if self.bearer.kind == "session":
             return valid_session(found, now)
         key = valid_key(found, self.route.scope, now)
-        if self.route.returns_results and not isinstance(key, Refusal) and TASKS_READ not in key.scopes:
+        if self.route.returns_results and not isinstance(key, Refusal) and TASKS_READ not in key.terms.scopes:
             return lacking_scope(TASKS_READ)
         return key
 
@@ -459,7 +459,7 @@ class Call:
         if isinstance(caller, SessionRecord):
             known = KnownKey(caller.account_id, caller.session_id)
         else:
-            self._known_key = known = KnownKey(caller.account_id, caller.key_id, frozenset(caller.scopes))
+            self._known_key = known = KnownKey(caller.account_id, caller.key_id, frozenset(caller.terms.scopes))
             self._record_use(known)
         self.deps.key_cache.put(self.bearer.sha256, known)
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from holdfast.ledger.api_keys import refuse_unusable
 from holdfast.ledger.places import PLACE_DIGITS, place_digits, place_of
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.queries.credentials import SessionRecord
@@ -249,9 +248,9 @@ def valid_key(
         return INVALID_API_KEY
     if disabled_at is not None:
         return ACCOUNT_DISABLED
-    unusable = refuse_unusable(expires_at=key.expires_at, is_paused=key.is_paused, now=now)
+    unusable = key.terms.refuse_use(now)
     if unusable is not None:
         return unusable
-    if scope is not None and scope not in key.scopes:
+    if scope is not None and scope not in key.terms.scopes:
         return lacking_scope(scope)
     return key

@@ -1,4 +1,4 @@
-"""The request and response bodies of sign-in, account and API keys. Every field is present, null if unset.
+"""The request and response bodies of sign-in and account. Every field is present, null if unset.
 
 Amounts are decimal strings, times RFC 3339 in UTC with milliseconds. Each struct's docstring is its description in
 the OpenAPI document.
@@ -12,25 +12,20 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 
 from holdfast.actors.account.messages import CreditChanged
-from holdfast.http.kit.credentials import ALL_SCOPES
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.ledger.clock import format_time
 from holdfast.ledger.credit.account import AccountTotals
-from holdfast.ledger.credit.limits import WINDOWS, AccountSpending, Spending
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import (
     AccountId,
     Amount,
     Currency,
     FreeForm,
-    LimitWindow,
     Role,
-    SpendingLimit,
     Time,
 )
 from holdfast.persistence.queries.accounts import FirstCallFacts
 from holdfast.persistence.queries.credentials import SessionRecord
-from holdfast.persistence.records.rows import ApiKeyRecord
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -85,10 +80,6 @@ AmountGiven: TypeAlias = Annotated[
 
 
 NextAction: TypeAlias = Literal["create_api_key", "add_credit", "create_task"]
-Window: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(WINDOWS), "examples": ["day"]})]
-KeyName: TypeAlias = Annotated[str, msgspec.Meta(max_length=100)]
-KeyModels: TypeAlias = Annotated[list[str], msgspec.Meta(examples=[["studio/*"]])]
-Scope: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ALL_SCOPES)})]
 
 
 class CodeRequest(msgspec.Struct, frozen=True):
@@ -107,52 +98,6 @@ class VerifyRequest(msgspec.Struct, frozen=True):
     """The `otp_id` of the response to the request for the code."""
     otp: Code
     """The code, six digits."""
-
-
-class LimitGiven(msgspec.Struct, frozen=True):
-    """The most credit that may be spent in each window."""
-
-    credits: AmountGiven
-    """The credit."""
-    window: Window
-    """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
-
-
-class ApiKeyRequest(msgspec.Struct, frozen=True):
-    """The API key to create."""
-
-    name: Annotated[KeyName | None, msgspec.Meta(examples=["server"])] = None
-    """A name of your choice; null, blank or omitted: `API key`."""
-    scopes: list[Scope] | None = None
-    """What the key may do; null or omitted: `tasks:read` and `tasks:write`."""
-    expires_at: Time | None = None
-    """From when on the key is refused, later than now; null or omitted: it does not expire."""
-    models: KeyModels | None = None
-    """The models that new tasks may use: ids, or all of a provider as `studio/*`; null or omitted: every model."""
-    limit: LimitGiven | None = None
-    """What the key may spend; null or omitted: as much as the account has."""
-
-
-class ApiKeyChange(msgspec.Struct, frozen=True):
-    """What to change of an API key; what is omitted stays."""
-
-    name: Annotated[KeyName | msgspec.UnsetType, msgspec.Meta(examples=["server"])] = msgspec.UNSET
-    """A name of your choice; blank: `API key`."""
-    expires_at: Time | msgspec.UnsetType | None = msgspec.UNSET
-    """From when on the key is refused, later than now; null: it does not expire."""
-    models: KeyModels | msgspec.UnsetType | None = msgspec.UNSET
-    """The models that new tasks may use: ids, or all of a provider as `studio/*`; null: every model."""
-    limit: LimitGiven | msgspec.UnsetType | None = msgspec.UNSET
-    """What the key may spend, with what it has spent in the window already; null: as much as the account has."""
-    paused: bool | msgspec.UnsetType = msgspec.UNSET
-    """Whether the key is refused until it is false again."""
-
-
-class LimitsRequest(msgspec.Struct, frozen=True):
-    """The limits of the whole account. Those of before are replaced."""
-
-    limits: list[LimitGiven]
-    """The limits, at most one for each kind of window; empty: none."""
 
 
 class RechargeRequest(msgspec.Struct, frozen=True):
@@ -304,89 +249,6 @@ class SignedOutBody(msgspec.Struct, frozen=True):
     """Always true."""
 
 
-class ApiKeyFacts(msgspec.Struct, frozen=True):
-    """An API key without its secret."""
-
-    api_key_id: str
-    """The key's id, `key_…`."""
-    api_key_prefix: str
-    """The first 12 characters of the secret, to tell keys apart."""
-    name: str
-    """The name given to the key; `API key` if none was."""
-    scopes: list[Scope]
-    """What the key may do."""
-    created_at: Time
-    """When the key was created."""
-    expires_at: Time | None
-    """From when on the key is refused; null: it does not expire."""
-    paused: bool
-    """Whether the key is refused until its owner changes that."""
-    models: list[str] | None
-    """The models that new tasks may use, with `/*` for all of a provider; null: every model."""
-    limit: SpendingLimit | None
-    """What the key may spend; null: as much as the account has."""
-    spent: Amount | None
-    """What is captured and held for the tasks that the key created in the limit's current window; null without a
-    limit, and of a revoked key.
-    """
-    resets_at: Time | None
-    """When the current window ends; null without a limit, for `total`, and of a revoked key."""
-
-
-class ApiKeySecret(ApiKeyFacts, frozen=True):
-    """A new API key."""
-
-    api_key: str
-    """The secret, `hk_…`; it is returned only here."""
-
-
-class ApiKeyBody(ApiKeyFacts, frozen=True):
-    """An API key without its secret."""
-
-    last_used_at: Time | None
-    """When the key was used last, to about a minute; null before its first use."""
-    revoked_at: Time | None
-    """When the key was revoked; null while it is valid."""
-
-
-class ApiKeyList(msgspec.Struct, frozen=True):
-    """Every API key of the account, newest first."""
-
-    data: list[ApiKeyBody]
-    """The keys, newest first."""
-
-
-class ApiKeyRevokedBody(msgspec.Struct, frozen=True):
-    """The API key is revoked."""
-
-    api_key_id: str
-    """The key's id, `key_…`."""
-    revoked_at: Time
-    """Since when the key is refused."""
-
-
-class AccountLimit(msgspec.Struct, frozen=True):
-    """The limit of the whole account in a kind of window. The lower one of `credits` and `ceiling` counts."""
-
-    window: LimitWindow
-    """The window: a day, a week from Monday, or a month, in UTC; or `total`, which has no end."""
-    credits: Amount | None
-    """The most that may be spent, as the owner has set it; null: the owner has not."""
-    ceiling: Amount | None
-    """The most that an operator allows; null: any."""
-    spent: Amount
-    """What is captured and held for the tasks created in the current window."""
-    resets_at: Time | None
-    """When the current window ends; null for `total`."""
-
-
-class AccountLimitList(msgspec.Struct, frozen=True):
-    """The limits of the whole account."""
-
-    limits: list[AccountLimit]
-    """The limits, the shortest window first."""
-
-
 class CreditChangedBody(msgspec.Struct, frozen=True):
     """The credit that was given or taken, and the account's totals after it."""
 
@@ -469,37 +331,3 @@ def session_context(session: SessionRecord) -> SessionContext:
     """Render the session of the caller."""
     auth = render(AuthContext, session, type="session", api_key_id=None, api_key_prefix=None, scopes=[])
     return render(SessionContext, session, auth=auth)
-
-
-def api_key_facts(key: ApiKeyRecord, spending: Spending | None) -> dict[str, object]:
-    """Return the fields of an API key that are not those of its record, with what is spent of its limit."""
-    limit = None
-    if key.limit_micro is not None and key.limit_window is not None:
-        limit = SpendingLimit(format_amount(key.limit_micro), key.limit_window)
-    return {
-        "api_key_id": key.key_id,
-        "api_key_prefix": key.prefix,
-        "paused": key.is_paused,
-        "models": list(key.models) or None,
-        "limit": limit,
-        "spent": None if spending is None else format_amount(spending.spent_micro),
-        "resets_at": None if spending is None else spending.resets_at,
-    }
-
-
-def api_key_body(key: ApiKeyRecord, spending: Spending | None) -> ApiKeyBody:
-    """Render an API key without its secret."""
-    return render(ApiKeyBody, key, **api_key_facts(key, spending))
-
-
-def account_limits_body(spending: AccountSpending) -> AccountLimitList:
-    """Render the limits of a whole account."""
-    of_account = spending.of_account()
-    found = [of_account[window] for window in WINDOWS if window in of_account]
-    return AccountLimitList(
-        [render(AccountLimit, each, credits=_amount_or_none(each.limit_micro)) for each in found]
-    )
-
-
-def _amount_or_none(amount_micro: int | None) -> str | None:
-    return None if amount_micro is None else format_amount(amount_micro)

@@ -146,13 +146,14 @@ class _Source:
         )
 
 
-def _fields(table: Table, kind: type[Any]) -> Iterator[str]:
-    """Yield the paths of a kind's fields that are columns, and of such fields of the values in its fields."""
+def _fields(table: Table, kind: type[Any], prefix: str = "") -> Iterator[str]:
+    """Yield the paths of a kind's fields, which are columns, and of those of the values in its other fields."""
     for name, hint in get_type_hints(kind).items():
         if name in table.c:
-            yield name
+            yield prefix + name
         else:
-            yield from (f"{name}.{each}" for each in getattr(hint, "__annotations__", ()) if each in table.c)
+            assert getattr(hint, "__annotations__", None), f"{prefix}{name} is no column of {table.name}"
+            yield from _fields(table, hint, f"{prefix}{name}.")
 
 
 def _reader(
@@ -231,7 +232,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     _Source(tables.accounts, rows.AccountRow).insert(),
     _Source(tables.accounts, rows.AccountHead).update(),
     _Source(tables.accounts, rows.AccountAccessRow).update(),
-    _Source(tables.operations, Operation).insert(),
+    _Source(tables.operations, Operation, tables.operations.c.keys()).insert(),
     _Source(
         tables.postings,
         Operation,
@@ -311,7 +312,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     _Source(tables.assets, rows.AssetsExpiryRow).update(["account_id", "request_id"]),
     _Source(tables.assets, rows.AssetsDeletedRow).delete(),
     _Source(tables.api_keys, rows.ApiKeyRow).insert(),
-    _Source(tables.api_keys, rows.ApiKeyChangedRow).update(),
+    _Source(tables.api_keys, rows.ApiKeyTermsRow).update(),
     _Source(tables.api_keys, rows.ApiKeyLimitRow).update(),
     _Source(tables.api_keys, rows.ApiKeyRevokedRow).update(),
     _Source(tables.api_keys, rows.ApiKeyUsedRow).update(),
@@ -332,7 +333,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     ),
     # A task's own webhook_url has the account's turn.
     _Source(tables.outbox, rows.OutboxRow, receiver="account_id").insert(),
-    _Source(tables.outbox, event_rows.AccountEventRow, snapshot="data").insert(),
+    _Source(tables.outbox, event_rows.AccountEventRow).insert(),
     _Source(tables.outbox, rows.OutboxOutcomeRow).update(["account_id", "event_id", "attempts", "round_at"]),
     _Source(tables.outbox, rows.OutboxResendRow).update(),
     _Source(tables.outbox_attempts, rows.OutboxAttemptRow).insert("on conflict do nothing"),

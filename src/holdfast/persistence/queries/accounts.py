@@ -8,10 +8,11 @@ from functools import partial
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Text, any_, bindparam, func, or_, select, text
+from sqlalchemy import Connection, Text, bindparam, func, select, text
 
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.public_types import Role
+from holdfast.persistence.queries.credentials import live_api_keys
 from holdfast.persistence.records.rows import StoredReply
 from holdfast.persistence.records.tables import (
     accounts,
@@ -53,15 +54,6 @@ _TOTALS = RepeatedQuery(
     select(accounts.c.id, accounts.c.balance_micro, accounts.c.held_micro).where(
         accounts.c.id == one_of("account_ids", Text())
     )
-)
-_USABLE_KEYS = select(
-    func.count(),
-    func.count().filter(bindparam("writing_scope") == any_(api_keys.c.scopes)),
-).where(
-    api_keys.c.account_id == bindparam("account_id"),
-    api_keys.c.revoked_at.is_(None),
-    api_keys.c.is_paused.is_(False),
-    or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > bindparam("now")),
 )
 
 _overview_of: Callable[[object], AccountOverview] = partial(msgspec.convert, type=AccountOverview)
@@ -106,9 +98,9 @@ def account_of_email(rows: Connection, email: str) -> str | None:
 
 def first_call_facts(rows: Connection, account_id: str, *, writing_scope: str, now: datetime) -> FirstCallFacts:
     """Return the account's totals, how many keys it can use, and how many of them have ``writing_scope``."""
-    given = {"account_id": account_id, "writing_scope": writing_scope, "now": now}
-    usable, writable = rows.execute(_USABLE_KEYS, given).one()
-    return FirstCallFacts(find_totals(rows, [account_id])[account_id], usable, writable)
+    usable = [key.terms for key in live_api_keys(rows, account_id) if key.terms.refuse_use(now) is None]
+    writable = sum(writing_scope in terms.scopes for terms in usable)
+    return FirstCallFacts(find_totals(rows, [account_id])[account_id], len(usable), writable)
 
 
 def account_overview(rows: Connection, account_id: str, *, now: datetime) -> AccountOverview | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, LargeBinary, bindparam, select
 
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.records.table_base import selected
 from holdfast.persistence.records.tables import accounts, api_keys, sessions
@@ -27,7 +28,9 @@ class SessionRecord(NamedTuple):
     disabled_at: datetime | None
 
 
-_KEY = selected(api_keys, ApiKeyRecord._fields)
+_AT = ApiKeyRecord._fields.index("terms")
+_AFTER = _AT + len(KeyTerms._fields)
+_KEY = selected(api_keys, (*ApiKeyRecord._fields[:_AT], *KeyTerms._fields, *ApiKeyRecord._fields[_AT + 1 :]))
 _HASHES = one_of("sha256s", LargeBinary())
 _BY_SECRET = RepeatedQuery(
     _KEY.add_columns(accounts.c.disabled_at, api_keys.c.secret_sha256)
@@ -76,8 +79,9 @@ def live_api_keys(rows: Connection, account_id: str) -> list[ApiKeyRecord]:
 
 def api_key_of(row: Iterable[Any]) -> ApiKeyRecord:
     """Return the key of a row."""
-    record = ApiKeyRecord._make(row)
-    return record._replace(scopes=tuple(record.scopes), models=tuple(record.models))
+    found = [tuple(each) if isinstance(each, list) else each for each in row]
+    found[_AT:_AFTER] = [KeyTerms._make(found[_AT:_AFTER])]
+    return ApiKeyRecord._make(found)
 
 
 def find_sessions(rows: Connection, sha256s: Sequence[bytes]) -> dict[bytes, SessionRecord]:

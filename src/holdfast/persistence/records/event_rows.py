@@ -30,7 +30,7 @@ class AccountEventRow(JournaledRow, frozen=True):
     created_at: datetime
     due_at: datetime | None
     round_at: datetime
-    data: AccountEventData
+    snapshot: AccountEventData
     status: str = "pending"
     attempts: int = 0
     tries: int = 0
@@ -84,7 +84,7 @@ def account_event_rows(
             created_at=at,
             due_at=at,
             round_at=at,
-            data=data,
+            snapshot=data,
         )
         for webhook_id, receiver, url in (*receivers, *mail)
     )

@@ -73,23 +73,14 @@ class ApiKeyRecord(NamedTuple):
     account_id: str
     key_id: str
     prefix: str
-    name: str
-    scopes: tuple[str, ...]
+    terms: KeyTerms
     created_at: datetime
     last_used_at: datetime | None = None
     revoked_at: datetime | None = None
-    expires_at: datetime | None = None
-    is_paused: bool = False
-    models: tuple[str, ...] = ()
     limit_micro: int | None = None
     limit_window: LimitWindow | None = None
     window_start: datetime = BEGINNING
     captured_micro: int = 0
-
-    @property
-    def terms(self) -> KeyTerms:
-        """What the key may do, and until when."""
-        return KeyTerms(frozenset(self.scopes), self.models, self.expires_at, self.is_paused)
 
 
 class ApiKeyRow(JournaledRow, frozen=True):
@@ -99,15 +90,12 @@ class ApiKeyRow(JournaledRow, frozen=True):
     secret_sha256: bytes
 
 
-class ApiKeyChangedRow(JournaledRow, frozen=True):
-    """What the owner of an API key may change, but for its limit."""
+class ApiKeyTermsRow(JournaledRow, frozen=True):
+    """The terms of an API key, after a change of them."""
 
     account_id: str
     key_id: str
-    name: str
-    expires_at: datetime | None
-    is_paused: bool
-    models: tuple[str, ...]
+    terms: KeyTerms
 
 
 class ApiKeyLimitRow(JournaledRow, frozen=True):

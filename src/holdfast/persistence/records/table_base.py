@@ -23,7 +23,7 @@ from sqlalchemy import (
     cast,
     select,
 )
-from sqlalchemy.dialects.postgresql import JSON, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, TIMESTAMP
 
 metadata = MetaData(
     naming_convention={
@@ -57,6 +57,8 @@ def _column(name: str, hint: Any, *, is_key: bool) -> Column[Any]:
     [found] = [each for each in alternatives if each is not NoneType]
     if get_origin(found) is Annotated:
         sql_type = get_args(found)[1]
+    elif found == tuple[str, ...]:
+        sql_type = ARRAY(Text)
     else:
         origin = get_origin(found)
         sql_type = next(_TYPES[each] for each in (found.__mro__ if origin is None else (origin,)) if each in _TYPES)

@@ -29,6 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON
 
+from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.records.credit_tables import coupon_tries, coupon_uses, coupons, credit_lots
@@ -41,6 +42,7 @@ from holdfast.persistence.records.operator_tables import (
 )
 from holdfast.persistence.records.rows import (
     AccountLimitRow,
+    ApiKeyRecord,
     AssetRow,
     AuditProgress,
     AutoTopUpRow,
@@ -286,24 +288,9 @@ file_uses = Table(
 api_keys = Table(
     "api_keys",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
+    *columns_of(ApiKeyRecord, without=["terms"]),
+    *columns_of(KeyTerms),
     Column("secret_sha256", LargeBinary, nullable=False),
-    Column("prefix", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("scopes", ARRAY(Text), nullable=False),
-    Column("created_at", Time, nullable=False),
-    Column("last_used_at", Time),
-    Column("revoked_at", Time),
-    Column("expires_at", Time),
-    Column("is_paused", Boolean, nullable=False),
-    # The models it may use, and patterns of them; none: every model.
-    Column("models", ARRAY(Text), nullable=False),
-    # Its limit, if it has one, and what was captured of the holds of the window that began at that time.
-    Column("limit_micro", BigInteger),
-    Column("limit_window", Text),
-    Column("window_start", Time, nullable=False),
-    Column("captured_micro", BigInteger, nullable=False),
     PrimaryKeyConstraint("account_id", "key_id"),
     Index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
     Index("ix_api_keys_prefix", "prefix"),
@@ -448,8 +435,7 @@ silent_receivers = Table(
 webhooks = Table(
     "webhooks",
     metadata,
-    *columns_of(WebhookRow, key=["account_id", "webhook_id"], without=["events"]),
-    Column("events", ARRAY(Text), nullable=False),
+    *columns_of(WebhookRow, key=["account_id", "webhook_id"]),
     # Whether its last delivery had no answer in time, or its address has had none yet.
     Column("is_silent", Boolean, nullable=False, server_default=text("true")),
     Index("ix_webhooks_webhook_id", "webhook_id"),

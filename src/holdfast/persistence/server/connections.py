@@ -42,8 +42,8 @@ EngineUse: TypeAlias = Literal["reads", "single_statements", "transactions"]
 """What connections are used for.
 
 ``reads`` write nothing, and their plans read rows by their keys. Both they and ``single_statements`` commit each
-statement by itself, which saves the round trips of BEGIN and COMMIT: under READ COMMITTED each statement has its own
-snapshot anyway.
+statement by itself, which saves the round trips of BEGIN and COMMIT: under READ COMMITTED each statement has its
+own snapshot anyway.
 """
 
 SERVER_VERSION_MIN = 150000

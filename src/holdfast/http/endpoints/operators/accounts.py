@@ -20,7 +20,15 @@ from holdfast.actors.account.messages import (
     SwitchOffTopUp,
 )
 from holdfast.actors.runtime.messages import Command
-from holdfast.http.endpoints.api_keys import read_limit_window, shown_api_keys, shown_limits
+from holdfast.http.endpoints.api_keys import (
+    AccountLimit,
+    AccountLimitList,
+    ApiKeyBody,
+    Window,
+    read_limit_window,
+    shown_api_keys,
+    shown_limits,
+)
 from holdfast.http.endpoints.sign_in import read_email
 from holdfast.http.kit.actions import note_effect
 from holdfast.http.kit.calls import Auth, Call
@@ -31,12 +39,8 @@ from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Paramete
 from holdfast.http.kit.values import missing_parameter, read_amount, shown
 from holdfast.http.schemas.cards import AutoTopUpBody, auto_top_up_body
 from holdfast.http.schemas.common import (
-    AccountLimit,
-    AccountLimitList,
     AmountGiven,
-    ApiKeyBody,
     CreditChangedBody,
-    Window,
     credit_changed_body,
     render,
 )

@@ -127,7 +127,7 @@ async def _caller_of_all(call: Call) -> str | Refusal:
     key = await call.verify_key()
     if isinstance(key, Refusal):
         return key
-    return key.account_id if TASKS_READ in key.scopes else lacking_scope(TASKS_READ)
+    return key.account_id if TASKS_READ in key.terms.scopes else lacking_scope(TASKS_READ)
 
 
 async def _account_events(call: Call, account_id: str, after: int | None, watch: Watch) -> AsyncGenerator[bytes]:
