@@ -99,6 +99,16 @@ class _Source:
         sql = f"insert into {name} ({columns}) select {picks} from {self.arrays} {on_conflict}".strip()
         return self._statement(sql, once_by, None if on_conflict else f"copy {name} ({columns}) from stdin")
 
+    def upsert(self, **more: str) -> RowStatement:
+        """Return the statement for rows that are new or replace the one with their primary key.
+
+        ``more`` are expressions for further columns of a row that is replaced.
+        """
+        by = [column.name for column in self.table.primary_key]
+        changes = {name: f"excluded.{name}" for name in self.columns if name not in by} | more
+        replaced = ", ".join(f"{name} = {value}" for name, value in changes.items())
+        return self.insert(f"on conflict ({', '.join(by)}) do update set {replaced}", once_by=by)
+
     def update(self, by: Sequence[str] = ()) -> RowStatement:
         """Return the statement for changes of the rows that the columns ``by`` find, else the primary key's."""
         by = by or [column.name for column in self.table.primary_key]
@@ -280,11 +290,7 @@ STATEMENTS: tuple[RowStatement, ...] = (
     _Source(tables.task_events, rows.TaskEventRow).insert("on conflict do nothing"),
     _Source(tables.orders, Order, _NEW_ORDER, where=lambda order: order.version == 1).insert(),
     _Source(tables.orders, Order, _ORDER, where=lambda order: order.version > 1).update(),
-    _Source(tables.auto_top_ups, rows.AutoTopUpRow).insert(
-        "on conflict (account_id) do update set open_order_id = excluded.open_order_id, "
-        "wake_at = excluded.wake_at, off_at = excluded.off_at, state = excluded.state",
-        once_by=["account_id"],
-    ),
+    _Source(tables.auto_top_ups, rows.AutoTopUpRow).upsert(),
     _Source(tables.order_payments, rows.OrderPaymentRow).insert(),
     _Source(
         tables.payment_events, rows.PaymentEventRow, where=lambda event: event.verdict in APPLIED_VERDICTS
@@ -316,21 +322,12 @@ STATEMENTS: tuple[RowStatement, ...] = (
     _Source(tables.api_keys, rows.ApiKeyLimitRow).update(),
     _Source(tables.api_keys, rows.ApiKeyRevokedRow).update(),
     _Source(tables.api_keys, rows.ApiKeyUsedRow).update(),
-    _Source(tables.account_limits, rows.AccountLimitRow).insert(
-        "on conflict (account_id, limit_window) do update set limit_micro = excluded.limit_micro, "
-        "ceiling_micro = excluded.ceiling_micro, window_start = excluded.window_start, "
-        "captured_micro = excluded.captured_micro",
-        once_by=["account_id", "limit_window"],
-    ),
+    _Source(tables.account_limits, rows.AccountLimitRow).upsert(),
     _Source(tables.coupon_uses, rows.CouponGrantedRow).update(),
     _Source(tables.sessions, rows.SessionRow).insert(),
     _Source(tables.sessions, rows.SessionRevokedRow).update(),
     _Source(tables.sign_ins, rows.SignInRow).update(),
-    _Source(tables.idempotency_records, rows.IdempotencyRow).insert(
-        "on conflict (account_id, route, key) do update set fingerprint = excluded.fingerprint, "
-        "reply = excluded.reply, created_at = excluded.created_at",
-        once_by=["account_id", "route", "key"],
-    ),
+    _Source(tables.idempotency_records, rows.IdempotencyRow).upsert(),
     # A task's own webhook_url has the account's turn.
     _Source(tables.outbox, rows.OutboxRow, receiver="account_id").insert(),
     _Source(tables.outbox, event_rows.AccountEventRow).insert(),
@@ -338,16 +335,11 @@ STATEMENTS: tuple[RowStatement, ...] = (
     _Source(tables.outbox, rows.OutboxResendRow).update(),
     _Source(tables.outbox_attempts, rows.OutboxAttemptRow).insert("on conflict do nothing"),
     _Source(tables.webhook_secrets, rows.WebhookSecretRow).insert("on conflict do nothing"),
-    _Source(tables.webhooks, event_rows.WebhookRow).insert(
-        "on conflict (account_id, webhook_id) do update set url = excluded.url, events = excluded.events, "
-        "enabled = excluded.enabled, updated_at = excluded.updated_at, "
-        "is_silent = webhooks.is_silent or webhooks.url <> excluded.url",
-        once_by=["account_id", "webhook_id"],
+    _Source(tables.webhooks, event_rows.WebhookRow).upsert(
+        is_silent="webhooks.is_silent or webhooks.url <> excluded.url"
     ),
     _Source(tables.webhooks, event_rows.WebhookDeletedRow).delete(),
-    _Source(tables.alerts, event_rows.AlertsRow).insert(
-        "on conflict (account_id) do update set alerts = excluded.alerts", once_by=["account_id"]
-    ),
+    _Source(tables.alerts, event_rows.AlertsRow).upsert(),
 )
 """Every statement of the write path, in the order a batch runs them."""
 

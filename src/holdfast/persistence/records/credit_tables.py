@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import BigInteger, Column, Index, Integer, PrimaryKeyConstraint, Table, Text, text
+from sqlalchemy import BigInteger, Column, Integer, PrimaryKeyConstraint, Table, Text
 
-from holdfast.persistence.records.table_base import Time, columns_of, metadata
+from holdfast.persistence.records.table_base import Int32, columns, columns_of, index, metadata
 
 
 class CouponRow(NamedTuple):
@@ -44,33 +44,17 @@ credit_lots = Table(
     "credit_lots",
     metadata,
     # What an operation has opened, numbered as the operation; its hash covers the facts.
-    Column("account_id", Text, nullable=False),
-    Column("number", BigInteger, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("reference", Text, nullable=False),
-    Column("amount_micro", BigInteger, nullable=False),
-    Column("created_at", Time, nullable=False),
-    Column("expires_at", Time),
+    *columns(account_id=str, number=int, kind=str, source=str, reference=str, amount_micro=int),
+    *columns(created_at=datetime, expires_at=datetime | None),
     # The operation that left nothing of it.
     Column("closed_number", BigInteger),
     # How many days before its expiry the owner was last notified.
     Column("announced_days", Integer),
     PrimaryKeyConstraint("account_id", "number"),
-    Index("ix_credit_lots_open", "account_id", postgresql_where=text("closed_number is null")),
+    index("ix_credit_lots_open", "account_id", where="closed_number is null"),
     # The last guard against giving the credit of one claim twice; the account's stored replies come first.
-    Index(
-        "uq_credit_lots_claim",
-        "account_id",
-        "reference",
-        unique=True,
-        postgresql_where=text("source = 'coupon'"),
-    ),
-    Index(
-        "ix_credit_lots_expires_at",
-        "expires_at",
-        postgresql_where=text("closed_number is null and expires_at is not null"),
-    ),
+    index("uq_credit_lots_claim", "account_id", "reference", unique=True, where="source = 'coupon'"),
+    index("ix_credit_lots_expires_at", "expires_at", where="closed_number is null and expires_at is not null"),
 )
 
 # Written without the journal: the credit that a coupon gives is decided by its account, which ends the claim.
@@ -78,22 +62,18 @@ coupons = Table(
     "coupons",
     metadata,
     *columns_of(CouponRow, key=["coupon_id"]),
-    Index("uq_coupons_code", "code_sha256", unique=True),
-    Index("ix_coupons_created_at", "created_at", "coupon_id"),
+    index("uq_coupons_code", "code_sha256", unique=True),
+    index("ix_coupons_created_at", "created_at", "coupon_id"),
 )
 
 coupon_uses = Table(
     "coupon_uses",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("coupon_id", Text, nullable=False),
+    *columns(account_id=str, coupon_id=str),
     # What the lot of the credit refers to.
-    Column("claim_id", Text, nullable=False),
-    Column("amount_micro", BigInteger, nullable=False),
-    Column("claimed_at", Time, nullable=False),
-    Column("granted_at", Time),
+    *columns(claim_id=str, amount_micro=int, claimed_at=datetime, granted_at=datetime | None),
     PrimaryKeyConstraint("account_id", "coupon_id"),
-    Index("ix_coupon_uses_claimed_at", "claimed_at", postgresql_where=text("granted_at is null")),
+    index("ix_coupon_uses_claimed_at", "claimed_at", where="granted_at is null"),
 )
 
 coupon_tries = Table(
@@ -101,6 +81,5 @@ coupon_tries = Table(
     metadata,
     # The wrong codes that an account has sent since a time.
     Column("account_id", Text, primary_key=True),
-    Column("since", Time, nullable=False),
-    Column("wrong", Integer, nullable=False),
+    *columns(since=datetime, wrong=Int32),
 )

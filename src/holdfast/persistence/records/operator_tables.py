@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from sqlalchemy import Index, Table, text
+from sqlalchemy import Table
 
-from holdfast.persistence.records.table_base import Int32, columns_of, metadata
+from holdfast.persistence.records.table_base import Int32, columns_of, index, metadata
 
 ActionResult = Literal["done", "refused", "failed", "unknown"]
 """``unknown``: its caller stopped waiting, so the effect may have happened or not."""
@@ -99,15 +99,9 @@ operator_actions = Table(
     "operator_actions",
     metadata,
     *columns_of(OperatorAction, key=["action_id"]),
-    Index("ix_operator_actions_at", "at", "action_id"),
-    Index(
-        "ix_operator_actions_account",
-        "account_id",
-        "at",
-        "action_id",
-        postgresql_where=text("account_id is not null"),
-    ),
-    Index("ix_operator_actions_task", "task_id", "at", "action_id", postgresql_where=text("task_id is not null")),
+    index("ix_operator_actions_at", "at", "action_id"),
+    index("ix_operator_actions_account", "account_id", "at", "action_id", where="account_id is not null"),
+    index("ix_operator_actions_task", "task_id", "at", "action_id", where="task_id is not null"),
 )
 
 # The key is an HMAC of the cookie under a key derived from the operators' token: with a new token all sessions end.
@@ -115,30 +109,30 @@ operator_sessions = Table(
     "operator_sessions",
     metadata,
     *columns_of(OperatorSession, key=["cookie_mac"], without=["disabled_at"]),
-    Index("ix_operator_sessions_expires_at", "expires_at"),
+    index("ix_operator_sessions_expires_at", "expires_at"),
 )
 
 poison_messages = Table(
     "poison_messages",
     metadata,
     *columns_of(PoisonRecord, key=["poison_id"]),
-    Index(
+    index(
         "uq_poison_messages_open",
         "group_name",
         "key",
         "message_type",
         "body_mac",
         unique=True,
-        postgresql_where=text("state in ('kept', 'replaying', 'unknown')"),
+        where="state in ('kept', 'replaying', 'unknown')",
     ),
-    Index("ix_poison_messages_last_at", "last_at"),
-    Index("ix_poison_messages_first_at", "first_at", "poison_id"),
+    index("ix_poison_messages_last_at", "last_at"),
+    index("ix_poison_messages_first_at", "first_at", "poison_id"),
 )
 
 check_callbacks = Table(
     "check_callbacks",
     metadata,
     *columns_of(CheckCallbackRow, key=["callback_id"]),
-    Index("ix_check_callbacks_check", "check_id", "at"),
-    Index("ix_check_callbacks_at", "at"),
+    index("ix_check_callbacks_check", "check_id", "at"),
+    index("ix_check_callbacks_at", "at"),
 )

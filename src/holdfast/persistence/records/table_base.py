@@ -13,6 +13,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Double,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -22,6 +23,7 @@ from sqlalchemy import (
     Text,
     cast,
     select,
+    text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, TIMESTAMP
 
@@ -52,6 +54,11 @@ def columns_of(kind: type[Any], *, key: Collection[str] = (), without: Collectio
     return [_column(name, hint, is_key=name in key) for name, hint in hints.items() if name not in without]
 
 
+def columns(**types: Any) -> list[Column[Any]]:
+    """Return a column of each name for values of that type."""
+    return [_column(name, hint, is_key=False) for name, hint in types.items()]
+
+
 def _column(name: str, hint: Any, *, is_key: bool) -> Column[Any]:
     alternatives = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
     [found] = [each for each in alternatives if each is not NoneType]
@@ -63,6 +70,13 @@ def _column(name: str, hint: Any, *, is_key: bool) -> Column[Any]:
         origin = get_origin(found)
         sql_type = next(_TYPES[each] for each in (found.__mro__ if origin is None else (origin,)) if each in _TYPES)
     return Column(name, sql_type, primary_key=is_key, nullable=NoneType in alternatives)
+
+
+def index(name: str, *columns: str, where: str | None = None, unique: bool = False, **options: Any) -> Index:
+    """Return an index of these columns, of the rows for which ``where`` is true."""
+    if where is not None:
+        options["postgresql_where"] = text(where)
+    return Index(name, *columns, unique=unique, **options)
 
 
 def selected(table: Table, columns: Iterable[str]) -> Select[*tuple[Any, ...]]:

@@ -12,14 +12,14 @@ the time of inserting a new task.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
     Double,
     Identity,
-    Index,
-    Integer,
     LargeBinary,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -56,7 +56,7 @@ from holdfast.persistence.records.rows import (
     UsageEntry,
     WebhookSecretRow,
 )
-from holdfast.persistence.records.table_base import Time, columns_of, metadata
+from holdfast.persistence.records.table_base import Int16, Int32, Time, columns, columns_of, index, metadata
 
 __all__ = [
     "check_callbacks", "coupon_tries", "coupon_uses", "coupons", "credit_lots", "metadata", "operator_actions",
@@ -67,24 +67,18 @@ accounts = Table(
     "accounts",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("email", Text, nullable=False),
-    Column("role", Text, nullable=False),
-    Column("brand_id", Text, nullable=False),
-    Column("created_at", Time, nullable=False),
+    *columns(email=str, role=str, brand_id=str, created_at=datetime),
     # Since when the account is disabled by an operator.
     Column("disabled_at", Time),
     # The fence: each unit of work increments it by one.
     Column("version", BigInteger, nullable=False),
     # The account's newest operation: its number, the totals after it and its chain hash.
-    Column("operation_count", BigInteger, nullable=False),
-    Column("balance_micro", BigInteger, nullable=False),
-    Column("held_micro", BigInteger, nullable=False),
-    Column("chain_head", LargeBinary, nullable=False),
+    *columns(operation_count=int, balance_micro=int, held_micro=int, chain_head=bytes),
     # The amounts of its open lots, where several are open: number, remaining, reserved of each that was used, as
     # JSON. Those of a lone lot follow from the totals, so that an operation on it changes nothing here.
     Column("lots", Text),
     # In the order of bytes, so that operators find an address by its beginning.
-    Index("uq_accounts_email", "email", unique=True, postgresql_ops={"email": "text_pattern_ops"}),
+    index("uq_accounts_email", "email", unique=True, postgresql_ops={"email": "text_pattern_ops"}),
     postgresql_with={"fillfactor": "60"},
 )
 
@@ -93,28 +87,19 @@ operations = Table(
     metadata,
     *columns_of(Operation, without=["postings", "lot", "emptied"]),
     PrimaryKeyConstraint("account_id", "number"),
-    Index("uq_operations_operation_id", "operation_id", unique=True),
+    index("uq_operations_operation_id", "operation_id", unique=True),
     # For sums by day. Operations are appended in the order of their times, so that it stays small.
-    Index("ix_operations_at", "at", postgresql_using="brin", postgresql_with={"pages_per_range": 32}),
+    index("ix_operations_at", "at", postgresql_using="brin", postgresql_with={"pages_per_range": 32}),
     # The last guard against settling a hold twice; the account's actor and its fence come first.
-    Index(
-        "uq_operations_settled_hold",
-        "account_id",
-        "hold_id",
-        unique=True,
-        postgresql_where=text("kind in ('capture', 'release')"),
+    index(
+        "uq_operations_settled_hold", "account_id", "hold_id", unique=True, where="kind in ('capture', 'release')"
     ),
 )
 
 postings = Table(
     "postings",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("number", BigInteger, nullable=False),
-    Column("line", Integer, nullable=False),
-    Column("ledger_account", Text, nullable=False),
-    Column("amount_micro", BigInteger, nullable=False),
-    Column("lot", BigInteger),
+    *columns(account_id=str, number=int, line=Int32, ledger_account=str, amount_micro=int, lot=int | None),
     PrimaryKeyConstraint("account_id", "number", "line"),
 )
 
@@ -123,26 +108,17 @@ checkpoints = Table(
     metadata,
     # An operation up to which the account's history was audited, with the totals and the chain hash after it.
     # As immutable as the journal.
-    Column("account_id", Text, nullable=False),
-    Column("number", BigInteger, nullable=False),
-    Column("balance_micro", BigInteger, nullable=False),
-    Column("held_micro", BigInteger, nullable=False),
-    Column("chain_head", LargeBinary, nullable=False),
-    Column("at", Time, nullable=False),
+    *columns(account_id=str, number=int, balance_micro=int, held_micro=int, chain_head=bytes, at=datetime),
     PrimaryKeyConstraint("account_id", "number"),
 )
 
 holds = Table(
     "holds",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("hold_id", Text, nullable=False),
-    Column("amount_micro", BigInteger, nullable=False),
-    Column("reference", Text, nullable=False),
-    Column("opened_number", BigInteger, nullable=False),
-    Column("settled_number", BigInteger),
+    *columns(account_id=str, hold_id=str, amount_micro=int, reference=str, opened_number=int),
+    *columns(settled_number=int | None),
     PrimaryKeyConstraint("account_id", "hold_id"),
-    Index("ix_holds_open", "account_id", postgresql_where=text("settled_number is null")),
+    index("ix_holds_open", "account_id", where="settled_number is null"),
 )
 
 tasks = Table(
@@ -159,51 +135,31 @@ tasks = Table(
     Column("input_until", Time),
     # What the terms allow: when the task is given up, and how long it waits for a provider that answers no
     # submission, or sends no update.
-    Column("overall_deadline_at", Time, nullable=False),
-    Column("dispatch_s", Integer, nullable=False),
-    Column("run_s", Integer, nullable=False),
+    *columns(overall_deadline_at=datetime, dispatch_s=Int32, run_s=Int32),
     # In the order of the listing, so that a new task needs no further index for it.
     PrimaryKeyConstraint("account_id", "created_at", "request_id"),
-    Index("uq_tasks_request_id", "request_id", unique=True),
+    index("uq_tasks_request_id", "request_id", unique=True),
     # A transition changes wake_at, so that the row's index entries are written again in any case. The first finds
     # the next waiting task of each account, the second those that have waited as long as their terms allow, the
     # third those that have waited long enough for a silent provider. The fourth finds the dispatched tasks of a
     # process, and which of them are due.
-    Index(
-        "ix_tasks_waiting",
-        "provider",
-        "account_id",
-        "wake_at",
-        postgresql_where=text("wake_at is not null and not dispatched"),
-    ),
-    Index(
-        "ix_tasks_overdue", "overall_deadline_at", postgresql_where=text("wake_at is not null and not dispatched")
-    ),
-    Index(
+    index("ix_tasks_waiting", "provider", "account_id", "wake_at", where="wake_at is not null and not dispatched"),
+    index("ix_tasks_overdue", "overall_deadline_at", where="wake_at is not null and not dispatched"),
+    index(
         "ix_tasks_waited",
         "provider",
         "dispatch_s",
         "run_s",
         "created_at",
-        postgresql_where=text("wake_at is not null and not dispatched"),
+        where="wake_at is not null and not dispatched",
     ),
-    Index("ix_tasks_due", "owner", "wake_at", postgresql_where=text("wake_at is not null and dispatched")),
-    Index("ix_tasks_review", "created_at", "request_id", postgresql_where=text("status = 'review'")),
+    index("ix_tasks_due", "owner", "wake_at", where="wake_at is not null and dispatched"),
+    index("ix_tasks_review", "created_at", "request_id", where="status = 'review'"),
     # The failed tasks of all accounts, for operators; a provider is compared in the index alone. It names wake_at,
     # which is null then, so that an account's own list of failed tasks never reads it.
-    Index(
-        "ix_tasks_failed",
-        "created_at",
-        "request_id",
-        "provider",
-        postgresql_where=text("status = 'failed' and wake_at is null"),
-    ),
-    Index("ix_tasks_input_until", "input_until", postgresql_where=text("input_until is not null")),
-    Index(
-        "ix_tasks_stored_inputs",
-        "account_id",
-        postgresql_where=text("input_until is not null and status <> 'succeeded'"),
-    ),
+    index("ix_tasks_failed", "created_at", "request_id", "provider", where="status = 'failed' and wake_at is null"),
+    index("ix_tasks_input_until", "input_until", where="input_until is not null"),
+    index("ix_tasks_stored_inputs", "account_id", where="input_until is not null and status <> 'succeeded'"),
 )
 
 task_events = Table(
@@ -220,9 +176,8 @@ usage_entries = Table(
     # In the order of the log. A task's entry is found by the task's own time.
     PrimaryKeyConstraint("account_id", "ts", "request_id"),
     # Finds the entries of an end user, who may have few of very many. Its columns never change.
-    Index(
-        *("ix_usage_entries_end_user", "account_id", "end_user", "ts", "request_id"),
-        postgresql_where=text("end_user is not null"),
+    index(
+        *("ix_usage_entries_end_user", "account_id", "end_user", "ts", "request_id"), where="end_user is not null"
     ),
     postgresql_with={"fillfactor": "80"},
 )
@@ -237,15 +192,8 @@ usage_totals = Table(
     # "": the totals of all tasks by model, API key and status. Otherwise the totals of each end user by one of
     # these: all of them together might have as many rows as there are tasks. A column by which a row does not count
     # is "", as is the key of tasks without one.
-    Column("end_user_by", Text, nullable=False),
-    Column("span_s", Integer, nullable=False),
-    Column("start_at", Time, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("api_key_id", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("end_user", Text, nullable=False),
-    Column("count", BigInteger, nullable=False),
-    Column("cost_micro", BigInteger, nullable=False),
+    *columns(end_user_by=str, span_s=Int32, start_at=datetime, model=str, api_key_id=str, status=str, end_user=str),
+    *columns(count=int, cost_micro=int),
     PrimaryKeyConstraint(
         "account_id", "end_user_by", "span_s", "start_at", "model", "api_key_id", "status", "end_user"
     ),
@@ -257,9 +205,9 @@ assets = Table(
     metadata,
     *columns_of(AssetRow),
     PrimaryKeyConstraint("account_id", "request_id", "position"),
-    Index("uq_assets_asset_id", "asset_id", unique=True),
-    Index("ix_assets_sha256", "sha256"),
-    Index("ix_assets_expires_at", "expires_at"),
+    index("uq_assets_asset_id", "asset_id", unique=True),
+    index("ix_assets_sha256", "sha256"),
+    index("ix_assets_expires_at", "expires_at"),
 )
 
 # Written without the journal: no credit depends on them.
@@ -269,19 +217,16 @@ files = Table(
     *columns_of(FileRow),
     # In the order of the listing.
     PrimaryKeyConstraint("account_id", "created_at", "file_id"),
-    Index("uq_files_file_id", "file_id", unique=True),
-    Index("ix_files_sha256", "sha256"),
-    Index("ix_files_expires_at", "expires_at", "file_id"),
+    index("uq_files_file_id", "file_id", unique=True),
+    index("ix_files_sha256", "sha256"),
+    index("ix_files_expires_at", "expires_at", "file_id"),
 )
 
 file_uses = Table(
     "file_uses",
     metadata,
     # Which file the task with this hold has in its input: written before the task, deleted after its end.
-    Column("account_id", Text, nullable=False),
-    Column("file_id", Text, nullable=False),
-    Column("hold_id", Text, nullable=False),
-    Column("claimed_at", Time, nullable=False),
+    *columns(account_id=str, file_id=str, hold_id=str, claimed_at=datetime),
     PrimaryKeyConstraint("account_id", "file_id", "hold_id"),
 )
 
@@ -292,9 +237,9 @@ api_keys = Table(
     *columns_of(KeyTerms),
     Column("secret_sha256", LargeBinary, nullable=False),
     PrimaryKeyConstraint("account_id", "key_id"),
-    Index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
-    Index("ix_api_keys_prefix", "prefix"),
-    Index("ix_api_keys_revoked_at", "revoked_at", postgresql_where=text("revoked_at is not null")),
+    index("uq_api_keys_secret_sha256", "secret_sha256", unique=True),
+    index("ix_api_keys_prefix", "prefix"),
+    index("ix_api_keys_revoked_at", "revoked_at", where="revoked_at is not null"),
 )
 
 account_limits = Table(
@@ -311,47 +256,36 @@ sessions = Table(
     *columns_of(SessionRow),
     Column("revoked_at", Time),
     PrimaryKeyConstraint("account_id", "session_id"),
-    Index("uq_sessions_token_sha256", "token_sha256", unique=True),
-    Index("ix_sessions_expires_at", "expires_at"),
+    index("uq_sessions_token_sha256", "token_sha256", unique=True),
+    index("ix_sessions_expires_at", "expires_at"),
 )
 
 idempotency_records = Table(
     "idempotency_records",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("route", Text, nullable=False),
-    Column("key", Text, nullable=False),
-    Column("fingerprint", LargeBinary, nullable=False),
+    *columns(account_id=str, route=str, key=str, fingerprint=bytes),
     # The typed reply, as JSON; the HTTP layer renders it the same way each time.
-    Column("reply", LargeBinary, nullable=False),
-    Column("created_at", Time, nullable=False),
+    *columns(reply=bytes, created_at=datetime),
     PrimaryKeyConstraint("account_id", "route", "key"),
-    Index("ix_idempotency_records_created_at", "created_at"),
+    index("ix_idempotency_records_created_at", "created_at"),
 )
 
 orders = Table(
     "orders",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("order_id", Text, nullable=False),
+    *columns(account_id=str, order_id=str),
     # No fence of its own: every change of an order is a change of its account.
-    Column("version", BigInteger, nullable=False),
-    Column("provider", Text, nullable=False),
-    Column("origin", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("reconcile_status", Text, nullable=False),
-    Column("created_at", Time, nullable=False),
-    Column("updated_at", Time, nullable=False),
-    Column("expires_at", Time, nullable=False),
+    *columns(version=int, provider=str, origin=str, status=str, reconcile_status=str, created_at=datetime),
+    *columns(updated_at=datetime, expires_at=datetime),
     # When the order's next timer is due; claiming the order postpones it.
     Column("wake_at", Time),
     Column("request", JSON, nullable=False),
     Column("state", JSON, nullable=False),
     PrimaryKeyConstraint("account_id", "order_id"),
-    Index("uq_orders_order_id", "order_id", unique=True),
-    Index("ix_orders_listing", "account_id", "created_at", "order_id"),
-    Index("ix_orders_due", "wake_at", postgresql_where=text("wake_at is not null")),
-    Index("ix_orders_odd", "status", postgresql_where=text("status = 'held' or reconcile_status = 'mismatch'")),
+    index("uq_orders_order_id", "order_id", unique=True),
+    index("ix_orders_listing", "account_id", "created_at", "order_id"),
+    index("ix_orders_due", "wake_at", where="wake_at is not null"),
+    index("ix_orders_odd", "status", where="status = 'held' or reconcile_status = 'mismatch'"),
     postgresql_with={"fillfactor": "70"},
 )
 
@@ -360,60 +294,40 @@ auto_top_ups = Table(
     metadata,
     # As orders without a fence of its own: a part of the account's state.
     *columns_of(AutoTopUpRow, key=["account_id"]),
-    Index("ix_auto_top_ups_due", "wake_at", postgresql_where=text("wake_at is not null")),
-    Index("ix_auto_top_ups_off_at", "off_at", "account_id", postgresql_where=text("off_at is not null")),
+    index("ix_auto_top_ups_due", "wake_at", where="wake_at is not null"),
+    index("ix_auto_top_ups_off_at", "off_at", "account_id", where="off_at is not null"),
 )
 
 outbox = Table(
     "outbox",
     metadata,
-    Column("account_id", Text, nullable=False),
-    Column("event_id", Text, nullable=False),
+    *columns(account_id=str, event_id=str),
     # The task; null for an event of the account itself.
     Column("request_id", Text),
     # The webhook of the account; null for a task's own webhook_url, and for mail.
     Column("webhook_id", Text),
     # Whose deliveries wait for each other: the webhook, the account (for the webhook_url of its tasks), or
     # "mail:" and the account. Every other receiver has its turn meanwhile.
-    Column("receiver", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("url", Text, nullable=False),
-    Column("created_at", Time, nullable=False),
+    *columns(receiver=str, kind=str, url=str, created_at=datetime),
     # When the next delivery may begin. Beginning one postpones this as a failure would, so that a delivery lost
     # with its process counts as failed. Null once no attempt is left.
-    Column("due_at", Time),
-    Column("status", Text, nullable=False),
+    *columns(due_at=datetime | None, status=str),
     # Counted when a delivery begins: an outcome is recorded only if no other delivery has begun since.
-    Column("attempts", Integer, nullable=False),
-    Column("round_at", Time, nullable=False),
-    Column("tries", Integer, nullable=False),
-    Column("done_at", Time),
-    Column("reason", Text),
+    *columns(attempts=Int32, round_at=datetime, tries=Int32, done_at=datetime | None, reason=str | None),
     # The task as it was, or the data of an account's event: the body is rendered from it.
     Column("snapshot", JSON, nullable=False),
     PrimaryKeyConstraint("account_id", "event_id"),
-    Index("ix_outbox_task", "account_id", "request_id"),
+    index("ix_outbox_task", "account_id", "request_id"),
     # For operators, who have an event's id alone.
-    Index("ix_outbox_event_id", "event_id"),
-    Index(
-        "ix_outbox_webhook",
-        "account_id",
-        "webhook_id",
-        "created_at",
-        "event_id",
-        postgresql_where=text("webhook_id is not null"),
+    index("ix_outbox_event_id", "event_id"),
+    index(
+        "ix_outbox_webhook", "account_id", "webhook_id", "created_at", "event_id", where="webhook_id is not null"
     ),
     # Finds the next event of each receiver.
-    Index("ix_outbox_pending", "receiver", "due_at", postgresql_where=text("due_at is not null")),
-    Index("ix_outbox_given_up", "created_at", "event_id", postgresql_where=text("status = 'given_up'")),
-    Index(
-        "ix_outbox_retried",
-        "account_id",
-        "created_at",
-        "event_id",
-        postgresql_where=text("status = 'given_up' or tries > 1"),
-    ),
-    Index("ix_outbox_done", "done_at", postgresql_where=text("done_at is not null")),
+    index("ix_outbox_pending", "receiver", "due_at", where="due_at is not null"),
+    index("ix_outbox_given_up", "created_at", "event_id", where="status = 'given_up'"),
+    index("ix_outbox_retried", "account_id", "created_at", "event_id", where="status = 'given_up' or tries > 1"),
+    index("ix_outbox_done", "done_at", where="done_at is not null"),
     postgresql_with={"fillfactor": "80"},
 )
 
@@ -438,7 +352,7 @@ webhooks = Table(
     *columns_of(WebhookRow, key=["account_id", "webhook_id"]),
     # Whether its last delivery had no answer in time, or its address has had none yet.
     Column("is_silent", Boolean, nullable=False, server_default=text("true")),
-    Index("ix_webhooks_webhook_id", "webhook_id"),
+    index("ix_webhooks_webhook_id", "webhook_id"),
 )
 
 alerts = Table("alerts", metadata, *columns_of(AlertsRow, key=["account_id"]))
@@ -458,7 +372,7 @@ order_payments = Table(
     "order_payments",
     metadata,
     *columns_of(OrderPaymentRow, key=["provider", "provider_object_id"]),
-    Index("ix_order_payments_account_id", "account_id"),
+    index("ix_order_payments_account_id", "account_id"),
 )
 
 # Its index by account serves the checks of one account at a time.
@@ -467,9 +381,9 @@ payment_events = Table(
     metadata,
     *columns_of(PaymentEventRow),
     PrimaryKeyConstraint("provider", "event_id"),
-    Index("ix_payment_events_account_id", "account_id"),
-    Index("ix_payment_events_order_id", "order_id", postgresql_where=text("order_id is not null")),
-    Index("ix_payment_events_unmatched", "received_at", postgresql_where=text("order_id is null")),
+    index("ix_payment_events_account_id", "account_id"),
+    index("ix_payment_events_order_id", "order_id", where="order_id is not null"),
+    index("ix_payment_events_unmatched", "received_at", where="order_id is null"),
 )
 
 sign_ins = Table(
@@ -477,21 +391,17 @@ sign_ins = Table(
     metadata,
     # "email:ada@example.com" or "origin:127.0.0.1": the key of the sign-in limits.
     Column("key", Text, primary_key=True),
-    Column("version", BigInteger, nullable=False),
-    Column("updated_at", Time, nullable=False),
+    *columns(version=int, updated_at=datetime),
     Column("state", JSON, nullable=False),
-    Index("ix_sign_ins_updated_at", "updated_at"),
-    Index("ix_sign_ins_unproven", "updated_at", postgresql_where=text("(state -> 'proven') is null")),
+    index("ix_sign_ins_updated_at", "updated_at"),
+    index("ix_sign_ins_unproven", "updated_at", where="(state -> 'proven') is null"),
     postgresql_with={"fillfactor": "70"},
 )
 
 contents = Table(
     "contents",
     metadata,
-    Column("sha256", Text, nullable=False),
-    Column("content_type", Text, nullable=False),
-    Column("claimed_until", Time, nullable=False),
-    Column("marked_at", Time),
+    *columns(sha256=str, content_type=str, claimed_until=datetime, marked_at=datetime | None),
     PrimaryKeyConstraint("sha256", "content_type"),
 )
 
@@ -500,10 +410,8 @@ journal_batches = Table(
     metadata,
     # Written inside each batch's transaction: after a lost response to COMMIT, the row shows whether it committed.
     Column("batch_id", Text, primary_key=True),
-    Column("unit_count", Integer, nullable=False),
-    Column("committed", Boolean, nullable=False),
-    Column("at", Time, nullable=False),
-    Index("ix_journal_batches_at", "at"),
+    *columns(unit_count=Int32, committed=bool, at=datetime),
+    index("ix_journal_batches_at", "at"),
 )
 
 audit_progress = Table(
@@ -523,16 +431,11 @@ processes = Table(
     metadata,
     Column("process_id", Text, primary_key=True),
     # Its machine, pid and start time, by which another process on the same machine detects that it has ended.
-    Column("machine", Text),
-    Column("pid", Integer, nullable=False),
-    Column("started", Text),
-    Column("lease_until", Time, nullable=False),
+    *columns(machine=str | None, pid=Int32, started=str | None, lease_until=datetime),
     # The names of the media providers it can reach.
     Column("providers", ARRAY(Text), nullable=False),
     # Whether other members send it asks, where they reach it, and the version of the frames it understands.
-    Column("state", Text, nullable=False),
-    Column("addresses", ARRAY(Text), nullable=False),
-    Column("protocol", SmallInteger, nullable=False),
+    *columns(state=str, addresses=tuple[str, ...], protocol=Int16),
 )
 
 singletons = Table(
@@ -550,9 +453,7 @@ service_clock = Table(
     Column("id", SmallInteger, primary_key=True, autoincrement=False),
     Column("ahead_s", Double, nullable=False),
     # The last measurement: the process that made it, the time of the database's clock, and the service time.
-    Column("process_id", Text, nullable=False),
-    Column("database_at", Time, nullable=False),
-    Column("service_at", Time, nullable=False),
+    *columns(process_id=str, database_at=datetime, service_at=datetime),
 )
 
 reports = Table(
@@ -564,23 +465,14 @@ reports = Table(
     # By the clock of the process that emitted it.
     Column("at", Time, nullable=False),
     # What is searched for; all fields are in the document.
-    Column("kind", Text, nullable=False),
-    Column("level", Text, nullable=False),
-    Column("path", Text, nullable=False),
-    Column("key", Text),
-    Column("account_id", Text),
-    Column("task_id", Text),
-    Column("provider", Text),
-    Column("member_id", Text),
-    Column("trace_id", Text),
+    *columns(kind=str, level=str, path=str, key=str | None, account_id=str | None, task_id=str | None),
+    *columns(provider=str | None, member_id=str | None, trace_id=str | None),
     Column("report", JSON, nullable=False),
-    Index("ix_reports_at", "at", "report_id"),
-    Index("ix_reports_kind", "kind", "at", "report_id"),
-    Index("ix_reports_key", "key", "at", "report_id", postgresql_where=text("key is not null")),
-    Index(
-        "ix_reports_account_id", "account_id", "at", "report_id", postgresql_where=text("account_id is not null")
-    ),
-    Index("ix_reports_task_id", "task_id", "at", "report_id", postgresql_where=text("task_id is not null")),
-    Index("ix_reports_provider", "provider", "at", "report_id", postgresql_where=text("provider is not null")),
-    Index("ix_reports_trace_id", "trace_id", postgresql_where=text("trace_id is not null")),
+    index("ix_reports_at", "at", "report_id"),
+    index("ix_reports_kind", "kind", "at", "report_id"),
+    index("ix_reports_key", "key", "at", "report_id", where="key is not null"),
+    index("ix_reports_account_id", "account_id", "at", "report_id", where="account_id is not null"),
+    index("ix_reports_task_id", "task_id", "at", "report_id", where="task_id is not null"),
+    index("ix_reports_provider", "provider", "at", "report_id", where="provider is not null"),
+    index("ix_reports_trace_id", "trace_id", where="trace_id is not null"),
 )
