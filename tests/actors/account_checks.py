@@ -24,7 +24,8 @@ from holdfast.persistence.claims.outbox import Capacity, Share
 from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records.operator_tables import OperatorAction
-from holdfast.persistence.records.rows import TaskChangedRow, usage_counted_row
+from holdfast.persistence.records.resulting_rows import usage_counted_row
+from holdfast.persistence.records.rows import TaskChangedRow
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 

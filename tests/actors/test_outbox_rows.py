@@ -33,6 +33,7 @@ from holdfast.persistence.journal.units import Committed, NotWritten, Unit, Unit
 from holdfast.persistence.queries.events import EventAddress, events_of_task
 from holdfast.persistence.queries.loading import load_task
 from holdfast.persistence.records import tables
+from holdfast.persistence.records.resulting_rows import new_event_rows
 from holdfast.persistence.records.rows import (
     OutboxAttemptRow,
     OutboxOutcomeRow,
@@ -40,7 +41,6 @@ from holdfast.persistence.records.rows import (
     Row,
     TaskChangedRow,
     WebhookSecretRow,
-    new_event_rows,
 )
 from holdfast.persistence.server.database import Database
 from holdfast.supervision.dead_letters import DeadLetters

@@ -16,7 +16,7 @@ from holdfast.ledger.tasks.public import event_payload
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Progress, Task
 from holdfast.persistence.claims.outbox import DueEvent
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.rows import new_event_rows
+from holdfast.persistence.records.resulting_rows import new_event_rows
 
 from .identities import NOW
 

@@ -18,7 +18,8 @@ from holdfast.ledger.credit.operations import Operation, OperationKind, Posting
 from holdfast.persistence.journal.units import Committed, Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries import usage_totals as queries
-from holdfast.persistence.records.rows import TaskChangedRow, usage_counted_row
+from holdfast.persistence.records.resulting_rows import usage_counted_row
+from holdfast.persistence.records.rows import TaskChangedRow
 
 if TYPE_CHECKING:
     import httpx2

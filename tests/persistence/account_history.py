@@ -31,7 +31,8 @@ from holdfast.ledger.orders.top_ups import Attempts, AutoTopUp, utc_day
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.usage_totals import SPANS_S
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.rows import AutoTopUpRow, payment_rows
+from holdfast.persistence.records.resulting_rows import payment_rows
+from holdfast.persistence.records.rows import AutoTopUpRow
 
 START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 

@@ -25,7 +25,8 @@ from holdfast.persistence.journal.units import Unit
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.queries import usage_totals as queries
 from holdfast.persistence.queries.usage_totals import usage_totals
-from holdfast.persistence.records.rows import Row, TaskChangedRow, UsageCountedRow, usage_counted_row
+from holdfast.persistence.records.resulting_rows import usage_counted_row
+from holdfast.persistence.records.rows import Row, TaskChangedRow, UsageCountedRow
 from holdfast.persistence.server.connections import connected
 
 from .read_costs import Reads

@@ -62,7 +62,8 @@ from holdfast.persistence.queries.orders import (
     pending_order_count,
     read_for_event,
 )
-from holdfast.persistence.records.rows import PaymentEventRow, Row, payment_rows, synthetic_event_rows
+from holdfast.persistence.records.resulting_rows import payment_rows, synthetic_event_rows
+from holdfast.persistence.records.rows import PaymentEventRow, Row
 from holdfast.persistence.server.database import Database
 
 log = structlog.get_logger(__name__)

@@ -57,16 +57,13 @@ from holdfast.persistence.claims.contents import RESULT_CLAIM_USABLE_S
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Fence, Unit
 from holdfast.persistence.queries.loading import RowMissing
-from holdfast.persistence.records.rows import (
-    AssetsDeletedRow,
-    TaskChangedRow,
-    TaskEventRow,
-    TaskRow,
+from holdfast.persistence.records.resulting_rows import (
     ended_assets_row,
     new_asset_rows,
     new_event_rows,
     usage_counted_row,
 )
+from holdfast.persistence.records.rows import AssetsDeletedRow, TaskChangedRow, TaskEventRow, TaskRow
 from holdfast.providers.media.base import Accepted, Ambiguous, NotSent, Rejected, Submission
 from holdfast.telemetry import metrics
 from holdfast.telemetry.logs import log_event
