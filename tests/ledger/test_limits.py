@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.ledger.api_keys import API_KEY_EXPIRED, API_KEY_PAUSED, KeyTerms, is_model_allowed
+from holdfast.ledger.api_keys import API_KEY_EXPIRED, API_KEY_PAUSED, KeyChanges, KeyTerms, is_model_allowed
 from holdfast.ledger.credit.limits import (
     BEGINNING,
     WHOLE_ACCOUNT,
@@ -358,6 +358,12 @@ def test_a_key_is_refused_from_its_expiry_on_and_while_it_is_paused() -> None:
     assert refused(NOON.astimezone(timezone(timedelta(hours=5)))) == API_KEY_EXPIRED
     assert refused(None, is_paused=True) == API_KEY_PAUSED
     assert refused(NOON - moment, is_paused=True) == API_KEY_EXPIRED
+
+
+def test_what_changes_of_a_key_are_its_terms() -> None:
+    terms = get_type_hints(KeyTerms)
+    changes = get_type_hints(KeyChanges)
+    assert changes == {name: terms[name] for name in terms if name != "scopes"}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import re
+from collections import defaultdict
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -18,7 +20,7 @@ from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.operations import NewLot, OperationKind
 from holdfast.ledger.orders.top_ups import AutoTopUp
-from holdfast.persistence.journal.statements import STATEMENTS, WRITTEN_KINDS
+from holdfast.persistence.journal.statements import STATEMENTS, WRITTEN_KINDS, _Source
 from holdfast.persistence.journal.units import (
     Broken,
     Committed,
@@ -26,6 +28,7 @@ from holdfast.persistence.journal.units import (
     Unit,
 )
 from holdfast.persistence.journal.writer import BatchWriter
+from holdfast.persistence.records import tables
 from holdfast.persistence.records.event_rows import AccountEventRow, AlertsRow, WebhookDeletedRow, WebhookRow
 from holdfast.persistence.records.rows import (
     AccountAccessRow,
@@ -45,6 +48,7 @@ from holdfast.persistence.records.rows import (
     CouponGrantedRow,
     IdempotencyProbe,
     IdempotencyRow,
+    JournaledRow,
     LotAnnouncedRow,
     OrderPaymentRow,
     OutboxAttemptRow,
@@ -204,6 +208,32 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         IdempotencyRow(IdempotencyProbe(a, t, t), StoredReply(b"", t.encode()), AT),
         SignInRow(f"email:{i}{t}", 1, AT, {"k": t, t or "empty": [t, None]}),
     ]
+
+
+class Misspelt(JournaledRow, frozen=True):
+    """A row type with a field that no table has."""
+
+    account_id: str
+    key_id: str
+    revoked: datetime
+
+
+def test_a_field_that_is_no_column_is_found_when_the_statements_are_made() -> None:
+    with pytest.raises(AssertionError, match="revoked is no column of api_keys"):
+        _Source(tables.api_keys, Misspelt)
+
+
+def test_changes_of_one_row_by_different_types_write_different_columns() -> None:
+    """A batch writes the changes of one type after those of another, in whichever order they were decided."""
+    written_by: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for statement in STATEMENTS:
+        if statement.sql.startswith("update "):
+            for column in re.findall(r"(\w+) = v\.", statement.sql.partition(" from ")[0]):
+                written_by[statement.table.name, column].add(statement.kind.__name__)
+    assert written_by["api_keys", "is_paused"] == {"ApiKeyTermsRow"}
+    several = {table for (table, _), kinds in written_by.items() if len(kinds) > 1}
+    # An outcome is void if the event was resent since: its round_at is another.
+    assert several == {"outbox"}
 
 
 @pytest.mark.parametrize("bulk_rows", [1, 10_000], ids=["copied", "not copied"])
