@@ -9,7 +9,7 @@ from decimal import Decimal
 from enum import Enum
 from itertools import count
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 
@@ -43,7 +43,12 @@ def samples(hint: Any) -> list[Any]:
         return list(hint)
     if isinstance(hint, TypeVar) or hint in {object, Any}:
         return [{"a": [1, 2.5, "three", None, True]}]
-    if dataclasses.is_dataclass(hint) or hasattr(hint, "__struct_fields__") or hasattr(hint, "_fields"):
+    if (
+        dataclasses.is_dataclass(hint)
+        or hasattr(hint, "__struct_fields__")
+        or hasattr(hint, "_fields")
+        or is_typeddict(hint)
+    ):
         return list(_of_class(hint))
     return _plain(hint)
 
@@ -81,5 +86,7 @@ def _of_class(hint: Any) -> Iterator[Any]:
 def _field_names(hint: Any) -> tuple[str, ...]:
     if dataclasses.is_dataclass(hint):
         return tuple(field.name for field in dataclasses.fields(hint))
+    if is_typeddict(hint):
+        return tuple(hint.__annotations__)
     names: tuple[str, ...] = hint.__struct_fields__ if issubclass(hint, msgspec.Struct) else hint._fields
     return names
