@@ -54,7 +54,13 @@ async def render_metrics() -> bytes:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Development settings that know nothing of the real environment."""
-    return load_settings({"HOLDFAST_DATA_DIR": str(tmp_path), "HOLDFAST_ENV": "development"})
+    return load_settings(
+        {
+            "HOLDFAST_DATA_DIR": str(tmp_path),
+            "HOLDFAST_ENV": "development",
+            "HOLDFAST_SANDBOX_SECRET": SANDBOX_SECRET,
+        }
+    )
 
 
 @pytest.fixture
@@ -78,7 +84,6 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         claims=ContentClaims(no_connection),
         mailer=mailer,
         callback_secrets=lambda name: secrets.get(name, ()),
-        sandbox_secrets=(SANDBOX_SECRET,),
         card=None,
         unmatched_events=FakeUnmatchedEvents(),
         events=FakeEventCommands(),

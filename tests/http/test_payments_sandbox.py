@@ -13,13 +13,14 @@ from tests.clients import refused
 from holdfast.actors.account.messages import CreateOrder
 from holdfast.ledger.orders.sandbox_signature import NOT_OF_THIS_ORDER, SandboxValues, sign, verify_sandbox
 
+from .identities import SANDBOX_SECRET
+
 if TYPE_CHECKING:
     from tests.http.api import Api
     from tests.http.order_stand_ins import OrderRules
 
 CREATE, CALLBACK = "/v2/control/payments/sandbox", "/v2/control/payments/sandbox/callback"
 HEADER = "X-Sandbox-Payment-Signature"
-SECRET = "sandbox-secret"
 
 PART = {
     "order_id", "provider", "status", "processing_status", "reversal_status", "risk_status", "reconcile_status",
@@ -82,7 +83,7 @@ async def test_creating_an_order_returns_the_callback_that_pays_it(api: Api, rul
     }
     values = msgspec.convert(created["callback"]["payload"], SandboxValues)
     signature = created["callback"]["signature"]
-    assert verify_sandbox(signature, values, [SECRET], event_id=request.sandbox_event_id) is None
+    assert verify_sandbox(signature, values, [SANDBOX_SECRET], event_id=request.sandbox_event_id) is None
 
 
 async def test_the_callback_credits_the_order_and_returns_its_fields(api: Api, rules: OrderRules) -> None:

@@ -259,6 +259,16 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
         """The key of the hashes of one-time codes."""
         return self.derived_key("one-time codes")
 
+    @property
+    def quote_keys(self) -> tuple[bytes, ...]:
+        """The keys that open quotes; the first seals them."""
+        return self.derived_keys("quotes")
+
+    @property
+    def webhook_keys(self) -> tuple[bytes, ...]:
+        """The keys that accounts' webhook secrets are derived from; customers are shown those of the first."""
+        return self.derived_keys("webhook secrets")
+
     def derived_key(self, purpose: str) -> bytes:
         """Derive a 32-byte key for one purpose: what is sealed for one purpose cannot be opened for another."""
         return _derived_key(self.server_secret, purpose)

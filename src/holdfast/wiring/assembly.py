@@ -118,7 +118,6 @@ def _dependencies(
         claims=parts.claims,
         mailer=parts.mailer,
         callback_secrets=registry.callback_secrets,
-        sandbox_secrets=(settings.sandbox_secret,),
         card=parts.card,
         unmatched_events=UnmatchedEventStore(PROVIDER, parts.journal, now),
         reports=parts.feed,

@@ -167,7 +167,7 @@ def _outbox(parts: Parts, actors: Actors) -> Callable[[], Child]:
         render=payload,
         send=partial(post_event, webhooks, timeout_s=settings.webhook_timeout_s, now=utc_now),
         send_mail=AlertMail(parts.database, actors.accounts, parts.mailer, urls).send,
-        secrets_keys=settings.derived_keys("webhook secrets"),
+        secrets_keys=settings.webhook_keys,
         give_up_s=settings.webhook_give_up_s,
         now=now,
         rng=random.Random(),  # noqa: S311 - spreads retries

@@ -41,4 +41,4 @@ async def read_webhook_signing_secret(call: Call) -> Outcome:
     account_id, deps = key.account_id, call.deps
     rotations = (await call.read(lambda rows: rotations_of(rows, account_id))).get(account_id, ())
     newest = signing_at(rotations, deps.now()).generations[0]
-    return WebhookSigningSecret(webhook_secret(deps.webhook_key, account_id, newest))
+    return WebhookSigningSecret(webhook_secret(deps.settings.webhook_keys[0], account_id, newest))

@@ -251,7 +251,7 @@ async def quote(call: Call) -> Outcome:
         QuoteBody,
         priced.terms,
         sealed,
-        quote_id=seal_quote(sealed, deps.quote_keys[0]),
+        quote_id=seal_quote(sealed, deps.settings.quote_keys[0]),
         currency=CURRENCY,
         estimate=_estimate(priced.terms),
     )

@@ -140,8 +140,7 @@ class Dependencies:
     """The dependencies of the handlers.
 
     ``catalog`` returns the current catalog, ``catalog_of`` a catalog by its version. ``callback_secrets``
-    returns a media provider's secrets by its name (None: those without a name). The first of
-    ``sandbox_secrets`` signs, all verify. ``card`` is None if no card provider is configured. ``now`` is
+    returns a media provider's secrets by its name (None: those without a name). ``card`` is None if no card provider is configured. ``now`` is
     service time, by which all times that the service has written are judged; ``wall`` judges those that others
     have signed. ``write_record`` writes what the journal does not: operators' actions and sessions, which must be
     possible while an operator repairs that, and the rows of files. ``claims`` are of contents that are stored.
@@ -161,7 +160,6 @@ class Dependencies:
     claims: ContentClaims
     mailer: Mailer
     callback_secrets: Callable[[str | None], Sequence[str]]
-    sandbox_secrets: Sequence[str]
     card: CardPayments | None
     unmatched_events: UnmatchedEventStore
     events: EventCommands
@@ -219,13 +217,3 @@ class Dependencies:
     def lookups(self) -> GroupedLookups:
         """The lookups of rows by their keys."""
         return GroupedLookups(self.database.read)
-
-    @property
-    def quote_keys(self) -> tuple[bytes, ...]:
-        """The keys that open quotes; the first seals them."""
-        return self.settings.derived_keys("quotes")
-
-    @property
-    def webhook_key(self) -> bytes:
-        """The key from which accounts' webhook secrets are derived."""
-        return self.settings.derived_key("webhook secrets")

@@ -238,7 +238,9 @@ def _command(
     if refusal is not None:
         return refusal
     deps = call.deps
-    quoted = None if wanted.quote_id is None else unseal_quote(wanted.quote_id, deps.quote_keys, deps.now())
+    quoted = (
+        None if wanted.quote_id is None else unseal_quote(wanted.quote_id, deps.settings.quote_keys, deps.now())
+    )
     if isinstance(quoted, Refusal):
         return quoted
     priced = _price(deps, wanted.model, wanted.input, quoted)

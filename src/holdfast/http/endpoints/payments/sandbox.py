@@ -97,7 +97,7 @@ async def _receive(call: Call) -> Outcome:
     order = await call.find_by_id(order_by_id, values.order_id)
     event_id = None if order is None else order.request.sandbox_event_id
     header = ",".join(call.request.headers.getlist(SIGNATURE_HEADER))
-    refusal = verify_sandbox(header, values, deps.sandbox_secrets, event_id=event_id)
+    refusal = verify_sandbox(header, values, [deps.settings.sandbox_secret], event_id=event_id)
     if refusal is not None:
         return refusal
     assert order is not None
@@ -111,7 +111,8 @@ def _created(call: Call, order: Order, outcome: SandboxOutcome) -> SandboxOrderC
     assert request.sandbox_event_id is not None
     assert request.signed_at is not None
     values = sandbox_values(request, outcome)
-    signature = sign(call.deps.sandbox_secrets[0], values, event_id=request.sandbox_event_id, at=request.signed_at)
+    secret = call.deps.settings.sandbox_secret
+    signature = sign(secret, values, event_id=request.sandbox_event_id, at=request.signed_at)
     callback = CallbackDescriptor(
         url=call.deps.urls.url(CALLBACK_PATH),
         signature_header=SIGNATURE_HEADER,

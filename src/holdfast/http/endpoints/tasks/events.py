@@ -127,14 +127,14 @@ async def rotate_webhook_secret(call: Call) -> Outcome:
     newest = max((rotation.generation for rotation in rotations), default=0)
     rotation = await call.deps.events.rotate_secret(account_id, newest + 1)
     return webhook_secret_body(
-        call.deps.webhook_key, account_id, signing_at((*rotations, rotation), call.deps.now())
+        call.deps.settings.webhook_keys[0], account_id, signing_at((*rotations, rotation), call.deps.now())
     )
 
 
 async def signing_secret(call: Call, account_id: str) -> WebhookSecretBody:
     """Return what signs an account's events now."""
     signing = signing_at(await _rotations(call, account_id), call.deps.now())
-    return webhook_secret_body(call.deps.webhook_key, account_id, signing)
+    return webhook_secret_body(call.deps.settings.webhook_keys[0], account_id, signing)
 
 
 async def _rotations(call: Call, account_id: str) -> tuple[Rotation, ...]:
