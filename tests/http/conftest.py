@@ -13,11 +13,15 @@ from holdfast.actors.sign_in.messages import OriginAdmitted
 from holdfast.http.app import SERVED, HoldfastApp
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.operations import Operations
+from holdfast.http.kit.upload_shares import Storage
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.server.database import Database
 from holdfast.providers.storage.local import LocalStore
 from holdfast.settings.settings import Settings, load_settings
+from holdfast.telemetry.refused_requests import RefusedRequests
+from holdfast.telemetry.reports.conditions import Conditions
 from holdfast.telemetry.reports.feed import ReportFeed
 from holdfast.telemetry.reports.report import Report
 from holdfast.telemetry.reports.reporter import Reporter
@@ -80,8 +84,6 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         sign_ins=sign_ins,
         tasks=tasks,
         catalog=lambda: catalog,
-        asset_store=store,
-        claims=ContentClaims(no_connection),
         mailer=mailer,
         callback_secrets=lambda name: secrets.get(name, ()),
         card=None,
@@ -89,18 +91,22 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         events=FakeEventCommands(),
         write_record=write_no_record,
         order_checks=FakeOrderChecks(),
-        report=reporter.report,
-        reports=ReportFeed(reporter, FakeReportRows()),
-        readiness=lambda: READY,
-        controls=FakeControls(),
-        poison=FakePoison(),
-        provider_checks=FakeProviderChecks(),
-        metrics_text=render_metrics,
         urls=PublicUrls(
             base=PUBLIC_URL, link_keys=settings.derived_keys("asset links"), link_ttl_s=settings.asset_link_ttl_s
         ),
         now=lambda: NOW,
         wall=lambda: NOW,
+        storage=Storage(store=store, claims=ContentClaims(no_connection)),
+        operations=Operations(
+            report=reporter.report,
+            reports=ReportFeed(reporter, FakeReportRows()),
+            refused=RefusedRequests(Conditions(Reporter())),
+            readiness=lambda: READY,
+            metrics_text=render_metrics,
+            controls=FakeControls(),
+            poison=FakePoison(),
+            provider_checks=FakeProviderChecks(),
+        ),
     )
     minted = mint_api_key("acct_1", live=False)
     app = copy.copy(_app())

@@ -6,7 +6,7 @@ import functools
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, cast
@@ -20,7 +20,9 @@ from tests.made_requests import make_request
 from holdfast.http.app import HoldfastApp
 from holdfast.http.kit.credentials import SCOPES, KnownKey, MintedKey
 from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.operations import Operations
 from holdfast.http.kit.responses import server_response
+from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
@@ -40,6 +42,9 @@ from .fake_actors import FakeDirectory
 from .fake_parts import FakeMailer
 from .identities import ACCOUNT, CARD_SECRET, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SESSION, TOKEN
 from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
+
+GROUPS = (Operations, Storage)
+"""The groups of dependencies; no two have a field of the same name."""
 
 
 @functools.cache
@@ -130,8 +135,13 @@ class Stage(Caller):
         return self.app.deps
 
     def change(self, **parts: Any) -> None:
-        """Replace dependencies."""
-        self.app.deps = replace(self.app.deps, **parts)
+        """Replace dependencies, in whichever group they are."""
+        deps = self.app.deps
+        for name, group in [(each.name, getattr(deps, each.name)) for each in fields(deps)]:
+            if isinstance(group, GROUPS):
+                own = {each.name: parts.pop(each.name) for each in fields(group) if each.name in parts}
+                parts[name] = replace(group, **own)
+        self.app.deps = replace(deps, **parts)
 
     def configure(self, **values: Any) -> None:
         """Replace settings."""
@@ -177,13 +187,13 @@ class Stage(Caller):
         """Serve the app by the server itself on loopback; its base address."""
 
         def end_waits() -> None:
-            self.deps.reports.end_readers()
+            self.deps.operations.reports.end_readers()
             self.deps.changes.end()
 
         connections = Connections(
             ServerLimits(**{"finish_requests_s": 1.0, **limits}),
             on_stop=end_waits,
-            refuse=functools.partial(server_response, self.deps.refused),
+            refuse=functools.partial(server_response, self.deps.operations.refused),
         )
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listener = Listener(listening, cast(AsgiApp, self.app), lambda: connections)

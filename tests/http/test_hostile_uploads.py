@@ -66,7 +66,7 @@ async def is_unused(api: Api) -> bool:
     """Whether no upload has left a row, a content, a temporary file or bytes that count."""
     total = await api.database.read(files_total, api.account_id)
     stored = [each for each in (api.deps.settings.data_dir / "files").rglob("*") if each.is_file()]
-    counted = api.deps.uploaded_bytes
+    counted = api.deps.storage.uploaded_bytes
     return (*total, stored, temporary_files(), vars(counted)) == (0, 0, [], [], vars(UploadedBytes()))
 
 

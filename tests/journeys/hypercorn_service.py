@@ -39,7 +39,9 @@ class HypercornServer(HttpServer):
         return Supervisor(
             "http",
             [
-                ChildSpec("refused-requests", lambda: RunningChild(self._deps.refused.run), shutdown_s=1.0),
+                ChildSpec(
+                    "refused-requests", lambda: RunningChild(self._deps.operations.refused.run), shutdown_s=1.0
+                ),
                 ChildSpec("hypercorn", partial(self._hypercorn, app), shutdown_s=STOP_S),
             ],
             strategy="one_for_one",

@@ -8,7 +8,9 @@ from functools import partial
 
 from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.http.kit.dependencies import Dependencies, Readiness
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.operations import Operations, Readiness
+from holdfast.http.kit.upload_shares import Storage
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
@@ -114,34 +116,35 @@ def _dependencies(
         tasks=actors.tasks,
         catalog=lambda: registry.catalog,
         catalog_of=registry.catalog_of,
-        asset_store=parts.store,
-        claims=parts.claims,
         mailer=parts.mailer,
         callback_secrets=registry.callback_secrets,
         card=parts.card,
         unmatched_events=UnmatchedEventStore(PROVIDER, parts.journal, now),
-        reports=parts.feed,
         events=EventCommands(parts.journal, parts.refs.outbox, now),
         write_record=database.record,
         order_checks=order_checks,
-        report=parts.reporter.report,
-        readiness=lambda: Readiness(
-            database.gate.is_open and not parts.journal.is_blocked, tree.is_ready, registry.provider_states()
-        ),
-        controls=controls_of_all(control, parts.members),
-        poison=poison_replays(parts, actors),
-        provider_checks=JobChecks(
-            database,
-            registry,
-            GuardedClient(registry.origins, resolve=NameLookups("downloads").addresses),
-            now=now,
-            callback_url=partial(
-                registry.check_callback_url, public_url=parts.public_url, local_url=parts.local_url
-            ),
-        ),
-        metrics_text=metrics_text,
         urls=parts.urls,
         now=now,
         conditions=parts.conditions,
-        refused=parts.refused,
+        storage=Storage(store=parts.store, claims=parts.claims),
+        operations=Operations(
+            report=parts.reporter.report,
+            reports=parts.feed,
+            refused=parts.refused,
+            readiness=lambda: Readiness(
+                database.gate.is_open and not parts.journal.is_blocked, tree.is_ready, registry.provider_states()
+            ),
+            metrics_text=metrics_text,
+            controls=controls_of_all(control, parts.members),
+            poison=poison_replays(parts, actors),
+            provider_checks=JobChecks(
+                database,
+                registry,
+                GuardedClient(registry.origins, resolve=NameLookups("downloads").addresses),
+                now=now,
+                callback_url=partial(
+                    registry.check_callback_url, public_url=parts.public_url, local_url=parts.local_url
+                ),
+            ),
+        ),
     )

@@ -128,7 +128,7 @@ async def serve_content(
 async def open_stored(call: Call, key: str, *span: int) -> AssetReader | Refusal:
     """Open stored content, or a part of it. Refuses with ``temporarily_unavailable``; raises ``AssetMissing``."""
     try:
-        return await call.deps.asset_store.open(key, *span)
+        return await call.deps.storage.store.open(key, *span)
     except OSError as fault:
         call.deps.conditions.failed(STORAGE, "", fault.strerror or type(fault).__name__)
         return _STORE_AWAY

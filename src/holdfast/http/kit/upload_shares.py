@@ -1,4 +1,6 @@
-"""What uploads use together, shared so that no account and no address can block others: threads, quotas, the disk.
+"""Where files are stored, and what uploads use together: threads, quotas, the disk.
+
+They are shared so that no account and no address can block others.
 
 How many uploads are in progress is bounded by the connections alone: one whose client is slow holds less memory
 than another body may, and no thread.
@@ -12,13 +14,15 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
 
 from holdfast.http.kit.fair_shares import WAITING_MAX, FairShares
+from holdfast.persistence.claims.contents import ContentClaims
+from holdfast.providers.storage.base import AssetStore
 
 T = TypeVar("T")
 
@@ -141,3 +145,18 @@ class CountedUpload:
     def fits(self, directory: Path) -> bool:
         """Whether the disk has room, as :meth:`UploadedBytes.fits` says."""
         return self._all.fits(self._origin, directory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where contents are stored, and the shares of uploads.
+
+    ``claims`` are of contents that are stored. ``writers`` are threads for the disk, ``storers`` those that wait
+    for the ``store``.
+    """
+
+    store: AssetStore
+    claims: ContentClaims
+    uploaded_bytes: UploadedBytes = field(default_factory=UploadedBytes)
+    writers: UploadThreads = field(default_factory=lambda: UploadThreads(WRITERS_MAX))
+    storers: UploadThreads = field(default_factory=lambda: UploadThreads(STORERS_MAX))

@@ -140,7 +140,7 @@ class _Upload:
         self._account_id = account_id
         self._origin = call.origin()
         self._at_end = at_end
-        self._bytes = at_end.enter_context(call.deps.uploaded_bytes.counted(account_id, self._origin))
+        self._bytes = at_end.enter_context(call.deps.storage.uploaded_bytes.counted(account_id, self._origin))
         self._files_count = 0
         """Of the account, when its total was read."""
         self._files: list[_Incoming] = []
@@ -181,11 +181,11 @@ class _Upload:
 
     async def write(self, work: Callable[[], T]) -> T:
         """Run what hashes, writes or reads files, in a thread."""
-        return await self._call.deps.upload_writers.run(self._account_id, self._origin, work)
+        return await self._call.deps.storage.writers.run(self._account_id, self._origin, work)
 
     async def _put(self, work: Callable[[], T]) -> T:
         """Run what waits for the store, in a thread."""
-        return await self._call.deps.upload_storers.run(self._account_id, self._origin, work)
+        return await self._call.deps.storage.storers.run(self._account_id, self._origin, work)
 
     async def store(self, retention_s: float) -> list[FileRow]:
         """Store the files, all of which have come. Raises ``OSError`` and ``DatabaseAway``."""
@@ -217,7 +217,7 @@ class _Upload:
         content, claimed_at = Content(spool.sha256, content_type), deps.now()
         for _ in range(CLAIM_TRIES):
             claimed_at = deps.now()
-            claim = partial(deps.claims.claim, content, claimed_at + timedelta(seconds=UPLOAD_S))
+            claim = partial(deps.storage.claims.claim, content, claimed_at + timedelta(seconds=UPLOAD_S))
             if await self._put(claim):
                 break
             # The same content is being removed from the store.
@@ -240,7 +240,7 @@ class _Upload:
         if total is not None:
             raise _Refused(_limit_reached(self._call, total))
         self._bytes.kept(added.bytes)
-        put = partial(deps.asset_store.put, spool.finish(), content.sha256, EXTENSIONS[content_type])
+        put = partial(deps.storage.store.put, spool.finish(), content.sha256, EXTENSIONS[content_type])
         try:
             await self._put(put)
         except OSError:
