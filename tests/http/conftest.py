@@ -11,13 +11,16 @@ import pytest
 
 from holdfast.actors.sign_in.messages import OriginAdmitted
 from holdfast.http.app import SERVED, HoldfastApp
+from holdfast.http.kit.access import Access
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operations import Operations
+from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.claims.contents import ContentClaims
 from holdfast.persistence.server.database import Database
+from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.storage.local import LocalStore
 from holdfast.settings.settings import Settings, load_settings
 from holdfast.telemetry.refused_requests import RefusedRequests
@@ -86,17 +89,16 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         catalog=lambda: catalog,
         mailer=mailer,
         callback_secrets=lambda name: secrets.get(name, ()),
-        card=None,
-        unmatched_events=FakeUnmatchedEvents(),
         events=FakeEventCommands(),
         write_record=write_no_record,
-        order_checks=FakeOrderChecks(),
         urls=PublicUrls(
             base=PUBLIC_URL, link_keys=settings.derived_keys("asset links"), link_ttl_s=settings.asset_link_ttl_s
         ),
         now=lambda: NOW,
         wall=lambda: NOW,
+        access=Access(lookups=GroupedLookups(NoRows().read)),
         storage=Storage(store=store, claims=ContentClaims(no_connection)),
+        payments=Payments(card=None, unmatched_events=FakeUnmatchedEvents(), order_checks=FakeOrderChecks()),
         operations=Operations(
             report=reporter.report,
             reports=ReportFeed(reporter, FakeReportRows()),

@@ -18,9 +18,11 @@ from tests.clients import Caller
 from tests.made_requests import make_request
 
 from holdfast.http.app import HoldfastApp
+from holdfast.http.kit.access import Access
 from holdfast.http.kit.credentials import SCOPES, KnownKey, MintedKey
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operations import Operations
+from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.responses import server_response
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.server.connection import AsgiApp
@@ -32,6 +34,7 @@ from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, accept_task
+from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.card.base import CardPayments
 from holdfast.providers.media.kinds import kind_rules
 from holdfast.providers.storage.local import LocalStore
@@ -43,7 +46,7 @@ from .fake_parts import FakeMailer
 from .identities import ACCOUNT, CARD_SECRET, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SESSION, TOKEN
 from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
 
-GROUPS = (Operations, Storage)
+GROUPS = (Access, Operations, Payments, Storage)
 """The groups of dependencies; no two have a field of the same name."""
 
 
@@ -135,8 +138,10 @@ class Stage(Caller):
         return self.app.deps
 
     def change(self, **parts: Any) -> None:
-        """Replace dependencies, in whichever group they are."""
+        """Replace dependencies, in whichever group they are; the lookups read the database."""
         deps = self.app.deps
+        if "database" in parts:
+            parts.setdefault("lookups", GroupedLookups(parts["database"].read))
         for name, group in [(each.name, getattr(deps, each.name)) for each in fields(deps)]:
             if isinstance(group, GROUPS):
                 own = {each.name: parts.pop(each.name) for each in fields(group) if each.name in parts}
@@ -149,7 +154,7 @@ class Stage(Caller):
 
     def know_key(self) -> None:
         """Let the key cache know the key, as if it had been used before."""
-        self.deps.key_cache.put(self.minted.sha256, KnownKey(ACCOUNT, KEY, frozenset(SCOPES)))
+        self.deps.access.key_cache.put(self.minted.sha256, KnownKey(ACCOUNT, KEY, frozenset(SCOPES)))
 
     task = staticmethod(make_task)
 

@@ -16,7 +16,7 @@ from tests.clients import code_of, refused
 from tests.http.order_stand_ins import FakeCard
 
 from holdfast.actors.account.messages import RecordCustomer, RemoveCard, SaveCard, SetAutoTopUp, SwitchOffTopUp
-from holdfast.http.kit.fair_shares import CARD_CALLS_MAX, CARD_CALLS_WAITING_MAX
+from holdfast.http.kit.payments import CARD_CALLS_MAX, CARD_CALLS_WAITING_MAX
 from holdfast.ledger.orders.top_ups import CARDS_MAX, Attempts, AutoTopUp, SavedCard, TopUpSettings, utc_day
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.records import tables
@@ -213,7 +213,7 @@ async def test_one_accounts_calls_leave_the_provider_to_others(api: Api) -> None
                 await trio.lowlevel.checkpoint()
             assert [(each.status_code, code_of(each)) for each in replies] == [(503, "overloaded")] * 3
             assert held.callers == {api.account_id: CARD_CALLS_MAX}
-            await api.deps.card_shares.run(api.other_account_id, trio.lowlevel.checkpoint)
+            await api.deps.payments.card_shares.run(api.other_account_id, trio.lowlevel.checkpoint)
             held.may_answer.set()
     assert Counter(each.status_code for each in replies) == {200: CARD_CALLS_WAITING_MAX, 503: 3}
 

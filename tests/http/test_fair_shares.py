@@ -149,9 +149,7 @@ async def test_lookups_of_one_caller_do_not_fill_every_group(stage: Stage, held_
 async def test_reads_of_one_caller_do_not_take_every_connection(api: Api) -> None:
     assert (await api.as_session("GET", "/v2/control/api-keys")).status_code == 200
     rows = HeldRows()
-    lookups = api.deps.lookups
-    api.change(database=rows)
-    vars(api.deps)["lookups"] = lookups
+    api.change(database=rows, lookups=api.deps.access.lookups)
     async with trio.open_nursery() as nursery:
         for _ in range(READS_PER_CALLER_MAX + 3):
             nursery.start_soon(api.as_session, "GET", "/v2/control/api-keys")

@@ -38,7 +38,7 @@ async def test_a_refund_is_expected_then_made_then_compared(api: Api) -> None:
     assert (body["provider_refund_id"], body["amount"], body["order"]["order_id"]) == ("re_1", "2.50", "ord_1")
     [((payment_id, _), made)] = card.refunds.items()
     assert (payment_id, made.amount_minor) == ("pi_1", 250)
-    assert api.deps.order_checks.done == [("expected", "ord_1"), ("checked", "ord_1")]  # type: ignore[attr-defined]
+    assert api.deps.payments.order_checks.done == [("expected", "ord_1"), ("checked", "ord_1")]  # type: ignore[attr-defined]
     assert (await refund(api, amount="2.50")).json() == body
     assert len(card.refunds) == 1
 
@@ -68,7 +68,7 @@ async def test_a_fault_of_the_provider_is_answered_as_such(api: Api, fault: Any,
     card.fault = fault
     await add_paid_order(api)
     refused(await refund(api), status, code)
-    assert api.deps.order_checks.done == [("expected", "ord_1")]  # type: ignore[attr-defined]
+    assert api.deps.payments.order_checks.done == [("expected", "ord_1")]  # type: ignore[attr-defined]
 
 
 async def test_what_cannot_be_refunded_calls_no_provider(api: Api) -> None:

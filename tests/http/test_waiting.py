@@ -331,7 +331,7 @@ async def test_a_stream_reads_beside_the_requests_of_its_account(api: Api) -> No
     ):
         assert await stream.next() is not None
         for _ in range(READS_PER_CALLER_MAX):
-            nursery.start_soon(api.deps.read_shares.run, ACCOUNT, trio.sleep_forever)
+            nursery.start_soon(api.deps.access.read_shares.run, ACCOUNT, trio.sleep_forever)
         await write(api, progressed(api.task(ID), 2, "failed"), Extent.END)
         event = await stream.next()
         assert event is not None

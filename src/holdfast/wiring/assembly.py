@@ -8,10 +8,13 @@ from functools import partial
 
 from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
+from holdfast.http.kit.access import Access
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operations import Operations, Readiness
+from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.persistence.server.embedded import EmbeddedPostgres
+from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.outbound.guarded import GuardedClient
 from holdfast.providers.outbound.name_lookups import NameLookups
 from holdfast.settings.settings import Settings
@@ -118,15 +121,18 @@ def _dependencies(
         catalog_of=registry.catalog_of,
         mailer=parts.mailer,
         callback_secrets=registry.callback_secrets,
-        card=parts.card,
-        unmatched_events=UnmatchedEventStore(PROVIDER, parts.journal, now),
         events=EventCommands(parts.journal, parts.refs.outbox, now),
         write_record=database.record,
-        order_checks=order_checks,
         urls=parts.urls,
         now=now,
         conditions=parts.conditions,
+        access=Access(lookups=GroupedLookups(database.read)),
         storage=Storage(store=parts.store, claims=parts.claims),
+        payments=Payments(
+            card=parts.card,
+            unmatched_events=UnmatchedEventStore(PROVIDER, parts.journal, now),
+            order_checks=order_checks,
+        ),
         operations=Operations(
             report=parts.reporter.report,
             reports=parts.feed,

@@ -173,7 +173,7 @@ class Call:
 
     def __init__(self, deps: Dependencies, route: Needs, request: HoldfastRequest, path: dict[str, str]) -> None:
         self.deps = deps
-        self.read_shares = deps.read_shares
+        self.read_shares = deps.access.read_shares
         self.route = route
         self.request = request
         self.path = path
@@ -243,7 +243,7 @@ class Call:
 
     def _hold_body(self) -> HeldBody:
         """Begin to count the body in memory."""
-        self._held_body = self.deps.body_memory.begin(self.request.caller, self.origin())
+        self._held_body = self.deps.access.body_memory.begin(self.request.caller, self.origin())
         return self._held_body
 
     async def _take_body(self, bytes_max: int, count: Callable[[int], None] | None = None) -> Refusal | None:
@@ -283,7 +283,7 @@ class Call:
             if not self._is_heavy:
                 return work()
             caller = self._caller_id or f"origin:{self.origin()}"
-        return await self.deps.threads.run(caller, work)
+        return await self.deps.access.threads.run(caller, work)
 
     def _read_body(self, raw: bytes, size: JsonSize | None) -> Refusal | None:
         """Read the body, whose ``size`` is known if it is light."""
@@ -382,7 +382,7 @@ class Call:
             self._session = session
         elif self.route.auth is Auth.API_KEY:
             assert self.bearer is not None
-            self._known_key = self.deps.key_cache.get(self.bearer.sha256)
+            self._known_key = self.deps.access.key_cache.get(self.bearer.sha256)
             if self._known_key is not None:
                 self.request.caller = self._known_key.account_id
                 self._record_use(self._known_key)
@@ -399,7 +399,7 @@ class Call:
         """Record the use of a key at its account, at most once a minute."""
         assert self.bearer is not None
         now = self.deps.now()
-        if self.deps.key_cache.is_use_due(self.bearer.sha256, now):
+        if self.deps.access.key_cache.is_use_due(self.bearer.sha256, now):
             self.deps.accounts.ref(key.account_id).tell(RecordKeyUse(key.key_id, now))
 
     @property
@@ -461,12 +461,12 @@ class Call:
         else:
             self._known_key = known = KnownKey(caller.account_id, caller.key_id, frozenset(caller.terms.scopes))
             self._record_use(known)
-        self.deps.key_cache.put(self.bearer.sha256, known)
+        self.deps.access.key_cache.put(self.bearer.sha256, known)
 
     async def look_up_as_caller(self, find: Find[str, T]) -> T | Refusal | None:
         """Authenticate the caller as the route requires, and return what ``find`` finds of its account's id."""
         assert self.bearer is not None
-        known = self.deps.key_cache.account_of(self.bearer.sha256)
+        known = self.deps.access.key_cache.account_of(self.bearer.sha256)
         lookups = [] if known is None else [Lookup(find, known)]
         account_id = await self.verify_caller(*lookups)
         if isinstance(account_id, Refusal):
@@ -483,7 +483,7 @@ class Call:
     async def write(self, account_id: str, change: Callable[[Connection], T]) -> T:
         """Write what the journal does not, in the share of an account: sweepers and operators write there, too."""
         write = partial(self.deps.write_record, in_one_transaction(change))
-        return await self.deps.write_shares.run(account_id, write)
+        return await self.deps.access.write_shares.run(account_id, write)
 
     async def find_by_id(self, find: Callable[[Connection, str], T | None], sent_id: str) -> T | None:
         """Return what ``find`` finds by an id that was sent, or None: the database is not asked for other texts."""
@@ -492,11 +492,11 @@ class Call:
         return await self.deps.database.read(lambda rows: find(rows, sent_id))
 
     async def _look_up(self, *lookups: Lookup[Any, Any]) -> None:
-        await self.read_shares.run(self._reader(), partial(self.deps.lookups.run, *lookups))
+        await self.read_shares.run(self._reader(), partial(self.deps.access.lookups.run, *lookups))
 
     def _reader(self) -> str:
         """Return whose share of the reads this call uses: a credential not verified yet has its origin's."""
-        known = None if self.bearer is None else self.deps.key_cache.account_of(self.bearer.sha256)
+        known = None if self.bearer is None else self.deps.access.key_cache.account_of(self.bearer.sha256)
         return known or f"origin:{self.origin()}"
 
     async def refuse_authenticated(self, refusal: Refusal) -> Refusal:

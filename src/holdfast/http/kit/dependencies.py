@@ -10,29 +10,21 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection
 
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
-from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.http.kit.body_memory import BodyMemory
-from holdfast.http.kit.credentials import KeyCache
+from holdfast.actors.unfenced import EventCommands
+from holdfast.http.kit.access import Access
 from holdfast.http.kit.fair_shares import (
-    CARD_CALLS_MAX,
-    CARD_CALLS_WAITING_MAX,
     STREAM_READS_MAX,
     FairShares,
-    FairThreads,
     SendRate,
-    TokenTries,
     WaitingCalls,
 )
 from holdfast.http.kit.operations import Operations
-from holdfast.http.kit.operators import SeenSessions
+from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.journal.changes import Changes
-from holdfast.persistence.server.lookups import GroupedLookups
-from holdfast.providers.card.base import CardPayments
 from holdfast.providers.mail import Mailer
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.reports.conditions import Conditions
@@ -72,14 +64,11 @@ class Dependencies:
     """The dependencies of the handlers.
 
     ``catalog`` returns the current catalog, ``catalog_of`` a catalog by its version. ``callback_secrets``
-    returns a media provider's secrets by its name (None: those without a name). ``card`` is None if no card
-    provider is configured. ``now`` is service time, by which all times that the service has written are judged;
-    ``wall`` judges those that others have signed. ``write_record`` writes what the journal does not: operators'
-    actions and sessions, which must be possible while an operator repairs that, and the rows of files.
-    ``read_shares`` are those of accounts, and of origins for credentials that have not been verified;
-    ``stream_shares`` are those of an account's streams, ``write_shares`` those of what accounts have written as
-    records, and ``card_shares`` those of the calls to the card provider that accounts cause. ``test_rate`` and
-    ``resend_rate`` limit the events that an account has sent on demand.
+    returns a media provider's secrets by its name (None: those without a name). ``now`` is service time, by which
+    all times that the service has written are judged; ``wall`` judges those that others have signed.
+    ``write_record`` writes what the journal does not: operators' actions and sessions, which must be possible while
+    an operator repairs that, and the rows of files. ``stream_shares`` are those of an account's streams.
+    ``test_rate`` and ``resend_rate`` limit the events that an account has sent on demand.
     """
 
     settings: Settings
@@ -90,30 +79,19 @@ class Dependencies:
     catalog: Callable[[], Catalog]
     mailer: Mailer
     callback_secrets: Callable[[str | None], Sequence[str]]
-    card: CardPayments | None
-    unmatched_events: UnmatchedEventStore
     events: EventCommands
     write_record: Writes
+    access: Access
     storage: Storage
+    payments: Payments
     operations: Operations
-    order_checks: OrderChecks
     urls: PublicUrls
     now: Now
     wall: Now = utc_now
     catalog_of: Callable[[str], Catalog | None] = lambda _version: None
-    key_cache: KeyCache = field(default_factory=KeyCache)
-    body_memory: BodyMemory = field(default_factory=BodyMemory)
-    threads: FairThreads = field(default_factory=FairThreads)
-    read_shares: FairShares = field(default_factory=FairShares)
     stream_shares: FairShares = field(default_factory=lambda: FairShares(at_once_max=STREAM_READS_MAX))
-    write_shares: FairShares = field(default_factory=lambda: FairShares(at_once_max=1))
-    card_shares: FairShares = field(
-        default_factory=lambda: FairShares(at_once_max=CARD_CALLS_MAX, jobs_max=CARD_CALLS_WAITING_MAX)
-    )
     test_rate: SendRate = field(default_factory=lambda: SendRate(20, 30.0))
     resend_rate: SendRate = field(default_factory=lambda: SendRate(100, 1.0))
-    token_tries: TokenTries = field(default_factory=TokenTries)
-    seen_sessions: SeenSessions = field(default_factory=SeenSessions)
     changes: Changes = field(default_factory=Changes)
     conditions: Conditions = field(default_factory=lambda: Conditions(Reporter()))
     _states: dict[type, object] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -133,8 +111,3 @@ class Dependencies:
         return WaitingCalls(
             per_account_max=settings.waiting_per_account_max, all_max=max(1, settings.connections_max // 2)
         )
-
-    @cached_property
-    def lookups(self) -> GroupedLookups:
-        """The lookups of rows by their keys."""
-        return GroupedLookups(self.database.read)

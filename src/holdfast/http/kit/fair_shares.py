@@ -28,9 +28,6 @@ STREAM_READS_MAX: Final = 2
 """Of a caller's streams together, beside those: its requests do not wait for what hundreds of streams read."""
 READS_WAITING_MAX: Final = 1000
 READ_TURN_TIMEOUT_S: Final = 8.0
-CARD_CALLS_MAX: Final = 2
-CARD_CALLS_WAITING_MAX: Final = 8
-"""With those that are made: each may take as long as the provider's timeouts allow."""
 WRONG_TRIES_AT_ONCE: Final = 10
 WRONG_TRY_S: Final = 0.02
 WAITING_MAX: Final = 1_000_000

@@ -84,17 +84,17 @@ async def _by_bearer(deps: Dependencies, authorization: list[str], origin: str) 
     if bearer.kind != "session":
         return NEEDS_AN_OPERATOR
     sha256 = bearer.sha256
-    lookup, reader = Lookup(find_sessions, sha256), deps.key_cache.account_of(sha256) or f"origin:{origin}"
-    await deps.read_shares.run(reader, lambda: deps.lookups.run(lookup))
+    lookup, reader = Lookup(find_sessions, sha256), deps.access.key_cache.account_of(sha256) or f"origin:{origin}"
+    await deps.access.read_shares.run(reader, lambda: deps.access.lookups.run(lookup))
     session = valid_session(lookup.found, deps.now())
     if isinstance(session, Refusal):
         return session
-    deps.key_cache.put(sha256, KnownKey(session.account_id, session.session_id))
+    deps.access.key_cache.put(sha256, KnownKey(session.account_id, session.session_id))
     return operator_of(session.email, "session", deps.settings)
 
 
 async def _is_right(deps: Dependencies, tried: str, origin: str) -> bool:
-    return await deps.token_tries.try_once(origin, lambda: _matches(deps, tried))
+    return await deps.access.token_tries.try_once(origin, lambda: _matches(deps, tried))
 
 
 def _matches(deps: Dependencies, tried: str) -> bool:
@@ -117,10 +117,10 @@ async def session_of(deps: Dependencies, cookie: str, origin: str) -> OperatorSe
     Refuses: 1. ``invalid_session``; 2. ``session_expired``; 3. ``account_disabled``.
     """
     mac, now = cookie_mac(cookie, deps.settings), deps.now()
-    seen = deps.seen_sessions.get(mac, now)
+    seen = deps.access.seen_sessions.get(mac, now)
     session: OperatorSession | None
     try:
-        session = await deps.read_shares.run(
+        session = await deps.access.read_shares.run(
             f"origin:{origin}" if seen is None else seen.operator,
             lambda: deps.database.read(lambda rows: session_by_mac(rows, mac)),
         )
@@ -129,7 +129,7 @@ async def session_of(deps: Dependencies, cookie: str, origin: str) -> OperatorSe
             raise
         session = seen
     else:
-        deps.seen_sessions.note(mac, session, now)
+        deps.access.seen_sessions.note(mac, session, now)
     if session is None or session.ended_at is not None:
         return INVALID_SESSION
     if session.expires_at <= now:
@@ -161,5 +161,5 @@ async def sign_in_by_token(deps: Dependencies, token: str, origin: str) -> tuple
 async def end_session(deps: Dependencies, cookie: str) -> None:
     """End the session of a cookie. Raises :class:`DatabaseAway`; this process refuses the cookie even then."""
     mac = cookie_mac(cookie, deps.settings)
-    deps.seen_sessions.note(mac, None, deps.now())
+    deps.access.seen_sessions.note(mac, None, deps.now())
     await deps.write_record(partial(records.end_session, cookie_mac=mac, at=deps.now()))

@@ -324,7 +324,7 @@ def credit_path(deps: Dependencies) -> str | None:
     """Return the path by which an account can get credit by itself: sandbox, else card, else None."""
     if deps.settings.sandbox_enabled:
         return "/v2/control/sandbox/recharge"
-    return None if deps.card is None else "/v2/control/payments/cardprovider"
+    return None if deps.payments.card is None else "/v2/control/payments/cardprovider"
 
 
 def session_context(session: SessionRecord) -> SessionContext:

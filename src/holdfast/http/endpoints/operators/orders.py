@@ -248,7 +248,7 @@ async def refund_payment(call: Call) -> Outcome:
 
     Another request with the key, as with another reason, refunds nothing.
     """
-    deps, card = call.deps, call.deps.card
+    deps, card = call.deps, call.deps.payments.card
     idempotency = call.required_idempotency()
     if isinstance(idempotency, Refusal):
         return idempotency
@@ -261,7 +261,7 @@ async def refund_payment(call: Call) -> Outcome:
     if isinstance(amount_minor, Refusal):
         return amount_minor
     assert order.state.payment_id is not None
-    await deps.order_checks.expect_change(order)
+    await deps.payments.order_checks.expect_change(order)
     key = hashlib.sha256(idempotency.key.encode()).hexdigest()[:40]
     request = idempotency.fingerprint.hex()[:40]
     try:
@@ -280,7 +280,7 @@ async def refund_payment(call: Call) -> Outcome:
     note_effect(
         call, amount=amount, currency=currency, status=made.status, provider_refund_id=made.provider_refund_id
     )
-    checked = await deps.order_checks.check_order(order)
+    checked = await deps.payments.order_checks.check_order(order)
     return RefundBody(
         provider_refund_id=made.provider_refund_id,
         amount=amount,
@@ -305,9 +305,9 @@ async def reconcile_payment(call: Call) -> Outcome:
     order = await order_of_path(call)
     if isinstance(order, Refusal):
         return order
-    if call.deps.card is None:
+    if call.deps.payments.card is None:
         return NOT_CONFIGURED
-    after = (await call.deps.order_checks.check_order(order)).order
+    after = (await call.deps.payments.order_checks.check_order(order)).order
     note_effect(call, reconcile_status=after.statuses.reconcile_status)
     return payment_order_body(after)
 

@@ -94,7 +94,7 @@ log = structlog.get_logger("holdfast.http")
 )
 async def create_card_order(call: Call) -> Outcome:
     """A failure at the provider leaves the order pending; a retry with the same Idempotency-Key resumes it."""
-    settings, card = call.deps.settings, call.deps.card
+    settings, card = call.deps.settings, call.deps.payments.card
     amount_micro = read_card_amount(call.body(CardOrderRequest).amount, settings.order_max_micro)
     if card is None:
         if isinstance(amount_micro, Refusal):
@@ -153,7 +153,7 @@ async def receive_card_webhook(call: Call) -> Outcome:
 
 
 async def _receive_event(call: Call) -> Outcome:
-    deps, card, body = call.deps, call.deps.card, call.raw
+    deps, card, body = call.deps, call.deps.payments.card, call.raw
     secrets = () if card is None else card.webhook_secrets
     if card is None or not any(secret.strip() for secret in secrets):
         return NOT_CONFIGURED
@@ -164,7 +164,7 @@ async def _receive_event(call: Call) -> Outcome:
     stored_body = _without_secrets(body)
     if isinstance(event, Refusal):
         # It has no usable id of its own to be stored under.
-        await deps.unmatched_events.store(
+        await deps.payments.unmatched_events.store(
             f"sha256_{hashlib.sha256(body).hexdigest()}", "unreadable", event.code, stored_body
         )
         return event
@@ -174,11 +174,11 @@ async def _receive_event(call: Call) -> Outcome:
         if saved is not None:
             return saved if isinstance(saved, Refusal) else EventIgnored(event.event_id, ignored=False)
     if not event.is_handled:
-        await deps.unmatched_events.store(event.event_id, event.type, "ignored", stored_body)
+        await deps.payments.unmatched_events.store(event.event_id, event.type, "ignored", stored_body)
         return EventIgnored(event.event_id)
     order = await deps.database.read(partial(order_of_event, provider=PROVIDER, event=event))
     if order is None:
-        await deps.unmatched_events.store(event.event_id, event.type, "unmatched", stored_body)
+        await deps.payments.unmatched_events.store(event.event_id, event.type, "unmatched", stored_body)
         return EventIgnored(event.event_id) if event.order_id is None else order_not_found(event.order_id)
     command = ReceivePaymentEvent(order_id=order.order_id, event=event, body=stored_body)
     reply = await call.ask(deps.accounts.ref(order.account_id), command)
@@ -240,7 +240,7 @@ async def _intent_of(call: Call, card: CardPayments, order: Order) -> IntentCrea
             request.currency,
             env=deps.settings.env,
         )
-        intent = await deps.card_shares.run(request.account_id, create)
+        intent = await deps.payments.card_shares.run(request.account_id, create)
     except CardRejected as fault:
         recorded = await call.ask(
             deps.accounts.ref(request.account_id), RecordIntentRefused(request.order_id, fault.provider_code)

@@ -42,7 +42,7 @@ route = RouteTable("Payments")
 )
 async def set_up_card(call: Call) -> Outcome:
     """The card is listed once the provider's webhook has named it. Each request begins a new one."""
-    card, account_id = call.deps.card, call.session.account_id
+    card, account_id = call.deps.payments.card, call.session.account_id
     if card is None:
         return NOT_CONFIGURED
     top_up = await _top_up_of(call, account_id)
@@ -54,7 +54,7 @@ async def set_up_card(call: Call) -> Outcome:
             return customer_id
         env = call.deps.settings.env
         create = partial(card.provider.create_setup_intent, customer_id, account_id, env=env)
-        intent = await call.deps.card_shares.run(account_id, create)
+        intent = await call.deps.payments.card_shares.run(account_id, create)
     except CardFault as fault:
         return refusal_of_card(fault)
     return render(CardSetupBody, intent, card)
@@ -87,14 +87,14 @@ async def list_cards(call: Call) -> Outcome:
 )
 async def remove_card(call: Call) -> Outcome:
     """The card is detached at the provider first, so that it is certainly not charged any more."""
-    card, card_id, account_id = call.deps.card, call.path["card_id"], call.session.account_id
+    card, card_id, account_id = call.deps.payments.card, call.path["card_id"], call.session.account_id
     if card is None:
         return NOT_CONFIGURED
     top_up = await _top_up_of(call, account_id)
     if all(each.card_id != card_id for each in top_up.cards):
         return CARD_NOT_FOUND
     try:
-        await call.deps.card_shares.run(account_id, partial(card.provider.detach_card, card_id))
+        await call.deps.payments.card_shares.run(account_id, partial(card.provider.detach_card, card_id))
     except CardFault as fault:
         return refusal_of_card(fault)
     removed = await call.ask(call.deps.accounts.ref(account_id), RemoveCard(card_id))
@@ -136,7 +136,7 @@ async def set_auto_top_up(call: Call) -> Outcome:
     amount_micro = read_card_amount(body.amount, call.deps.settings.order_max_micro)
     if isinstance(amount_micro, Refusal):
         return amount_micro
-    if call.deps.card is None and body.enabled:
+    if call.deps.payments.card is None and body.enabled:
         return NOT_CONFIGURED
     settings = TopUpSettings(
         below_micro=below_micro,
@@ -159,7 +159,7 @@ async def _customer_of(call: Call, card: CardPayments, top_up: AutoTopUp) -> str
     if top_up.customer_id is not None and top_up.livemode == card.livemode:
         return top_up.customer_id
     create = partial(card.provider.create_customer, top_up.account_id, env=call.deps.settings.env)
-    customer_id = await call.deps.card_shares.run(top_up.account_id, create)
+    customer_id = await call.deps.payments.card_shares.run(top_up.account_id, create)
     command = RecordCustomer(customer_id, card.livemode)
     recorded = await call.ask(call.deps.accounts.ref(top_up.account_id), command)
     if isinstance(recorded, Refusal):
