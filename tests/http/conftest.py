@@ -16,9 +16,12 @@ from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operations import Operations
 from holdfast.http.kit.payments import Payments
+from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
+from holdfast.http.kit.waiting_calls import Following, WaitingCalls
 from holdfast.ledger.links import PublicUrls
 from holdfast.persistence.claims.contents import ContentClaims
+from holdfast.persistence.journal.changes import Changes
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.storage.local import LocalStore
@@ -87,16 +90,18 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         sign_ins=sign_ins,
         tasks=tasks,
         catalog=lambda: catalog,
-        mailer=mailer,
+        catalog_of=lambda _version: None,
         callback_secrets=lambda name: secrets.get(name, ()),
-        events=FakeEventCommands(),
         write_record=write_no_record,
         urls=PublicUrls(
             base=PUBLIC_URL, link_keys=settings.derived_keys("asset links"), link_ttl_s=settings.asset_link_ttl_s
         ),
         now=lambda: NOW,
         wall=lambda: NOW,
+        conditions=Conditions(Reporter()),
         access=Access(lookups=GroupedLookups(NoRows().read)),
+        following=Following(changes=Changes(), waiting=WaitingCalls(per_account_max=500, all_max=2048)),
+        sending=Sending(mailer=mailer, events=FakeEventCommands()),
         storage=Storage(store=store, claims=ContentClaims(no_connection)),
         payments=Payments(card=None, unmatched_events=FakeUnmatchedEvents(), order_checks=FakeOrderChecks()),
         operations=Operations(

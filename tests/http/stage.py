@@ -24,7 +24,9 @@ from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operations import Operations
 from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.responses import server_response
+from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
+from holdfast.http.kit.waiting_calls import Following
 from holdfast.http.server.connection import AsgiApp
 from holdfast.http.server.connections import Connections
 from holdfast.http.server.limits import ServerLimits
@@ -46,7 +48,7 @@ from .fake_parts import FakeMailer
 from .identities import ACCOUNT, CARD_SECRET, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SESSION, TOKEN
 from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
 
-GROUPS = (Access, Operations, Payments, Storage)
+GROUPS = (Access, Following, Operations, Payments, Sending, Storage)
 """The groups of dependencies; no two have a field of the same name."""
 
 
@@ -193,7 +195,7 @@ class Stage(Caller):
 
         def end_waits() -> None:
             self.deps.operations.reports.end_readers()
-            self.deps.changes.end()
+            self.deps.following.changes.end()
 
         connections = Connections(
             ServerLimits(**{"finish_requests_s": 1.0, **limits}),

@@ -10,7 +10,7 @@ import pytest
 from tests.clients import refused
 
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
-from holdfast.http.kit.fair_shares import SendRate
+from holdfast.http.kit.sending import SendRate
 from holdfast.ledger.tasks.events import CHOSEN_BY_DEFAULT
 from holdfast.ledger.tasks.public import event_payload
 from holdfast.ledger.tasks.task import HostingState, OutputItem, Progress, Task
@@ -110,7 +110,7 @@ async def test_tasks_without_webhook_have_no_events(api: Api) -> None:
 
 async def test_only_the_owner_can_resend_an_event(api: Api) -> None:
     event_id, _ = await plant(api, status="given_up", due_at=None, done_at=api.now, reason="not taken in time")
-    events: Any = api.deps.events
+    events: Any = api.deps.sending.events
     answer = await api.as_key("POST", f"{EVENTS}/{event_id}/resend")
     assert answer.status_code == 200
     assert (answer.json())["event_id"] == event_id
@@ -139,7 +139,7 @@ async def test_events_are_sent_again_and_tested_at_a_rate(api: Api) -> None:
         .where(tables.outbox.c.event_id == event_id)
         .values(webhook_id="wh_1", receiver="wh_1")
     )
-    events: Any = api.deps.events
+    events: Any = api.deps.sending.events
     resends = f"/v2/control/webhooks/wh_1/deliveries/{event_id}/resend"
     api.change(resend_rate=SendRate(2, 60.0), test_rate=SendRate(2, 60.0))
     assert (await api.as_session("POST", resends)).status_code == 200
@@ -151,7 +151,7 @@ async def test_events_are_sent_again_and_tested_at_a_rate(api: Api) -> None:
     refused(limited, 429, "rate_limit_exceeded")
     assert len(events.sent_again) == 2
     for _ in range(2):
-        assert api.deps.test_rate.refuse(api.account_id) is None
+        assert api.deps.sending.test_rate.refuse(api.account_id) is None
     refused(await api.as_session("POST", "/v2/control/webhooks/wh_1/test"), 429, "rate_limit_exceeded")
 
 
@@ -170,7 +170,7 @@ async def test_the_webhook_secret_belongs_to_the_account_and_rotates(api: Api) -
     now = (await api.as_session("GET", SECRET)).json()
     assert (now["secret"], now["previous_valid_until"]) == (second["secret"], None)
     await api.as_session("POST", f"{SECRET}/rotate")
-    events: Any = api.deps.events
+    events: Any = api.deps.sending.events
     assert events.rotated == [(api.account_id, 1), (api.account_id, 2)]
     refused(await api.as_key("GET", SECRET), 401, "wrong_credential_type")
 

@@ -22,9 +22,9 @@ from holdfast.http.kit.fair_shares import (
     WRONG_TRY_S,
     FairShares,
     FairThreads,
-    SendRate,
     TokenTries,
 )
+from holdfast.http.kit.sending import SendRate
 from holdfast.ledger.links import sign_link
 from holdfast.ledger.tasks.inputs import INPUT_SMALL_BYTES_MAX
 from holdfast.persistence.server.database_faults import DatabaseAway

@@ -32,7 +32,7 @@ async def test_a_request_that_waits_does_not_keep_its_body(api: Api) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(api.as_key, "POST", PATH, {"model": "studio/image-1", "prompt": prompt})
         with trio.fail_after(60):
-            while api.deps.waiting.count == 0 or not api.accounts.asked:
+            while api.deps.following.waiting.count == 0 or not api.accounts.asked:
                 await trio.lowlevel.checkpoint()
             await wait_all_tasks_blocked(0.05)
         [call] = [each for each in gc.get_objects() if isinstance(each, Call) and each.route.path == PATH]

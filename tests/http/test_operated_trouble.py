@@ -101,7 +101,7 @@ async def test_events_whose_delivery_fails_are_listed_and_retried(api: Api) -> N
     assert [each["event"]["event_id"] for each in given_up["data"]] == [older]
     assert (await get(api, f"{WEBHOOKS}?account_id={api.other_account_id}"))["data"] == []
     await post(api, f"{WEBHOOKS}/{api.account_id}/{older}/retry", {"reason": "their server is back"})
-    events: Any = api.deps.events
+    events: Any = api.deps.sending.events
     assert events.sent_again == [(api.account_id, older, "wh_1")]
     unknown = await api.call("POST", f"{WEBHOOKS}/{api.account_id}/evt_9/retry", headers=heads(api), json={})
     refused(unknown, 404, "event_not_found")
@@ -121,7 +121,7 @@ async def test_failed_events_are_counted_by_host_and_retried_together(api: Api) 
     assert (summary["failing"], summary["given_up"]) == (1, 1)
     [host] = {each["host"] for each in summary["hosts"]} - {"gone.example"}
     assert {(each["accounts"], each["events"]) for each in summary["hosts"]} == {(1, 1)}
-    events: Any = api.deps.events
+    events: Any = api.deps.sending.events
     of_host = await post(api, f"{WEBHOOKS}/hosts/gone.example/retry", {"reason": "their server is back"})
     assert (of_host.json(), events.sent_again) == (
         {"retried": 1, "has_more": False},

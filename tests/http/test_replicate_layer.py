@@ -17,6 +17,7 @@ from trio.testing import MockClock
 from holdfast.actors.account.messages import CreateTask, TaskAccepted
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.runtime.messages import Replayed
+from holdfast.http.kit.waiting_calls import WaitingCalls
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.links import PublicUrls
 from holdfast.ledger.refusals import Refusal
@@ -134,14 +135,14 @@ async def test_a_created_task_is_answered_though_it_cannot_be_read(stage: Stage)
 async def test_a_created_task_is_answered_though_too_many_requests_wait(api: Api) -> None:
     await api.add_task(api.task(ID))
     api.accounts.answer = ACCEPTED
-    api.configure(waiting_per_account_max=0)
+    api.change(waiting=WaitingCalls(per_account_max=0, all_max=1))
     assert created(await api.as_key("POST", IMAGE, INPUT, headers={"Prefer": "wait"}))["status"] == "starting"
 
 
 async def test_a_wait_that_ends_early_never_shows_processing(api: Api) -> None:
     await api.add_task(api.task(ID, status="processing"))
     api.accounts.answer = ACCEPTED
-    api.deps.changes.end()
+    api.deps.following.changes.end()
     assert created(await api.as_key("POST", IMAGE, INPUT, headers={"Prefer": "wait=30"}))["status"] == "starting"
     assert (await api.as_key("GET", f"{BASE}/predictions/{ID}")).json()["status"] == "processing"
 

@@ -16,7 +16,8 @@ from tests.event_streams import Event, reading
 from trio.testing import wait_all_tasks_blocked
 
 from holdfast.http.endpoints.tasks import following as account_following
-from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX, Wait, WaitingCalls
+from holdfast.http.kit.fair_shares import READS_PER_CALLER_MAX
+from holdfast.http.kit.waiting_calls import Wait, WaitingCalls
 from holdfast.http.services import following
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import OutputItem, Task, TaskRequest
@@ -36,7 +37,7 @@ async def write(api: Api, task: Task, extent: Extent = Extent.ANYTHING) -> None:
     values = {name: getattr(task, name) for name in ("status", "version", "updated_at", "wake_at")}
     statement = update(tables.tasks).where(tables.tasks.c.request_id == task.request_id)
     await api.write(statement.values(**values, state=msgspec.to_builtins(task.state)))
-    api.deps.changes.note([Change(task.account_id, task.request_id, extent)])
+    api.deps.following.changes.note([Change(task.account_id, task.request_id, extent)])
 
 
 def progressed(task: Task, version: int, status: str) -> Task:
@@ -47,7 +48,7 @@ def progressed(task: Task, version: int, status: str) -> Task:
 async def begun(api: Api, count: int = 1) -> None:
     """Return once so many requests wait."""
     with trio.fail_after(60):
-        while api.deps.waiting.count < count:
+        while api.deps.following.waiting.count < count:
             await trio.lowlevel.checkpoint()
 
 
@@ -68,7 +69,7 @@ async def test_a_waiting_request_reads_only_as_it_begins_and_ends(api: Api) -> N
         await write(api, progressed(api.task(ID), 6, "failed"), Extent.END)
     assert statuses == ["failed"]
     assert api.rows.reads == before + 1
-    assert api.deps.waiting.count == 0
+    assert api.deps.following.waiting.count == 0
 
 
 async def test_what_waits_for_a_task_keeps_nothing_of_it(api: Api) -> None:
@@ -109,9 +110,9 @@ async def test_a_key_that_is_revoked_during_a_wait_gets_no_task(api: Api) -> Non
 
 
 async def test_a_task_that_has_ended_is_not_waited_for_and_takes_no_place(api: Api) -> None:
-    api.configure(waiting_per_account_max=1)
+    api.change(waiting=WaitingCalls(per_account_max=1, all_max=2))
     await api.add_task(progressed(api.task(ID), 2, "canceled"))
-    with api.deps.waiting.counted(ACCOUNT, "origin"):
+    with api.deps.following.waiting.counted(ACCOUNT, "origin"):
         assert ok(await api.as_key("GET", f"{PATH}?wait=60"))["status"] == "canceled"
     refused(await api.as_key("GET", f"{PATH}?wait=1&wait=2"), 400, "invalid_parameter")
     refused(await api.as_key("GET", f"{PATH}?waits=1"), 400, "invalid_parameter")
@@ -185,7 +186,7 @@ def test_callers_with_equal_shares_keep_them() -> None:
 
 async def test_a_wait_that_ends_for_another_is_answered_as_the_task_is(api: Api) -> None:
     await api.add_task(api.task(ID))
-    api.configure(connections_max=4)
+    api.change(waiting=WaitingCalls(per_account_max=9, all_max=2))
     statuses = []
 
     async def wait() -> None:
@@ -196,7 +197,7 @@ async def test_a_wait_that_ends_for_another_is_answered_as_the_task_is(api: Api)
             nursery.start_soon(wait)
         await begun(api, 2)
         refused(await api.as_key("GET", f"{PATH}?wait=60"), 503, "overloaded")
-        with api.deps.waiting.counted(OTHER_ACCOUNT, "another") as one, trio.fail_after(30):
+        with api.deps.following.waiting.counted(OTHER_ACCOUNT, "another") as one, trio.fail_after(30):
             assert isinstance(one, Wait)
             while not statuses:
                 await trio.lowlevel.checkpoint()
@@ -211,7 +212,7 @@ async def test_a_stream_that_ends_for_another_is_complete(
 ) -> None:
     monkeypatch.setattr(account_following, "ACCOUNT_PAUSE_S", 0.0)
     await api.add_task(api.task(ID))
-    api.configure(connections_max=4)
+    api.change(waiting=WaitingCalls(per_account_max=9, all_max=2))
     credential = api.key if "task" in path else api.session
     async with (
         api.serving() as base,
@@ -220,7 +221,7 @@ async def test_a_stream_that_ends_for_another_is_complete(
     ):
         for stream in (first, second):
             assert await stream.next() is not None
-        with api.deps.waiting.counted(OTHER_ACCOUNT, "another"):
+        with api.deps.following.waiting.counted(OTHER_ACCOUNT, "another"):
             while await first.next() is not None:
                 pass
         assert first.is_complete
@@ -230,7 +231,7 @@ async def test_a_stream_that_ends_for_another_is_complete(
 async def test_what_ended_before_it_was_watched_ends_the_watch(api: Api) -> None:
     one = Wait()
     one.end()
-    with api.deps.changes.watch(ID) as watch, trio.fail_after(30):
+    with api.deps.following.changes.watch(ID) as watch, trio.fail_after(30):
         one.end_with(watch)
         await watch.wait(float("inf"), Extent.END)
         assert watch.is_ending
@@ -295,7 +296,7 @@ async def test_heads_of_streams_end_and_take_no_place(api: Api, path: str) -> No
     await api.add_task(api.task(ID))
     response = await (api.as_key if "task" in path else api.as_session)("HEAD", path)
     assert (response.status_code, response.headers["Content-Type"]) == (200, "text/event-stream")
-    assert api.deps.waiting.count == 0
+    assert api.deps.following.waiting.count == 0
 
 
 async def test_a_stream_sends_a_status_at_once_and_of_progress_the_newest(
@@ -319,7 +320,7 @@ async def test_a_stream_sends_a_status_at_once_and_of_progress_the_newest(
         assert stream.is_complete
     assert api.rows.reads == before + 2
     assert seen == [("1", "queued", None), ("4", "processing", "version 4"), ("5", "failed", "version 5")]
-    assert api.deps.waiting.count == 0
+    assert api.deps.following.waiting.count == 0
 
 
 async def test_a_stream_reads_beside_the_requests_of_its_account(api: Api) -> None:
@@ -352,8 +353,8 @@ async def test_a_reader_that_leaves_gives_its_place_back(api: Api) -> None:
         ):
             assert await one.next() is not None
             assert await other.next() is not None
-            assert api.deps.waiting.count == 2
-        while api.deps.waiting.count:
+            assert api.deps.following.waiting.count == 2
+        while api.deps.following.waiting.count:
             await trio.lowlevel.checkpoint()
 
 

@@ -12,7 +12,9 @@ from holdfast.http.kit.access import Access
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.operations import Operations, Readiness
 from holdfast.http.kit.payments import Payments
+from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
+from holdfast.http.kit.waiting_calls import Following, WaitingCalls
 from holdfast.persistence.server.embedded import EmbeddedPostgres
 from holdfast.persistence.server.lookups import GroupedLookups
 from holdfast.providers.outbound.guarded import GuardedClient
@@ -113,20 +115,25 @@ def _dependencies(
     return Dependencies(
         settings=settings,
         database=database,
-        changes=parts.changes,
         accounts=actors.accounts,
         sign_ins=actors.sign_ins,
         tasks=actors.tasks,
         catalog=lambda: registry.catalog,
         catalog_of=registry.catalog_of,
-        mailer=parts.mailer,
         callback_secrets=registry.callback_secrets,
-        events=EventCommands(parts.journal, parts.refs.outbox, now),
         write_record=database.record,
         urls=parts.urls,
         now=now,
         conditions=parts.conditions,
         access=Access(lookups=GroupedLookups(database.read)),
+        following=Following(
+            changes=parts.changes,
+            # Half of the connections are left to the requests that work.
+            waiting=WaitingCalls(
+                per_account_max=settings.waiting_per_account_max, all_max=max(1, settings.connections_max // 2)
+            ),
+        ),
+        sending=Sending(mailer=parts.mailer, events=EventCommands(parts.journal, parts.refs.outbox, now)),
         storage=Storage(store=parts.store, claims=parts.claims),
         payments=Payments(
             card=parts.card,

@@ -138,7 +138,7 @@ class HttpServer:
 
     def _new_connections(self) -> Connections:
         # Listeners start after the connections and restart with them, so they use the newest incarnation.
-        self._deps.changes.is_ending = False
+        self._deps.following.changes.is_ending = False
         self._connections = Connections(
             self._limits,
             peer_of=lambda address: origin_of(parse_address(address)),
@@ -153,7 +153,7 @@ class HttpServer:
     def _end_waits(self) -> None:
         """End the responses that would go on, or wait for something."""
         self._deps.operations.reports.end_readers()
-        self._deps.changes.end()
+        self._deps.following.changes.end()
 
     def _is_proxy(self, peer: str) -> bool:
         address = parse_address(peer)

@@ -14,9 +14,9 @@ import trio
 
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.fair_shares import Wait
 from holdfast.http.kit.routes import BodyResponse, Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter
+from holdfast.http.kit.waiting_calls import Wait
 from holdfast.http.services.tasks import CREATE_ERRORS, accepted_task, end_of_task, own_task
 from holdfast.ledger.catalog.models import Modality
 from holdfast.ledger.refusals import Refusal
@@ -121,7 +121,7 @@ async def finish(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     """
     until = trio.current_time() + min(HELD_MAX_S, TIMEOUT_SHARE * _timeout_s(call))
     deps, attempt = call.deps, _attempt(call)
-    with deps.waiting.counted(call.known_key.account_id, call.origin()) as wait:
+    with deps.following.waiting.counted(call.known_key.account_id, call.origin()) as wait:
         if isinstance(wait, Refusal):
             note_refused(call, attempt)
             return wait
@@ -145,7 +145,7 @@ async def created_task(call: Call, request_id: str, until: float = 0.0, wait: Wa
     send the request again without creating another task.
     """
     try:
-        with call.deps.changes.watch(request_id) as watch, call.deps.state(Resends).served(request_id):
+        with call.deps.following.changes.watch(request_id) as watch, call.deps.state(Resends).served(request_id):
             if wait is not None:
                 wait.end_with(watch)
             found = await own_task(call, request_id)

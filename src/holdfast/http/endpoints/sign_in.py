@@ -82,7 +82,7 @@ async def request_code(call: Call) -> Outcome:
     if isinstance(issued, Refusal):
         return issued
     try:
-        await deps.mailer.send_code(email, issued.code, expires_in_s=issued.expires_in_s)
+        await deps.sending.mailer.send_code(email, issued.code, expires_in_s=issued.expires_in_s)
     except Exception as fault:  # the caller learns no detail of the mail host
         deps.conditions.failed(MAIL, "", type(fault).__name__)
         return Refusal(code="otp_delivery_failed", message="The code could not be sent; try again later.")

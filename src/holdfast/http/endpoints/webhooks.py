@@ -105,10 +105,10 @@ async def test_webhook(call: Call) -> Outcome:
     if not webhook.enabled:
         message = "The webhook is disabled; enable it to send it events."
         return Refusal(code="webhook_disabled", message=message, final=True)
-    refusal = call.deps.test_rate.refuse(webhook.account_id)
+    refusal = call.deps.sending.test_rate.refuse(webhook.account_id)
     if refusal is not None:
         return refusal
-    sent = await call.deps.events.send_test(webhook)
+    sent = await call.deps.sending.events.send_test(webhook)
     return await _delivery(call, webhook, sent.event_id)
 
 
@@ -155,10 +155,10 @@ async def resend_delivery(call: Call) -> Outcome:
     found = await _delivery(call, webhook, event_id)
     if isinstance(found, Refusal):
         return found
-    refusal = call.deps.resend_rate.refuse(webhook.account_id)
+    refusal = call.deps.sending.resend_rate.refuse(webhook.account_id)
     if refusal is not None:
         return refusal
-    await call.deps.events.resend([EventAddress(webhook.account_id, event_id, webhook.webhook_id)])
+    await call.deps.sending.events.resend([EventAddress(webhook.account_id, event_id, webhook.webhook_id)])
     return await _delivery(call, webhook, event_id)
 
 

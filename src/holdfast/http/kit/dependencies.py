@@ -4,31 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
 
 from holdfast.actors.runtime.refs import Directory
-from holdfast.actors.unfenced import EventCommands
 from holdfast.http.kit.access import Access
-from holdfast.http.kit.fair_shares import (
-    STREAM_READS_MAX,
-    FairShares,
-    SendRate,
-    WaitingCalls,
-)
 from holdfast.http.kit.operations import Operations
 from holdfast.http.kit.payments import Payments
+from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
+from holdfast.http.kit.waiting_calls import Following
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.links import PublicUrls
-from holdfast.persistence.journal.changes import Changes
-from holdfast.providers.mail import Mailer
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.reports.conditions import Conditions
-from holdfast.telemetry.reports.reporter import Reporter
 
 T = TypeVar("T")
 
@@ -59,41 +50,36 @@ class Writes(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """The dependencies of the handlers.
+    """The dependencies of the handlers: what most of them use, and in groups what some of them do.
 
     ``catalog`` returns the current catalog, ``catalog_of`` a catalog by its version. ``callback_secrets``
     returns a media provider's secrets by its name (None: those without a name). ``now`` is service time, by which
     all times that the service has written are judged; ``wall`` judges those that others have signed.
     ``write_record`` writes what the journal does not: operators' actions and sessions, which must be possible while
-    an operator repairs that, and the rows of files. ``stream_shares`` are those of an account's streams.
-    ``test_rate`` and ``resend_rate`` limit the events that an account has sent on demand.
+    an operator repairs that, and the rows of files.
     """
 
     settings: Settings
     database: Reads
+    write_record: Writes
     accounts: Directory
     sign_ins: Directory
     tasks: Directory
     catalog: Callable[[], Catalog]
-    mailer: Mailer
+    catalog_of: Callable[[str], Catalog | None]
     callback_secrets: Callable[[str | None], Sequence[str]]
-    events: EventCommands
-    write_record: Writes
+    urls: PublicUrls
+    conditions: Conditions
+    now: Now
+    wall: Now = utc_now
     access: Access
+    following: Following
+    sending: Sending
     storage: Storage
     payments: Payments
     operations: Operations
-    urls: PublicUrls
-    now: Now
-    wall: Now = utc_now
-    catalog_of: Callable[[str], Catalog | None] = lambda _version: None
-    stream_shares: FairShares = field(default_factory=lambda: FairShares(at_once_max=STREAM_READS_MAX))
-    test_rate: SendRate = field(default_factory=lambda: SendRate(20, 30.0))
-    resend_rate: SendRate = field(default_factory=lambda: SendRate(100, 1.0))
-    changes: Changes = field(default_factory=Changes)
-    conditions: Conditions = field(default_factory=lambda: Conditions(Reporter()))
     _states: dict[type, object] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def state(self, kind: type[T]) -> T:
@@ -103,11 +89,3 @@ class Dependencies:
             found = self._states[kind] = kind()
         assert isinstance(found, kind)
         return found
-
-    @cached_property
-    def waiting(self) -> WaitingCalls:
-        """The requests that wait, and the streams: half of the connections at most."""
-        settings = self.settings
-        return WaitingCalls(
-            per_account_max=settings.waiting_per_account_max, all_max=max(1, settings.connections_max // 2)
-        )

@@ -1,4 +1,4 @@
-"""Requests that wait for something to change, and streams: how many there may be, and how a stream is sent."""
+"""Requests that wait for something to change, and streams: how each is asked for, and how a stream is sent."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ async def follow_task(call: Call, after: int | None, events_of: Callable[[Task],
     """
     with ExitStack() as opened:
         # Watched before the first read, so that no later change is missed.
-        watch = opened.enter_context(call.deps.changes.watch(call.path["request_id"]))
+        watch = opened.enter_context(call.deps.following.changes.watch(call.path["request_id"]))
         found = await own_task(call)
         if isinstance(found, Refusal):
             return found
@@ -46,7 +46,7 @@ async def follow_task(call: Call, after: int | None, events_of: Callable[[Task],
             return Response(b"", status=204)
         if call.request.method == "HEAD":
             return Response(b"", content_type=EVENT_STREAM)
-        wait = opened.enter_context(call.deps.waiting.counted(task.account_id, call.origin()))
+        wait = opened.enter_context(call.deps.following.waiting.counted(task.account_id, call.origin()))
         if isinstance(wait, Refusal):
             return wait
         wait.end_with(watch)
@@ -82,7 +82,7 @@ async def _task_events(
 ) -> AsyncGenerator[bytes]:
     """Each round reads the task and checks the credential. Nothing of the task is kept that may be large."""
     clock = StreamClock()
-    call.read_shares = call.deps.stream_shares
+    call.read_shares = call.deps.following.stream_shares
     sent = _shown(task) if task.version == after else None
     sent_at = -math.inf
     yield b"retry: %d\n\n" % RETRY_MS

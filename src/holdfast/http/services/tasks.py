@@ -273,11 +273,11 @@ def _command(
 async def ended_task(call: Call, request_id: str, wait_s: float) -> tuple[Task, ApiKeyRecord] | Refusal:
     """Return as :func:`own_task`, but once the task has ended, the wait has, or the watch is ending."""
     until = trio.current_time() + wait_s
-    with call.deps.changes.watch(request_id) as watch:
+    with call.deps.following.changes.watch(request_id) as watch:
         found = await own_task(call, request_id)
         if isinstance(found, Refusal) or found[0].is_terminal:
             return found
-        with call.deps.waiting.counted(found[0].account_id, call.origin()) as wait:
+        with call.deps.following.waiting.counted(found[0].account_id, call.origin()) as wait:
             if isinstance(wait, Refusal):
                 return wait
             wait.end_with(watch)

@@ -157,7 +157,7 @@ async def _retry_all(call: Call, *, account_id: str | None = None, host: str | N
     if not found:
         name = shown(account_id or host or "")
         return Refusal(code="event_not_found", message=f"No delivery fails for {name}, besides those due now.")
-    await call.deps.events.resend(found)
+    await call.deps.sending.events.resend(found)
     note_effect(call, retried=str(len(found)))
     return EventsRetried(len(found), has_more=len(found) == RETRIED_MAX)
 
@@ -185,7 +185,7 @@ async def retry_event(call: Call) -> Outcome:
     before = await call.deps.database.read(read)
     if before is None:
         return not_found
-    await call.deps.events.resend([before.address])
+    await call.deps.sending.events.resend([before.address])
     found = await call.deps.database.read(read)
     return not_found if found is None else _body(found)
 

@@ -86,10 +86,10 @@ async def resend_event(call: Call) -> Outcome:
     before = await call.read(read) if is_id(event_id) else []
     if not before:
         return not_found
-    refusal = call.deps.resend_rate.refuse(account_id)
+    refusal = call.deps.sending.resend_rate.refuse(account_id)
     if refusal is not None:
         return refusal
-    await call.deps.events.resend([before[0].address])
+    await call.deps.sending.events.resend([before[0].address])
     events = await call.read(read)
     return event_body(events[0]) if events else not_found
 
@@ -125,7 +125,7 @@ async def rotate_webhook_secret(call: Call) -> Outcome:
         )
         return Refusal(code="rate_limit_exceeded", message=message)
     newest = max((rotation.generation for rotation in rotations), default=0)
-    rotation = await call.deps.events.rotate_secret(account_id, newest + 1)
+    rotation = await call.deps.sending.events.rotate_secret(account_id, newest + 1)
     return webhook_secret_body(
         call.deps.settings.webhook_keys[0], account_id, signing_at((*rotations, rotation), call.deps.now())
     )

@@ -112,8 +112,8 @@ async def stream_account(call: Call) -> Outcome:
     if call.request.method == "HEAD":
         return Response(b"", content_type=EVENT_STREAM)
     with ExitStack() as opened:
-        watch = opened.enter_context(call.deps.changes.watch(account_id))
-        wait = opened.enter_context(call.deps.waiting.counted(account_id, call.origin()))
+        watch = opened.enter_context(call.deps.following.changes.watch(account_id))
+        wait = opened.enter_context(call.deps.following.waiting.counted(account_id, call.origin()))
         if isinstance(wait, Refusal):
             return wait
         wait.end_with(watch)
@@ -136,7 +136,7 @@ async def _account_events(call: Call, account_id: str, after: int | None, watch:
     ``position`` is the last one sent. Rows are looked for from there if notices may have been missed, and first.
     """
     clock = StreamClock()
-    call.read_shares = call.deps.stream_shares
+    call.read_shares = call.deps.following.stream_shares
     sent: AccountBody | None = None
     position, missed = after, True
     row_ids: list[str] = []
