@@ -320,6 +320,11 @@ def test_the_previous_server_key_opens_and_makes_nothing_new(production: dict[st
     )
 
 
+@pytest.mark.parametrize(("connections", "waiting"), [("4096", 2048), ("1", 1)])
+def test_half_of_the_connections_may_wait(development: dict[str, str], connections: str, waiting: int) -> None:
+    assert load_settings({**development, "HOLDFAST_CONNECTIONS_MAX": connections}).waiting_max == waiting
+
+
 def test_each_purpose_has_its_own_key(development: dict[str, str]) -> None:
     settings = load_settings(development)
     assert settings.derived_key("quotes") == settings.derived_key("quotes")

@@ -255,6 +255,11 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
         )
 
     @property
+    def waiting_max(self) -> int:
+        """How many requests may wait, or stream, at one process: the others have half of the connections."""
+        return max(1, self.connections_max // 2)
+
+    @property
     def otp_pepper(self) -> bytes:
         """The key of the hashes of one-time codes."""
         return self.derived_key("one-time codes")

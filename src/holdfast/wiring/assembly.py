@@ -128,10 +128,7 @@ def _dependencies(
         access=Access(lookups=GroupedLookups(database.read)),
         following=Following(
             changes=parts.changes,
-            # Half of the connections are left to the requests that work.
-            waiting=WaitingCalls(
-                per_account_max=settings.waiting_per_account_max, all_max=max(1, settings.connections_max // 2)
-            ),
+            waiting=WaitingCalls(per_account_max=settings.waiting_per_account_max, all_max=settings.waiting_max),
         ),
         sending=Sending(mailer=parts.mailer, events=EventCommands(parts.journal, parts.refs.outbox, now)),
         storage=Storage(store=parts.store, claims=parts.claims),

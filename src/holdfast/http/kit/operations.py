@@ -81,9 +81,9 @@ class ProcessControls(Protocol):
 class Operations:
     """What operators see and do of the service itself.
 
-    ``report`` tells operators of what one of them has done, ``reports`` are all that they are told. ``controls``
-    reach every process; ``readiness`` and ``metrics_text`` are those of this one, and ``refused`` counts the
-    requests that it refuses.
+    ``report`` reports what one of them has done; ``reports`` are those of everything. ``controls`` reach every
+    process; ``readiness`` and ``metrics_text`` are those of this one, and ``refused`` counts the requests that it
+    refuses.
     """
 
     report: Callable[[Report], None]
