@@ -14,7 +14,7 @@ from holdfast.http.app import SERVED, HoldfastApp
 from holdfast.http.kit.access import Access
 from holdfast.http.kit.credentials import mint_api_key
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.operations import Operations
+from holdfast.http.kit.operating import Operating
 from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
@@ -104,7 +104,7 @@ def stage(settings: Settings, tmp_path: Path) -> Stage:
         sending=Sending(mailer=mailer, events=FakeEventCommands()),
         storage=Storage(store=store, claims=ContentClaims(no_connection)),
         payments=Payments(card=None, unmatched_events=FakeUnmatchedEvents(), order_checks=FakeOrderChecks()),
-        operations=Operations(
+        operating=Operating(
             report=reporter.report,
             reports=ReportFeed(reporter, FakeReportRows()),
             refused=RefusedRequests(Conditions(Reporter())),

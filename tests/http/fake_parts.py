@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from holdfast.actors.runtime.messages import Command
 from holdfast.actors.unfenced import EventCommands
-from holdfast.http.kit.operations import Readiness
+from holdfast.http.kit.operating import Readiness
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.provider_update import ProviderUpdate
 from holdfast.ledger.tasks.webhook_secrets import Rotation

@@ -76,6 +76,6 @@ def message_of(response: httpx2.Response) -> Message:
 
 def answer_controls(stage: Stage, **answers: Any) -> Any:
     """Let the control actors of one process answer by the command's name."""
-    controls: Any = stage.deps.operations.controls
+    controls: Any = stage.deps.operating.controls
     controls.answer = lambda command: answers[type(command).__name__]
     return controls

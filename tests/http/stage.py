@@ -21,7 +21,7 @@ from holdfast.http.app import HoldfastApp
 from holdfast.http.kit.access import Access
 from holdfast.http.kit.credentials import SCOPES, KnownKey, MintedKey
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.operations import Operations
+from holdfast.http.kit.operating import Operating
 from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.responses import server_response
 from holdfast.http.kit.sending import Sending
@@ -48,7 +48,7 @@ from .fake_parts import FakeMailer
 from .identities import ACCOUNT, CARD_SECRET, KEY, NOW, OTHER_ACCOUNT, PUBLIC_URL, SESSION, TOKEN
 from .order_stand_ins import FakeCard, FakeUnmatchedEvents, OrderRules, make_order
 
-GROUPS = (Access, Following, Operations, Payments, Sending, Storage)
+GROUPS = (Access, Following, Operating, Payments, Sending, Storage)
 """The groups of dependencies; no two have a field of the same name."""
 
 
@@ -194,13 +194,13 @@ class Stage(Caller):
         """Serve the app by the server itself on loopback; its base address."""
 
         def end_waits() -> None:
-            self.deps.operations.reports.end_readers()
+            self.deps.operating.reports.end_readers()
             self.deps.following.changes.end()
 
         connections = Connections(
             ServerLimits(**{"finish_requests_s": 1.0, **limits}),
             on_stop=end_waits,
-            refuse=functools.partial(server_response, self.deps.operations.refused),
+            refuse=functools.partial(server_response, self.deps.operating.refused),
         )
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listener = Listener(listening, cast(AsgiApp, self.app), lambda: connections)

@@ -99,7 +99,7 @@ def detail(key: str, member_id: str) -> KeyDescription:
 
 
 def controls_of(stage: Stage) -> FakeControls:
-    controls: Any = stage.deps.operations.controls
+    controls: Any = stage.deps.operating.controls
     controls.others = (OTHER, AWAY)
     return controls  # type: ignore[no-any-return]
 

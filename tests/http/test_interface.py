@@ -21,7 +21,7 @@ from holdfast.http.endpoints.api_docs import RAPIDOC, document_for
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.http.kit.extensions import Extension
 from holdfast.http.kit.openapi import describe, error_codes
-from holdfast.http.kit.operations import Readiness
+from holdfast.http.kit.operating import Readiness
 from holdfast.http.kit.routes import Route
 from holdfast.ledger.alerts.account_events import PAYLOADS
 from holdfast.ledger.tasks.events import EVENT_KINDS

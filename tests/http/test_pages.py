@@ -18,7 +18,7 @@ from tests.strict_html import StrictHtml
 from holdfast.actors.account.messages import SetCeiling
 from holdfast.actors.task.messages import DecideReview, TaskReply
 from holdfast.http.kit.calls import Auth
-from holdfast.http.kit.operations import Readiness
+from holdfast.http.kit.operating import Readiness
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Progress
 from holdfast.persistence.queries.loading import load_account

@@ -21,7 +21,7 @@ SECRET = "studio-callback-secret"
 
 
 def checks_of(stage: Stage) -> FakeProviderChecks:
-    return cast("FakeProviderChecks", stage.deps.operations.provider_checks)
+    return cast("FakeProviderChecks", stage.deps.operating.provider_checks)
 
 
 async def check(stage: Stage, provider: str = "studio", **body: Any) -> httpx2.Response:

@@ -34,7 +34,7 @@ async def listed(api: Api) -> dict[str, Any]:
 async def test_providers_are_added_up_over_processes(api: Api) -> None:
     down = msgspec.structs.replace(PROCESS.providers["studio"], state="down", call_p99_s=0.5, errors={"timeout": 1})
     other = msgspec.structs.replace(PROCESS, providers={"studio": down})
-    controls: Any = api.deps.operations.controls
+    controls: Any = api.deps.operating.controls
     controls.others = (OTHER,)
     controls.answer = lambda _command: other if controls.asked[-1][0] == "proc_2" else PROCESS
     await api.add_task(api.task("task_1", at=api.now - timedelta(seconds=30), wake_at=api.now))
@@ -66,7 +66,7 @@ async def test_providers_are_added_up_over_processes(api: Api) -> None:
 
 
 async def test_providers_are_listed_while_the_database_is_away(api: Api) -> None:
-    controls: Any = api.deps.operations.controls
+    controls: Any = api.deps.operating.controls
     controls.answer = lambda _command: PROCESS
     api.change(database=AwayRows())
     found = await listed(api)

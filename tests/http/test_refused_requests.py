@@ -159,7 +159,7 @@ def test_requests_answered_503_are_an_outage() -> None:
 
 
 async def newest(stage: Stage) -> RefusedRequest:
-    return next(iter(stage.deps.operations.refused.recent()))
+    return next(iter(stage.deps.operating.refused.recent()))
 
 
 async def test_a_refused_request_names_its_caller_as_far_as_it_is_known(api: Api) -> None:

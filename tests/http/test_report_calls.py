@@ -209,7 +209,7 @@ async def test_a_position_that_is_none_is_refused(stage: Stage) -> None:
 
 async def test_too_many_readers_are_refused_until_one_hangs_up(api: Api) -> None:
     async with serving(api) as base:
-        feed = api.deps.operations.reports
+        feed = api.deps.operating.reports
         feed.readers_max = 2
         async with reading(base, OPERATOR), reading(base, OPERATOR), reading(base, OPERATOR, status=503) as refused:
             assert "retry-after: 1" in refused.head
@@ -271,7 +271,7 @@ async def test_silence_is_broken_by_comments(stage: Stage, autojump_clock: MockC
         assert trio.current_time() - begun == pytest.approx(endpoint.CHECK_S)
         assert len([part async for part in parts]) == endpoint.STREAM_S / endpoint.CHECK_S - 1
     assert trio.current_time() - begun == pytest.approx(endpoint.STREAM_S)
-    assert not stage.deps.operations.reports._readers
+    assert not stage.deps.operating.reports._readers
 
 
 @pytest.mark.parametrize("ends", ["signed out", "disabled", "expired"])
@@ -330,9 +330,9 @@ async def test_one_operator_leaves_streams_to_others(api: Api, monkeypatch: pyte
         async with reading(base, OPERATOR), reading(base, OPERATOR):
             async with reading(base, OPERATOR, status=429) as refused:
                 assert "retry-after: 1" in refused.head
-            late = api.deps.operations.reports.open(operator="operator-token")
+            late = api.deps.operating.reports.open(operator="operator-token")
             assert await late.next() is None
             async with reading(base, api.session) as reader:
                 emit(api)
                 assert await reader.keys(1) == ["acct_1"]
-        await until(lambda: not api.deps.operations.reports.is_full_for("operator-token"))
+        await until(lambda: not api.deps.operating.reports.is_full_for("operator-token"))

@@ -40,7 +40,7 @@ class HypercornServer(HttpServer):
             "http",
             [
                 ChildSpec(
-                    "refused-requests", lambda: RunningChild(self._deps.operations.refused.run), shutdown_s=1.0
+                    "refused-requests", lambda: RunningChild(self._deps.operating.refused.run), shutdown_s=1.0
                 ),
                 ChildSpec("hypercorn", partial(self._hypercorn, app), shutdown_s=STOP_S),
             ],

@@ -153,7 +153,7 @@ def _finish(deps: Dependencies, request: HoldfastRequest, response: Response) ->
 
 def _count_refused(deps: Dependencies, request: HoldfastRequest, response: RefusalResponse) -> None:
     """Count a refused request. Its credential is named as far as its owner may see it."""
-    deps.operations.refused.count(
+    deps.operating.refused.count(
         status=response.status_code,
         code=response.code,
         is_of_share=response.is_of_share,

@@ -10,7 +10,7 @@ from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.http.kit.access import Access
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.operations import Operations, Readiness
+from holdfast.http.kit.operating import Operating, Readiness
 from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
@@ -137,7 +137,7 @@ def _dependencies(
             unmatched_events=UnmatchedEventStore(PROVIDER, parts.journal, now),
             order_checks=order_checks,
         ),
-        operations=Operations(
+        operating=Operating(
             report=parts.reporter.report,
             reports=parts.feed,
             refused=parts.refused,

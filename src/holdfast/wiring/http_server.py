@@ -105,7 +105,7 @@ class HttpServer:
             [
                 ChildSpec("application", lambda: RunningChild(partial(run_lifespans, apps)), shutdown_s=1.0),
                 ChildSpec(
-                    "refused-requests", lambda: RunningChild(self._deps.operations.refused.run), shutdown_s=1.0
+                    "refused-requests", lambda: RunningChild(self._deps.operating.refused.run), shutdown_s=1.0
                 ),
                 ChildSpec("connections", self._new_connections, shutdown_s=limits.finish_requests_s + 1.0),
                 *listeners,
@@ -145,14 +145,14 @@ class HttpServer:
             is_proxy=self._is_proxy,
             origin_of=self._origin_of,
             on_stop=self._end_waits,
-            refuse=partial(server_response, self._deps.operations.refused),
+            refuse=partial(server_response, self._deps.operating.refused),
             log_fault=log_fault,
         )
         return self._connections
 
     def _end_waits(self) -> None:
         """End the responses that would go on, or wait for something."""
-        self._deps.operations.reports.end_readers()
+        self._deps.operating.reports.end_readers()
         self._deps.following.changes.end()
 
     def _is_proxy(self, peer: str) -> bool:

@@ -28,7 +28,7 @@ async def overview(visit: Visit) -> ViewResult:
     answered = [member.process for member in members if member.process is not None]
     values = {
         "conditions": [(process, condition) for process in answered for condition in process.conditions],
-        "health": visit.call.deps.operations.readiness(),
+        "health": visit.call.deps.operating.readiness(),
         "tree": tree,
         "quarantined": None if isinstance(tree, Refusal) else _quarantined(answered),
         "now_figures": _figures(latest(processes)),

@@ -53,7 +53,7 @@ async def healthz(_call: Call) -> Outcome:
 )
 async def readyz(call: Call) -> Outcome:
     """For load balancers."""
-    found = call.deps.operations.readiness()
+    found = call.deps.operating.readiness()
     body = Ready(
         ready=found.ready,
         database=found.database,
@@ -72,4 +72,4 @@ async def readyz(call: Call) -> Outcome:
 )
 async def metrics(call: Call) -> Outcome:
     """Metrics of this process."""
-    return Response(await call.deps.operations.metrics_text(), content_type=METRICS_CONTENT_TYPE)
+    return Response(await call.deps.operating.metrics_text(), content_type=METRICS_CONTENT_TYPE)

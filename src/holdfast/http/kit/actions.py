@@ -138,7 +138,7 @@ async def _begin(call: Call) -> None:
 async def _end(call: Call, result: ActionResult, code: str | None) -> None:
     assert call.action is not None
     action = call.action = call.action._replace(ended_at=call.deps.now(), result=result, code=code)
-    call.deps.operations.report(_report_of(action))
+    call.deps.operating.report(_report_of(action))
     # Shielded: the action is done, whether or not its caller is still there.
     with trio.move_on_after(END_S, shield=True):
         while True:

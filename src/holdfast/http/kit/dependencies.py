@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from holdfast.actors.runtime.refs import Directory
 from holdfast.http.kit.access import Access
-from holdfast.http.kit.operations import Operations
+from holdfast.http.kit.operating import Operating
 from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
@@ -79,7 +79,7 @@ class Dependencies:
     sending: Sending
     storage: Storage
     payments: Payments
-    operations: Operations
+    operating: Operating
     _states: dict[type, object] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def state(self, kind: type[T]) -> T:

@@ -219,7 +219,7 @@ async def list_dead_letters(call: Call) -> Outcome:
 async def _act(call: Call, action: Callable[[str, str, str], KeyAction], reason: str) -> Outcome:
     group, key = call.path["group"], call.path["key"]
     found = await _find(call)
-    controls = call.deps.operations.controls
+    controls = call.deps.operating.controls
     member_id = controls.owner_of(group, key) if isinstance(found, Refusal) else found.member_id
     return await ask_control(call, member_id, action(group, key, reason))
 
@@ -228,7 +228,7 @@ async def _find(call: Call) -> KeyDescription | Refusal:
     """Describe an actor by the member that has it, its owner or any other, or else by one that remembers it."""
     group, key = call.path["group"], call.path["key"]
     question = DescribeKey(group, key)
-    found = await ask_control(call, call.deps.operations.controls.owner_of(group, key), question)
+    found = await ask_control(call, call.deps.operating.controls.owner_of(group, key), question)
     if isinstance(found, Refusal):
         if found.code != "actor_not_found":
             return found

@@ -115,7 +115,7 @@ async def read_poison_message(call: Call) -> Outcome:
 async def replay_poison_message(call: Call) -> Outcome:
     """If it crashes its actor again it is kept, and counted."""
     deadline_s = call.deps.settings.ask_deadline_s
-    found = await call.deps.operations.poison.replay(call.path["poison_id"], deadline_s=deadline_s)
+    found = await call.deps.operating.poison.replay(call.path["poison_id"], deadline_s=deadline_s)
     return found if isinstance(found, Refusal) else poison_body(found)
 
 
@@ -131,7 +131,7 @@ async def replay_poison_message(call: Call) -> Outcome:
 )
 async def discard_poison_message(call: Call) -> Outcome:
     """The row stays until its retention is over."""
-    found = await call.deps.operations.poison.discard(call.path["poison_id"])
+    found = await call.deps.operating.poison.discard(call.path["poison_id"])
     return found if isinstance(found, Refusal) else poison_body(found)
 
 

@@ -44,7 +44,7 @@ GATHER_S: Final = 2.0
 
 async def ask_control(call: Call, member_id: str, command: Command[T]) -> T | Refusal:
     """Ask one member's control actor. Raises as an ask does."""
-    return await call.deps.operations.controls.ask(member_id, command, deadline_s=call.deps.settings.ask_deadline_s)
+    return await call.deps.operating.controls.ask(member_id, command, deadline_s=call.deps.settings.ask_deadline_s)
 
 
 class Answers(NamedTuple, Generic[T]):
@@ -56,7 +56,7 @@ class Answers(NamedTuple, Generic[T]):
 
 async def ask_all(deps: Dependencies, command: Command[T]) -> Answers[T]:
     """Ask the control actors of all members at once. A refusal is no answer."""
-    controls = deps.operations.controls
+    controls = deps.operating.controls
     answers: dict[str, T | None] = {member.member_id: None for member in controls.members()}
 
     async def ask_one(member_id: str) -> None:
@@ -124,7 +124,7 @@ async def read_tree(call: Call) -> Outcome:
     return Tree(
         [
             ProcessBody(**msgspec.structs.asdict(member), process=answers.by_member.get(member.member_id))
-            for member in call.deps.operations.controls.members()
+            for member in call.deps.operating.controls.members()
         ]
     )
 

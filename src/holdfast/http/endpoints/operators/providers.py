@@ -174,7 +174,7 @@ class ProviderCheckBody(msgspec.Struct, frozen=True):
 async def check_provider(call: Call) -> Outcome:
     """The response comes when the job has ended, or ``wait_s`` later. No account and no credit is involved."""
     wanted, name, catalog = call.body(ProviderCheckRequest), call.path["provider"], call.deps.catalog()
-    charges = call.deps.operations.provider_checks.charges(name)
+    charges = call.deps.operating.provider_checks.charges(name)
     if charges is None or name not in catalog.providers:
         return Refusal(code="provider_not_found", message=f"The provider {shown(name)} is not in the catalog.")
     priced = _priced(catalog, name, wanted)
@@ -186,7 +186,7 @@ async def check_provider(call: Call) -> Outcome:
             code="cost_not_accepted",
             message=f"{name} charges for a job of {priced.terms.model}, which customers pay {price} for.",
         )
-    steps = await call.deps.operations.provider_checks.run(
+    steps = await call.deps.operating.provider_checks.run(
         name, priced.terms.upstream_model, priced.input, wait_s=wanted.wait_s
     )
     failed = next((step.name for step in steps if step.result == "failed"), None)

@@ -142,7 +142,7 @@ async def list_reports(call: Call) -> Outcome:
     try:
         position, found = await call.deps.database.read(read)
     except DatabaseAway:
-        found.extend(_in_memory(call.deps.operations.reports, wanted, options))
+        found.extend(_in_memory(call.deps.operating.reports, wanted, options))
     page = cut_page(found, window.limit, _position_of)
     return ReportList(
         data=[report_body(report) for report in page.entries],
@@ -193,7 +193,7 @@ async def stream_reports(call: Call) -> Outcome:
     after = read_position(call)
     if isinstance(after, Refusal):
         return after
-    feed = call.deps.operations.reports
+    feed = call.deps.operating.reports
     if feed.is_full:
         return Refusal(
             code="overloaded", message=f"{feed.readers_max} streams of reports are open; try again later."
@@ -235,7 +235,7 @@ class EventStream(ResponseBody):
 
     def __init__(self, call: Call, after: int | None) -> None:
         self._call = call
-        self._feed = call.deps.operations.reports
+        self._feed = call.deps.operating.reports
         self._after = after
         self._reader: ReportReader | None = None
         self._running: AsyncGenerator[bytes] | None = None

@@ -58,7 +58,7 @@ def is_of_check(request_id: str) -> bool:
 
 async def receive_for_check(call: Call, update: ProviderUpdate) -> CheckCallbackReceived:
     """Record a verified update."""
-    await call.deps.operations.provider_checks.record_callback(update.request_id, update=update, refused=None)
+    await call.deps.operating.provider_checks.record_callback(update.request_id, update=update, refused=None)
     return CheckCallbackReceived(update.request_id)
 
 
@@ -69,7 +69,7 @@ async def record_refused_callback(call: Call, refusal: Refusal) -> None:
     """
     sealed = sealed_check(call)
     if sealed is not None:
-        await call.deps.operations.provider_checks.record_callback(sealed[1], update=None, refused=refusal.code)
+        await call.deps.operating.provider_checks.record_callback(sealed[1], update=None, refused=refusal.code)
 
 
 def sealed_check(call: Call) -> tuple[str, str] | None:

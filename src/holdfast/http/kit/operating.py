@@ -78,7 +78,7 @@ class ProcessControls(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operations:
+class Operating:
     """What operators see and do of the service itself.
 
     ``report`` reports what one of them has done; ``reports`` are those of everything. ``controls`` reach every
