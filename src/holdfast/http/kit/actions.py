@@ -1,25 +1,32 @@
-"""Operators' actions: each is recorded before its effect, then completed with its result and reported.
+"""Operators' actions: each is declared by :meth:`OperatorRoutes.action` with the one function that does it.
 
-A route with an ``action`` runs through :func:`handle`, so handlers stay plain. An action whose record cannot be
+An action is recorded before its effect, then completed with its result and reported. One whose record cannot be
 written is not done. Urgent ones, which repair the service, are the exception: while the database is away, their
-report is the record.
+report is the record. An action is done for a request, or by :meth:`Action.perform` for one target from code.
 """
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Final
+from typing import Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 import structlog
 import trio
-from quart import Response
 
 from holdfast.actors.runtime.faults import OutcomeUnknown
-from holdfast.http.kit.calls import Call
+from holdfast.actors.runtime.messages import Command, IdempotencyKey
+from holdfast.actors.runtime.refs import AskRef, WhileDown
+from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.errors import INTERNAL_ERROR, UNREADABLE, leaves_of, refusal_of_fault
-from holdfast.http.kit.operators import MAY_ONLY_READ
-from holdfast.http.kit.routes import BodyResponse, Outcome, Route
+from holdfast.http.kit.operators import MAY_ONLY_READ, Operator
+from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Handler, Outcome, Parameter, Route, RouteTable
+from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_prefer
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.operators.records import write_action
@@ -32,6 +39,11 @@ from holdfast.telemetry.traces import trace_id
 
 log = structlog.get_logger("holdfast.http")
 
+T = TypeVar("T")
+G = TypeVar("G", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+P = ParamSpec("P")
+
 HIDDEN_PARAMETERS: Final = frozenset({"code"})
 """What gives credit to its readers: a coupon's code."""
 PARAMETERS_MAX: Final = 16
@@ -41,31 +53,239 @@ END_S: Final = 30.0
 """How long an action's result may take to be written: the database may be slow, or away for a moment."""
 
 
-async def handle(call: Call, route: Route) -> Outcome:
-    """Run the handler of a route; that of an action between its two records.
+@dataclass(slots=True)
+class ActionRun:
+    """One action on one target, as its function sees it.
 
-    Raises :class:`DatabaseAway`, before anything is done, if the first cannot be written. If the second cannot, the
-    row has no result, and the log has a line. To an operator a refusal names the row that cannot be read.
+    ``origin`` is where the operator asks from. Asks take ``deadline_s`` at most. ``idempotency`` is the
+    Idempotency-Key, or why it is refused. ``sent`` is what is recorded as parameters; None: all that is given. If
+    the run ``is_replay``, its reply is that to an earlier one with the same key.
     """
+
+    deps: Dependencies
+    operator: Operator
+    origin: str
+    _: KW_ONLY
+    deadline_s: float
+    while_down: WhileDown = "queue"
+    idempotency: IdempotencyKey | Refusal | None = None
+    sent: Mapping[str, object] | None = None
+    is_replay: bool = False
+    _record: OperatorAction | None = field(default=None, init=False)
+
+    @property
+    def record(self) -> OperatorAction:
+        """The record of what is done."""
+        assert self._record is not None, "the run has begun"
+        return self._record
+
+    @property
+    def key(self) -> IdempotencyKey:
+        """The Idempotency-Key of an action that needs one."""
+        assert isinstance(self.idempotency, IdempotencyKey)
+        return self.idempotency
+
+    async def ask(self, ref: AskRef, command: Command[T]) -> T | Refusal:
+        """Ask an actor. Raises its faults, which are in the error table."""
+        return await ref.ask(command, deadline_s=self.deadline_s, while_down=self.while_down)
+
+    def note(self, result: ActionResult = "done", /, **effect: str) -> None:
+        """Note what was done, for the record, and with ``failed`` that it failed although there is a reply."""
+        self._record = self.record._replace(result=result, effect=effect)
+
+    def concern(self, account_id: str, task_id: str | None = None) -> None:
+        """Note whom it concerns, where the target does not say so."""
+        self._record = self.record._replace(account_id=account_id, task_id=task_id)
+
+    async def begin(
+        self, action: str, target: Sequence[str], given: msgspec.Struct | None, *, is_urgent: bool
+    ) -> None:
+        """Write the record before anything is done. Raises :class:`DatabaseAway`, unless it is urgent."""
+        reason = (getattr(given, "reason", None) or "").strip()
+        below: str | None = getattr(given, "path", None)
+        sent = msgspec.to_builtins(given) if self.sent is None else self.sent
+        self._record = OperatorAction(
+            action_id=new_id("act"),
+            at=self.deps.now(),
+            operator=self.operator.name,
+            credential=self.operator.credential,
+            origin=self.origin,
+            action=action,
+            target=scrub("/".join((*target, *([] if below is None else [below])))),
+            account_id=next((each for each in target if each.startswith("acct_")), None),
+            task_id=next((each for each in target if each.startswith("task_")), None),
+            reason=scrub(reason) or None,
+            trace_id=trace_id() or "",
+            parameters=_parameters(sent),
+        )
+        try:
+            await self.deps.write_record(partial(write_action, action=self._record))
+        except DatabaseAway:
+            if not is_urgent:
+                raise
+            log.warning("an urgent action has no row", action=action, operator=self.operator.name)
+
+    async def end(self, result: ActionResult, code: str | None, *, is_urgent: bool) -> None:
+        """Report the result, and complete the record. If that cannot be written, the log has a line."""
+        action = self._record = self.record._replace(ended_at=self.deps.now(), result=result, code=code)
+        self.deps.operating.report(_report_of(action))
+        # Shielded: the action is done, whether or not its caller is still there.
+        with trio.move_on_after(END_S, shield=True):
+            while True:
+                try:
+                    await self.deps.write_record(partial(write_action, action=action))
+                except DatabaseAway as away:
+                    if is_urgent:
+                        break
+                    await trio.sleep(away.retry_after_s)
+                else:
+                    return
+        log.warning("an action's result could not be written", action_id=action.action_id, result=result)
+
+
+Do: TypeAlias = Callable[Concatenate[ActionRun, G, P], Awaitable[R | Refusal]]
+"""The function of an action."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action(Generic[G, P, R]):
+    """An action as it is declared. ``do`` takes the parts of the target in the order in which the path has them."""
+
+    name: str
+    do: Do[G, P, R]
+    _: KW_ONLY
+    is_urgent: bool
+    needs_key: bool
+
+    async def perform(self, run: ActionRun, given: G, *target: P.args, **named: P.kwargs) -> R | Refusal:
+        """Do it between its two records, and return its reply. The parts of the target are given by position.
+
+        Raises :class:`DatabaseAway`, before anything is done, if the first record cannot be written. If the second
+        cannot, the row has no result.
+        """
+        await run.begin(self.name, [str(part) for part in target], given, is_urgent=self.is_urgent)
+        try:
+            reply = await self._do(run, given, *target, **named)
+        except BaseException as fault:
+            await run.end(*_result_of_fault(fault), is_urgent=self.is_urgent)
+            raise
+        if isinstance(reply, Refusal):
+            await run.end("refused", reply.code, is_urgent=self.is_urgent)
+        else:
+            await run.end(run.record.result or "done", None, is_urgent=self.is_urgent)
+        return reply
+
+    async def _do(self, run: ActionRun, given: G, *target: P.args, **named: P.kwargs) -> R | Refusal:
+        if self.needs_key and not isinstance(run.idempotency, IdempotencyKey):
+            return run.idempotency or NO_IDEMPOTENCY_KEY
+        return await self.do(run, given, *target, **named)
+
+
+class OperatorRoutes(RouteTable):
+    """The routes of a module for operators: what it shows them, and the actions it has for them."""
+
+    def __init__(self) -> None:
+        super().__init__("Operators")
+
+    def read(
+        self,
+        path: str,
+        summary: str,
+        reply: type[msgspec.Struct],
+        *,
+        parameters: tuple[Parameter, ...] = (),
+        errors: tuple[str, ...] = (),
+    ) -> Callable[[Handler], Handler]:
+        """Declare the decorated handler as a route that every operator may read."""
+        return self(
+            "GET",
+            path,
+            summary=summary,
+            auth=Auth.OPERATOR_READ,
+            reply=reply,
+            parameters=parameters,
+            errors=errors,
+        )
+
+    def action(
+        self,
+        path: str,
+        summary: str,
+        given: type[G],
+        reply: type[R],
+        *,
+        name: str = "",
+        errors: tuple[str, ...] = (),
+        is_urgent: bool = False,
+        needs_key: bool = False,
+    ) -> Callable[[Do[G, P, R]], Action[G, P, R]]:
+        """Declare the decorated function as an action, as :class:`Actions` does, that has nothing in common."""
+        alone = Actions(self, path, given, reply, errors=errors, is_urgent=is_urgent)
+        return alone("", summary, name=name, needs_key=needs_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Actions(Generic[G, R]):
+    """What some actions have in common: where their paths begin, what they are given, and what they return."""
+
+    routes: OperatorRoutes
+    path: str
+    given: type[G]
+    reply: type[R]
+    _: KW_ONLY
+    errors: tuple[str, ...] = ()
+    is_urgent: bool = False
+
+    def __call__(
+        self, below: str, summary: str, *, errors: tuple[str, ...] = (), name: str = "", needs_key: bool = False
+    ) -> Callable[[Do[G, P, R]], Action[G, P, R]]:
+        """Declare what the decorated function does as an action, by operators who may act.
+
+        The function has the action's ``name``, unless another is given. It is called with the run, what was
+        ``given``, and the values of the path; its docstring describes it. What ``needs_key`` gives or takes money,
+        and is done once for each Idempotency-Key.
+        """
+        path = self.path + below
+        places = re.findall(r"\{(\w+)\}", path)
+
+        def declare(do: Do[G, P, R]) -> Action[G, P, R]:
+            action = Action(name or do.__name__, do, is_urgent=self.is_urgent, needs_key=needs_key)
+            perform: Callable[..., Awaitable[R | Refusal]] = action.perform
+
+            @functools.wraps(do)
+            async def handler(call: Call) -> Outcome:
+                run = _run_for(call)
+                if needs_key:
+                    run.idempotency = call.idempotency()
+                outcome = await perform(run, call.body(self.given), *(call.path[place] for place in places))
+                call.is_replay = run.is_replay
+                return outcome
+
+            self.routes(
+                "POST",
+                path,
+                summary=summary,
+                auth=Auth.OPERATOR_ACT,
+                action=action.name,
+                is_urgent=self.is_urgent,
+                body=self.given,
+                reply=self.reply,
+                parameters=(REQUIRED_IDEMPOTENCY_KEY,) if needs_key else (),
+                errors=(*self.errors, *errors),
+            )(handler)
+            return action
+
+        return declare
+
+
+async def handle(call: Call, route: Route) -> Outcome:
+    """Run the handler of a route. To an operator a refusal names the row that cannot be read."""
     try:
-        return await (route.handler(call) if route.action is None else _act(call, route))
+        return await route.handler(call)
     except UnreadableRow as fault:
         if call.operator is None:
             raise
         return Refusal(code=UNREADABLE.code, message=f"The row cannot be read: {scrub(str(fault))}")
-
-
-async def _act(call: Call, route: Route) -> Outcome:
-    await _begin(call)
-    try:
-        outcome = await route.handler(call)
-    except BaseException as fault:
-        await _end(call, *_result_of_fault(fault))
-        raise
-    refusal = _refusal_in(outcome)
-    assert call.action is not None
-    await _end(call, (call.action.result or "done") if refusal is None else "refused", refusal)
-    return outcome
 
 
 async def record_refused_action(call: Call, refusal: object) -> None:
@@ -73,31 +293,28 @@ async def record_refused_action(call: Call, refusal: object) -> None:
 
     Raises :class:`DatabaseAway`.
     """
-    if refusal is MAY_ONLY_READ and call.route.action is not None:
-        await _begin(call)
-        await _end(call, "refused", MAY_ONLY_READ.code)
+    name, is_urgent = call.route.action, call.route.is_urgent
+    if refusal is MAY_ONLY_READ and name is not None:
+        run = _run_for(call)
+        await run.begin(name, [*call.path.values()], None, is_urgent=is_urgent)
+        await run.end("refused", MAY_ONLY_READ.code, is_urgent=is_urgent)
 
 
-def note_effect(call: Call, **effect: str) -> None:
-    """Note what the operator's action has done, for its record."""
-    assert call.action is not None
-    call.action = call.action._replace(effect=effect)
+def _run_for(call: Call) -> ActionRun:
+    """Return a run for a request, as its header ``Prefer`` says."""
+    assert call.operator is not None, "the route of an action authenticates an operator"
+    deadline_s, while_down = read_prefer(call.request.sent(b"prefer"), call.deps.settings.ask_deadline_s)
+    return ActionRun(
+        call.deps, call.operator, call.origin(), deadline_s=deadline_s, while_down=while_down, sent=call.json
+    )
 
 
-def note_failure(call: Call, **effect: str) -> None:
-    """Note that the operator's action has failed although it has a reply, and what it has done."""
-    note_effect(call, **effect)
-    assert call.action is not None
-    call.action = call.action._replace(result="failed")
-
-
-def _parameters_of(call: Call) -> dict[str, str] | None:
+def _parameters(sent: Mapping[str, object]) -> dict[str, str] | None:
     """Return what was sent besides the reason and the target, as texts without secrets, and bounded."""
-    sent = ((name, value) for name, value in call.json.items() if name not in ("reason", "path"))
     texts = {
         name[:PARAMETER_NAME_CHARS_MAX]: value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        for name, value in sent
-        if value not in (None, "")
+        for name, value in sent.items()
+        if name not in ("reason", "path") and value not in (None, "")
     }
     return {
         # With its name, so that a secret is recognised by it.
@@ -106,51 +323,6 @@ def _parameters_of(call: Call) -> dict[str, str] | None:
         else scrub(f"{name}={value[:PARAMETER_CHARS_MAX]}").removeprefix(f"{name}=")
         for name, value in list(texts.items())[:PARAMETERS_MAX]
     } or None
-
-
-async def _begin(call: Call) -> None:
-    operator, action = call.operator, call.route.action
-    assert operator is not None, "the route of an action authenticates an operator"
-    assert action is not None
-    reason = call.reason()
-    call.action = OperatorAction(
-        action_id=new_id("act"),
-        at=call.deps.now(),
-        operator=operator.name,
-        credential=operator.credential,
-        origin=call.origin(),
-        action=action,
-        target=scrub(call.target()),
-        account_id=_with_prefix(call, "acct_"),
-        task_id=_with_prefix(call, "task_"),
-        reason=None if reason is None else scrub(reason),
-        trace_id=trace_id() or "",
-        parameters=_parameters_of(call),
-    )
-    try:
-        await call.deps.write_record(partial(write_action, action=call.action))
-    except DatabaseAway:
-        if not call.route.is_urgent:
-            raise
-        log.warning("an urgent action has no row", action=action, operator=operator.name)
-
-
-async def _end(call: Call, result: ActionResult, code: str | None) -> None:
-    assert call.action is not None
-    action = call.action = call.action._replace(ended_at=call.deps.now(), result=result, code=code)
-    call.deps.operating.report(_report_of(action))
-    # Shielded: the action is done, whether or not its caller is still there.
-    with trio.move_on_after(END_S, shield=True):
-        while True:
-            try:
-                await call.deps.write_record(partial(write_action, action=action))
-            except DatabaseAway as away:
-                if call.route.is_urgent:
-                    break
-                await trio.sleep(away.retry_after_s)
-            else:
-                return
-    log.warning("an action's result could not be written", action_id=action.action_id, result=result)
 
 
 def _report_of(action: OperatorAction) -> Report:
@@ -176,18 +348,3 @@ def _result_of_fault(fault: BaseException) -> tuple[ActionResult, str | None]:
     if any(isinstance(leaf, trio.Cancelled | OutcomeUnknown) for leaf in leaves):
         return "unknown", None
     return "failed", (refusal_of_fault(fault) or INTERNAL_ERROR).code
-
-
-def _refusal_in(outcome: Outcome) -> str | None:
-    """Return the code of a refusal, or the status of a response that is an error."""
-    if isinstance(outcome, BodyResponse):
-        outcome = outcome.body
-    if isinstance(outcome, Refusal):
-        return outcome.code
-    if isinstance(outcome, Response) and outcome.status_code >= 400:
-        return str(outcome.status_code)
-    return None
-
-
-def _with_prefix(call: Call, prefix: str) -> str | None:
-    return next((value for value in call.path.values() if value.startswith(prefix)), None)

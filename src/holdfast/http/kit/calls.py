@@ -48,12 +48,10 @@ from holdfast.http.kit.forms import Form, FormFile, is_form
 from holdfast.http.kit.operator_access import identify
 from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, OperatorRole
 from holdfast.http.kit.requests import HoldfastRequest
-from holdfast.http.kit.values import NO_IDEMPOTENCY_KEY, read_idempotency_key, read_prefer
-from holdfast.ledger.ids import is_id
+from holdfast.http.kit.values import read_idempotency_key, read_prefer
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.accounts import find_reply
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
-from holdfast.persistence.records.operator_tables import OperatorAction
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.server.connections import in_one_transaction
 from holdfast.persistence.server.lookups import Find, Lookup
@@ -159,15 +157,15 @@ class Call:
     """One request, as its handler sees it.
 
     Before the handler runs, ``session`` is set for a route of sessions, ``known_key`` for one of keys with a body,
-    ``operator`` for one of operators; ``action`` is the record of what the operator does. ``json`` and ``body`` are
-    the parsed body, ``files`` those of a form, ``raw`` its bytes, and ``body_bytes`` how many of it are in memory.
+    ``operator`` for one of operators. ``json`` and ``body`` are the parsed body, ``files`` those of a form, ``raw``
+    its bytes, and ``body_bytes`` how many of it are in memory.
     ``ignored`` are the names in the body that mean nothing here.
     If the call ``is_replay``, its response says that it is that to an earlier request.
     """
 
     __slots__ = (
         "_body", "_caller_id", "_fingerprint", "_held_body", "_is_heavy", "_known_key", "_session",
-        "action", "bearer", "body_bytes", "deps", "files", "ignored", "is_replay", "json", "operator", "path",
+        "bearer", "body_bytes", "deps", "files", "ignored", "is_replay", "json", "operator", "path",
         "raw", "read_shares", "request", "route",
     )  # fmt: skip
 
@@ -179,7 +177,6 @@ class Call:
         self.path = path
         self.bearer: Bearer | None = None
         self.operator: Operator | None = None
-        self.action: OperatorAction | None = None
         self.json: bodies.JsonObject = {}
         self.files: tuple[FormFile, ...] = ()
         self.raw = b""
@@ -200,21 +197,6 @@ class Call:
         """Return the parsed body, of the type that the route declares."""
         assert isinstance(self._body, shape)
         return self._body
-
-    def reason(self) -> str | None:
-        """Return the reason of an operator's action: the body's field ``reason``, None if it is blank."""
-        reason: str | None = getattr(self._body, "reason", None)
-        return (reason or "").strip() or None
-
-    def target(self) -> str:
-        """Return what an operator's action is done to: the values in its path, and the body's field ``path``."""
-        below: str | None = getattr(self._body, "path", None)
-        return "/".join((*self.path.values(), *([] if below is None else [below])))
-
-    def concern(self, account_id: str, task_id: str | None = None) -> None:
-        """Note whom the operator's action, if the call is one, concerns, where its path does not say so."""
-        if self.action is not None:
-            self.action = self.action._replace(account_id=account_id, task_id=task_id)
 
     async def prepare(self) -> Refusal | None:
         """Check what the route requires, before its handler runs."""
@@ -485,12 +467,6 @@ class Call:
         write = partial(self.deps.write_record, in_one_transaction(change))
         return await self.deps.access.write_shares.run(account_id, write)
 
-    async def find_by_id(self, find: Callable[[Connection, str], T | None], sent_id: str) -> T | None:
-        """Return what ``find`` finds by an id that was sent, or None: the database is not asked for other texts."""
-        if not is_id(sent_id):
-            return None
-        return await self.deps.database.read(lambda rows: find(rows, sent_id))
-
     async def _look_up(self, *lookups: Lookup[Any, Any]) -> None:
         await self.read_shares.run(self._reader(), partial(self.deps.access.lookups.run, *lookups))
 
@@ -539,10 +515,6 @@ class Call:
     def idempotency_keys(self) -> list[str]:
         """Return the values of the header ``Idempotency-Key``, of which there should be at most one."""
         return self.request.sent(b"idempotency-key")
-
-    def required_idempotency(self) -> IdempotencyKey | Refusal:
-        """Return the Idempotency-Key. Refuses: 1. ``missing_parameter``; 2. ``invalid_idempotency_key``."""
-        return self.idempotency() or NO_IDEMPOTENCY_KEY
 
     def take_reply(self, reply: T | Replayed[T] | Refusal) -> T | Refusal:
         """Return a reply to this request's Idempotency-Key, and note if it is that to an earlier request."""

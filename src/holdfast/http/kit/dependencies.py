@@ -17,6 +17,7 @@ from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.kit.waiting_calls import Following
 from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
+from holdfast.ledger.ids import is_id
 from holdfast.ledger.links import PublicUrls
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.reports.conditions import Conditions
@@ -89,3 +90,7 @@ class Dependencies:
             found = self._states[kind] = kind()
         assert isinstance(found, kind)
         return found
+
+    async def find_by_id(self, find: Callable[[Connection, str], T | None], sent_id: str) -> T | None:
+        """Return what ``find`` finds by an id that was sent, or None: the database is not asked for other texts."""
+        return await self.database.read(lambda rows: find(rows, sent_id)) if is_id(sent_id) else None

@@ -42,7 +42,7 @@ async def own_file(call: Call) -> FileRow | Refusal:
     if isinstance(key, Refusal):
         return key
     file_id = call.path["file_id"]
-    file = await call.find_by_id(file_by_id, file_id)
+    file = await call.deps.find_by_id(file_by_id, file_id)
     if file is None or file.account_id != key.account_id or file.expires_at <= call.deps.now():
         return file_not_found(file_id)
     return file

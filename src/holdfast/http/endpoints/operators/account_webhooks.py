@@ -7,14 +7,15 @@ from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import AllowMail
 from holdfast.http.endpoints.operators.accounts import account_not_found, ask_account
-from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.events import AlertsBody, WebhookBody, alerts_body, webhook_body
 from holdfast.http.schemas.operators import ActionWithReason
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.webhooks import mail_recipient, webhooks_of_account
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 
 class WebhooksAndAlerts(msgspec.Struct, frozen=True):
@@ -26,12 +27,10 @@ class WebhooksAndAlerts(msgspec.Struct, frozen=True):
     """What is announced, and whether by mail too."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/accounts/{account_id}/webhooks",
-    summary="Retrieve an account's webhooks and alerts",
-    auth=Auth.OPERATOR_READ,
-    reply=WebhooksAndAlerts,
+    "Retrieve an account's webhooks and alerts",
+    WebhooksAndAlerts,
     errors=("account_not_found",),
 )
 async def read_webhooks_and_alerts(call: Call) -> Outcome:
@@ -45,20 +44,17 @@ async def read_webhooks_and_alerts(call: Call) -> Outcome:
         return WebhooksAndAlerts(webhooks, alerts_body(recipient.alerts))
 
     account_id = call.path["account_id"]
-    return await call.find_by_id(read, account_id) or account_not_found(account_id)
+    return await call.deps.find_by_id(read, account_id) or account_not_found(account_id)
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/accounts/{account_id}/allow-mail",
-    summary="Send an account mail again, although it unsubscribed or its address was refused",
-    auth=Auth.OPERATOR_ACT,
-    action="allow_mail",
-    body=ActionWithReason,
-    reply=AlertsBody,
+    "Send an account mail again, although it unsubscribed or its address was refused",
+    ActionWithReason,
+    AlertsBody,
     errors=("account_not_found",),
 )
-async def allow_mail(call: Call) -> Outcome:
+async def allow_mail(run: ActionRun, _: ActionWithReason, account_id: str) -> AlertsBody | Refusal:
     """For an address that works again. Mail that was given up meanwhile is not sent."""
-    reply = await ask_account(call, AllowMail())
+    reply = await ask_account(run, account_id, AllowMail())
     return reply if isinstance(reply, Refusal) else alerts_body(reply)

@@ -13,13 +13,12 @@ from sqlalchemy import Connection
 
 from holdfast.actors.account.messages import (
     AdjustCredit,
-    CreditChanged,
     GrantCredit,
     SetAccess,
     SetCeiling,
     SwitchOffTopUp,
 )
-from holdfast.actors.runtime.messages import Command
+from holdfast.actors.runtime.messages import Command, Replayed
 from holdfast.http.endpoints.api_keys import (
     AccountLimit,
     AccountLimitList,
@@ -30,12 +29,12 @@ from holdfast.http.endpoints.api_keys import (
     shown_limits,
 )
 from holdfast.http.endpoints.sign_in import read_email
-from holdfast.http.kit.actions import note_effect
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import API_KEY_START, KEY_PREFIX_CHARS
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import LIMIT, filter_by, read_window
-from holdfast.http.kit.responses import reply_outcome
-from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, Parameter, RouteTable
+from holdfast.http.kit.routes import Outcome, Parameter
 from holdfast.http.kit.values import missing_parameter, read_amount, shown
 from holdfast.http.schemas.cards import AutoTopUpBody, auto_top_up_body
 from holdfast.http.schemas.common import (
@@ -62,7 +61,7 @@ from holdfast.persistence.queries.orders import top_up_of_account
 
 T = TypeVar("T")
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 _EMAIL: Final = Parameter(
     "email",
@@ -138,12 +137,10 @@ class AccessBody(msgspec.Struct, frozen=True):
     """Since when it is disabled; null if it is not."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/accounts",
-    summary="Find an account by its e-mail address",
-    auth=Auth.OPERATOR_READ,
-    reply=AccountDetails,
+    "Find an account by its e-mail address",
+    AccountDetails,
     parameters=(_EMAIL,),
     errors=("missing_parameter", "invalid_email", "account_not_found"),
 )
@@ -163,62 +160,58 @@ async def find_account(call: Call) -> Outcome:
     return await call.deps.database.read(read) or account_not_found(email)
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/accounts/{account_id}",
-    summary="Retrieve an account: its totals, its state and its keys",
-    auth=Auth.OPERATOR_READ,
-    reply=AccountDetails,
+    "Retrieve an account: its totals, its state and its keys",
+    AccountDetails,
     errors=("account_not_found", "record_unreadable"),
 )
 async def read_account_details(call: Call) -> Outcome:
     """A disabled account is shown too."""
     account_id = call.path["account_id"]
-    found = await call.find_by_id(partial(_read_account, now=call.deps.now()), account_id)
+    found = await call.deps.find_by_id(partial(_read_account, now=call.deps.now()), account_id)
     return found or account_not_found(account_id)
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/accounts/{account_id}/adjustments",
-    summary="Adjust an account's credit; what is held cannot be taken",
-    auth=Auth.OPERATOR_ACT,
-    action="adjust_credit",
-    body=Adjustment,
-    reply=CreditChangedBody,
-    parameters=(REQUIRED_IDEMPOTENCY_KEY,),
+    "Adjust an account's credit; what is held cannot be taken",
+    Adjustment,
+    CreditChangedBody,
     errors=("account_not_found", "invalid_amount", "amount_too_large", "insufficient_credit", "lot_limit_reached"),
+    needs_key=True,
 )
-async def adjust_credit(call: Call) -> Outcome:
+async def adjust_credit(run: ActionRun, given: Adjustment, account_id: str) -> CreditChangedBody | Refusal:
     """A repeat with the same Idempotency-Key returns the adjustment that was made."""
-    body = call.body(Adjustment)
-    idempotency = call.required_idempotency()
-    if isinstance(idempotency, Refusal):
-        return idempotency
-    amount_micro = parse_amount(body.amount.removeprefix("-"), decimals_max=6)
+    amount_micro = parse_amount(given.amount.removeprefix("-"), decimals_max=6)
     if amount_micro is None:
         return Refusal(
             code="invalid_amount",
-            message=f"The amount {shown(body.amount)} is not a plain decimal other than zero, "
+            message=f"The amount {shown(given.amount)} is not a plain decimal other than zero, "
             "below a billion and with at most 6 decimals.",
             param="amount",
         )
-    assert call.action is not None
     command = AdjustCredit(
-        amount_micro=-amount_micro if body.amount.startswith("-") else amount_micro,
-        action_id=call.action.action_id,
-        note=text_of(body.note) or NOTE,
-        idempotency=idempotency,
+        amount_micro=-amount_micro if given.amount.startswith("-") else amount_micro,
+        action_id=run.record.action_id,
+        note=text_of(given.note) or NOTE,
+        idempotency=run.key,
     )
-    return await change_credit(call, command)
+    return await change_credit(run, account_id, command)
 
 
-async def change_credit(call: Call, command: AdjustCredit | GrantCredit) -> Outcome:
+async def change_credit(
+    run: ActionRun, account_id: str, command: AdjustCredit | GrantCredit
+) -> CreditChangedBody | Refusal:
     """Give or take credit, and note what was done for the action's record."""
-    reply = await ask_account(call, command)
-    if isinstance(reply, CreditChanged):
-        note_effect(call, amount=format_amount(reply.amount_micro), operation_id=reply.operation_id)
-    return reply_outcome(call, reply, credit_changed_body)
+    reply = await ask_account(run, account_id, command)
+    if isinstance(reply, Replayed):
+        run.is_replay = True
+        return reply.reply if isinstance(reply.reply, Refusal) else credit_changed_body(reply.reply)
+    if isinstance(reply, Refusal):
+        return reply
+    run.note(amount=format_amount(reply.amount_micro), operation_id=reply.operation_id)
+    return credit_changed_body(reply)
 
 
 class CeilingRequest(msgspec.Struct, frozen=True):
@@ -231,92 +224,75 @@ class CeilingRequest(msgspec.Struct, frozen=True):
     """The most that may be spent in each window; null or omitted: the ceiling is removed."""
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/accounts/{account_id}/ceilings",
-    summary="Set or remove the ceiling of what an account may spend in a window",
-    auth=Auth.OPERATOR_ACT,
-    action="set_ceiling",
-    body=CeilingRequest,
-    reply=AccountLimitList,
+    "Set or remove the ceiling of what an account may spend in a window",
+    CeilingRequest,
+    AccountLimitList,
     errors=("account_not_found", "invalid_amount"),
 )
-async def set_ceiling(call: Call) -> Outcome:
+async def set_ceiling(run: ActionRun, given: CeilingRequest, account_id: str) -> AccountLimitList | Refusal:
     """It counts whatever limit the owner has set, who cannot set a higher one."""
-    body = call.body(CeilingRequest)
-    window = read_limit_window(body.window, "window")
-    ceiling_micro = None if body.credits is None else read_amount(body.credits, param="credits")
+    window = read_limit_window(given.window, "window")
+    ceiling_micro = None if given.credits is None else read_amount(given.credits, param="credits")
     if isinstance(window, Refusal):
         return window
     if isinstance(ceiling_micro, Refusal):
         return ceiling_micro
-    done = await ask_account(call, SetCeiling(window, ceiling_micro))
+    done = await ask_account(run, account_id, SetCeiling(window, ceiling_micro))
     if isinstance(done, Refusal):
         return done
-    note_effect(call, **{f"ceiling_{window}": "none" if ceiling_micro is None else format_amount(ceiling_micro)})
-    account_id = call.path["account_id"]
-    return await call.deps.database.read(partial(shown_limits, account_id=account_id, now=call.deps.now()))
+    run.note(**{f"ceiling_{window}": "none" if ceiling_micro is None else format_amount(ceiling_micro)})
+    return await run.deps.database.read(partial(shown_limits, account_id=account_id, now=run.deps.now()))
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/accounts/{account_id}/disable",
-    summary="Disable an account: its sessions, keys and new work are refused; what runs is finished",
-    auth=Auth.OPERATOR_ACT,
-    action="disable_account",
-    body=ActionWithReason,
-    reply=AccessBody,
+    "Disable an account: its sessions, keys and new work are refused; what runs is finished",
+    ActionWithReason,
+    AccessBody,
     errors=("account_not_found",),
 )
-async def disable_account(call: Call) -> Outcome:
+async def disable_account(run: ActionRun, _: ActionWithReason, account_id: str) -> AccessBody | Refusal:
     """The account's next request sees the change."""
-    return await _set_access(call, is_disabled=True)
+    return await _set_access(run, account_id, is_disabled=True)
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/accounts/{account_id}/enable",
-    summary="Enable an account again; its keys are valid as before",
-    auth=Auth.OPERATOR_ACT,
-    action="enable_account",
-    body=ActionWithReason,
-    reply=AccessBody,
+    "Enable an account again; its keys are valid as before",
+    ActionWithReason,
+    AccessBody,
     errors=("account_not_found",),
 )
-async def enable_account(call: Call) -> Outcome:
+async def enable_account(run: ActionRun, _: ActionWithReason, account_id: str) -> AccessBody | Refusal:
     """The account's next request sees the change."""
-    return await _set_access(call, is_disabled=False)
+    return await _set_access(run, account_id, is_disabled=False)
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/accounts/{account_id}/auto-top-up/disable",
-    summary="Switch an account's automatic top-up off; a charge whose outcome is not known is finished",
-    auth=Auth.OPERATOR_ACT,
-    action="disable_auto_top_up",
-    body=ActionWithReason,
-    reply=AutoTopUpBody,
+    "Switch an account's automatic top-up off; a charge whose outcome is not known is finished",
+    ActionWithReason,
+    AutoTopUpBody,
     errors=("account_not_found",),
 )
-async def disable_auto_top_up(call: Call) -> Outcome:
+async def disable_auto_top_up(run: ActionRun, _: ActionWithReason, account_id: str) -> AutoTopUpBody | Refusal:
     """The account's owner sees that an operator has switched it off, and may switch it on again."""
-    top_up = await ask_account(call, SwitchOffTopUp())
-    return top_up if isinstance(top_up, Refusal) else auto_top_up_body(top_up, call.deps.now())
+    top_up = await ask_account(run, account_id, SwitchOffTopUp())
+    return top_up if isinstance(top_up, Refusal) else auto_top_up_body(top_up, run.deps.now())
 
 
-async def existing_account(call: Call) -> str | Refusal:
-    """Return the account of the path. Refuses with ``account_not_found``."""
-    account_id = call.path["account_id"]
-    email = await call.find_by_id(email_of_account, account_id)
-    return account_not_found(account_id) if email is None else account_id
+async def refuse_unknown_account(deps: Dependencies, account_id: str) -> Refusal | None:
+    """Refuse an account that does not exist with ``account_not_found``."""
+    email = await deps.find_by_id(email_of_account, account_id)
+    return account_not_found(account_id) if email is None else None
 
 
-async def ask_account(call: Call, command: Command[T]) -> T | Refusal:
-    """Ask the account of the path. Refuses with ``account_not_found``; an actor could not start without rows."""
-    account_id = await existing_account(call)
-    if isinstance(account_id, Refusal):
-        return account_id
-    return await call.ask(call.deps.accounts.ref(account_id), command)
+async def ask_account(run: ActionRun, account_id: str, command: Command[T]) -> T | Refusal:
+    """Ask an account. Refuses with ``account_not_found``; an actor could not start without rows."""
+    refusal = await refuse_unknown_account(run.deps, account_id)
+    return await run.ask(run.deps.accounts.ref(account_id), command) if refusal is None else refusal
 
 
 def account_not_found(name: str) -> Refusal:
@@ -324,11 +300,9 @@ def account_not_found(name: str) -> Refusal:
     return Refusal(code="account_not_found", message=f"The account {shown(name)} does not exist.")
 
 
-async def _set_access(call: Call, *, is_disabled: bool) -> Outcome:
-    done = await ask_account(call, SetAccess(is_disabled=is_disabled))
-    if isinstance(done, Refusal):
-        return done
-    return render(AccessBody, done, account_id=done.id)
+async def _set_access(run: ActionRun, account_id: str, *, is_disabled: bool) -> AccessBody | Refusal:
+    done = await ask_account(run, account_id, SetAccess(is_disabled=is_disabled))
+    return done if isinstance(done, Refusal) else render(AccessBody, done, account_id=done.id)
 
 
 def _read_account(rows: Connection, account_id: str, *, now: datetime) -> AccountDetails | None:
@@ -379,12 +353,10 @@ class FoundList(msgspec.Struct, frozen=True):
     """The accounts found."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/find",
-    summary="Find accounts by the beginning of an e-mail address or API key; or what an id is about",
-    auth=Auth.OPERATOR_READ,
-    reply=FoundList,
+    "Find accounts by the beginning of an e-mail address or API key; or what an id is about",
+    FoundList,
     parameters=(_SOUGHT, LIMIT),
     errors=("missing_parameter",),
 )

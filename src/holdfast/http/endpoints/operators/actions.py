@@ -7,16 +7,17 @@ from typing import Final, get_args
 
 import msgspec
 
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
 from holdfast.http.kit.operators import OperatorCredential
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import render
 from holdfast.ledger.public_types import Time
 from holdfast.persistence.operators.records import list_actions
 from holdfast.persistence.records.operator_tables import ActionResult
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 _FILTERS: Final = (
     filter_by("operator", "Only actions by this operator."),
@@ -69,14 +70,7 @@ class ActionList(ListBody[ActionBody], frozen=True):
     """A page of operators' actions, newest first."""
 
 
-@route(
-    "GET",
-    "/ops/api/actions",
-    summary="List what operators did, newest first",
-    auth=Auth.OPERATOR_READ,
-    reply=ActionList,
-    parameters=(*_FILTERS, *PAGE),
-)
+@route.read("/ops/api/actions", "List what operators did, newest first", ActionList, parameters=(*_FILTERS, *PAGE))
 async def list_operator_actions(call: Call) -> Outcome:
     """Actions that were refused or failed are listed too."""
     return await list_for_operators(

@@ -9,15 +9,16 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Final, get_args
 
 import msgspec
 
 from holdfast.http.endpoints.operators.processes import ask_all, ask_control
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import CURSOR, LIMIT, filter_by, read_window
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.schemas.operators import GROUPS, ActionWithReason, Reason
 from holdfast.ledger.refusals import Refusal
@@ -40,7 +41,7 @@ from holdfast.supervision.control.messages import (
 from holdfast.supervision.dead_letters import DeadLetter, DeadReason
 from holdfast.supervision.keyed_child import ActorState
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 QUARANTINE_DEFAULT_S: Final = 3_600.0
 QUARANTINE_MAX_S: Final = 30 * 86_400.0
@@ -64,7 +65,9 @@ _DEAD_REASON: Final = filter_by(
 )
 
 
-_action: Final = partial(route, "POST", auth=Auth.OPERATOR_ACT, is_urgent=True, reply=KeyDescription)
+_on_actor: Final = Actions(
+    route, "/ops/api/actors/{group}/{key}/", ActionWithReason, KeyDescription, errors=_ERRORS, is_urgent=True
+)
 
 
 class QuarantineRequest(msgspec.Struct, frozen=True):
@@ -93,12 +96,10 @@ class ActorList(msgspec.Struct, frozen=True):
     """The members that did not answer."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/actors",
-    summary="List the actors of a group in all processes: active, backing off, quarantined",
-    auth=Auth.OPERATOR_READ,
-    reply=ActorList,
+    "List the actors of a group in all processes: active, backing off, quarantined",
+    ActorList,
     parameters=(_GROUP, _STATE, _ORDER, CURSOR, LIMIT),
     errors=("missing_parameter",),
 )
@@ -129,76 +130,64 @@ async def list_actors(call: Call) -> Outcome:
     )
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/actors/{group}/{key}",
-    summary="Retrieve an actor: its state, mailbox, present turn with its await stack, and restarts",
-    auth=Auth.OPERATOR_READ,
-    reply=KeyDescription,
+    "Retrieve an actor: its state, mailbox, present turn with its await stack, and restarts",
+    KeyDescription,
     errors=_ERRORS,
 )
 async def read_actor(call: Call) -> Outcome:
     """The account's or task's owner is asked first, then the other members."""
-    return await _find(call)
+    return await _find(call.deps, call.path["group"], call.path["key"])
 
 
-@_action(
-    "/ops/api/actors/{group}/{key}/restart",
-    summary="Restart an actor: it reads its rows again, and its waiting messages stay",
-    action="restart_actor",
-    body=ActionWithReason,
-    errors=(*_ERRORS, "actor_not_active"),
+@_on_actor(
+    "restart",
+    "Restart an actor: it reads its rows again, and its waiting messages stay",
+    errors=("actor_not_active",),
 )
-async def restart_actor(call: Call) -> Outcome:
+async def restart_actor(run: ActionRun, given: ActionWithReason, group: str, key: str) -> KeyDescription | Refusal:
     """An actor that is stuck in a turn is ended in it; that message's outcome is then unknown to its sender."""
-    return await _act(call, RestartKey, call.body(ActionWithReason).reason)
+    return await _act(run.deps, RestartKey(group, key, given.reason))
 
 
-@_action(
-    "/ops/api/actors/{group}/{key}/crash",
-    summary="End an actor as a crash in its handler would, to see how it recovers; in development only",
-    action="crash_actor",
-    body=ActionWithReason,
-    errors=(*_ERRORS, "actor_not_active", "development_only"),
+@_on_actor(
+    "crash",
+    "End an actor as a crash in its handler would, to see how it recovers; in development only",
+    errors=("actor_not_active", "development_only"),
 )
-async def crash_actor(call: Call) -> Outcome:
+async def crash_actor(run: ActionRun, given: ActionWithReason, group: str, key: str) -> KeyDescription | Refusal:
     """It counts against the actor's restart budget. In production a restart is what an operator needs."""
-    if call.deps.settings.is_production:
+    if run.deps.settings.is_production:
         return Refusal(code="development_only", message="Actors are crashed on purpose in development only.")
-    return await _act(call, CrashKey, call.body(ActionWithReason).reason)
+    return await _act(run.deps, CrashKey(group, key, given.reason))
 
 
-@_action(
+@route.action(
     "/ops/api/actors/{group}/{key}/quarantine",
-    summary="Quarantine an actor: its messages are refused for a while, and no other's",
-    action="quarantine_actor",
-    body=QuarantineRequest,
+    "Quarantine an actor: its messages are refused for a while, and no other's",
+    QuarantineRequest,
+    KeyDescription,
     errors=_ERRORS,
+    is_urgent=True,
 )
-async def quarantine_actor(call: Call) -> Outcome:
+async def quarantine_actor(
+    run: ActionRun, given: QuarantineRequest, group: str, key: str
+) -> KeyDescription | Refusal:
     """An actor that is not active is quarantined too: its next message would start it."""
-    given = call.body(QuarantineRequest)
-    return await _act(call, partial(QuarantineKey, for_s=given.for_s), given.reason)
+    return await _act(run.deps, QuarantineKey(group, key, given.reason, given.for_s))
 
 
-@_action(
-    "/ops/api/actors/{group}/{key}/release",
-    summary="Release an actor from quarantine",
-    action="release_actor",
-    body=ActionWithReason,
-    errors=(*_ERRORS, "actor_not_quarantined"),
-)
-async def release_actor(call: Call) -> Outcome:
+@_on_actor("release", "Release an actor from quarantine", errors=("actor_not_quarantined",))
+async def release_actor(run: ActionRun, given: ActionWithReason, group: str, key: str) -> KeyDescription | Refusal:
     """Its restart budget starts over."""
-    return await _act(call, ReleaseKey, call.body(ActionWithReason).reason)
+    return await _act(run.deps, ReleaseKey(group, key, given.reason))
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/dead-letters",
-    summary="List the newest messages that no actor handled, by type and reason",
-    auth=Auth.OPERATOR_READ,
-    reply=DeadLetterList,
+    "List the newest messages that no actor handled, by type and reason",
+    DeadLetterList,
     parameters=(_DEAD_REASON, LIMIT),
 )
 async def list_dead_letters(call: Call) -> Outcome:
@@ -216,25 +205,22 @@ async def list_dead_letters(call: Call) -> Outcome:
     return DeadLetterList(found[: window.limit], counts)
 
 
-async def _act(call: Call, action: Callable[[str, str, str], KeyAction], reason: str) -> Outcome:
-    group, key = call.path["group"], call.path["key"]
-    found = await _find(call)
-    controls = call.deps.operating.controls
-    member_id = controls.owner_of(group, key) if isinstance(found, Refusal) else found.member_id
-    return await ask_control(call, member_id, action(group, key, reason))
+async def _act(deps: Dependencies, action: KeyAction) -> KeyDescription | Refusal:
+    found = await _find(deps, action.group, action.key)
+    owner = deps.operating.controls.owner_of(action.group, action.key)
+    return await ask_control(deps, owner if isinstance(found, Refusal) else found.member_id, action)
 
 
-async def _find(call: Call) -> KeyDescription | Refusal:
+async def _find(deps: Dependencies, group: str, key: str) -> KeyDescription | Refusal:
     """Describe an actor by the member that has it, its owner or any other, or else by one that remembers it."""
-    group, key = call.path["group"], call.path["key"]
     question = DescribeKey(group, key)
-    found = await ask_control(call, call.deps.operating.controls.owner_of(group, key), question)
+    found = await ask_control(deps, deps.operating.controls.owner_of(group, key), question)
     if isinstance(found, Refusal):
         if found.code != "actor_not_found":
             return found
     elif found.state != "passivated":
         return found
-    answers = [*(await ask_all(call.deps, question)).by_member.values()]
+    answers = [*(await ask_all(deps, question)).by_member.values()]
     active = next((answer for answer in answers if answer.state != "passivated"), None)
     if active is not None:
         return active

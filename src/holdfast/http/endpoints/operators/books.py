@@ -12,9 +12,10 @@ from typing import Final, get_args
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import FROM, TO, read_window
-from holdfast.http.kit.routes import Outcome, Parameter, RouteTable
+from holdfast.http.kit.routes import Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.schemas.common import render
 from holdfast.ledger.clock import format_time
@@ -26,7 +27,7 @@ from holdfast.persistence.audit.progress import count_differences, known_differe
 from holdfast.persistence.queries.books import RevenueBy, liabilities, revenue, trial_balance
 from holdfast.persistence.records.rows import AuditProgress, KnownDifference
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 REVENUE_DAYS: Final = 31
 REVENUE_DAYS_MAX: Final = 366
@@ -124,13 +125,7 @@ class LiabilitiesBody(msgspec.Struct, frozen=True):
     """Their sum, which is what is held."""
 
 
-@route(
-    "GET",
-    "/ops/api/books/trial-balance",
-    summary="Sum all postings by ledger account",
-    auth=Auth.OPERATOR_READ,
-    reply=TrialBalanceBody,
-)
+@route.read("/ops/api/books/trial-balance", "Sum all postings by ledger account", TrialBalanceBody)
 async def read_trial_balance(call: Call) -> Outcome:
     """Sums all postings by one statement."""
     found = await call.deps.database.scan(trial_balance)
@@ -148,12 +143,10 @@ async def read_trial_balance(call: Call) -> Outcome:
     )
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/books/revenue",
-    summary="Sum what was captured by day, and by model or provider",
-    auth=Auth.OPERATOR_READ,
-    reply=RevenueBody,
+    "Sum what was captured by day, and by model or provider",
+    RevenueBody,
     parameters=(_BY, FROM, TO),
 )
 async def read_revenue(call: Call) -> Outcome:
@@ -179,13 +172,7 @@ async def read_revenue(call: Call) -> Outcome:
     )
 
 
-@route(
-    "GET",
-    "/ops/api/books/liabilities",
-    summary="Sum all accounts' balances and open holds",
-    auth=Auth.OPERATOR_READ,
-    reply=LiabilitiesBody,
-)
+@route.read("/ops/api/books/liabilities", "Sum all accounts' balances and open holds", LiabilitiesBody)
 async def read_liabilities(call: Call) -> Outcome:
     """Reads all accounts by one statement."""
     found = await call.deps.database.scan(liabilities)
@@ -249,12 +236,8 @@ class LedgerHealth(msgspec.Struct, frozen=True, kw_only=True):
     """The newest of them, at most 20."""
 
 
-@route(
-    "GET",
-    "/ops/api/ledger",
-    summary="Retrieve up to when the ledger is verified, and the differences found",
-    auth=Auth.OPERATOR_READ,
-    reply=LedgerHealth,
+@route.read(
+    "/ops/api/ledger", "Retrieve up to when the ledger is verified, and the differences found", LedgerHealth
 )
 async def read_ledger_health(call: Call) -> Outcome:
     """Reads what the checker has stored, in whichever process it runs."""

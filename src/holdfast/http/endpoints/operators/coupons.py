@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 
 from holdfast.http.endpoints.coupons import CouponCode
-from holdfast.http.kit.actions import note_effect
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import PAGE, ListBody, Position, list_for_operators, read_given_time
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import invalid_parameter, read_amount, shown
 from holdfast.http.schemas.common import AmountGiven, render
 from holdfast.http.schemas.operators import ActionWithReason, Reason
@@ -24,7 +24,7 @@ from holdfast.persistence.claims.coupons import add_coupon, end_coupon, sha256_o
 from holdfast.persistence.queries.lots import list_coupons
 from holdfast.persistence.records.credit_tables import CouponRow
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 CODE_CHARS_MAX: Final = 64
 PREFIX_CHARS_MAX: Final = 4
@@ -84,62 +84,50 @@ class CouponList(ListBody[CouponBody], frozen=True):
     """A page of coupons, newest first."""
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/coupons",
-    summary="Make a coupon, a code that owners redeem for promotional credit; only this response has the code",
-    auth=Auth.OPERATOR_ACT,
-    action="make_coupon",
-    body=NewCoupon,
-    reply=MadeCoupon,
+    "Make a coupon, a code that owners redeem for promotional credit; only this response has the code",
+    NewCoupon,
+    MadeCoupon,
     errors=("invalid_amount", "coupon_code_taken"),
 )
-async def make_coupon(call: Call) -> Outcome:
+async def make_coupon(run: ActionRun, given: NewCoupon) -> MadeCoupon | Refusal:
     """Each account may redeem it once. Lists and the record of this action have the code's first characters."""
-    body = call.body(NewCoupon)
-    amount_micro = read_amount(body.amount)
+    amount_micro = read_amount(given.amount)
     if isinstance(amount_micro, Refusal):
         return amount_micro
-    redeem_until = read_given_time("redeem_until", body.redeem_until, after=call.deps.now())
+    redeem_until = read_given_time("redeem_until", given.redeem_until, after=run.deps.now())
     if isinstance(redeem_until, Refusal):
         return redeem_until
-    if not 1 <= body.uses_max <= USES_MAX:
-        return invalid_parameter("uses_max", f"must be from 1 to {USES_MAX}", str(body.uses_max))
-    if body.credit_days is not None and not 1 <= body.credit_days <= CREDIT_DAYS_MAX:
-        return invalid_parameter("credit_days", f"must be from 1 to {CREDIT_DAYS_MAX}", str(body.credit_days))
-    code = (body.code or "".join(secrets.choice(_ALPHABET) for _ in range(_DRAWN_CHARS))).strip().upper()
+    if not 1 <= given.uses_max <= USES_MAX:
+        return invalid_parameter("uses_max", f"must be from 1 to {USES_MAX}", str(given.uses_max))
+    if given.credit_days is not None and not 1 <= given.credit_days <= CREDIT_DAYS_MAX:
+        return invalid_parameter("credit_days", f"must be from 1 to {CREDIT_DAYS_MAX}", str(given.credit_days))
+    code = (given.code or "".join(secrets.choice(_ALPHABET) for _ in range(_DRAWN_CHARS))).strip().upper()
     if not code.replace("-", "").isalnum() or not code.isascii() or len(code) > CODE_CHARS_MAX:
-        return invalid_parameter("code", f"must be 1 to {CODE_CHARS_MAX} letters, digits and hyphens", body.code)
+        return invalid_parameter("code", f"must be 1 to {CODE_CHARS_MAX} letters, digits and hyphens", given.code)
     coupon = CouponRow(
         coupon_id=new_id("cpn"),
         code_sha256=sha256_of_code(code),
         code_prefix=code[: min(PREFIX_CHARS_MAX, len(code) // 3)],
         amount_micro=amount_micro,
-        uses_max=body.uses_max,
-        credit_days=body.credit_days,
+        uses_max=given.uses_max,
+        credit_days=given.credit_days,
         redeem_until=redeem_until,
-        created_at=call.deps.now(),
+        created_at=run.deps.now(),
     )
-    if not await call.deps.write_record(partial(add_coupon, coupon=coupon)):
+    if not await run.deps.write_record(partial(add_coupon, coupon=coupon)):
         return Refusal(code="coupon_code_taken", message=f"A coupon has the code {shown(code)}.", param="code")
-    note_effect(
-        call,
+    run.note(
         coupon_id=coupon.coupon_id,
         code_prefix=coupon.code_prefix,
         amount=format_amount(amount_micro),
-        uses_max=str(body.uses_max),
+        uses_max=str(given.uses_max),
     )
     return render(MadeCoupon, coupon, code=code)
 
 
-@route(
-    "GET",
-    "/ops/api/coupons",
-    summary="List coupons, newest first",
-    auth=Auth.OPERATOR_READ,
-    reply=CouponList,
-    parameters=PAGE,
-)
+@route.read("/ops/api/coupons", "List coupons, newest first", CouponList, parameters=PAGE)
 async def read_coupons(call: Call) -> Outcome:
     """Coupons that have ended are listed too."""
     return await list_for_operators(
@@ -150,20 +138,17 @@ async def read_coupons(call: Call) -> Outcome:
     )
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/coupons/{coupon_id}/end",
-    summary="End a coupon: it cannot be redeemed any more",
-    auth=Auth.OPERATOR_ACT,
-    action="end_coupon",
-    body=ActionWithReason,
-    reply=CouponBody,
+    "End a coupon: it cannot be redeemed any more",
+    ActionWithReason,
+    CouponBody,
+    name="end_coupon",
     errors=("coupon_not_found",),
 )
-async def stop_coupon(call: Call) -> Outcome:
+async def stop_coupon(run: ActionRun, _: ActionWithReason, coupon_id: str) -> CouponBody | Refusal:
     """Credit that it has given stays."""
-    coupon_id = call.path["coupon_id"]
-    ended = await call.deps.write_record(partial(end_coupon, coupon_id=coupon_id, now=call.deps.now()))
+    ended = await run.deps.write_record(partial(end_coupon, coupon_id=coupon_id, now=run.deps.now()))
     if ended is None:
         return Refusal(code="coupon_not_found", message=f"The coupon {shown(coupon_id)} does not exist.")
     return render(CouponBody, ended)

@@ -11,10 +11,10 @@ from sqlalchemy import Connection
 from holdfast.actors.account.messages import ResolveOrder
 from holdfast.http.endpoints.payments.card import CARD_ERRORS, NOT_CONFIGURED, PROVIDER, refusal_of_card
 from holdfast.http.endpoints.payments.orders import order_not_found, position_of
-from holdfast.http.kit.actions import note_effect
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import PAGE, ListOptions, Position, StoredListBody, filter_by, list_for_operators
-from holdfast.http.kit.routes import REQUIRED_IDEMPOTENCY_KEY, Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import ORDER_DECIMALS_MAX, invalid_parameter, read_amount
 from holdfast.http.schemas.operators import ActionRequest, Note, Reason, text_of
 from holdfast.http.schemas.payments import OrderAmount, PaymentOrderBody, in_units, payment_order_body, render_order
@@ -28,7 +28,7 @@ from holdfast.persistence.queries.orders import OrderTrouble, TroubledOrder, ord
 from holdfast.persistence.records.unreadable import UnreadableEntry
 from holdfast.providers.card.base import CardFault, CardRejected, micro_per_minor, minor_from_micro
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 _TROUBLE: Final = filter_by(
     "trouble",
@@ -77,12 +77,10 @@ class OrderDetailsList(StoredListBody[OrderDetails], frozen=True):
     """A page of payment orders, oldest first."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/orders",
-    summary="List the payment orders that need attention, oldest first",
-    auth=Auth.OPERATOR_READ,
-    reply=OrderDetailsList,
+    "List the payment orders that need attention, oldest first",
+    OrderDetailsList,
     parameters=(_TROUBLE, *PAGE),
 )
 async def list_troubled_orders(call: Call) -> Outcome:
@@ -90,12 +88,10 @@ async def list_troubled_orders(call: Call) -> Outcome:
     return await list_for_operators(call, troubled_orders, _details, _position)
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/payments",
-    summary="List the held payment orders of all accounts, oldest first",
-    auth=Auth.OPERATOR_READ,
-    reply=HeldOrderList,
+    "List the held payment orders of all accounts, oldest first",
+    HeldOrderList,
     parameters=PAGE,
 )
 async def list_held_orders(call: Call) -> Outcome:
@@ -103,31 +99,20 @@ async def list_held_orders(call: Call) -> Outcome:
     return await list_for_operators(call, _held_orders, _held_order, _position)
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/orders/{order_id}",
-    summary="Retrieve a payment order of any account",
-    auth=Auth.OPERATOR_READ,
-    reply=OrderDetails,
+    "Retrieve a payment order of any account",
+    OrderDetails,
     errors=("payment_order_not_found",),
 )
 async def read_order_details(call: Call) -> Outcome:
     """It has all that was received for the order."""
-    order = await order_of_path(call)
-    if isinstance(order, Refusal):
-        return order
-    email = await call.deps.database.read(lambda rows: email_of_account(rows, order.account_id))
-    return _details(TroubledOrder(order, email))
-
-
-async def order_of_path(call: Call) -> Order | Refusal:
-    """Return the order of the path, whose account the call concerns. Refuses with ``payment_order_not_found``."""
     order_id = call.path["order_id"]
-    order = await call.find_by_id(order_by_id, order_id)
+    order = await call.deps.find_by_id(order_by_id, order_id)
     if order is None:
         return order_not_found(order_id)
-    call.concern(order.account_id)
-    return order
+    email = await call.deps.database.read(lambda rows: email_of_account(rows, order.account_id))
+    return _details(TroubledOrder(order, email))
 
 
 def _held_orders(rows: Connection, /, **options: Unpack[ListOptions]) -> list[TroubledOrder | UnreadableEntry]:
@@ -192,49 +177,42 @@ class RefundBody(msgspec.Struct, frozen=True):
     """The order afterwards."""
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/payments/{order_id}/resolve",
-    summary="Resolve a held payment order: give credit for its payment, or none",
-    auth=Auth.OPERATOR_ACT,
-    action="resolve_payment",
-    body=Resolution,
-    reply=PaymentOrderBody,
+    "Resolve a held payment order: give credit for its payment, or none",
+    Resolution,
+    PaymentOrderBody,
+    name="resolve_payment",
     errors=("payment_order_not_found", "payment_order_not_payable", "invalid_amount", "amount_too_large"),
 )
-async def resolve_payment_order(call: Call) -> Outcome:
+async def resolve_payment_order(run: ActionRun, given: Resolution, order_id: str) -> PaymentOrderBody | Refusal:
     """The order's account decides; the response is the order afterwards."""
-    body = call.body(Resolution)
-    if body.amount is not None and not body.credit:
+    if given.amount is not None and not given.credit:
         return invalid_parameter("amount", "is allowed only with credit")
-    most_micro = call.deps.settings.order_max_micro
+    most_micro = run.deps.settings.order_max_micro
     amount_micro = None
-    if body.amount is not None:
-        amount_micro = read_amount(body.amount, max_micro=most_micro, decimals_max=ORDER_DECIMALS_MAX)
+    if given.amount is not None:
+        amount_micro = read_amount(given.amount, max_micro=most_micro, decimals_max=ORDER_DECIMALS_MAX)
     if isinstance(amount_micro, Refusal):
         return amount_micro
-    order = await order_of_path(call)
+    order = await _order_for(run, order_id)
     if isinstance(order, Refusal):
         return order
-    command = ResolveOrder(order.order_id, body.credit, amount_micro, text_of(body.note))
-    reply = await call.ask(call.deps.accounts.ref(order.account_id), command)
+    command = ResolveOrder(order.order_id, given.credit, amount_micro, text_of(given.note))
+    reply = await run.ask(run.deps.accounts.ref(order.account_id), command)
     if isinstance(reply, Refusal):
         return reply
     resolution = reply.order.state.facts.resolution
     assert resolution is not None
-    note_effect(call, decision=resolution.decision, amount=format_amount(resolution.amount_micro))
+    run.note(decision=resolution.decision, amount=format_amount(resolution.amount_micro))
     return payment_order_body(reply.order)
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/payments/{order_id}/refund",
-    summary="Refund a card payment, or a part of it; the credit is reversed",
-    auth=Auth.OPERATOR_ACT,
-    action="refund_payment",
-    body=RefundRequest,
-    reply=RefundBody,
-    parameters=(REQUIRED_IDEMPOTENCY_KEY,),
+    "Refund a card payment, or a part of it; the credit is reversed",
+    RefundRequest,
+    RefundBody,
     errors=(
         "payment_order_not_found",
         *CARD_ERRORS,
@@ -242,28 +220,26 @@ async def resolve_payment_order(call: Call) -> Outcome:
         "invalid_amount",
         "idempotency_key_reused",
     ),
+    needs_key=True,
 )
-async def refund_payment(call: Call) -> Outcome:
+async def refund_payment(run: ActionRun, given: RefundRequest, order_id: str) -> RefundBody | Refusal:
     """A repeat with the same Idempotency-Key returns the refund that was made, also after a lost response.
 
     Another request with the key, as with another reason, refunds nothing.
     """
-    deps, card = call.deps, call.deps.payments.card
-    idempotency = call.required_idempotency()
-    if isinstance(idempotency, Refusal):
-        return idempotency
-    order = await order_of_path(call)
+    deps, card = run.deps, run.deps.payments.card
+    order = await _order_for(run, order_id)
     if isinstance(order, Refusal):
         return order
     if card is None:
         return NOT_CONFIGURED
-    amount_minor = _amount_minor(order, call.body(RefundRequest).amount)
+    amount_minor = _amount_minor(order, given.amount)
     if isinstance(amount_minor, Refusal):
         return amount_minor
     assert order.state.payment_id is not None
     await deps.payments.order_checks.expect_change(order)
-    key = hashlib.sha256(idempotency.key.encode()).hexdigest()[:40]
-    request = idempotency.fingerprint.hex()[:40]
+    key = hashlib.sha256(run.key.key.encode()).hexdigest()[:40]
+    request = run.key.fingerprint.hex()[:40]
     try:
         made = await card.provider.refund(order.state.payment_id, amount_minor, key=key, request=request)
     except CardFault as fault:
@@ -277,9 +253,7 @@ async def refund_payment(call: Call) -> Outcome:
         return IDEMPOTENCY_KEY_REUSED
     currency = order.request.currency
     amount = format_amount(made.amount_minor * micro_per_minor(currency))
-    note_effect(
-        call, amount=amount, currency=currency, status=made.status, provider_refund_id=made.provider_refund_id
-    )
+    run.note(amount=amount, currency=currency, status=made.status, provider_refund_id=made.provider_refund_id)
     checked = await deps.payments.order_checks.check_order(order)
     return RefundBody(
         provider_refund_id=made.provider_refund_id,
@@ -290,26 +264,32 @@ async def refund_payment(call: Call) -> Outcome:
     )
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/payments/{order_id}/reconcile",
-    summary="Compare a payment order with the card provider now",
-    auth=Auth.OPERATOR_ACT,
-    action="reconcile_payment",
-    body=ActionRequest,
-    reply=PaymentOrderBody,
+    "Compare a payment order with the card provider now",
+    ActionRequest,
+    PaymentOrderBody,
     errors=("payment_order_not_found", "provider_not_configured"),
 )
-async def reconcile_payment(call: Call) -> Outcome:
+async def reconcile_payment(run: ActionRun, _: ActionRequest, order_id: str) -> PaymentOrderBody | Refusal:
     """The response is the order afterwards; ``reconcile_status`` is ``error`` if the provider did not answer."""
-    order = await order_of_path(call)
+    order = await _order_for(run, order_id)
     if isinstance(order, Refusal):
         return order
-    if call.deps.payments.card is None:
+    if run.deps.payments.card is None:
         return NOT_CONFIGURED
-    after = (await call.deps.payments.order_checks.check_order(order)).order
-    note_effect(call, reconcile_status=after.statuses.reconcile_status)
+    after = (await run.deps.payments.order_checks.check_order(order)).order
+    run.note(reconcile_status=after.statuses.reconcile_status)
     return payment_order_body(after)
+
+
+async def _order_for(run: ActionRun, order_id: str) -> Order | Refusal:
+    """Return the order, whose account the action concerns. Refuses with ``payment_order_not_found``."""
+    order = await run.deps.find_by_id(order_by_id, order_id)
+    if order is None:
+        return order_not_found(order_id)
+    run.concern(order.account_id)
+    return order
 
 
 def _amount_minor(order: Order, given: str | None) -> int | Refusal | None:

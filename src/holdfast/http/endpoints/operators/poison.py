@@ -6,9 +6,10 @@ from typing import Annotated, Final, get_args
 
 import msgspec
 
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import GROUPS, ActionWithReason
 from holdfast.ledger.public_types import Time
@@ -17,7 +18,7 @@ from holdfast.persistence.operators.poison import list_poison, poison_by_id
 from holdfast.persistence.records.operator_tables import PoisonRecord, PoisonState
 from holdfast.supervision.poison_replays import NOT_FOUND
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 _FILTERS: Final = (
     filter_by("group", "Only messages to actors of this group.", GROUPS),
@@ -73,12 +74,10 @@ class PoisonList(ListBody[PoisonBody], frozen=True):
     """A page of poison messages, newest first."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/poison",
-    summary="List the messages whose handling crashed their actor, newest first",
-    auth=Auth.OPERATOR_READ,
-    reply=PoisonList,
+    "List the messages whose handling crashed their actor, newest first",
+    PoisonList,
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_poison_messages(call: Call) -> Outcome:
@@ -88,12 +87,10 @@ async def list_poison_messages(call: Call) -> Outcome:
     )
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/poison/{poison_id}",
-    summary="Retrieve a message whose handling crashed its actor",
-    auth=Auth.OPERATOR_READ,
-    reply=PoisonBody,
+    "Retrieve a message whose handling crashed its actor",
+    PoisonBody,
     errors=("poison_not_found",),
 )
 async def read_poison_message(call: Call) -> Outcome:
@@ -102,36 +99,31 @@ async def read_poison_message(call: Call) -> Outcome:
     return NOT_FOUND if found is None else poison_body(found)
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/poison/{poison_id}/replay",
-    summary="Replay a poison message once: its actor handles it as if it had just been sent",
-    auth=Auth.OPERATOR_ACT,
-    action="replay_poison",
-    body=ActionWithReason,
-    reply=PoisonBody,
+    "Replay a poison message once: its actor handles it as if it had just been sent",
+    ActionWithReason,
+    PoisonBody,
+    name="replay_poison",
     errors=("poison_not_found", "poison_not_open", "poison_not_replayable", "quarantined"),
 )
-async def replay_poison_message(call: Call) -> Outcome:
+async def replay_poison_message(run: ActionRun, _: ActionWithReason, poison_id: str) -> PoisonBody | Refusal:
     """If it crashes its actor again it is kept, and counted."""
-    deadline_s = call.deps.settings.ask_deadline_s
-    found = await call.deps.operating.poison.replay(call.path["poison_id"], deadline_s=deadline_s)
+    found = await run.deps.operating.poison.replay(poison_id, deadline_s=run.deps.settings.ask_deadline_s)
     return found if isinstance(found, Refusal) else poison_body(found)
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/poison/{poison_id}/discard",
-    summary="Discard a poison message: its content is deleted",
-    auth=Auth.OPERATOR_ACT,
-    action="discard_poison",
-    body=ActionWithReason,
-    reply=PoisonBody,
+    "Discard a poison message: its content is deleted",
+    ActionWithReason,
+    PoisonBody,
+    name="discard_poison",
     errors=("poison_not_found", "poison_not_open"),
 )
-async def discard_poison_message(call: Call) -> Outcome:
+async def discard_poison_message(run: ActionRun, _: ActionWithReason, poison_id: str) -> PoisonBody | Refusal:
     """The row stays until its retention is over."""
-    found = await call.deps.operating.poison.discard(call.path["poison_id"])
+    found = await run.deps.operating.poison.discard(poison_id)
     return found if isinstance(found, Refusal) else poison_body(found)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import Annotated, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -11,18 +10,17 @@ import trio
 
 from holdfast.actors.runtime.faults import AskFault
 from holdfast.actors.runtime.messages import Command
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import FROM, read_window
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.operators import ActionWithReason, Reason
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import (
-    ChildAction,
     DescribeProcess,
     Draining,
     DrainProcess,
-    GroupAction,
     GroupDescription,
     MemberView,
     PauseGroup,
@@ -42,9 +40,9 @@ GATHER_S: Final = 2.0
 """How long a view over all members waits for each of them."""
 
 
-async def ask_control(call: Call, member_id: str, command: Command[T]) -> T | Refusal:
+async def ask_control(deps: Dependencies, member_id: str, command: Command[T]) -> T | Refusal:
     """Ask one member's control actor. Raises as an ask does."""
-    return await call.deps.operating.controls.ask(member_id, command, deadline_s=call.deps.settings.ask_deadline_s)
+    return await deps.operating.controls.ask(member_id, command, deadline_s=deps.settings.ask_deadline_s)
 
 
 class Answers(NamedTuple, Generic[T]):
@@ -74,7 +72,7 @@ async def ask_all(deps: Dependencies, command: Command[T]) -> Answers[T]:
     )
 
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 
 class ChildRequest(msgspec.Struct, frozen=True):
@@ -85,15 +83,21 @@ class ChildRequest(msgspec.Struct, frozen=True):
     reason: Reason
 
 
-_action: Final = partial(route, "POST", auth=Auth.OPERATOR_ACT, is_urgent=True)
-_child_action: Final = partial(
-    _action,
-    body=ChildRequest,
-    reply=ChildStatus,
+_on_child: Final = Actions(
+    route,
+    "/ops/api/processes/{member_id}/children/",
+    ChildRequest,
+    ChildStatus,
     errors=("member_not_found", "child_not_found", "child_not_stoppable", "child_running"),
+    is_urgent=True,
 )
-_group_action: Final = partial(
-    _action, body=ActionWithReason, reply=GroupDescription, errors=("member_not_found", "group_not_found")
+_on_group: Final = Actions(
+    route,
+    "/ops/api/processes/{member_id}/groups/{group}/",
+    ActionWithReason,
+    GroupDescription,
+    errors=("member_not_found", "group_not_found"),
+    is_urgent=True,
 )
 
 
@@ -111,13 +115,7 @@ class Tree(msgspec.Struct, frozen=True):
     """The processes, the one that answers first."""
 
 
-@route(
-    "GET",
-    "/ops/api/tree",
-    summary="Retrieve all processes, each with its tree and the state of every child",
-    auth=Auth.OPERATOR_READ,
-    reply=Tree,
-)
+@route.read("/ops/api/tree", "Retrieve all processes, each with its tree and the state of every child", Tree)
 async def read_tree(call: Call) -> Outcome:
     """Answered from memory, also while the database is away."""
     answers = await ask_all(call.deps, DescribeProcess())
@@ -129,78 +127,51 @@ async def read_tree(call: Call) -> Outcome:
     )
 
 
-@_child_action(
-    "/ops/api/processes/{member_id}/children/stop",
-    summary="Stop a child of a process's tree until it is started",
-    action="stop_child",
-)
-async def stop_child(call: Call) -> Outcome:
+@_on_child("stop", "Stop a child of a process's tree until it is started")
+async def stop_child(run: ActionRun, given: ChildRequest, member_id: str) -> ChildStatus | Refusal:
     """The response is the child afterwards."""
-    return await _act_on_child(call, StopChild)
+    return await ask_control(run.deps, member_id, StopChild(given.path, given.reason))
 
 
-@_child_action(
-    "/ops/api/processes/{member_id}/children/start",
-    summary="Start a child of a process's tree that was stopped or has ended",
-    action="start_child",
-)
-async def start_child(call: Call) -> Outcome:
+@_on_child("start", "Start a child of a process's tree that was stopped or has ended")
+async def start_child(run: ActionRun, given: ChildRequest, member_id: str) -> ChildStatus | Refusal:
     """The response is the child afterwards."""
-    return await _act_on_child(call, StartChild)
+    return await ask_control(run.deps, member_id, StartChild(given.path, given.reason))
 
 
-@_child_action(
-    "/ops/api/processes/{member_id}/children/restart",
-    summary="Restart a child of a process's tree, with the siblings that its supervisor restarts with it",
-    action="restart_child",
-)
-async def restart_child(call: Call) -> Outcome:
+@_on_child("restart", "Restart a child of a process's tree, with the siblings that its supervisor restarts with it")
+async def restart_child(run: ActionRun, given: ChildRequest, member_id: str) -> ChildStatus | Refusal:
     """It does not count against the restart budget."""
-    return await _act_on_child(call, RestartChild)
+    return await ask_control(run.deps, member_id, RestartChild(given.path, given.reason))
 
 
-@_group_action(
-    "/ops/api/processes/{member_id}/groups/{group}/pause",
-    summary="Pause a group of actors in one process: its requests get 503 until it is resumed",
-    action="pause_group",
-)
-async def pause_group(call: Call) -> Outcome:
+@_on_group("pause", "Pause a group of actors in one process: its requests get 503 until it is resumed")
+async def pause_group(
+    run: ActionRun, given: ActionWithReason, member_id: str, group: str
+) -> GroupDescription | Refusal:
     """Actors that are active finish what they have."""
-    return await _act_on_group(call, PauseGroup)
+    return await ask_control(run.deps, member_id, PauseGroup(group, given.reason))
 
 
-@_group_action(
-    "/ops/api/processes/{member_id}/groups/{group}/resume",
-    summary="Resume a group of actors in one process",
-    action="resume_group",
-)
-async def resume_group(call: Call) -> Outcome:
+@_on_group("resume", "Resume a group of actors in one process")
+async def resume_group(
+    run: ActionRun, given: ActionWithReason, member_id: str, group: str
+) -> GroupDescription | Refusal:
     """The group is resumed, whether an operator or its crashes paused it."""
-    return await _act_on_group(call, ResumeGroup)
+    return await ask_control(run.deps, member_id, ResumeGroup(group, given.reason))
 
 
-@_action(
+@route.action(
     "/ops/api/processes/{member_id}/drain",
-    summary="Stop a process in order, as at SIGTERM; a parent starts another in its place",
-    action="drain_process",
-    body=ActionWithReason,
-    reply=Draining,
+    "Stop a process in order, as at SIGTERM; a parent starts another in its place",
+    ActionWithReason,
+    Draining,
     errors=("member_not_found",),
+    is_urgent=True,
 )
-async def drain_process(call: Call) -> Outcome:
+async def drain_process(run: ActionRun, given: ActionWithReason, member_id: str) -> Draining | Refusal:
     """It gives its accounts to the other members and finishes what it has accepted."""
-    return await ask_control(call, call.path["member_id"], DrainProcess(call.body(ActionWithReason).reason))
-
-
-async def _act_on_child(call: Call, action: type[ChildAction]) -> Outcome:
-    body = call.body(ChildRequest)
-    return await ask_control(call, call.path["member_id"], action(body.path, body.reason))
-
-
-async def _act_on_group(call: Call, action: type[GroupAction]) -> Outcome:
-    return await ask_control(
-        call, call.path["member_id"], action(call.path["group"], call.body(ActionWithReason).reason)
-    )
+    return await ask_control(run.deps, member_id, DrainProcess(given.reason))
 
 
 class ProcessSamples(msgspec.Struct, frozen=True):
@@ -212,12 +183,10 @@ class ProcessSamples(msgspec.Struct, frozen=True):
     """The members that did not answer."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/samples",
-    summary="List the samples of all processes: rates, latencies and queues of the last half hour",
-    auth=Auth.OPERATOR_READ,
-    reply=ProcessSamples,
+    "List the samples of all processes: rates, latencies and queues of the last half hour",
+    ProcessSamples,
     parameters=(FROM,),
 )
 async def list_samples(call: Call) -> Outcome:

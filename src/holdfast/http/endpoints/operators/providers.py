@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import msgspec
 
 from holdfast.http.endpoints.operators.processes import ask_all
-from holdfast.http.kit.actions import note_failure
-from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import invalid_parameter, shown
 from holdfast.http.schemas.operators import Reason
 from holdfast.ledger.catalog.catalog import Catalog
@@ -29,7 +29,7 @@ from holdfast.providers.media.kinds import PROVIDER_KINDS
 from holdfast.providers.media.provider_check import CheckStep
 from holdfast.supervision.control.messages import DescribeProcess, ProviderView
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 
 class ProviderDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,12 +68,10 @@ class ProviderList(msgspec.Struct, frozen=True):
     """The providers by name."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/providers",
-    summary="List the media providers: states, calls, errors, refused callbacks and waiting tasks",
-    auth=Auth.OPERATOR_READ,
-    reply=ProviderList,
+    "List the media providers: states, calls, errors, refused callbacks and waiting tasks",
+    ProviderList,
 )
 async def list_providers(call: Call) -> Outcome:
     """Joins one read with what every process has counted."""
@@ -153,14 +151,11 @@ class ProviderCheckBody(msgspec.Struct, frozen=True):
     """The steps that were taken, in order."""
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/providers/{provider}/check",
-    summary="Check a provider by a real job: connection, submission, callback, poll, outputs",
-    auth=Auth.OPERATOR_ACT,
-    action="check_provider",
-    body=ProviderCheckRequest,
-    reply=ProviderCheckBody,
+    "Check a provider by a real job: connection, submission, callback, poll, outputs",
+    ProviderCheckRequest,
+    ProviderCheckBody,
     errors=(
         "provider_not_found",
         "cost_not_accepted",
@@ -171,28 +166,28 @@ class ProviderCheckBody(msgspec.Struct, frozen=True):
         "quote_unavailable",
     ),
 )
-async def check_provider(call: Call) -> Outcome:
+async def check_provider(run: ActionRun, given: ProviderCheckRequest, provider: str) -> ProviderCheckBody | Refusal:
     """The response comes when the job has ended, or ``wait_s`` later. No account and no credit is involved."""
-    wanted, name, catalog = call.body(ProviderCheckRequest), call.path["provider"], call.deps.catalog()
-    charges = call.deps.operating.provider_checks.charges(name)
-    if charges is None or name not in catalog.providers:
-        return Refusal(code="provider_not_found", message=f"The provider {shown(name)} is not in the catalog.")
-    priced = _priced(catalog, name, wanted)
+    catalog = run.deps.catalog()
+    charges = run.deps.operating.provider_checks.charges(provider)
+    if charges is None or provider not in catalog.providers:
+        return Refusal(code="provider_not_found", message=f"The provider {shown(provider)} is not in the catalog.")
+    priced = _priced(catalog, provider, given)
     if isinstance(priced, Refusal):
         return priced
     price = format_amount(priced.terms.estimate_micro)
-    if charges and not wanted.accept_cost:
+    if charges and not given.accept_cost:
         return Refusal(
             code="cost_not_accepted",
-            message=f"{name} charges for a job of {priced.terms.model}, which customers pay {price} for.",
+            message=f"{provider} charges for a job of {priced.terms.model}, which customers pay {price} for.",
         )
-    steps = await call.deps.operating.provider_checks.run(
-        name, priced.terms.upstream_model, priced.input, wait_s=wanted.wait_s
+    steps = await run.deps.operating.provider_checks.run(
+        provider, priced.terms.upstream_model, priced.input, wait_s=given.wait_s
     )
     failed = next((step.name for step in steps if step.result == "failed"), None)
     if failed is not None:
-        note_failure(call, failed_step=failed)
-    return ProviderCheckBody(name, priced.terms.model, failed is None, price, charges, steps)
+        run.note("failed", failed_step=failed)
+    return ProviderCheckBody(provider, priced.terms.model, failed is None, price, charges, steps)
 
 
 def _example(model: Model) -> dict[str, object]:

@@ -8,14 +8,15 @@ from typing import Final
 import msgspec
 
 from holdfast.http.endpoints.operators.processes import ask_all
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import LIMIT, filter_by, read_window
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.ledger.refusals import Refusal
 from holdfast.supervision.control.messages import ListRefusedRequests
 from holdfast.telemetry.refused_requests import RefusedCaller, RefusedRequest, most_refused
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 _SOUGHT: Final = filter_by(
     "about",
@@ -35,12 +36,10 @@ class RefusedRequestPage(msgspec.Struct, frozen=True):
     """The members that did not answer."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/refused-requests",
-    summary="List the newest refused requests, and who sent most of them",
-    auth=Auth.OPERATOR_READ,
-    reply=RefusedRequestPage,
+    "List the newest refused requests, and who sent most of them",
+    RefusedRequestPage,
     parameters=(_SOUGHT, LIMIT),
 )
 async def list_refused_requests(call: Call) -> Outcome:

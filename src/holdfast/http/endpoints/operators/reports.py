@@ -15,6 +15,7 @@ from quart.wrappers.response import ResponseBody
 from sqlalchemy import Connection
 
 from holdfast.actors.runtime.faults import AskFault
+from holdfast.http.kit.actions import OperatorRoutes
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.listing import (
     OPERATORS,
@@ -29,7 +30,7 @@ from holdfast.http.kit.listing import (
     read_window,
     write_cursor,
 )
-from holdfast.http.kit.routes import Media, Outcome, Parameter, RouteTable
+from holdfast.http.kit.routes import Media, Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.schemas.common import render
 from holdfast.ledger.public_types import Time
@@ -82,7 +83,7 @@ def report_event(report: Report) -> bytes:
     return b"event: %b\ndata: %b\n" % (report.kind.encode(), msgspec.json.encode(report_body(report)))
 
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 EVENT_STREAM: Final = "text/event-stream"
 CHECK_S: Final = 5.0
@@ -108,13 +109,8 @@ _FILTERS: Final = (
 )
 
 
-@route(
-    "GET",
-    "/ops/api/reports",
-    summary="List the reports of all processes, newest first",
-    auth=Auth.OPERATOR_READ,
-    reply=ReportList,
-    parameters=(*_FILTERS, *PAGE),
+@route.read(
+    "/ops/api/reports", "List the reports of all processes, newest first", ReportList, parameters=(*_FILTERS, *PAGE)
 )
 async def list_reports(call: Call) -> Outcome:
     """The position is read before the page, so that the stream from there misses nothing.

@@ -13,10 +13,11 @@ import msgspec
 
 from holdfast.actors.task.messages import DecideReview
 from holdfast.http.endpoints.operators.tasks import input_of, position_of_task
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import PAGE, StoredListBody, filter_by, list_for_operators
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.operators import ActionRequest, Note, text_of
@@ -28,7 +29,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import ReviewDecision, ReviewReason, Task
 from holdfast.persistence.queries.tasks import open_reviews, task_under_review
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 _REASON: Final = filter_by("reason", "Only reviews for this reason.", get_args(ReviewReason))
 
@@ -88,12 +89,10 @@ class ReviewList(StoredListBody[ReviewBody], frozen=True):
     """A page of open reviews, oldest task first."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/reviews",
-    summary="List the open reviews of all accounts, oldest task first",
-    auth=Auth.OPERATOR_READ,
-    reply=ReviewList,
+    "List the open reviews of all accounts, oldest task first",
+    ReviewList,
     parameters=(_REASON, *PAGE),
 )
 async def list_reviews(call: Call) -> Outcome:
@@ -101,64 +100,53 @@ async def list_reviews(call: Call) -> Outcome:
     return await list_for_operators(call, open_reviews, partial(review_body, call.deps), position_of_task)
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/reviews/{review_case_id}",
-    summary="Retrieve a review, open or decided",
-    auth=Auth.OPERATOR_READ,
-    reply=ReviewRecord,
+    "Retrieve a review, open or decided",
+    ReviewRecord,
     errors=("review_not_found",),
 )
 async def read_review(call: Call) -> Outcome:
     """It has the provider's own outputs, for the operator to look at before a decision."""
-    task = await _task_of(call)
+    task = await _task_of(call.deps, call.path["review_case_id"])
     if isinstance(task, Refusal):
         return task
     body = review_body(call.deps, task)
     return render(ReviewRecord, body, input=input_of(task), provider_job_id=task.state.provider_ref)
 
 
-@route(
-    "POST",
-    "/ops/api/reviews/{review_case_id}/approve",
-    summary="Approve a review: store the results not stored yet, then capture the charge",
-    auth=Auth.OPERATOR_ACT,
-    action="approve_review",
-    body=Decision,
-    reply=ReviewBody,
+_decision: Final = Actions(
+    route,
+    "/ops/api/reviews/{review_case_id}/",
+    Decision,
+    ReviewBody,
     errors=("review_not_found", "review_not_open"),
 )
-async def approve_review(call: Call) -> Outcome:
+
+
+@_decision("approve", "Approve a review: store the results not stored yet, then capture the charge")
+async def approve_review(run: ActionRun, given: Decision, review_case_id: str) -> ReviewBody | Refusal:
     """The response may still have the status ``review``: the task succeeds when its results are stored."""
-    return await _decide(call, approve=True)
+    return await _decide(run, review_case_id, approve=True, note=given.note)
 
 
-@route(
-    "POST",
-    "/ops/api/reviews/{review_case_id}/reject",
-    summary="Reject a review: the task fails and its whole hold is released",
-    auth=Auth.OPERATOR_ACT,
-    action="reject_review",
-    body=Decision,
-    reply=ReviewBody,
-    errors=("review_not_found", "review_not_open"),
-)
-async def reject_review(call: Call) -> Outcome:
+@_decision("reject", "Reject a review: the task fails and its whole hold is released")
+async def reject_review(run: ActionRun, given: Decision, review_case_id: str) -> ReviewBody | Refusal:
     """The task's status and the credit change in one commit."""
-    return await _decide(call, approve=False)
+    return await _decide(run, review_case_id, approve=False, note=given.note)
 
 
-async def _decide(call: Call, *, approve: bool) -> Outcome:
-    task = await _task_of(call)
+async def _decide(run: ActionRun, case_id: str, *, approve: bool, note: str | None) -> ReviewBody | Refusal:
+    task = await _task_of(run.deps, case_id)
     if isinstance(task, Refusal):
         return task
-    call.concern(task.account_id, task.request_id)
-    command = DecideReview(approve=approve, note=text_of(call.body(Decision).note))
-    done = await call.ask(call.deps.tasks.ref(task.request_id), command)
+    run.concern(task.account_id, task.request_id)
+    command = DecideReview(approve=approve, note=text_of(note))
+    done = await run.ask(run.deps.tasks.ref(task.request_id), command)
     if isinstance(done, Refusal):
         return done
-    decided = await _task_of(call)
-    return decided if isinstance(decided, Refusal) else review_body(call.deps, decided)
+    decided = await _task_of(run.deps, case_id)
+    return decided if isinstance(decided, Refusal) else review_body(run.deps, decided)
 
 
 def review_body(deps: Dependencies, task: Task) -> ReviewBody:
@@ -179,9 +167,8 @@ def review_body(deps: Dependencies, task: Task) -> ReviewBody:
     )
 
 
-async def _task_of(call: Call) -> Task | Refusal:
-    case_id = call.path["review_case_id"]
-    task = await call.find_by_id(task_under_review, case_id)
+async def _task_of(deps: Dependencies, case_id: str) -> Task | Refusal:
+    task = await deps.find_by_id(task_under_review, case_id)
     if task is None:
         return Refusal(code="review_not_found", message=f"The review {shown(case_id)} does not exist.")
     return task

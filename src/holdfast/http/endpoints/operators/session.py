@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.actors.account.messages import SignOut
 from holdfast.http.endpoints.sign_in import read_email, request_code, sign_in_by_code
+from holdfast.http.kit.actions import OperatorRoutes
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.operator_access import begin_session, end_session, sign_in_by_token
 from holdfast.http.kit.operators import (
@@ -20,11 +21,11 @@ from holdfast.http.kit.operators import (
     role_of,
     set_cookie,
 )
-from holdfast.http.kit.routes import BodyResponse, Outcome, RouteTable
+from holdfast.http.kit.routes import BodyResponse, Outcome
 from holdfast.http.schemas.common import CodeRequest, CodeSent, VerifyRequest
 from holdfast.ledger.refusals import Refusal
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 
 class TokenSignIn(msgspec.Struct, frozen=True):
@@ -117,13 +118,7 @@ async def sign_in_with_code(call: Call) -> Outcome:
     return _signed_in(call, cookie, session.operator)
 
 
-@route(
-    "GET",
-    "/ops/api/session",
-    summary="Retrieve who the operator is",
-    auth=Auth.OPERATOR_READ,
-    reply=OperatorSessionBody,
-)
+@route.read("/ops/api/session", "Retrieve who the operator is", OperatorSessionBody)
 async def read_operator_session(call: Call) -> Outcome:
     """Describes the operator of any credential."""
     assert call.operator is not None

@@ -8,10 +8,11 @@ from typing import Final, TypeVar
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import PAGE, Position, StoredListBody, filter_by, list_for_operators
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.tasks import task_not_found
@@ -23,7 +24,7 @@ from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.telemetry.scrubbing import scrub
 from holdfast.telemetry.traces import trace_id_in
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 D = TypeVar("D", bound="TaskDetails")
 
@@ -68,12 +69,10 @@ class TaskDetailsList(StoredListBody[TaskDetails], frozen=True):
     """A page of tasks."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/tasks",
-    summary="List the tasks of all accounts that have not ended, oldest first",
-    auth=Auth.OPERATOR_READ,
-    reply=TaskDetailsList,
+    "List the tasks of all accounts that have not ended, oldest first",
+    TaskDetailsList,
     parameters=(_AT_PROVIDER, _STATUS, *PAGE),
 )
 async def list_unfinished_tasks(call: Call) -> Outcome:
@@ -83,12 +82,10 @@ async def list_unfinished_tasks(call: Call) -> Outcome:
     )
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/failed-tasks",
-    summary="List the failed tasks of all accounts, newest first",
-    auth=Auth.OPERATOR_READ,
-    reply=TaskDetailsList,
+    "List the failed tasks of all accounts, newest first",
+    TaskDetailsList,
     parameters=(_AT_PROVIDER, *PAGE),
 )
 async def list_failed_tasks(call: Call) -> Outcome:
@@ -103,18 +100,16 @@ def position_of_task(task: Task) -> Position:
     return Position(task.created_at, task.request_id)
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/tasks/{request_id}",
-    summary="Retrieve a task of any account",
-    auth=Auth.OPERATOR_READ,
-    reply=TaskRecord,
+    "Retrieve a task of any account",
+    TaskRecord,
     errors=("task_not_found", "record_unreadable"),
 )
 async def read_task_details(call: Call) -> Outcome:
     """The task may have ended or not; its results can be fetched before it has succeeded."""
     task_id = call.path["request_id"]
-    found = await call.find_by_id(task_by_id, task_id)
+    found = await call.deps.find_by_id(task_by_id, task_id)
     if found is None:
         return task_not_found(task_id)
     return _details(
@@ -151,12 +146,10 @@ class TaskRow(msgspec.Struct, frozen=True):
     """Its hold; null if there is none."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/tasks/{request_id}/row",
-    summary="Retrieve what is stored of a task, also if it cannot be read as a task",
-    auth=Auth.OPERATOR_READ,
-    reply=TaskRow,
+    "Retrieve what is stored of a task, also if it cannot be read as a task",
+    TaskRow,
     errors=("task_not_found",),
 )
 async def read_task_row(call: Call) -> Outcome:

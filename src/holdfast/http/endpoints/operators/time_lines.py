@@ -10,7 +10,8 @@ import msgspec
 from sqlalchemy import Connection
 
 from holdfast.http.endpoints.operators.accounts import account_not_found
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import (
     PAGE,
     Entries,
@@ -21,7 +22,7 @@ from holdfast.http.kit.listing import (
     is_asked_for,
     list_for_operators,
 )
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.common import render
 from holdfast.http.services.tasks import task_not_found
 from holdfast.ledger.public_types import Amount, Time
@@ -33,7 +34,7 @@ from holdfast.persistence.queries.time_lines import (
     time_line_of_task,
 )
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 _SOURCE: Final = filter_by("source", "Only entries of this kind.", get_args(Source))
 
@@ -63,12 +64,10 @@ class TimeLine(ListBody[TimeLineEntryBody], frozen=True):
     """A page of a time line, newest first."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/accounts/{account_id}/timeline",
-    summary="List all that happened to an account: operations, tasks, orders, sign-ins, actions, reports",
-    auth=Auth.OPERATOR_READ,
-    reply=TimeLine,
+    "List all that happened to an account: operations, tasks, orders, sign-ins, actions, reports",
+    TimeLine,
     parameters=(_SOURCE, *PAGE),
     errors=("account_not_found",),
 )
@@ -83,12 +82,10 @@ async def read_account_time_line(call: Call) -> Outcome:
     return await _time_line(call, account_id, entries)
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/tasks/{request_id}/timeline",
-    summary="List all that happened to a task: progress, callbacks, operations, deliveries, reports",
-    auth=Auth.OPERATOR_READ,
-    reply=TimeLine,
+    "List all that happened to a task: progress, callbacks, operations, deliveries, reports",
+    TimeLine,
     parameters=(_SOURCE, *PAGE),
     errors=("task_not_found",),
 )

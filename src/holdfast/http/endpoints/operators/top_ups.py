@@ -6,14 +6,15 @@ from functools import partial
 
 import msgspec
 
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import PAGE, Position, StoredListBody, list_for_operators
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.cards import AutoTopUpBody, auto_top_up_body
 from holdfast.ledger.public_types import AccountId
 from holdfast.persistence.queries.orders import SwitchedOffTopUp, switched_off_top_ups
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 
 class SwitchedOffTopUpBody(msgspec.Struct, frozen=True):
@@ -30,12 +31,10 @@ class SwitchedOffTopUpList(StoredListBody[SwitchedOffTopUpBody], frozen=True):
     """A page of automatic top-ups that were switched off, the latest first."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/switched-off-top-ups",
-    summary="List the accounts whose automatic top-up was switched off, the latest first",
-    auth=Auth.OPERATOR_READ,
-    reply=SwitchedOffTopUpList,
+    "List the accounts whose automatic top-up was switched off, the latest first",
+    SwitchedOffTopUpList,
     parameters=PAGE,
 )
 async def list_switched_off_top_ups(call: Call) -> Outcome:

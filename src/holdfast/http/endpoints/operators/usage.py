@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.http.endpoints.operators.accounts import existing_account
+from holdfast.http.endpoints.operators.accounts import refuse_unknown_account
 from holdfast.http.endpoints.tasks.usage_totals import (
     FILTERS,
     GROUP_BY,
@@ -12,19 +12,18 @@ from holdfast.http.endpoints.tasks.usage_totals import (
     answer,
     read_question,
 )
-from holdfast.http.kit.calls import Auth, Call
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.actions import OperatorRoutes
+from holdfast.http.kit.calls import Call
+from holdfast.http.kit.routes import Outcome
 from holdfast.ledger.refusals import Refusal
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/accounts/{account_id}/usage/totals",
-    summary="Sum an account's usage by day, model, API key, status or end user, or by two of them",
-    auth=Auth.OPERATOR_READ,
-    reply=UsageTotals,
+    "Sum an account's usage by day, model, API key, status or end user, or by two of them",
+    UsageTotals,
     parameters=(GROUP_BY, *FILTERS, TIME_ZONE, *PERIOD),
     errors=("account_not_found",),
 )
@@ -33,7 +32,6 @@ async def sum_usage_of_account(call: Call) -> Outcome:
     asked = read_question(call)
     if isinstance(asked, Refusal):
         return asked
-    account_id = await existing_account(call)
-    if isinstance(account_id, Refusal):
-        return account_id
-    return await answer(asked, account_id, call.deps.database.read)
+    account_id = call.path["account_id"]
+    refusal = await refuse_unknown_account(call.deps, account_id)
+    return refusal or await answer(asked, account_id, call.deps.database.read)

@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.kit.actions import note_effect
-from holdfast.http.kit.calls import Auth, Call
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
+from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
-from holdfast.http.kit.routes import Outcome, RouteTable
+from holdfast.http.kit.routes import Outcome
 from holdfast.http.kit.values import shown
 from holdfast.http.schemas.events import EventBody, WebhookId, event_body
 from holdfast.http.schemas.operators import ActionRequest
@@ -26,7 +26,7 @@ from holdfast.persistence.queries.events import (
     failure_counts,
 )
 
-route = RouteTable("Operators")
+route = OperatorRoutes()
 
 _FILTERS: Final = (
     filter_by(
@@ -60,12 +60,10 @@ class FailedEventList(ListBody[FailedEventBody], frozen=True):
     """A page of events, newest first."""
 
 
-@route(
-    "GET",
+@route.read(
     "/ops/api/webhooks",
-    summary="List the events of all accounts whose delivery fails, newest first",
-    auth=Auth.OPERATOR_READ,
-    reply=FailedEventList,
+    "List the events of all accounts whose delivery fails, newest first",
+    FailedEventList,
     parameters=(*_FILTERS, *PAGE),
 )
 async def list_failed_events(call: Call) -> Outcome:
@@ -106,75 +104,66 @@ class EventsRetried(msgspec.Struct, frozen=True):
     """Whether there are more than one call retries, so call again."""
 
 
-@route(
-    "GET",
-    "/ops/api/webhooks/summary",
-    summary="Count the events whose delivery fails, by host",
-    auth=Auth.OPERATOR_READ,
-    reply=WebhookSummary,
-)
+@route.read("/ops/api/webhooks/summary", "Count the events whose delivery fails, by host", WebhookSummary)
 async def summarise_webhooks(call: Call) -> Outcome:
     """Names the twenty hosts with most of these events."""
     found = await call.deps.database.read(failure_counts)
     return WebhookSummary(found.failing, found.given_up, [FailingHost(*each) for each in found.hosts])
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/webhooks/{account_id}/retry",
-    summary="Deliver the failed events of an account again now",
-    auth=Auth.OPERATOR_ACT,
-    action="retry_account_webhooks",
-    body=ActionRequest,
-    reply=EventsRetried,
+    "Deliver the failed events of an account again now",
+    ActionRequest,
+    EventsRetried,
+    name="retry_account_webhooks",
     errors=("event_not_found",),
 )
-async def retry_of_account(call: Call) -> Outcome:
+async def retry_of_account(run: ActionRun, _: ActionRequest, account_id: str) -> EventsRetried | Refusal:
     """Up to 500 events become due, the oldest first, also those that were given up."""
-    return await _retry_all(call, account_id=call.path["account_id"])
+    return await _retry_all(run, account_id=account_id)
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/webhooks/hosts/{host}/retry",
-    summary="Deliver the failed events for a host again now",
-    auth=Auth.OPERATOR_ACT,
-    action="retry_host_webhooks",
-    body=ActionRequest,
-    reply=EventsRetried,
+    "Deliver the failed events for a host again now",
+    ActionRequest,
+    EventsRetried,
+    name="retry_host_webhooks",
     errors=("event_not_found",),
 )
-async def retry_of_host(call: Call) -> Outcome:
+async def retry_of_host(run: ActionRun, _: ActionRequest, host: str) -> EventsRetried | Refusal:
     """As for an account, for events of any accounts."""
-    return await _retry_all(call, host=call.path["host"])
+    return await _retry_all(run, host=host)
 
 
-async def _retry_all(call: Call, *, account_id: str | None = None, host: str | None = None) -> Outcome:
-    now = call.deps.now()
-    found = await call.deps.database.read(
+async def _retry_all(
+    run: ActionRun, *, account_id: str | None = None, host: str | None = None
+) -> EventsRetried | Refusal:
+    now = run.deps.now()
+    found = await run.deps.database.read(
         partial(failed_event_addresses, now=now, most=RETRIED_MAX, account_id=account_id, host=host)
     )
     if not found:
         name = shown(account_id or host or "")
         return Refusal(code="event_not_found", message=f"No delivery fails for {name}, besides those due now.")
-    await call.deps.sending.events.resend(found)
-    note_effect(call, retried=str(len(found)))
+    await run.deps.sending.events.resend(found)
+    run.note(retried=str(len(found)))
     return EventsRetried(len(found), has_more=len(found) == RETRIED_MAX)
 
 
-@route(
-    "POST",
+@route.action(
     "/ops/api/webhooks/{account_id}/{event_id}/retry",
-    summary="Deliver an event again now, under the same id",
-    auth=Auth.OPERATOR_ACT,
-    action="retry_webhook",
-    body=ActionRequest,
-    reply=FailedEventBody,
+    "Deliver an event again now, under the same id",
+    ActionRequest,
+    FailedEventBody,
+    name="retry_webhook",
     errors=("event_not_found",),
 )
-async def retry_event(call: Call) -> Outcome:
+async def retry_event(
+    run: ActionRun, _: ActionRequest, account_id: str, event_id: str
+) -> FailedEventBody | Refusal:
     """It becomes due at once; the response still has its earlier attempts."""
-    account_id, event_id = call.path["account_id"], call.path["event_id"]
     not_found = Refusal(code="event_not_found", message=f"There is no event {shown(event_id)} of this account.")
     if not is_id(account_id) or not is_id(event_id):
         return not_found
@@ -182,11 +171,11 @@ async def retry_event(call: Call) -> Outcome:
     def read(rows: Connection) -> EventRecord | None:
         return event_of_account(rows, account_id, event_id)
 
-    before = await call.deps.database.read(read)
+    before = await run.deps.database.read(read)
     if before is None:
         return not_found
-    await call.deps.sending.events.resend([before.address])
-    found = await call.deps.database.read(read)
+    await run.deps.sending.events.resend([before.address])
+    found = await run.deps.database.read(read)
     return not_found if found is None else _body(found)
 
 

@@ -94,7 +94,7 @@ async def _receive(call: Call) -> Outcome:
     values = read_values(call.json)
     if isinstance(values, Refusal):
         return values
-    order = await call.find_by_id(order_by_id, values.order_id)
+    order = await call.deps.find_by_id(order_by_id, values.order_id)
     event_id = None if order is None else order.request.sandbox_event_id
     header = ",".join(call.request.headers.getlist(SIGNATURE_HEADER))
     refusal = verify_sandbox(header, values, [deps.settings.sandbox_secret], event_id=event_id)

@@ -180,7 +180,7 @@ async def _provider_of(call: Call, request_id: str) -> str | None:
     if is_of_check(request_id):
         sealed = sealed_check(call)
         return None if sealed is None else sealed[0]
-    task = await call.find_by_id(task_by_id, request_id)
+    task = await call.deps.find_by_id(task_by_id, request_id)
     return None if task is None else task.provider
 
 
