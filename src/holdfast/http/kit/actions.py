@@ -71,6 +71,7 @@ class ActionRun:
     idempotency: IdempotencyKey | Refusal | None = None
     sent: Mapping[str, object] | None = None
     is_replay: bool = False
+    _is_urgent: bool = field(default=False, init=False)
     _record: OperatorAction | None = field(default=None, init=False)
 
     @property
@@ -98,12 +99,13 @@ class ActionRun:
         self._record = self.record._replace(account_id=account_id, task_id=task_id)
 
     async def begin(
-        self, action: str, target: Sequence[str], given: msgspec.Struct | None, *, is_urgent: bool
+        self, action: str, is_urgent: bool, target: Sequence[str], given: msgspec.Struct | None
     ) -> None:
         """Write the record before anything is done. Raises :class:`DatabaseAway`, unless it is urgent."""
         reason = (getattr(given, "reason", None) or "").strip()
         below: str | None = getattr(given, "path", None)
         sent = msgspec.to_builtins(given) if self.sent is None else self.sent
+        self._is_urgent = is_urgent
         self._record = OperatorAction(
             action_id=new_id("act"),
             at=self.deps.now(),
@@ -125,7 +127,7 @@ class ActionRun:
                 raise
             log.warning("an urgent action has no row", action=action, operator=self.operator.name)
 
-    async def end(self, result: ActionResult, code: str | None, *, is_urgent: bool) -> None:
+    async def end(self, result: ActionResult, code: str | None = None) -> None:
         """Report the result, and complete the record. If that cannot be written, the log has a line."""
         action = self._record = self.record._replace(ended_at=self.deps.now(), result=result, code=code)
         self.deps.operating.report(_report_of(action))
@@ -135,7 +137,7 @@ class ActionRun:
                 try:
                     await self.deps.write_record(partial(write_action, action=action))
                 except DatabaseAway as away:
-                    if is_urgent:
+                    if self._is_urgent:
                         break
                     await trio.sleep(away.retry_after_s)
                 else:
@@ -163,22 +165,21 @@ class Action(Generic[G, P, R]):
         Raises :class:`DatabaseAway`, before anything is done, if the first record cannot be written. If the second
         cannot, the row has no result.
         """
-        await run.begin(self.name, [str(part) for part in target], given, is_urgent=self.is_urgent)
+        await run.begin(self.name, self.is_urgent, [*map(str, target)], given)
+        reply: R | Refusal
         try:
-            reply = await self._do(run, given, *target, **named)
+            if self.needs_key and not isinstance(run.idempotency, IdempotencyKey):
+                reply = run.idempotency or NO_IDEMPOTENCY_KEY
+            else:
+                reply = await self.do(run, given, *target, **named)
         except BaseException as fault:
-            await run.end(*_result_of_fault(fault), is_urgent=self.is_urgent)
+            await run.end(*_result_of_fault(fault))
             raise
         if isinstance(reply, Refusal):
-            await run.end("refused", reply.code, is_urgent=self.is_urgent)
+            await run.end("refused", reply.code)
         else:
-            await run.end(run.record.result or "done", None, is_urgent=self.is_urgent)
+            await run.end(run.record.result or "done")
         return reply
-
-    async def _do(self, run: ActionRun, given: G, *target: P.args, **named: P.kwargs) -> R | Refusal:
-        if self.needs_key and not isinstance(run.idempotency, IdempotencyKey):
-            return run.idempotency or NO_IDEMPOTENCY_KEY
-        return await self.do(run, given, *target, **named)
 
 
 class OperatorRoutes(RouteTable):
@@ -198,13 +199,7 @@ class OperatorRoutes(RouteTable):
     ) -> Callable[[Handler], Handler]:
         """Declare the decorated handler as a route that every operator may read."""
         return self(
-            "GET",
-            path,
-            summary=summary,
-            auth=Auth.OPERATOR_READ,
-            reply=reply,
-            parameters=parameters,
-            errors=errors,
+            "GET", path, summary=summary, auth=Auth.OPERATOR_READ, reply=reply, parameters=parameters, errors=errors
         )
 
     def action(
@@ -245,6 +240,7 @@ class Actions(Generic[G, R]):
         ``given``, and the values of the path; its docstring describes it. What ``needs_key`` gives or takes money,
         and is done once for each Idempotency-Key.
         """
+        assert "reason" in self.given.__struct_fields__, "each action may have a reason"
         path = self.path + below
         places = re.findall(r"\{(\w+)\}", path)
 
@@ -293,11 +289,11 @@ async def record_refused_action(call: Call, refusal: object) -> None:
 
     Raises :class:`DatabaseAway`.
     """
-    name, is_urgent = call.route.action, call.route.is_urgent
-    if refusal is MAY_ONLY_READ and name is not None:
+    action = call.route.action
+    if refusal is MAY_ONLY_READ and action is not None:
         run = _run_for(call)
-        await run.begin(name, [*call.path.values()], None, is_urgent=is_urgent)
-        await run.end("refused", MAY_ONLY_READ.code, is_urgent=is_urgent)
+        await run.begin(action, call.route.is_urgent, [*call.path.values()], None)
+        await run.end("refused", MAY_ONLY_READ.code)
 
 
 def _run_for(call: Call) -> ActionRun:

@@ -94,12 +94,6 @@ class Declaration(Needs):
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Check that an operator's action may be refused to readers, and has a reason."""
-        assert self.action is None or (
-            self.auth is Auth.OPERATOR_ACT and self.body is not None and "reason" in self.body.__struct_fields__
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(Declaration):

@@ -29,7 +29,7 @@ from holdfast.http.endpoints.api_keys import (
     shown_limits,
 )
 from holdfast.http.endpoints.sign_in import read_email
-from holdfast.http.kit.actions import ActionRun, OperatorRoutes
+from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import API_KEY_START, KEY_PREFIX_CHARS
 from holdfast.http.kit.dependencies import Dependencies
@@ -246,25 +246,18 @@ async def set_ceiling(run: ActionRun, given: CeilingRequest, account_id: str) ->
     return await run.deps.database.read(partial(shown_limits, account_id=account_id, now=run.deps.now()))
 
 
-@route.action(
-    "/ops/api/accounts/{account_id}/disable",
-    "Disable an account: its sessions, keys and new work are refused; what runs is finished",
-    ActionWithReason,
-    AccessBody,
-    errors=("account_not_found",),
+_access: Final = Actions(
+    route, "/ops/api/accounts/{account_id}/", ActionWithReason, AccessBody, errors=("account_not_found",)
 )
+
+
+@_access("disable", "Disable an account: its sessions, keys and new work are refused; what runs is finished")
 async def disable_account(run: ActionRun, _: ActionWithReason, account_id: str) -> AccessBody | Refusal:
     """The account's next request sees the change."""
     return await _set_access(run, account_id, is_disabled=True)
 
 
-@route.action(
-    "/ops/api/accounts/{account_id}/enable",
-    "Enable an account again; its keys are valid as before",
-    ActionWithReason,
-    AccessBody,
-    errors=("account_not_found",),
-)
+@_access("enable", "Enable an account again; its keys are valid as before")
 async def enable_account(run: ActionRun, _: ActionWithReason, account_id: str) -> AccessBody | Refusal:
     """The account's next request sees the change."""
     return await _set_access(run, account_id, is_disabled=False)

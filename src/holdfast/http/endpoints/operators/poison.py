@@ -6,7 +6,7 @@ from typing import Annotated, Final, get_args
 
 import msgspec
 
-from holdfast.http.kit.actions import ActionRun, OperatorRoutes
+from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome
@@ -99,13 +99,20 @@ async def read_poison_message(call: Call) -> Outcome:
     return NOT_FOUND if found is None else poison_body(found)
 
 
-@route.action(
-    "/ops/api/poison/{poison_id}/replay",
-    "Replay a poison message once: its actor handles it as if it had just been sent",
+_on_message: Final = Actions(
+    route,
+    "/ops/api/poison/{poison_id}/",
     ActionWithReason,
     PoisonBody,
+    errors=("poison_not_found", "poison_not_open"),
+)
+
+
+@_on_message(
+    "replay",
+    "Replay a poison message once: its actor handles it as if it had just been sent",
     name="replay_poison",
-    errors=("poison_not_found", "poison_not_open", "poison_not_replayable", "quarantined"),
+    errors=("poison_not_replayable", "quarantined"),
 )
 async def replay_poison_message(run: ActionRun, _: ActionWithReason, poison_id: str) -> PoisonBody | Refusal:
     """If it crashes its actor again it is kept, and counted."""
@@ -113,14 +120,7 @@ async def replay_poison_message(run: ActionRun, _: ActionWithReason, poison_id: 
     return found if isinstance(found, Refusal) else poison_body(found)
 
 
-@route.action(
-    "/ops/api/poison/{poison_id}/discard",
-    "Discard a poison message: its content is deleted",
-    ActionWithReason,
-    PoisonBody,
-    name="discard_poison",
-    errors=("poison_not_found", "poison_not_open"),
-)
+@_on_message("discard", "Discard a poison message: its content is deleted", name="discard_poison")
 async def discard_poison_message(run: ActionRun, _: ActionWithReason, poison_id: str) -> PoisonBody | Refusal:
     """The row stays until its retention is over."""
     found = await run.deps.operating.poison.discard(poison_id)
