@@ -26,9 +26,9 @@ from holdfast.ledger.tasks.task import Progress, Task
 from holdfast.persistence.records import tables
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast.providers.media.kinds import kind_rules
-from holdfast_compat.replicate import lost_answers
+from holdfast_compat import attempts
+from holdfast_compat.attempts import LOST_S, RequestAttempts
 from holdfast_compat.replicate.inputs import native_input
-from holdfast_compat.replicate.lost_answers import REMEMBERED_S, LostAnswers
 from holdfast_compat.replicate.schemas import log_lines, webhook_body
 
 from .api import Api
@@ -210,20 +210,23 @@ class AwayRows:
 
 
 class Requests:
-    """Equal requests to :class:`LostAnswers`, answered when the test says so."""
+    """Equal requests to :class:`RequestAttempts`, answered when the test says so."""
 
     def __init__(self) -> None:
-        self.answers = LostAnswers()
+        self.attempts = RequestAttempts()
         self.keys: list[str] = []
 
     async def send(
-        self, answer: trio.Event, *, digest: bytes = b"equal", task_status: Any = trio.TASK_STATUS_IGNORED
+        self, answer: trio.Event, *, group: str = "equal", task_status: Any = trio.TASK_STATUS_IGNORED
     ) -> None:
         with trio.CancelScope() as client:
-            async with self.answers.key_of(digest) as key:
+
+            async def respond(key: str) -> None:
                 self.keys.append(key)
                 task_status.started(client)
                 await answer.wait()
+
+            await self.attempts.answer(group, respond)
 
 
 async def test_equal_requests_on_purpose_stay_apart(autojump_clock: MockClock) -> None:
@@ -245,7 +248,7 @@ async def test_each_lost_answer_is_for_one_resend(autojump_clock: MockClock) -> 
         for client in clients:
             client.cancel()
     lost = requests.keys[:]
-    await requests.send(answered, digest=b"other")
+    await requests.send(answered, group="other")
     for _ in range(3):
         await requests.send(answered)
     assert set(requests.keys[3:5]) == set(lost)
@@ -286,22 +289,22 @@ async def test_a_lost_answer_is_forgotten_in_time(autojump_clock: MockClock) -> 
     async with trio.open_nursery() as nursery:
         client = await nursery.start(requests.send, never)
         client.cancel()
-    await trio.sleep(REMEMBERED_S)
+    await trio.sleep(LOST_S)
     await requests.send(answered)
     assert len(set(requests.keys)) == 2
 
 
 async def test_of_too_many_lost_answers_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_answers, "LOST_MAX", 3)
+    monkeypatch.setattr(attempts, "KEPT_MAX", 3)
     requests, never, answered = Requests(), trio.Event(), trio.Event()
     answered.set()
     async with trio.open_nursery() as nursery:
         for number in range(5):
-            client = await nursery.start(partial(requests.send, never, digest=b"%d" % number))
+            client = await nursery.start(partial(requests.send, never, group=str(number)))
             client.cancel()
     lost = requests.keys[:]
     for number in range(5):
-        await requests.send(answered, digest=b"%d" % number)
+        await requests.send(answered, group=str(number))
     assert [key in lost for key in requests.keys[5:]] == [False, False, True, True, True]
 
 

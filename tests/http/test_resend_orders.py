@@ -28,8 +28,8 @@ from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.records.rows import StoredReply
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast_compat.attempts import RequestAttempts
 from holdfast_compat.openai import resent_creates
-from holdfast_compat.openai.resends import Resends
 
 from .identities import NOW
 
@@ -73,7 +73,7 @@ class Freeze:
 class Process:
     """What one process knows, and whether it runs."""
 
-    resends: Resends = field(default_factory=Resends)
+    attempts: RequestAttempts = field(default_factory=RequestAttempts)
     frozen: int = 0
     thawed: trio.Event = field(default_factory=trio.Event)
 
@@ -153,7 +153,7 @@ class World:
             reply = await resent_creates.create_once(call, WANTED, number, resent_creates.CLIENT_TIMEOUT_S)
             if isinstance(reply, str):
                 self.served.add(request)
-                with process.resends.served(reply):
+                with process.attempts.served(reply):
                     await trio.sleep(sent.held_s)
                     await process.runs()
                 if not hung_up.is_set():
@@ -182,7 +182,7 @@ class FakeCall:
         self.process = self.world.processes[self.sent.process]
         self.request = SimpleNamespace(id=f"req_{self.number}_{self.attempt}")
         self.deps = SimpleNamespace(
-            state=lambda _kind: self.process.resends,
+            state=lambda _kind: self.process.attempts,
             accounts=SimpleNamespace(ref=lambda _: None),
             now=self.world.now,
             settings=SimpleNamespace(idempotency_ttl_s=86_400),
@@ -335,11 +335,11 @@ async def test_a_create_whose_files_cannot_be_claimed_is_known_as_refused() -> N
 
     async with trio.open_nursery() as nursery:
         world = World(nursery)
-        call, resends = cast("Call", FakeCall(world, 0, 0, Sent())), world.processes[0].resends
+        call, known = cast("Call", FakeCall(world, 0, 0, Sent())), world.processes[0].attempts
         with patch.object(resent_creates, "accepted_task", without_database), pytest.raises(DatabaseAway):
             await resent_creates.create_once(call, WANTED, 0, resent_creates.CLIENT_TIMEOUT_S)
-        with resends.served("task_1"):
-            assert resends.choose(resent_creates._group(call), ["task_1"], 1) is None
+        with known.served("task_1"):
+            assert known.choose(resent_creates._group(call), ["task_1"], 1) is None
 
 
 def test_a_request_beside_a_resend_is_a_task_of_its_own() -> None:

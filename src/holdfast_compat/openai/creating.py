@@ -23,9 +23,9 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task
 from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database_faults import DatabaseAway
+from holdfast_compat.attempts import RequestAttempts
 from holdfast_compat.model_words import as_sent
 from holdfast_compat.openai.inputs import wanted_of
-from holdfast_compat.openai.resends import Resends
 from holdfast_compat.openai.resent_creates import (
     CLIENT_TIMEOUT_S,
     create_once,
@@ -134,7 +134,7 @@ async def finish(call: Call, model_id: str, makes: Modality, fields: Mapping[str
     if isinstance(task, Refusal):
         return task
     if not task.is_terminal:
-        deps.state(Resends).lose(request_id)
+        deps.state(RequestAttempts).lose(request_id)
     return _result(task, is_resent=attempt is not None)
 
 
@@ -145,7 +145,8 @@ async def created_task(call: Call, request_id: str, until: float = 0.0, wait: Wa
     send the request again without creating another task.
     """
     try:
-        with call.deps.following.changes.watch(request_id) as watch, call.deps.state(Resends).served(request_id):
+        watch_of = call.deps.following.changes.watch
+        with watch_of(request_id) as watch, call.deps.state(RequestAttempts).served(request_id):
             if wait is not None:
                 wait.end_with(watch)
             found = await own_task(call, request_id)

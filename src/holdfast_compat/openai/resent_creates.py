@@ -16,9 +16,17 @@ There are never more tasks of a group than requests. Call a request served once 
 joined a task. By induction there are at most as many tasks as served requests:
 
 - A first attempt creates only while no resend of it has begun, so its request was not served before.
-- A resend creates only if each task that it sees was taken by resends of other requests, at most one by each
-  (:meth:`Resends.choose`). Between what it sees and its own decision only first attempts create, each one task for
-  one request more: another resend would have to know of this one.
+- A resend creates only if each task that it sees was taken by resends of other requests, at most one by each: a
+  resend takes the task with the highest number below its own (:meth:`RequestAttempts.choose`), so those of other
+  requests, whose numbers are lower, are left for these, whichever order they come in. For any number there are at
+  most as many tasks with it or a higher one as requests whose last attempt here has it or a higher one. Between
+  what it sees and its own decision only first attempts create, each one task for one request more: another resend
+  would have to know of this one.
+
+A resend also creates if all tasks that it sees are those of answers, and the attempt before was refused. It may be
+the resend of a request whose answer was lost after it left this process, equal to the refused one: they differ in
+nothing that is sent. Then the task that it creates is the refused request's, whose own resend finds the other: as
+many tasks as requests, and one more than was accepted only if that resend never comes.
 
 This holds for any number of processes, and whatever they forget: one that knows less joins more. It needs one thing
 of the network: the end of a connection comes at most :data:`HANG_UP_S` after a request that was late on it.
@@ -26,7 +34,6 @@ of the network: the end of a connection comes at most :data:`HANG_UP_S` after a 
 
 from __future__ import annotations
 
-import hashlib
 from datetime import timedelta
 from typing import Final
 from uuid import uuid4
@@ -45,7 +52,7 @@ from holdfast.http.services.tasks import CreateReply, accepted_task
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.queries.accounts import find_reply, replies_of_route
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast_compat.openai.resends import Resends
+from holdfast_compat.attempts import RequestAttempts, group_of
 
 CLIENT_TIMEOUT_S: Final = 600.0
 """After how long a client that does not say it gives up."""
@@ -63,7 +70,7 @@ _REFUSED_FOR_NOW: Final = frozenset(
 
 def note_refused(call: Call, attempt: int | None) -> None:
     """Note that this request was refused, so that its client may send it again without having a task."""
-    call.deps.state(Resends).refuse(_group(call), attempt or 0)
+    call.deps.state(RequestAttempts).refuse(_group(call), attempt or 0)
 
 
 async def create_once(
@@ -80,7 +87,7 @@ async def create_once(
         if not attempt:
             reply = await _create(call, wanted, after, attempt)
         else:
-            async with call.deps.state(Resends).turn(after.group):
+            async with call.deps.state(RequestAttempts).turn(after.group):
                 reply = await _join_or_create(
                     call, wanted, after.group, attempt, client_timeout_s=client_timeout_s, outwaited=outwaited
                 )
@@ -97,7 +104,7 @@ async def create_once(
 
 def _group(call: Call) -> str:
     """Return the route under which the replies to requests that are equal to this one are stored."""
-    return f"resendable {hashlib.sha256(call.known_key.key_id.encode() + call.fingerprint()).hexdigest()}"
+    return f"resendable {group_of(call, call.fingerprint())}"
 
 
 async def _create(
@@ -115,7 +122,7 @@ async def _create(
         raise
     if isinstance(reply, str):
         if attempt:
-            call.deps.state(Resends).join(reply, attempt)
+            call.deps.state(RequestAttempts).join(reply, attempt)
     elif reply.code in _REFUSED_FOR_NOW:
         note_refused(call, attempt)
     return reply
@@ -143,7 +150,7 @@ async def _join_or_create(
     Refuses as :func:`_create` does, also if a later attempt has joined a task that is not ``outwaited``, which it
     then is.
     """
-    known, resends = call.known_key, call.deps.state(Resends)
+    known, attempts = call.known_key, call.deps.state(RequestAttempts)
     begun = RequestAttempt(group, uuid4().hex)
     refusal = await call.ask(
         call.deps.accounts.ref(known.account_id), BeginAttempt(begun, known.key_id, TASKS_WRITE)
@@ -155,14 +162,14 @@ async def _join_or_create(
     stored = await call.read(lambda rows: replies_of_route(rows, known.account_id, route=group, oldest=oldest))
     replies = [msgspec.json.decode(each, type=TaskAccepted | Refusal) for each in stored]
     tasks = [each.request_id for each in replies if isinstance(each, TaskAccepted)]
-    later = resends.joined_later(tasks, attempt)
+    later = attempts.joined_later(tasks, attempt)
     if not later <= outwaited:
         outwaited |= later
         return SUPERSEDED
-    chosen = resends.choose(group, tasks, attempt)
+    chosen = attempts.choose(group, tasks, attempt)
     if chosen is None:
         return await _create(call, wanted, begun, attempt)
-    resends.join(chosen, attempt)
+    attempts.join(chosen, attempt)
     return chosen
 
 

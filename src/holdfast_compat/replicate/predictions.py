@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -47,9 +46,9 @@ from holdfast.ledger.public_types import FreeForm
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.task import Task, WebhookFormat
 from holdfast.persistence.queries.tasks import tasks_of_account
+from holdfast_compat.attempts import RequestAttempts, group_of
 from holdfast_compat.model_words import SentInput, as_sent
 from holdfast_compat.replicate.inputs import BELOW, native_input
-from holdfast_compat.replicate.lost_answers import LostAnswers
 from holdfast_compat.replicate.models import model_of_version, path_model_id
 from holdfast_compat.replicate.schemas import (
     BASE,
@@ -153,9 +152,10 @@ async def _create(call: Call, model_id: str, wanted: PredictionRequest) -> Outco
     try:
         if idempotency is not None or not _RESENDING.search(" ".join(call.request.sent(b"user-agent"))):
             return await created(idempotency)
-        digest = hashlib.sha256(f"{call.known_key.key_id} {call.request.path}\n".encode() + call.raw).digest()
-        async with call.deps.state(LostAnswers).key_of(digest) as key:
-            return await created(IdempotencyKey(route=call.route.name, key=key, fingerprint=digest))
+        group = group_of(call, f"{call.request.path}\n".encode() + call.raw)
+        return await call.deps.state(RequestAttempts).answer(
+            group, lambda key: created(IdempotencyKey(route=call.route.name, key=key, fingerprint=group.encode()))
+        )
     except OutcomeUnknown:
         return _OUTCOME_UNKNOWN
 

@@ -1,0 +1,187 @@
+"""What this process knows of the attempts at requests without an Idempotency-Key.
+
+Clients send a request again when it is refused for now or its connection breaks. Requests are equal if they are of
+one group: of one API key, with the same path and content. Whether an equal request is another attempt at one before
+or is meant as one more is seen from what this process did with that one:
+
+- Some clients number their attempts. Which tasks there are for them is in the rows
+  (:mod:`holdfast_compat.openai.resent_creates`); here is which attempt has which task, which of the tasks were
+  answered with, and which attempts were refused. None of it is needed for a task not to be created twice.
+- Others do not say that they send a request again. One whose client has gone before its response is remembered for
+  :data:`LOST_S` with the Idempotency-Key that it was given here, and the next equal request gets that key, and so
+  the reply to the first. Requests that were answered are not remembered, so equal ones stay as many as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Final, TypeVar
+
+import trio
+
+from holdfast.http.kit.calls import Call
+
+KEPT_MAX: Final = 10_000
+"""How many entries of a kind are kept; of more the one that was longest not set is forgotten."""
+REFUSED_S: Final = 120.0
+"""How long after a refusal its client may send the request again: they wait two minutes at most."""
+LOST_S: Final = 20.0
+"""How long a request whose client has gone is remembered."""
+NOTICED_WITHIN_S: Final = 1.0
+"""How long an equal request waits for one under way, whose break may be noticed after its resend has arrived."""
+READ_WITHIN_CHECKPOINTS: Final = 3
+"""A client that went while its answer was made has its handler cancelled by then: the server has read its end."""
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Newest(OrderedDict[K, V]):
+    """The :data:`KEPT_MAX` entries that were set last."""
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > KEPT_MAX:
+            self.popitem(last=False)
+
+
+class Unanswered(Newest[K, deque[tuple[float, str]]]):
+    """Requests without a result, by what their resends have in common; each counts once, and for ``for_s``."""
+
+    def __init__(self, for_s: float) -> None:
+        super().__init__()
+        self._for_s = for_s
+
+    def add(self, common: K, request: str = "") -> None:
+        """Add a request, of which a resend needs to know what is given."""
+        self[common] = requests = self.get(common, deque[tuple[float, str]](maxlen=KEPT_MAX))
+        requests.append((trio.current_time() + self._for_s, request))
+
+    def take(self, common: K) -> str | None:
+        """Return the oldest request that still counts, and forget it; None if there is none."""
+        requests, now = self.pop(common, deque[tuple[float, str]]()), trio.current_time()
+        while requests:
+            until, request = requests.popleft()
+            if until > now:
+                if requests:
+                    self[common] = requests
+                return request
+        return None
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """The requests of a group that are being handled."""
+
+    count: int = 0
+    turn: trio.Lock = field(default_factory=trio.Lock)
+    one_ended: trio.Event = field(default_factory=trio.Event)
+
+
+def group_of(call: Call, content: bytes) -> str:
+    """Return the group of a request, whose path and body are the ``content``, or what they have in common."""
+    return hashlib.sha256(call.known_key.key_id.encode() + content).hexdigest()
+
+
+class RequestAttempts:
+    """The attempts of one process; a client's attempts at one request are numbered from 0."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, UnderWay] = {}
+        self._joined = Newest[str, int]()
+        """By task, the highest number of an attempt that created or joined it."""
+        self._served = Newest[str, None]()
+        """Tasks that a request waits for, or was answered with."""
+        self._refused = Unanswered[tuple[str, int]](REFUSED_S)
+        """By group and number."""
+        self._lost = Unanswered[str](LOST_S)
+        """By group, the Idempotency-Keys of requests whose clients do not number their attempts."""
+
+    @contextmanager
+    def _handling(self, group: str) -> Iterator[UnderWay]:
+        under_way = self._under_way.setdefault(group, UnderWay())
+        under_way.count += 1
+        try:
+            yield under_way
+        finally:
+            under_way.count -= 1
+            under_way.one_ended.set()
+            under_way.one_ended = trio.Event()
+            if not under_way.count:
+                del self._under_way[group]
+
+    # ----------------------------------------------------------------- clients that do not number their attempts
+
+    async def answer(self, group: str, respond: Callable[[str], Awaitable[V]]) -> V:
+        """Return the response to a request, which is made with the Idempotency-Key that the request is given.
+
+        The request is lost if this ends with an exception, as the cancellation for a client that has gone is one.
+        """
+        if (equal := self._under_way.get(group)) is not None:
+            with trio.move_on_after(NOTICED_WITHIN_S):
+                await equal.one_ended.wait()
+        key = self._lost.take(group) or token_hex(16)
+        with self._handling(group):
+            try:
+                response = await respond(key)
+                for _ in range(READ_WITHIN_CHECKPOINTS):
+                    await trio.lowlevel.checkpoint()
+            except BaseException:
+                self._lost.add(group, key)
+                raise
+        return response
+
+    # ------------------------------------------------------------------------ clients that number their attempts
+
+    @asynccontextmanager
+    async def turn(self, group: str) -> AsyncIterator[None]:
+        """Let resends of a group look for their tasks one after the other."""
+        with self._handling(group) as under_way:
+            async with under_way.turn:
+                yield
+
+    @contextmanager
+    def served(self, request_id: str) -> Iterator[None]:
+        """Note that a request waits for the task, and is answered with it unless an exception ends this."""
+        self._served[request_id] = None
+        try:
+            yield
+        except BaseException:
+            self.lose(request_id)
+            raise
+
+    def lose(self, request_id: str) -> None:
+        """Note that the request which waited for the task was not answered with it, so that a resend may come."""
+        self._served.pop(request_id, None)
+
+    def join(self, request_id: str, attempt: int) -> None:
+        """Note that an attempt created the task, or joined it."""
+        self._joined[request_id] = attempt
+
+    def refuse(self, group: str, attempt: int) -> None:
+        """Note that an attempt was refused, so that its client may send the next one without having a task."""
+        self._refused.add((group, attempt))
+
+    def joined_later(self, tasks: list[str], attempt: int) -> set[str]:
+        """Return which of these tasks an attempt with a higher number created or joined."""
+        return {each for each in tasks if self._joined.get(each, 0) > attempt}
+
+    def choose(self, group: str, newest_first: list[str], attempt: int) -> str | None:
+        """Return the task of a group that an attempt is to join, so that it has its number; None: a new one.
+
+        1. A task that this number or a higher one has joined belongs to another request.
+        2. If a request waits for, or was answered with, each of the others, and the attempt before was refused
+           here, this is most likely the resend of that one, and has no task. A refusal counts for one resend.
+        3. Otherwise it joins one of the others: with the highest number; of these, one that no request waits for or
+           was answered with, since a client that sends again was not answered; of these, the newest.
+        """
+        free = [each for each in newest_first if self._joined.get(each, 0) < attempt]
+        if all(each in self._served for each in free) and self._refused.take((group, attempt - 1)) is not None:
+            return None
+        return max(free, key=lambda each: (self._joined.get(each, 0), each not in self._served), default=None)
