@@ -11,12 +11,12 @@ import trio
 from msgspec.structs import replace
 
 from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, RevokeApiKey, TaskAccepted
-from holdfast.actors.account.replies import NEWEST_ATTEMPT, RecentReplies
+from holdfast.actors.account.replies import RecentReplies
 from holdfast.actors.runtime.messages import Replayed
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
-from holdfast.persistence.queries.accounts import find_reply
-from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
+from holdfast.persistence.queries.replies import attempt_probe, find_reply
+from holdfast.persistence.records.rows import StoredReply
 from holdfast.supervision.keyed_group import KeyedLimits
 
 from .account_checks import CREDIT, NewTask, StartSystem, assert_audit_clean, in_parallel, read_totals
@@ -31,8 +31,9 @@ def begin(attempt: RequestAttempt, key_id: str) -> BeginAttempt:
 
 async def newest(system: Any, account_id: str) -> bytes | None:
     """The id of the newest attempt in the rows."""
+    oldest = utc_now() - timedelta(minutes=1)
     stored = await system.database.read(
-        lambda rows: find_reply(rows, account_id, route=NEWEST_ATTEMPT, key=GROUP, now=utc_now(), ttl_s=60)
+        lambda rows: find_reply(rows, attempt_probe(account_id, GROUP), oldest=oldest)
     )
     return None if stored is None else stored.fingerprint
 
@@ -117,5 +118,5 @@ def test_an_attempt_counts_as_long_as_its_row() -> None:
 
 def test_the_attempt_of_an_earlier_release_counts() -> None:
     replies = RecentReplies("acct_1", replies_max=3, ttl_s=60)
-    replies.learn([(IdempotencyProbe("acct_1", NEWEST_ATTEMPT, GROUP), StoredReply(b"attempt_1", b"null"))])
+    replies.learn([(attempt_probe("acct_1", GROUP), StoredReply(b"attempt_1", b"null"))])
     assert replies.is_superseded(NONE, utc_now)

@@ -40,7 +40,7 @@ from holdfast.ledger.places import place_of
 from holdfast.persistence.audit.audit import run_audit
 from holdfast.persistence.claims.processes import this_process
 from holdfast.persistence.journal.changes import Changes
-from holdfast.persistence.queries.accounts import replies_of_route
+from holdfast.persistence.queries.replies import replies_of_route
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.service_clock import ServiceClock

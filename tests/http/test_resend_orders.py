@@ -26,7 +26,7 @@ from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import KnownKey
 from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
-from holdfast.persistence.records.rows import StoredReply
+from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast_compat.attempts import RequestAttempts
 from holdfast_compat.openai import resent_creates
@@ -222,10 +222,10 @@ def replies_of_route(world: World, _account_id: str, *, route: str, oldest: date
     return [msgspec.json.encode(each) for each in reversed(found)]
 
 
-def find_reply(world: World, _account_id: str, *, key: str, **_: Any) -> StoredReply | None:
-    if key not in world.begun:
+def find_reply(world: World, probe: IdempotencyProbe, **_: Any) -> StoredReply | None:
+    if probe.key not in world.begun:
         return None
-    attempt_id, at = world.begun[key]
+    attempt_id, at = world.begun[probe.key]
     return StoredReply(attempt_id.encode(), msgspec.json.encode(at))
 
 

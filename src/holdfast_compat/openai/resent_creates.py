@@ -42,7 +42,6 @@ import msgspec
 import trio
 
 from holdfast.actors.account.messages import BeginAttempt, RequestAttempt, TaskAccepted
-from holdfast.actors.account.replies import NEWEST_ATTEMPT, began_at
 from holdfast.actors.runtime.faults import AskFault, OutcomeUnknown
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.http.kit.calls import Call
@@ -50,7 +49,7 @@ from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.http.services.tasks import CreateReply, accepted_task
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
-from holdfast.persistence.queries.accounts import find_reply, replies_of_route
+from holdfast.persistence.queries.replies import attempt_probe, began_at, find_reply, replies_of_route
 from holdfast.persistence.server.database_faults import DatabaseAway
 from holdfast_compat.attempts import RequestAttempts, group_of
 
@@ -175,11 +174,9 @@ async def _join_or_create(
 
 async def _newest_attempt(call: Call, group: str) -> tuple[RequestAttempt, bool]:
     """Return the newest attempt at a request of a group, as the rows have it, and whether it is a recent one."""
-    account_id, now, ttl_s = call.known_key.account_id, call.deps.now(), call.deps.settings.idempotency_ttl_s
-    stored = await call.read(
-        lambda rows: find_reply(rows, account_id, route=NEWEST_ATTEMPT, key=group, now=now, ttl_s=ttl_s)
-    )
+    probe, now = attempt_probe(call.known_key.account_id, group), call.deps.now()
+    oldest = now - timedelta(seconds=call.deps.settings.idempotency_ttl_s)
+    stored = await call.read(lambda rows: find_reply(rows, probe, oldest=oldest))
     if stored is None:
         return RequestAttempt(group), True
-    began = began_at(stored)
-    return RequestAttempt(group, stored.fingerprint.decode()), began is None or began > now - RECENT
+    return RequestAttempt(group, stored.fingerprint.decode()), began_at(stored) > now - RECENT

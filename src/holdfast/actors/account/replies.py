@@ -17,6 +17,7 @@ from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.ledger.clock import Now
 from holdfast.ledger.refusals import IDEMPOTENCY_KEY_REUSED, Refusal
 from holdfast.persistence.journal.units import Unless
+from holdfast.persistence.queries.replies import attempt_probe, began_at
 from holdfast.persistence.records.rows import IdempotencyProbe, IdempotencyRow, StoredReply
 
 R = TypeVar("R")
@@ -32,10 +33,6 @@ STORED_REFUSALS = frozenset(
 )
 """Codes of refusals that are stored and replayed; for any other, a repeated call is decided again."""
 
-NEWEST_ATTEMPT = "newest attempt"
-"""The route under which the newest attempt of each group is stored: its id as the fingerprint, its beginning as the
-reply."""
-
 _encoder = msgspec.json.Encoder()
 
 
@@ -44,12 +41,6 @@ def replay(stored: StoredReply, idempotency: IdempotencyKey, reply_type: type[R]
     if stored.fingerprint != idempotency.fingerprint:
         return IDEMPOTENCY_KEY_REUSED
     return Replayed(msgspec.json.decode(stored.reply, type=reply_type | Refusal))
-
-
-def began_at(attempt: StoredReply) -> datetime | None:
-    """Return when a stored attempt began; None if an earlier release stored it."""
-    found: datetime | None = msgspec.json.decode(attempt.reply, type=datetime | None)
-    return found
 
 
 class RecentReplies:
@@ -61,40 +52,38 @@ class RecentReplies:
         self._account_id = account_id
         self._max = replies_max
         self._ttl_s = ttl_s
-        self._replies: OrderedDict[tuple[str, str], StoredReply] = OrderedDict()
+        self._replies: OrderedDict[tuple[str, str, str], StoredReply] = OrderedDict()
 
     def learn(self, found: list[tuple[IdempotencyProbe, StoredReply]]) -> None:
         """Add replies found in rows: the first ones, since their messages are decided first."""
         for probe, stored in found[: self._max - len(self._replies)]:
-            self._replies[probe.route, probe.key] = stored
+            self._replies[probe] = stored
 
     def find(self, idempotency: IdempotencyKey, reply_type: type[R]) -> Replayed[R] | Refusal | None:
         """Return what a used key replays, or None. Refuses as :func:`replay` does."""
-        stored = self._replies.get((idempotency.route, idempotency.key))
+        stored = self._replies.get((self._account_id, idempotency.route, idempotency.key))
         return None if stored is None else replay(stored, idempotency, reply_type)
 
     def add(self, idempotency: IdempotencyKey, reply: object, at: datetime) -> IdempotencyRow:
         """Remember a reply and return its row."""
-        route, key = idempotency.route, idempotency.key
-        stored = StoredReply(idempotency.fingerprint, _encoder.encode(reply))
-        self._replies[route, key] = stored
+        probe = IdempotencyProbe(self._account_id, idempotency.route, idempotency.key)
+        self._replies[probe] = stored = StoredReply(idempotency.fingerprint, _encoder.encode(reply))
         if len(self._replies) > self._max:
             self._replies.popitem(last=False)
-        return IdempotencyRow(IdempotencyProbe(self._account_id, route, key), stored, at)
+        return IdempotencyRow(probe, stored, at)
 
     def begin(self, attempt: RequestAttempt, at: datetime) -> IdempotencyRow:
         """Remember an attempt as the newest of its group, and return its row, which replaces that of another."""
-        return self.add(IdempotencyKey(NEWEST_ATTEMPT, attempt.group, attempt.attempt_id.encode()), at, at)
+        probe = attempt_probe(self._account_id, attempt.group)
+        return self.add(IdempotencyKey(probe.route, probe.key, attempt.attempt_id.encode()), at, at)
 
     def is_superseded(self, after: RequestAttempt, now: Now) -> bool:
         """Whether another attempt than this is known to be the newest of the group."""
-        newest = self._replies.get((NEWEST_ATTEMPT, after.group))
+        newest = self._replies.get(attempt_probe(self._account_id, after.group))
         if newest is None or newest.fingerprint == after.attempt_id.encode():
             return False
-        began = began_at(newest)
-        return began is None or began > now() - timedelta(seconds=self._ttl_s)
+        return began_at(newest) > now() - timedelta(seconds=self._ttl_s)
 
     def unless_superseded(self, after: RequestAttempt) -> Unless:
         """Return the condition that no other attempt than this is the newest of the group in the rows."""
-        probe = IdempotencyProbe(self._account_id, NEWEST_ATTEMPT, after.group)
-        return Unless(probe, after.attempt_id.encode())
+        return Unless(attempt_probe(self._account_id, after.group), after.attempt_id.encode())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -50,8 +50,8 @@ from holdfast.http.kit.operators import CSRF_HEADER, MAY_ONLY_READ, Operator, Op
 from holdfast.http.kit.requests import HoldfastRequest
 from holdfast.http.kit.values import read_idempotency_key, read_prefer
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.accounts import find_reply
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
+from holdfast.persistence.queries.replies import find_reply
 from holdfast.persistence.records.rows import ApiKeyRecord
 from holdfast.persistence.server.connections import in_one_transaction
 from holdfast.persistence.server.lookups import Find, Lookup
@@ -536,12 +536,9 @@ class Call:
             return account_id
         if idempotency is None:
             return refusal
-        now, ttl_s = self.deps.now(), self.deps.settings.idempotency_ttl_s
-        found = await self.read(
-            lambda rows: find_reply(
-                rows, account_id, route=idempotency.route, key=idempotency.key, now=now, ttl_s=ttl_s
-            )
-        )
+        probe = IdempotencyProbe(account_id, idempotency.route, idempotency.key)
+        oldest = self.deps.now() - timedelta(seconds=self.deps.settings.idempotency_ttl_s)
+        found = await self.read(partial(find_reply, probe=probe, oldest=oldest))
         return refusal if found is None else replay(found, idempotency, reply_type)
 
 

@@ -1,9 +1,9 @@
-"""An account's totals, its live keys, what operators see of it, and the stored reply of an idempotency key."""
+"""An account's totals, its live keys, and what operators see of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
@@ -13,12 +13,10 @@ from sqlalchemy import Connection, Text, bindparam, func, select, text
 from holdfast.ledger.credit.account import AccountTotals
 from holdfast.ledger.public_types import Role
 from holdfast.persistence.queries.credentials import live_api_keys
-from holdfast.persistence.records.rows import StoredReply
 from holdfast.persistence.records.tables import (
     accounts,
     api_keys,
     holds,
-    idempotency_records,
     operations,
     sessions,
 )
@@ -110,41 +108,6 @@ def account_overview(rows: Connection, account_id: str, *, now: datetime) -> Acc
     if found is None:
         return None
     return read_row(_overview_of, (*found,), "accounts", account_id, columns=AccountOverview._fields)
-
-
-_FIND = select(idempotency_records.c.fingerprint, idempotency_records.c.reply).where(
-    idempotency_records.c.account_id == bindparam("account_id"),
-    idempotency_records.c.route == bindparam("route"),
-    idempotency_records.c.key == bindparam("key"),
-    idempotency_records.c.created_at > bindparam("oldest"),
-)
-
-
-def find_reply(
-    rows: Connection, account_id: str, *, route: str, key: str, now: datetime, ttl_s: int
-) -> StoredReply | None:
-    """Return the record of (account, route, key), or None; one older than ``ttl_s`` counts as absent."""
-    oldest = now - timedelta(seconds=ttl_s)
-    parameters = {"account_id": account_id, "route": route, "key": key, "oldest": oldest}
-    found = rows.execute(_FIND, parameters).one_or_none()
-    return None if found is None else StoredReply(bytes(found.fingerprint), bytes(found.reply))
-
-
-_OF_ROUTE = (
-    select(idempotency_records.c.reply)
-    .where(
-        idempotency_records.c.account_id == bindparam("account_id"),
-        idempotency_records.c.route == bindparam("route"),
-        idempotency_records.c.created_at > bindparam("oldest"),
-    )
-    .order_by(idempotency_records.c.created_at.desc())
-)
-
-
-def replies_of_route(rows: Connection, account_id: str, *, route: str, oldest: datetime) -> list[bytes]:
-    """Return the replies stored since a time under (account, route), whatever their keys are, the newest first."""
-    found = rows.execute(_OF_ROUTE, {"account_id": account_id, "route": route, "oldest": oldest})
-    return [bytes(reply) for reply in found.scalars()]
 
 
 # What operators look for by a part of its name. Each search reads a range of an index, however large the table.
