@@ -47,7 +47,7 @@ from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import TASKS_WRITE
 from holdfast.http.schemas.tasks import CreateTaskRequest
-from holdfast.http.services.tasks import CreateReply, accepted_task
+from holdfast.http.services.tasks import accepted_task
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.queries.replies import attempt_probe, began_at, find_reply, replies_of_route
 from holdfast.persistence.server.database_faults import DatabaseAway
@@ -113,26 +113,21 @@ async def _create(
     key = IdempotencyKey(route=after.group, key=call.request.id, fingerprint=call.fingerprint())
     try:
         # Of a client that does not number its attempts no other attempt is known.
-        reply = id_of_accepted(await accepted_task(call, wanted, key, after=None if attempt is None else after))
+        reply = await accepted_task(call, wanted, key, after=None if attempt is None else after)
     except OutcomeUnknown:
         raise
     except (AskFault, DatabaseAway):
         note_refused(call, attempt)
         raise
-    if isinstance(reply, str):
-        if attempt:
-            call.deps.state(RequestAttempts).join(reply, attempt)
-    elif reply.code in _REFUSED_FOR_NOW:
-        note_refused(call, attempt)
-    return reply
-
-
-def id_of_accepted(reply: CreateReply) -> str | Refusal:
-    """Return the id of the task that was accepted, now or before."""
-    accepted = reply.reply if isinstance(reply, Replayed) else reply
-    if not isinstance(accepted, TaskAccepted):
-        return accepted
-    return accepted.request_id
+    # The account may have been asked twice.
+    decided = reply.reply if isinstance(reply, Replayed) else reply
+    if isinstance(decided, Refusal):
+        if decided.code in _REFUSED_FOR_NOW:
+            note_refused(call, attempt)
+        return decided
+    if attempt:
+        call.deps.state(RequestAttempts).join(decided.request_id, attempt)
+    return decided.request_id
 
 
 async def _join_or_create(
