@@ -84,6 +84,18 @@ class UnderWay:
     one_ended: trio.Event = field(default_factory=trio.Event)
 
 
+@dataclass(slots=True)
+class Resend:
+    """An attempt at a request after the first, by its number, and what was found out while it is handled."""
+
+    group: str
+    number: int
+    was_refused: bool = False
+    """Whether a refusal of the attempt before was taken for its own."""
+    outwaited: set[str] = field(default_factory=set)
+    """Tasks of other requests: after a later attempt had joined them, this one's client was still there."""
+
+
 def group_of(call: Call, content: bytes) -> str:
     """Return the group of a request, whose path and body are the ``content``, or what they have in common."""
     return hashlib.sha256(call.known_key.key_id.encode() + content).hexdigest()
@@ -168,12 +180,14 @@ class RequestAttempts:
         """Note that an attempt was refused, so that its client may send the next one without having a task."""
         self._refused.add((group, attempt))
 
-    def joined_later(self, tasks: list[str], attempt: int) -> set[str]:
-        """Return which of these tasks an attempt with a higher number created or joined."""
-        return {each for each in tasks if self._joined.get(each, 0) > attempt}
+    def must_outwait(self, resend: Resend, tasks: list[str]) -> bool:
+        """Whether a later attempt created or joined one of these tasks, which is then noted as outwaited."""
+        later = {each for each in tasks if self._joined.get(each, 0) > resend.number} - resend.outwaited
+        resend.outwaited |= later
+        return bool(later)
 
-    def choose(self, group: str, newest_first: list[str], attempt: int) -> str | None:
-        """Return the task of a group that an attempt is to join, so that it has its number; None: a new one.
+    def choose(self, resend: Resend, newest_first: list[str]) -> str | None:
+        """Return the task of its group that an attempt is to join, so that it has its number; None: a new one.
 
         1. A task that this number or a higher one has joined belongs to another request.
         2. If a request waits for, or was answered with, each of the others, and the attempt before was refused
@@ -181,7 +195,10 @@ class RequestAttempts:
         3. Otherwise it joins one of the others: with the highest number; of these, one that no request waits for or
            was answered with, since a client that sends again was not answered; of these, the newest.
         """
-        free = [each for each in newest_first if self._joined.get(each, 0) < attempt]
-        if all(each in self._served for each in free) and self._refused.take((group, attempt - 1)) is not None:
-            return None
+        free = [each for each in newest_first if self._joined.get(each, 0) < resend.number]
+        if all(each in self._served for each in free):
+            before = (resend.group, resend.number - 1)
+            resend.was_refused = resend.was_refused or self._refused.take(before) is not None
+            if resend.was_refused:
+                return None
         return max(free, key=lambda each: (self._joined.get(each, 0), each not in self._served), default=None)

@@ -28,7 +28,7 @@ from holdfast.http.schemas.tasks import CreateTaskRequest
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.records.rows import IdempotencyProbe, StoredReply
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast_compat.attempts import RequestAttempts
+from holdfast_compat.attempts import RequestAttempts, Resend
 from holdfast_compat.openai import resent_creates
 
 from .identities import NOW
@@ -339,7 +339,16 @@ async def test_a_create_whose_files_cannot_be_claimed_is_known_as_refused() -> N
         with patch.object(resent_creates, "accepted_task", without_database), pytest.raises(DatabaseAway):
             await resent_creates.create_once(call, WANTED, 0, resent_creates.CLIENT_TIMEOUT_S)
         with known.served("task_1"):
-            assert known.choose(resent_creates._group(call), ["task_1"], 1) is None
+            assert known.choose(Resend(resent_creates._group(call), 1), ["task_1"]) is None
+
+
+def test_the_resend_of_a_refused_request_is_a_task_of_its_own_also_if_another_begins_meanwhile() -> None:
+    answered = [Sent(wait_s=0.0)]
+    refused = [Sent(wait_s=0.1, fate="refused", patience_s=0.3), Sent(asked_s=0.5)]
+    resent_meanwhile = [Sent(fate="lost", wait_s=0.0), Sent(process=1, wait_s=1.5)]
+    world = play([answered, refused, resent_meanwhile], [])
+    assert len(world.tasks) == 2
+    assert world.got[0] != world.got[1]
 
 
 def test_a_request_beside_a_resend_is_a_task_of_its_own() -> None:

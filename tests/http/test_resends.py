@@ -6,59 +6,62 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from holdfast_compat.attempts import REFUSED_S, RequestAttempts
+from holdfast_compat.attempts import REFUSED_S, RequestAttempts, Resend
 
 
 async def test_each_attempt_joins_a_task_once() -> None:
     attempts = RequestAttempts()
     tasks = ["task_2", "task_1"]
-    assert attempts.choose("equal", tasks, 1) == "task_2"
+    assert attempts.choose(Resend("equal", 1), tasks) == "task_2"
     attempts.join("task_2", 1)
-    assert attempts.choose("equal", tasks, 1) == "task_1"
+    assert attempts.choose(Resend("equal", 1), tasks) == "task_1"
     attempts.join("task_1", 1)
-    assert attempts.choose("equal", tasks, 1) is None
-    assert attempts.choose("equal", tasks, 2) == "task_2"
+    assert attempts.choose(Resend("equal", 1), tasks) is None
+    assert attempts.choose(Resend("equal", 2), tasks) == "task_2"
     attempts.join("task_2", 3)
-    assert attempts.choose("equal", tasks, 2) == "task_1"
+    assert attempts.choose(Resend("equal", 2), tasks) == "task_1"
 
 
 async def test_a_later_attempt_leaves_the_task_of_another() -> None:
     attempts = RequestAttempts()
     attempts.join("task_1", 1)
     tasks = ["task_2", "task_1"]  # the newer one is of another request, which is about to be sent again
-    assert attempts.choose("equal", tasks, 2) == "task_1"
+    assert attempts.choose(Resend("equal", 2), tasks) == "task_1"
     attempts.join("task_1", 2)
-    assert attempts.choose("equal", tasks, 1) == "task_2"
+    assert attempts.choose(Resend("equal", 1), tasks) == "task_2"
 
 
 async def test_the_tasks_of_later_attempts_are_known() -> None:
     attempts = RequestAttempts()
     attempts.join("task_1", 2)
-    assert attempts.joined_later(["task_2", "task_1"], 1) == {"task_1"}
-    assert attempts.joined_later(["task_2", "task_1"], 2) == set()
+    first = Resend("equal", 1)
+    assert attempts.must_outwait(first, ["task_2", "task_1"])
+    assert first.outwaited == {"task_1"}
+    assert not attempts.must_outwait(first, ["task_2", "task_1"])
+    assert not attempts.must_outwait(Resend("equal", 2), ["task_2", "task_1"])
 
 
 async def test_a_task_that_a_request_waits_for_comes_last() -> None:
     attempts = RequestAttempts()
     with attempts.served("task_2"):
-        assert attempts.choose("equal", ["task_2", "task_1"], 1) == "task_1"
+        assert attempts.choose(Resend("equal", 1), ["task_2", "task_1"]) == "task_1"
         # Its client may have gone without a sign.
-        assert attempts.choose("equal", ["task_2"], 1) == "task_2"
+        assert attempts.choose(Resend("equal", 1), ["task_2"]) == "task_2"
     attempts.lose("task_2")
-    assert attempts.choose("equal", ["task_2", "task_1"], 1) == "task_2"
+    assert attempts.choose(Resend("equal", 1), ["task_2", "task_1"]) == "task_2"
 
 
 async def test_a_refused_attempt_counts_once_and_for_a_while(autojump_clock: MockClock) -> None:
     attempts = RequestAttempts()
     with attempts.served("task_1"):
         attempts.refuse("equal", 0)
-        assert attempts.choose("equal", ["task_1"], 2) == "task_1"
-        assert attempts.choose("other", ["task_1"], 1) == "task_1"
-        assert attempts.choose("equal", ["task_1"], 1) is None
-        assert attempts.choose("equal", ["task_1"], 1) == "task_1"
+        assert attempts.choose(Resend("equal", 2), ["task_1"]) == "task_1"
+        assert attempts.choose(Resend("other", 1), ["task_1"]) == "task_1"
+        assert attempts.choose(Resend("equal", 1), ["task_1"]) is None
+        assert attempts.choose(Resend("equal", 1), ["task_1"]) == "task_1"
         attempts.refuse("equal", 0)
         await trio.sleep(REFUSED_S + 1)
-        assert attempts.choose("equal", ["task_1"], 1) == "task_1"
+        assert attempts.choose(Resend("equal", 1), ["task_1"]) == "task_1"
 
 
 async def test_a_lost_answer_comes_before_a_refusal() -> None:
@@ -66,18 +69,18 @@ async def test_a_lost_answer_comes_before_a_refusal() -> None:
     attempts.refuse("equal", 0)  # its client may have given up
     with pytest.raises(ConnectionError), attempts.served("task_1"):
         raise ConnectionError
-    assert attempts.choose("equal", ["task_1"], 1) == "task_1"
+    assert attempts.choose(Resend("equal", 1), ["task_1"]) == "task_1"
     attempts.join("task_1", 1)
-    assert attempts.choose("equal", ["task_1"], 1) is None
+    assert attempts.choose(Resend("equal", 1), ["task_1"]) is None
 
 
 async def test_a_refusal_counts_once_without_tasks_too() -> None:
     attempts = RequestAttempts()
     attempts.refuse("equal", 0)
-    assert attempts.choose("equal", [], 1) is None
+    assert attempts.choose(Resend("equal", 1), []) is None
     attempts.join("task_1", 1)
     with attempts.served("task_2"):
-        assert attempts.choose("equal", ["task_2", "task_1"], 1) == "task_2"
+        assert attempts.choose(Resend("equal", 1), ["task_2", "task_1"]) == "task_2"
 
 
 async def test_resends_of_a_group_take_turns(autojump_clock: MockClock) -> None:

@@ -51,7 +51,7 @@ from holdfast.http.services.tasks import accepted_task
 from holdfast.ledger.refusals import SUPERSEDED, Refusal
 from holdfast.persistence.queries.replies import attempt_probe, began_at, find_reply, replies_of_route
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast_compat.attempts import RequestAttempts, group_of
+from holdfast_compat.attempts import RequestAttempts, Resend, group_of
 
 CLIENT_TIMEOUT_S: Final = 600.0
 """After how long a client that does not say it gives up."""
@@ -81,15 +81,13 @@ async def create_once(
     long it gives up. Refuses and raises as a create does.
     """
     after = RequestAttempt(_group(call))
-    outwaited = set[str]()
+    resend = Resend(after.group, attempt or 0)
     while True:
         if not attempt:
             reply = await _create(call, wanted, after, attempt)
         else:
             async with call.deps.state(RequestAttempts).turn(after.group):
-                reply = await _join_or_create(
-                    call, wanted, after.group, attempt, client_timeout_s=client_timeout_s, outwaited=outwaited
-                )
+                reply = await _join_or_create(call, wanted, resend, client_timeout_s)
         if reply != SUPERSEDED:
             return reply
         if not attempt:
@@ -131,39 +129,30 @@ async def _create(
 
 
 async def _join_or_create(
-    call: Call,
-    wanted: CreateTaskRequest,
-    group: str,
-    attempt: int,
-    *,
-    client_timeout_s: float,
-    outwaited: set[str],
+    call: Call, wanted: CreateTaskRequest, resend: Resend, client_timeout_s: float
 ) -> str | Refusal:
     """Return the task of an earlier attempt, or create it.
 
-    Refuses as :func:`_create` does, also if a later attempt has joined a task that is not ``outwaited``, which it
-    then is.
+    Refuses as :func:`_create` does, also if a later attempt is to be outwaited.
     """
-    known, attempts = call.known_key, call.deps.state(RequestAttempts)
+    group, known, attempts = resend.group, call.known_key, call.deps.state(RequestAttempts)
     begun = RequestAttempt(group, uuid4().hex)
     refusal = await call.ask(
         call.deps.accounts.ref(known.account_id), BeginAttempt(begun, known.key_id, TASKS_WRITE)
     )
     if refusal is not None:
         return refusal
-    longest_s = attempt * (max(client_timeout_s, CLIENT_TIMEOUT_S) + BETWEEN_ATTEMPTS_S)
+    longest_s = resend.number * (max(client_timeout_s, CLIENT_TIMEOUT_S) + BETWEEN_ATTEMPTS_S)
     oldest = call.deps.now() - timedelta(seconds=min(longest_s, call.deps.settings.idempotency_ttl_s))
     stored = await call.read(lambda rows: replies_of_route(rows, known.account_id, route=group, oldest=oldest))
     replies = [msgspec.json.decode(each, type=TaskAccepted | Refusal) for each in stored]
     tasks = [each.request_id for each in replies if isinstance(each, TaskAccepted)]
-    later = attempts.joined_later(tasks, attempt)
-    if not later <= outwaited:
-        outwaited |= later
+    if attempts.must_outwait(resend, tasks):
         return SUPERSEDED
-    chosen = attempts.choose(group, tasks, attempt)
+    chosen = attempts.choose(resend, tasks)
     if chosen is None:
-        return await _create(call, wanted, begun, attempt)
-    attempts.join(chosen, attempt)
+        return await _create(call, wanted, begun, resend.number)
+    attempts.join(chosen, resend.number)
     return chosen
 
 
