@@ -342,7 +342,7 @@ async def test_a_create_whose_files_cannot_be_claimed_is_known_as_refused() -> N
             assert known.choose(Resend(resent_creates._group(call), 1), ["task_1"]) is None
 
 
-def test_the_resend_of_a_refused_request_is_a_task_of_its_own_also_if_another_begins_meanwhile() -> None:
+def test_a_superseded_resend_of_a_refused_request_is_a_task_of_its_own() -> None:
     answered = [Sent(wait_s=0.0)]
     refused = [Sent(wait_s=0.1, fate="refused", patience_s=0.3), Sent(asked_s=0.5)]
     resent_meanwhile = [Sent(fate="lost", wait_s=0.0), Sent(process=1, wait_s=1.5)]
