@@ -52,7 +52,7 @@ from holdfast.http.kit.values import read_idempotency_key, read_prefer
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.credentials import SessionRecord, find_api_keys, find_sessions
 from holdfast.persistence.queries.replies import find_reply
-from holdfast.persistence.records.rows import ApiKeyRecord
+from holdfast.persistence.records.rows import ApiKeyRecord, IdempotencyProbe
 from holdfast.persistence.server.connections import in_one_transaction
 from holdfast.persistence.server.lookups import Find, Lookup
 from holdfast.settings.settings import Settings
