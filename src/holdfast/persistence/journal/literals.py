@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from sqlalchemy import BigInteger, Boolean, Column, Integer, LargeBinary, SmallInteger, Text
@@ -24,11 +24,16 @@ _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\
 
 
 class ColumnCodec(NamedTuple):
-    """The encoding of a column's values: their type, all of them as one array literal, each as a cell of COPY."""
+    """The encoding of a column's values: their type, and the text of each.
+
+    The text looks the same in an array and in COPY, unless it ``is_free``: then it may have any characters, and is
+    quoted or escaped. None is a null, unless ``encodes_none``: JSON has a null of its own.
+    """
 
     pg_type: str
-    array: Callable[[Iterable[Any]], str]
-    cells: Callable[[Sequence[Any]], list[str]]
+    encode: Callable[[Any], str]
+    is_free: bool = False
+    encodes_none: bool = False
 
 
 def codec_of(column: Column[Any]) -> ColumnCodec:
@@ -36,63 +41,51 @@ def codec_of(column: Column[Any]) -> ColumnCodec:
     return next(codec for kind, codec in _BY_TYPE if isinstance(column.type, kind))
 
 
-# ------------------------------------------------------------------------------------------------------------- text
+def array_literals(codecs: Iterable[ColumnCodec], columns: Iterable[Sequence[Any]]) -> list[str]:
+    """Encode each column as an array literal."""
+    literals = []
+    for (_, encode, is_free, encodes_none), column in zip(codecs, columns, strict=True):
+        if None in column and not encodes_none:
+            quoted = _quoted if is_free else format
+            joined = ",".join(["NULL" if v is None else quoted(encode(v)) for v in column])
+        elif not is_free:
+            joined = ",".join(map(encode, column))
+        elif (joined := _BETWEEN.join(map(encode, column))).count(_BETWEEN) < len(column):
+            # Joined by a character that occurs in no text, they are quoted at once.
+            joined = _quoted(joined).replace(_BETWEEN, '","')
+        else:
+            joined = ",".join([_quoted(encode(v)) for v in column])
+        literals.append("{" + joined + "}")
+    return literals
 
 
-def text_array(values: Iterable[str | None]) -> str:
-    """Encode a text array. The column is joined by a character that occurs in no value, and escaped at once."""
-    column = list(values)
-    if None not in column:
-        joined = _BETWEEN.join(column)  # type: ignore[arg-type]  # there is no None among them
-        if joined.count(_BETWEEN) == len(column) - 1:
-            return '{"' + _escaped(joined).replace(_BETWEEN, '","') + '"}'
-    return "{" + ",".join(["NULL" if v is None else '"' + _escaped(v) + '"' for v in column]) + "}"
+def text_array(values: Iterable[str]) -> str:
+    """Encode texts as an array literal."""
+    return array_literals([_TEXT], [list(values)])[0]
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+def copy_cells(codec: ColumnCodec, column: Sequence[Any]) -> list[str]:
+    """Encode each value of a column as a cell of COPY."""
+    _, encode, is_free, encodes_none = codec
+    if None in column and not encodes_none:
+        escapes = _COPY_ESCAPES if is_free else {}
+        return [_NULL if v is None else encode(v).translate(escapes) for v in column]
+    texts = list(map(encode, column))
+    if is_free and _needs_escapes(_BETWEEN.join(texts)):
+        return [text.translate(_COPY_ESCAPES) for text in texts]
+    return texts
 
 
-def _text_cells(values: Sequence[str | None]) -> list[str]:
-    if None not in values:
-        joined = _BETWEEN.join(values)  # type: ignore[arg-type]  # there is no None among them
-        if joined.count(_BETWEEN) == len(values) - 1:
-            return joined.translate(_COPY_ESCAPES).split(_BETWEEN) if _needs_escapes(joined) else list(values)  # type: ignore[arg-type]  # as above
-    return [_NULL if v is None else v.translate(_COPY_ESCAPES) for v in values]
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _needs_escapes(text: str) -> bool:
     return "\\" in text or "\n" in text or "\r" in text or "\t" in text
 
 
-def _as_text(pg_type: str, encode: Callable[[Any], str | None]) -> ColumnCodec:
-    """Return the codec of values that are sent as text of any characters."""
-    return ColumnCodec(
-        pg_type,
-        lambda values: text_array([encode(v) for v in values]),
-        lambda values: _text_cells([encode(v) for v in values]),
-    )
-
-
-def _text_list(values: Sequence[str] | None) -> str | None:
-    """Encode a row's text array as a literal, cast back by the statement (rows may differ in length)."""
-    return None if values is None else text_array(values)
-
-
 def _json_text(value: Any) -> str:
     return _json.encode(value).decode()
-
-
-# ------------------------------------------------------------------------------------------- what needs no quotes
-
-
-def _plain(pg_type: str, encode: Callable[[Any], str]) -> ColumnCodec:
-    """Return the codec of values that look the same in an array and in COPY, except for null."""
-    return ColumnCodec(
-        pg_type,
-        lambda values: "{" + ",".join(["NULL" if v is None else encode(v) for v in values]) + "}",
-        lambda values: [_NULL if v is None else encode(v) for v in values],
-    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -105,14 +98,16 @@ def _binary(value: bytes) -> str:
     return "\\\\x" + value.hex()
 
 
+_TEXT: Final = ColumnCodec("text", format, is_free=True)
 _BY_TYPE: tuple[tuple[type[Any], ColumnCodec], ...] = (
-    (ARRAY, _as_text("text", _text_list)),
-    (JSON, _as_text("json", _json_text)),
-    (TIMESTAMP, _plain("timestamptz", _time)),
-    (Text, ColumnCodec("text", text_array, _text_cells)),
-    (BigInteger, _plain("bigint", str)),
-    (SmallInteger, _plain("smallint", str)),
-    (Integer, _plain("integer", str)),
-    (Boolean, _plain("boolean", {True: "t", False: "f"}.__getitem__)),
-    (LargeBinary, _plain("bytea", _binary)),
+    # A row's array is a literal, cast back by the statement: rows may differ in length.
+    (ARRAY, ColumnCodec("text", text_array, is_free=True)),
+    (JSON, ColumnCodec("json", _json_text, is_free=True, encodes_none=True)),
+    (TIMESTAMP, ColumnCodec("timestamptz", _time)),
+    (Text, _TEXT),
+    (BigInteger, ColumnCodec("bigint", format)),
+    (SmallInteger, ColumnCodec("smallint", format)),
+    (Integer, ColumnCodec("integer", format)),
+    (Boolean, ColumnCodec("boolean", {True: "t", False: "f"}.__getitem__)),
+    (LargeBinary, ColumnCodec("bytea", _binary)),
 )

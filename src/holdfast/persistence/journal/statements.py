@@ -23,7 +23,7 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.events import public_snapshot
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.usage_totals import SPANS_S
-from holdfast.persistence.journal.literals import ColumnCodec, codec_of, text_array
+from holdfast.persistence.journal.literals import ColumnCodec, array_literals, codec_of, copy_cells, text_array
 from holdfast.persistence.journal.units import FenceKind, Unit
 from holdfast.persistence.records import event_rows, rows, tables
 from holdfast.persistence.records.rows import APPLIED_VERDICTS, IdempotencyProbe, TaskChangedRow
@@ -59,11 +59,13 @@ class RowStatement(msgspec.Struct, frozen=True, kw_only=True):
         """Return one array literal for each column."""
         if self.key is not None and len(rows) > 1:
             rows = list({self.key(row): row for row in rows}.values())
-        return [codec.array(column) for codec, column in zip(self.codecs, zip(*rows, strict=True), strict=True)]
+        return array_literals(self.codecs, zip(*rows, strict=True))
 
     def copy_text(self, rows: Sequence[Cells]) -> str:
         """Return the input of ``copy_sql``: one line for each row."""
-        cells = [codec.cells(column) for codec, column in zip(self.codecs, zip(*rows, strict=True), strict=True)]
+        cells = [
+            copy_cells(codec, column) for codec, column in zip(self.codecs, zip(*rows, strict=True), strict=True)
+        ]
         return "\n".join(map("\t".join, zip(*cells, strict=True))) + "\n"
 
 
