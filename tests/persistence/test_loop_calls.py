@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 import trio
+from greenlet import getcurrent
 from psycopg.waiting import Ready, Wait
 from sqlalchemy import Connection, text
 from trio.testing import wait_all_tasks_blocked
@@ -22,8 +23,8 @@ from holdfast.persistence.server.connections import connect
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import ServerSilent
 from holdfast.persistence.server.loop_calls import (
+    LoopCall,
     await_in_call,
-    is_on_loop,
     run_on_loop,
     run_to_the_end,
     wait_on_loop,
@@ -52,10 +53,11 @@ async def test_a_call_is_this_thread_and_has_the_tasks_context() -> None:
         return 7
 
     def call(number: int, *, name: str) -> tuple[object, ...]:
-        return await_in_call(answer) + number, name, variable.get(), threading.get_ident() == main, is_on_loop()
+        is_call = isinstance(getcurrent(), LoopCall)
+        return await_in_call(answer) + number, name, variable.get(), threading.get_ident() == main, is_call
 
     assert await run_on_loop(call, 1, name="x") == (8, "x", "of the task", True, True)
-    assert not is_on_loop()
+    assert not isinstance(getcurrent(), LoopCall)
 
 
 async def test_faults_pass_between_a_call_and_what_it_awaits() -> None:

@@ -17,6 +17,7 @@ import psycopg
 import sqlalchemy
 import structlog
 import trio
+from greenlet import getcurrent
 from psycopg import errors
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -31,7 +32,7 @@ from holdfast.persistence.server.database_faults import (
     reason_of,
     trouble_of,
 )
-from holdfast.persistence.server.loop_calls import await_in_call, is_on_loop, wait_on_loop
+from holdfast.persistence.server.loop_calls import LoopCall, await_in_call, wait_on_loop
 from holdfast.persistence.server.revisions import schema_of
 
 log = structlog.get_logger(__name__)
@@ -113,7 +114,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         """Wait as psycopg does, and no longer than ``answer_s``; let trio's loop run meanwhile if it runs this."""
         timeout = self.answer_s if timeout is None else timeout
         try:
-            if is_on_loop():
+            if isinstance(getcurrent(), LoopCall):
                 return wait_on_loop(gen, self.pgconn.socket, timeout)
             return super().wait(gen, interval, timeout)
         except (errors._WaitTimeout, TimeoutError, trio.Cancelled, BaseExceptionGroup) as exc:
@@ -170,7 +171,7 @@ def connect_writer(url: str, *, statement_timeout_ms: int) -> BoundedConnection:
 
 def off_the_loop(create: Callable[[], BoundedConnection], limiter: trio.CapacityLimiter) -> BoundedConnection:
     """Connect, on a thread if trio's loop runs this: resolving a name blocks, and there are many exchanges."""
-    if not is_on_loop():
+    if not isinstance(getcurrent(), LoopCall):
         return create()
     return await_in_call(lambda: trio.to_thread.run_sync(create, limiter=limiter, abandon_on_cancel=True))
 

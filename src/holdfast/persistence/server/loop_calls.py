@@ -28,8 +28,8 @@ T = TypeVar("T")
 _EVENTS: Final = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
 
 
-class _Call(greenlet):
-    """A call that :func:`run_on_loop` runs."""
+class LoopCall(greenlet):
+    """A call that :func:`run_on_loop` runs. Its code finds itself as ``greenlet.getcurrent()``."""
 
 
 async def run_on_loop(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -37,7 +37,7 @@ async def run_on_loop(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
     It begins at once. What is raised while it awaits, a cancellation too, is raised in it where it awaits.
     """
-    running = _Call(call)
+    running = LoopCall(call)
     running.gr_context = getcurrent().gr_context
     asked: Any = running.switch(*args, **kwargs)
     while not running.dead:
@@ -57,15 +57,10 @@ async def run_to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     return result  # noqa: RET504 - for mypy, the scope may end without a result
 
 
-def is_on_loop() -> bool:
-    """Whether :func:`run_on_loop` runs this code."""
-    return isinstance(getcurrent(), _Call)
-
-
 def await_in_call(wait: Callable[[], Awaitable[T]]) -> T:
     """Have :func:`run_on_loop`, which runs this code, await ``wait()``; return its result, or raise as it does."""
     running = getcurrent()
-    assert isinstance(running, _Call)
+    assert isinstance(running, LoopCall)
     assert running.parent is not None
     return cast("T", running.parent.switch(wait))
 
@@ -76,25 +71,20 @@ def wait_on_loop(exchange: Generator[Wait, Ready, T], socket: int, timeout_s: fl
     Raises ``TimeoutError`` if that takes longer than ``timeout_s``, and trio's ``Cancelled``.
     """
     deadline = math.inf if timeout_s is None else trio.current_time() + timeout_s
+    poll = select.poll()
     try:
         wanted = next(exchange)
         while True:
-            # A socket nearly always takes what is sent; while it has nothing to read, the loop runs other tasks.
-            ready = _ready_now(socket, wanted) if wanted & Wait.W else Ready.NONE
+            ready = Ready.NONE
+            if wanted & Wait.W:
+                # A socket nearly always takes what is sent. While it has nothing to read, the loop runs others.
+                poll.register(socket, _EVENTS[wanted])
+                for _, events in poll.poll(0):
+                    can_read = Ready.R if events & ~select.POLLOUT else Ready.NONE
+                    ready = Ready(can_read | (Ready.W if events & select.POLLOUT else Ready.NONE))
             wanted = exchange.send(ready or await_in_call(partial(_wait_ready, socket, wanted, deadline)))
     except StopIteration as end:
         return cast("T", end.value)
-
-
-def _ready_now(socket: int, wanted: Wait) -> Ready:
-    poll = select.poll()
-    poll.register(socket, _EVENTS[wanted])
-    found = poll.poll(0)
-    if not found:
-        return Ready.NONE
-    events = found[0][1]
-    can_read = Ready.R if events & ~select.POLLOUT else Ready.NONE
-    return Ready(can_read | (Ready.W if events & select.POLLOUT else Ready.NONE))
 
 
 async def _wait_ready(socket: int, wanted: Wait, deadline: float) -> Ready:
