@@ -128,7 +128,7 @@ def _refuse_unknown_parameter(call: Call, route: Route) -> Refusal | None:
     Only where a caller chooses the parameters: a provider may add its own to the address of a callback, and the
     links to what is read without any may be counted by one.
     """
-    if not route.refuses_parameters or not call.request.query_string:
+    if not call.request.query_string or not route.refuses_parameters:
         return None
     known = [each for each in route.parameters if each.place == "query"]
     unknown = next((name for name in call.query() if not any(each.is_sent_as(name) for each in known)), None)

@@ -102,7 +102,7 @@ def price_input(
             final=True,
         )
     smallest, estimated, largest = measured = model.meter.measure(given)
-    minimum_micro, estimate_micro, maximum_micro = (price_micro(tariff.rate, units) for units in measured)
+    minimum_micro, estimate_micro, maximum_micro = [price_micro(tariff.rate, units) for units in measured]
     terms = Terms(
         model=model.id,
         modality=model.modality,
