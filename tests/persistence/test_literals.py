@@ -1,0 +1,34 @@
+"""Columns as array literals and as cells of COPY, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import BigInteger, Column, LargeBinary, Text
+from sqlalchemy.dialects.postgresql import ARRAY, JSON
+
+from holdfast.persistence.journal.literals import array_literals, codec_of, copy_cells
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "literal", "cells"),
+    [
+        (Text(), ["a", 'b"\\'], '{"a","b\\"\\\\"}', ["a", 'b"\\\\']),
+        (Text(), ["a\tb", None], '{"a\tb",NULL}', ["a\\tb", "\\N"]),
+        # The character that texts are joined by.
+        (Text(), ["a\x1fb", '"'], '{"a\x1fb","\\""}', ["a\x1fb", '"']),
+        (Text(), ["NULL", "", None], '{"NULL","",NULL}', ["NULL", "", "\\N"]),
+        (ARRAY(Text), [["a", 'b"'], [], None], '{"{\\"a\\",\\"b\\\\\\"\\"}","{}",NULL}', None),
+        # The null of JSON is a value.
+        (JSON(), [{"a": "x\ny"}, None], '{"{\\"a\\":\\"x\\\\ny\\"}","null"}', ['{"a":"x\\\\ny"}', "null"]),
+        (BigInteger(), [1, None, -2], "{1,NULL,-2}", ["1", "\\N", "-2"]),
+        (LargeBinary(), [b"\x00\xff", None], "{\\\\x00ff,NULL}", ["\\\\x00ff", "\\N"]),
+    ],
+)
+def test_a_column_is_encoded(kind: Any, values: Sequence[Any], literal: str, cells: list[str] | None) -> None:
+    codec = codec_of(Column("column", kind))
+    assert array_literals([codec], [values]) == [literal]
+    if cells is not None:
+        assert copy_cells(codec, values) == cells
