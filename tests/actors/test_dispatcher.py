@@ -21,7 +21,7 @@ from tests.recorded_refs import RecordedRef
 from holdfast.actors.runtime.faults import Crashed, Unavailable
 from holdfast.actors.task.messages import SlotFreed, TaskQueued, Wake
 from holdfast.actors.workers.dispatcher import (
-    FOLLOW_UP_TICKS,
+    FOLLOW_UP_EVERY_CHECKS,
     FOLLOW_UPS_MAX,
     RECOVERED_AT_ONCE_MAX,
     WAKES_AT_ONCE_MAX,
@@ -177,7 +177,7 @@ async def test_the_gauges_have_the_slots_that_are_assigned_here(setup: Setup) ->
     await setup.insert_task("task_1", dispatched=False, due_in_s=-1)
     is_ours = True
     dispatcher = setup.dispatcher(assigns_slots=lambda _: is_ours)
-    for _ in range(FOLLOW_UP_TICKS):
+    for _ in range(FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
     assert slots() == (2, 1)
     is_ours = False
@@ -268,7 +268,7 @@ async def test_tasks_that_arrive_during_a_claim_get_the_slots_that_it_leaves(
     await dispatcher.check_due()
     dispatcher.on_receive(TaskQueued("studio", "task_held"))
     slow.on_answer = lambda _: dispatcher.on_receive(TaskQueued("studio", "task_new"))
-    for _ in range(FOLLOW_UP_TICKS):
+    for _ in range(FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
     assert setup.tasks.woken == [("task_held", False), ("task_new", False)]
 
@@ -286,7 +286,7 @@ async def test_tasks_that_arrive_during_a_claim_wait_in_their_rows(setup: Setup,
         await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=number - 60)
     # The claim has found the oldest two, which are announced as it returns.
     slow.on_answer = arrive
-    for _ in range(FOLLOW_UP_TICKS):
+    for _ in range(FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
     assert setup.tasks.woken == [("task_0", False), ("task_1", False)]
     dispatcher.on_receive(SlotFreed("studio", "task_0"))
@@ -414,13 +414,13 @@ async def test_tasks_of_a_running_process_are_left_to_it(setup: Setup) -> None:
     await setup.insert_task("task_ours", dispatched=True, due_in_s=-1, owner=setup.process.process_id)
     dispatcher = setup.dispatcher()
 
-    for _ in range(2 * FOLLOW_UP_TICKS):
+    for _ in range(2 * FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
     assert setup.tasks.woken == [("task_ours", False)]
 
     await setup.database.work(lambda rows: end_lease(rows, other))
     setup.nursery.start_soon(dispatcher.recover)
-    for _ in range(FOLLOW_UP_TICKS):
+    for _ in range(FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
     assert await setup.tasks.count(2) == [("task_ours", False), ("task_theirs", True)]
 
@@ -434,12 +434,12 @@ async def test_a_lapsed_lease_counts_only_after_time_to_renew(setup: Setup) -> N
     dispatcher = setup.dispatcher()
     setup.nursery.start_soon(dispatcher.recover)
     setup.leases_are_reliable = False
-    for _ in range(2 * FOLLOW_UP_TICKS):
+    for _ in range(2 * FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
     await trio.testing.wait_all_tasks_blocked()
     assert setup.tasks.woken == []
     setup.leases_are_reliable = True
-    for _ in range(FOLLOW_UP_TICKS):
+    for _ in range(FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
     assert sorted(await setup.tasks.count(2)) == [("task_theirs", True), ("task_theirs_due", True)]
 
@@ -480,7 +480,7 @@ async def test_tasks_of_ended_processes_are_woken_a_few_at_a_time(setup: Setup) 
     # The claims lapse before their tasks have been woken; each is woken once, and no more are taken over.
     lapse = sqlalchemy.update(tables.tasks).where(tables.tasks.c.owner == setup.process.process_id)
     await setup.database.work(lambda rows: rows.execute(lapse.values(wake_at=now)).rowcount)
-    for _ in range(2 * FOLLOW_UP_TICKS):
+    for _ in range(2 * FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert len(setup.tasks.woken) == RECOVERED_AT_ONCE_MAX
@@ -490,7 +490,7 @@ async def test_tasks_of_ended_processes_are_woken_a_few_at_a_time(setup: Setup) 
     assert {name.partition("_")[0] for name, _ in taken_first} == {"first", "second"}
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert len(setup.tasks.woken) == TAKEN_OVER_MAX + 30
-    for _ in range(FOLLOW_UP_TICKS):
+    for _ in range(FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
     woken = await setup.tasks.count(TAKEN_OVER_MAX + 50)
     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -503,7 +503,7 @@ async def test_a_restarted_dispatcher_keeps_the_slots_of_running_tasks(setup: Se
         await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=-10 * number)
     dispatcher = setup.dispatcher()
 
-    for _ in range(2 * FOLLOW_UP_TICKS):
+    for _ in range(2 * FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
 
     assert setup.tasks.woken == [("task_2", False)]

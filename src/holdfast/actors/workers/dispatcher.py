@@ -54,16 +54,17 @@ from holdfast.telemetry import metrics
 
 log = structlog.get_logger(__name__)
 
-TICK_S = 0.25
-FOLLOW_UP_TICKS = 4
-AUDIT_TICKS = 60
+CHECK_DUE_EVERY_S = 0.25
+FOLLOW_UP_EVERY_CHECKS = 4
+LOST_SLOTS_EVERY_CHECKS = 60
+"""At every which check for due tasks they are also followed up, and lost slots looked for."""
 OVERDUE_CHECKS_APART_S = 15.0
 FOLLOW_UPS_MAX = 200
 WAKES_AT_ONCE_MAX = 8
 """How many overdue tasks fail at once: callers of the same accounts have most of their turns meanwhile."""
 RECOVERED_AT_ONCE_MAX = 4
 """How many tasks of ended processes are woken at once."""
-SLOT_CHECK_AFTER_S = 30.0
+LOST_SLOT_AFTER_S = 30.0
 CLAIMS_APART_S = 0.05
 """Slots of waiting tasks that are freed within this time of a claim are assigned by one."""
 
@@ -121,7 +122,7 @@ class Dispatcher(Worker):
         # Tasks of ended processes whose wakes are not answered yet; those that are not sent yet are in the channel.
         self._recovering: set[str] = set()
         self._recover_later, self._to_recover = trio.open_memory_channel[str](math.inf)
-        self._ticks = 0
+        self._checks = 0
         # The providers whose slots this process assigns, with all their tasks in ``_occupied``.
         self._assigned: frozenset[str] = frozenset()
 
@@ -168,7 +169,7 @@ class Dispatcher(Worker):
             except DatabaseAway as away:
                 # What is due stays due; a later check finds it.
                 log.debug("dispatch postponed", reason=str(away))
-            check_at = min(check_at, trio.current_time() + TICK_S)
+            check_at = min(check_at, trio.current_time() + CHECK_DUE_EVERY_S)
             with trio.CancelScope(deadline=check_at):
                 await self._slot_freed.wait()
             self._slot_freed = trio.Event()
@@ -184,11 +185,11 @@ class Dispatcher(Worker):
 
     async def check_due(self) -> None:
         """Assign free slots to waiting tasks; now and then take over, follow up and look for lost slots."""
-        self._ticks += 1
-        check_all = self._ticks % FOLLOW_UP_TICKS == 0
-        if check_all or self._ticks == 1:
+        self._checks += 1
+        check_all = self._checks % FOLLOW_UP_EVERY_CHECKS == 0
+        if check_all or self._checks == 1:
             await self._take_over()
-        if self._ticks % AUDIT_TICKS == 0:
+        if self._checks % LOST_SLOTS_EVERY_CHECKS == 0:
             await self._return_lost_slots()
         await self._find_assigned()
         for provider in self._assigned:
@@ -310,7 +311,7 @@ class Dispatcher(Worker):
 
     async def _return_lost_slots(self) -> None:
         """Free the slots of tasks whose end was not reported here, for example by another process."""
-        taken_before = trio.current_time() - SLOT_CHECK_AFTER_S
+        taken_before = trio.current_time() - LOST_SLOT_AFTER_S
         old = {r: since for tasks in self._occupied.values() for r, since in tasks.items() if since < taken_before}
         if not old:
             return
