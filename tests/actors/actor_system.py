@@ -65,7 +65,7 @@ def task_dependencies(**parts: Any) -> TaskDependencies:
         "file_url": lambda _provider, file_id, _until: file_id,
         "now": utc_now,
         "rng": random.Random(1),
-        "process_id": "proc_1",
+        "member_id": "proc_1",
     }
     return TaskDependencies(**workers | usual | parts)
 

@@ -297,7 +297,7 @@ async def test_tasks_that_arrive_during_a_claim_wait_in_their_rows(setup: Setup,
 
 async def test_a_task_that_ends_while_the_rows_are_read_holds_no_slot(setup: Setup, slow: SlowDatabase) -> None:
     for name in ("task_ends", "task_runs"):
-        await setup.insert_task(name, dispatched=True, due_in_s=3600, owner=setup.process.process_id)
+        await setup.insert_task(name, dispatched=True, due_in_s=3600, owner=setup.process.member_id)
     await setup.insert_task("task_waits", dispatched=False, due_in_s=-1)
     dispatcher = setup.dispatcher()
     slow.on_answer = lambda _: dispatcher.on_receive(SlotFreed("studio", "task_ends"))
@@ -323,7 +323,7 @@ async def test_jobs_of_an_earlier_process_occupy_slots_until_they_end(setup: Set
 
 
 async def test_a_claimed_task_is_not_claimed_again_within_its_lease(setup: Setup) -> None:
-    me = setup.process.process_id
+    me = setup.process.member_id
     await setup.insert_task("task_due", dispatched=True, due_in_s=-1, owner=me)
     await setup.start()
     await setup.tasks.count(1)
@@ -410,8 +410,8 @@ async def test_tasks_of_a_running_process_are_left_to_it(setup: Setup) -> None:
     other = replace(this_process(), machine="another machine")
     now = utc_now()
     await setup.database.work(lambda rows: renew_lease(rows, other, now, ["studio"]))
-    await setup.insert_task("task_theirs", dispatched=True, due_in_s=-1, owner=other.process_id)
-    await setup.insert_task("task_ours", dispatched=True, due_in_s=-1, owner=setup.process.process_id)
+    await setup.insert_task("task_theirs", dispatched=True, due_in_s=-1, owner=other.member_id)
+    await setup.insert_task("task_ours", dispatched=True, due_in_s=-1, owner=setup.process.member_id)
     dispatcher = setup.dispatcher()
 
     for _ in range(2 * FOLLOW_UP_EVERY_CHECKS):
@@ -430,7 +430,7 @@ async def test_a_lapsed_lease_counts_only_after_time_to_renew(setup: Setup) -> N
     lapsed = utc_now() - timedelta(seconds=2 * LEASE_S)
     await setup.database.work(lambda rows: renew_lease(rows, other, lapsed, ["studio"]))
     for name, due_in_s in (("task_theirs", 600), ("task_theirs_due", -1)):
-        await setup.insert_task(name, dispatched=True, due_in_s=due_in_s, owner=other.process_id)
+        await setup.insert_task(name, dispatched=True, due_in_s=due_in_s, owner=other.member_id)
     dispatcher = setup.dispatcher()
     setup.nursery.start_soon(dispatcher.recover)
     setup.leases_are_reliable = False
@@ -448,7 +448,7 @@ async def test_a_killed_process_on_this_machine_is_detected_at_once(setup: Setup
     before = this_process()
     if before.machine is None:
         pytest.skip("this system does not list running processes")
-    gone = replace(before, process_id="proc_gone", started="0")
+    gone = replace(before, member_id="proc_gone", started="0")
     now = utc_now()
     await setup.database.work(lambda rows: renew_lease(rows, gone, now, ["studio"]))
     await setup.insert_task("task_left", dispatched=True, due_in_s=600, owner="proc_gone")
@@ -464,7 +464,7 @@ async def test_a_killed_process_on_this_machine_is_detected_at_once(setup: Setup
 async def test_tasks_of_ended_processes_are_woken_a_few_at_a_time(setup: Setup) -> None:
     now = utc_now()
     for name, number in (("first", TAKEN_OVER_MAX + 20), ("second", 30)):
-        ended = replace(this_process(), process_id=f"proc_{name}", machine="another machine")
+        ended = replace(this_process(), member_id=f"proc_{name}", machine="another machine")
         await setup.database.work(partial(renew_lease, process=ended, now=now, providers=["studio"]))
         await setup.database.work(partial(end_lease, process=ended))
         for task in range(number):
@@ -478,7 +478,7 @@ async def test_tasks_of_ended_processes_are_woken_a_few_at_a_time(setup: Setup) 
     await dispatcher.check_due()
     await setup.tasks.count(RECOVERED_AT_ONCE_MAX)
     # The claims lapse before their tasks have been woken; each is woken once, and no more are taken over.
-    lapse = sqlalchemy.update(tables.tasks).where(tables.tasks.c.owner == setup.process.process_id)
+    lapse = sqlalchemy.update(tables.tasks).where(tables.tasks.c.owner == setup.process.member_id)
     await setup.database.work(lambda rows: rows.execute(lapse.values(wake_at=now)).rowcount)
     for _ in range(2 * FOLLOW_UP_EVERY_CHECKS):
         await dispatcher.check_due()
@@ -498,7 +498,7 @@ async def test_tasks_of_ended_processes_are_woken_a_few_at_a_time(setup: Setup) 
 
 
 async def test_a_restarted_dispatcher_keeps_the_slots_of_running_tasks(setup: Setup) -> None:
-    await setup.insert_task("task_runs", dispatched=True, due_in_s=600, owner=setup.process.process_id)
+    await setup.insert_task("task_runs", dispatched=True, due_in_s=600, owner=setup.process.member_id)
     for number in (1, 2):
         await setup.insert_task(f"task_{number}", dispatched=False, due_in_s=-10 * number)
     dispatcher = setup.dispatcher()

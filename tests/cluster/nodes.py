@@ -108,12 +108,12 @@ class Memory:
     def forget(self, addresses: Sequence[str]) -> None: ...
 
     async def dial(self, member: Member) -> trio.abc.Stream:
-        other = self._node.rows.nodes[member.process_id]
+        other = self._node.rows.nodes[member.member_id]
         near, far = memory_stream_pair()
         try:
             await other.endpoint._accepting.dialed.send(Freezable(far, other))
         except trio.BrokenResourceError:
-            raise ConnectionRefusedError(member.process_id) from None
+            raise ConnectionRefusedError(member.member_id) from None
         return Freezable(near, self._node)
 
 

@@ -122,7 +122,7 @@ async def test_the_places_of_a_killed_member_move_at_once(autojump_clock: MockCl
 
 async def test_a_killed_member_is_named_to_operators_until_its_lease_ends(autojump_clock: MockClock) -> None:
     def silent(node: Node) -> list[str]:
-        return [each.member.process_id for each in node.members.peers() if each.unreachable_since is not None]
+        return [each.member.member_id for each in node.members.peers() if each.unreachable_since is not None]
 
     rows = Rows()
     nodes = three(rows)
@@ -133,7 +133,7 @@ async def test_a_killed_member_is_named_to_operators_until_its_lease_ends(autoju
         nodes.append(Node(rows, "proc_d"))
         await nursery.start(nodes[3].run)
         await trio.sleep(LEASE_S + BEAT_S)
-        known = [sorted(each.member.process_id for each in node.members.peers()) for node in nodes[:2]]
+        known = [sorted(each.member.member_id for each in node.members.peers()) for node in nodes[:2]]
         assert known == [["proc_b", "proc_d"], ["proc_a", "proc_d"]]
         assert [silent(node) for node in nodes[:2]] == [[], []]
 

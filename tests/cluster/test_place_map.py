@@ -397,7 +397,7 @@ def add_member(engine: Engine, number: int, state: MemberState = "ready", *, lap
     server = f"10.0.0.{number}:8000"
     process = Process(f"proc_{number}", f"machine-{number}", os.getpid(), None)
     membership = Membership(state, (f"tcp:10.0.0.{number}:7400", f"http:{server}"), 1)
-    clock = ServiceClock(process.process_id)
+    clock = ServiceClock(process.member_id)
     with engine.begin() as connection:
         clock.measure(connection)
         beaten = clock.now() - timedelta(seconds=LEASE_S + 1 if lapsed else 0)

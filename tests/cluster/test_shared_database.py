@@ -60,8 +60,8 @@ class Node:
         self.database = Database(url, pool_size=2)
         self.system: ActorSystem = make_system(self.database)
         machine = "one machine" if tls is None else name
-        process = replace(this_process(), process_id=new_id("proc"), machine=machine)
-        self.presence = Presence(process, ServiceClock(process.process_id))
+        process = replace(this_process(), member_id=new_id("proc"), machine=machine)
+        self.presence = Presence(process, ServiceClock(process.member_id))
         endpoint = MemberEndpoint(folder, machine, None if tls is None else ("127.0.0.1", 30_000), tls)
         self.members = Members(self.presence, endpoint, cluster="c", codecs=codecs(), changes=Changes())
         self.members.serve(ACCOUNTS, self.system.accounts)

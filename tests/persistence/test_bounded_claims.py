@@ -125,7 +125,7 @@ def test_a_claim_for_a_silent_provider_reads_only_what_waited_enough(rows: Conne
 def test_a_claim_of_follow_ups_reads_none_of_a_running_process(rows: Connection) -> None:
     other = this_process()
     renew_lease(rows, other, NOW, [])
-    add_tasks(rows, "theirs_", WAITING, owner=other.process_id)
+    add_tasks(rows, "theirs_", WAITING, owner=other.member_id)
     add_tasks(rows, "waiting_", WAITING)
 
     def claim(rows: Connection) -> dict[str, str]:
@@ -143,7 +143,7 @@ def test_a_claim_of_follow_ups_reads_none_of_a_running_process(rows: Connection)
 def test_taking_over_reads_none_of_a_running_process(rows: Connection) -> None:
     me = this_process()
     renew_lease(rows, me, NOW, [])
-    add_tasks(rows, "mine_", WAITING, owner=me.process_id)
+    add_tasks(rows, "mine_", WAITING, owner=me.member_id)
     rows.execute(
         text(
             "insert into processes (process_id, pid, lease_until, providers, state, addresses, protocol) "

@@ -31,14 +31,14 @@ READY = Membership("ready", ("unix:/run/a.sock", "tcp:10.0.0.5:7400"), 1)
 
 
 async def beat_of(database: Database, process: Process, wanted: Collection[str] = ()) -> Beat:
-    clock = ServiceClock(process.process_id)
+    clock = ServiceClock(process.member_id)
     return await database.work(
         lambda rows: beat(rows, process, clock, providers=["studio"], membership=READY, wanted=wanted)
     )
 
 
 def elsewhere(name: str) -> Process:
-    return replace(this_process(), process_id=name, machine=f"machine of {name}")
+    return replace(this_process(), member_id=name, machine=f"machine of {name}")
 
 
 async def test_a_heartbeat_finds_the_members_with_a_valid_lease(database: Database) -> None:
@@ -55,7 +55,7 @@ async def test_a_heartbeat_finds_the_members_with_a_valid_lease(database: Databa
         Member("proc_older", "machine of proc_older", Membership()),
     ]
     await database.work(lambda rows: end_lease(rows, second))
-    assert [member.process_id for member in (await beat_of(database, first)).members] == ["proc_older"]
+    assert [member.member_id for member in (await beat_of(database, first)).members] == ["proc_older"]
 
 
 async def test_a_singleton_is_held_by_one_process_until_it_gives_it_up(database: Database) -> None:
@@ -73,7 +73,7 @@ async def test_the_singletons_of_a_killed_process_of_this_machine_move_at_once(d
     here = this_process()
     if here.machine is None:
         pytest.skip("this system does not list running processes")
-    killed = replace(here, process_id="proc_killed", started="0")
+    killed = replace(here, member_id="proc_killed", started="0")
     assert (await beat_of(database, killed, {"dispatcher"})).claimed == {"dispatcher"}
     assert (await beat_of(database, here, {"dispatcher"})).claimed == {"dispatcher"}
 
@@ -89,7 +89,7 @@ async def test_a_heartbeat_waits_for_no_other_work(database: Database) -> None:
         await_in_call(free.wait)
 
     process = elsewhere("proc_a")
-    presence = Presence(process, ServiceClock(process.process_id))
+    presence = Presence(process, ServiceClock(process.member_id))
     heartbeat = Heartbeat(database=database, presence=presence, providers=tuple)
     async with trio.open_nursery() as nursery:
         try:

@@ -106,7 +106,7 @@ class Members:
         self._changes = changes
         self._deadlines = AskDeadlines()
         self._groups: dict[str, LocalGroup] = {}
-        self._me = presence.process.process_id
+        self._me = presence.process.member_id
         self._providers: frozenset[str] = frozenset()
         self._peers: dict[str, Peer] = {}
         self._links: Sequence[Link | None] | None = None
@@ -218,17 +218,17 @@ class Members:
         """Take the rows that a heartbeat has read, after it wrote ``written``."""
         if self._nursery is None:
             return
-        found = {member.process_id: member for member in members}
+        found = {member.member_id: member for member in members}
         was_complete = self._is_sent_everything()
         self._others = frozenset(found)
-        for process_id in self._peers.keys() - found.keys():
-            self._remove(self._peers[process_id])
-        for process_id, member in found.items():
-            peer = self._peers.get(process_id)
+        for member_id in self._peers.keys() - found.keys():
+            self._remove(self._peers[member_id])
+        for member_id, member in found.items():
+            peer = self._peers.get(member_id)
             if peer is not None:
                 peer.member, peer.has_left = member, False
             elif member.membership.protocol == PROTOCOL and self._listens:
-                peer = self._peers[process_id] = Peer(member)
+                peer = self._peers[member_id] = Peer(member)
                 self._nursery.start_soon(self._keep_link, peer)
         self._assign_places()
         if not (was_complete and self._is_sent_everything()):
@@ -247,7 +247,7 @@ class Members:
         peer.has_left = True
         if peer.link is None:
             peer.scope.cancel()
-            del self._peers[peer.member.process_id]
+            del self._peers[peer.member.member_id]
 
     async def _keep_link(self, peer: Peer) -> None:
         """Open a link to another member, again and again, as long as its lease is valid."""
@@ -257,7 +257,7 @@ class Members:
                 if stream is not None:
                     link = peer.link = Link(
                         stream,
-                        peer.member.process_id,
+                        peer.member.member_id,
                         me=self._me,
                         cluster=self._cluster,
                         codecs=self._codecs,
@@ -267,7 +267,7 @@ class Members:
                         reason = await link.run(partial(self._on_up, peer))
                     except Exception:
                         # Only this connection is at fault, or what came over it.
-                        log.exception("link crashed", member=peer.member.process_id)
+                        log.exception("link crashed", member=peer.member.member_id)
                         reason = "it crashed"
                     self._on_down(peer, reason)
                     if peer.has_left:
@@ -286,11 +286,11 @@ class Members:
         since = peer.unreachable_since
         is_missed = since is not None and trio.current_time() - since >= UNREACHED_S
         if is_missed and peer.is_new(reason):
-            log.warning("member not reached", member=peer.member.process_id, reason=reason)
+            log.warning("member not reached", member=peer.member.member_id, reason=reason)
         return None
 
     def _on_up(self, peer: Peer) -> None:
-        log.info("link opened", member=peer.member.process_id)
+        log.info("link opened", member=peer.member.member_id)
         peer.tried.set()
         peer.unreachable_since = None
         peer.failures = 0
@@ -315,7 +315,7 @@ class Members:
             await self._rows_read.wait()
         ends_in_order = peer.has_left or peer.member.membership.state == "draining"
         write = log.info if ends_in_order else log.warning
-        write("link closed", member=peer.member.process_id, reason=reason)
+        write("link closed", member=peer.member.member_id, reason=reason)
 
     async def _answer(self, stream: trio.abc.Stream) -> None:
         """Answer another member's asks until it closes the connection.
@@ -367,9 +367,7 @@ class Members:
 
     def _assign_places(self) -> None:
         """Compute who owns which place."""
-        links = {
-            peer.member.process_id: peer.link for peer in self._peers.values() if peer.may_own(self._providers)
-        }
+        links = {peer.member.member_id: peer.link for peer in self._peers.values() if peer.may_own(self._providers)}
         is_ready = self._presence.membership.state == "ready"
         self.owners = (*links, *([self._me] if is_ready else []))
         metrics.MEMBERS.set(len(self.owners))

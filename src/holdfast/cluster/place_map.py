@@ -43,7 +43,7 @@ def place_map(servers: Mapping[str, str]) -> str:
 def servers_of(members: Iterable[Member]) -> dict[str, str]:
     """Return the name of each member's server in HAProxy: the address where clients reach it."""
     return {
-        member.process_id: address.removeprefix(HTTP)
+        member.member_id: address.removeprefix(HTTP)
         for member in members
         for address in member.membership.addresses
         if address.startswith(HTTP)

@@ -133,7 +133,7 @@ class Controls:
         now = trio.current_time()
         others = [
             MemberView(
-                member_id=peer.member.process_id,
+                member_id=peer.member.member_id,
                 is_this=False,
                 state=peer.member.membership.state,
                 unreachable_for_s=None if (since := peer.unreachable_since) is None else round(now - since, 1),
@@ -158,7 +158,7 @@ class Controls:
             # The control actor replies to a Command[R] with an R.
             return cast("R | Refusal", await self._local.ask(command, deadline_s=deadline_s))
         for peer in self._members.peers():
-            if peer.member.process_id == member_id:
+            if peer.member.member_id == member_id:
                 if peer.link is None:
                     raise Unavailable(f"the member {member_id} cannot be reached")
                 try:

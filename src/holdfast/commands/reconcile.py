@@ -56,7 +56,7 @@ async def _reconcile(settings: Settings, database_url: str, *, every: bool, prog
     if card is None:
         raise NoCardProvider
     database = Database(database_url, pool_size=CONCURRENT_MAX)
-    clock = ServiceClock(this_process().process_id, off_max_s=settings.clock_off_max_s)
+    clock = ServiceClock(this_process().member_id, off_max_s=settings.clock_off_max_s)
     journal = Journal(
         BatchWriter(database.connect_writer, now=clock.now, idempotency_ttl_s=settings.idempotency_ttl_s),
         database.gate,

@@ -223,7 +223,7 @@ def _task_dependencies(parts: Parts, accounts: PlacedDirectory, dispatcher: Tell
         file_url=partial(_file_url, parts),
         now=parts.now,
         rng=random.Random(),  # noqa: S311 - spreads retries
-        process_id=parts.presence.process.process_id,
+        member_id=parts.presence.process.member_id,
         health=registry.health_of,
         is_submitting=lambda request_id, attempt: (request_id, attempt) in parts.submits,
     )

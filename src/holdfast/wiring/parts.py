@@ -120,9 +120,9 @@ def parts_of(
     store = asset_store(settings)
     database = Database(database_url, pool_size=settings.pool_size, embedded=embedded)
     process = this_process()
-    presence = Presence(process, ServiceClock(process.process_id, off_max_s=settings.clock_off_max_s))
+    presence = Presence(process, ServiceClock(process.member_id, off_max_s=settings.clock_off_max_s))
     now = presence.clock.now
-    reporter = Reporter(now=now, member_id=process.process_id, host=gethostname(), worker=worker)
+    reporter = Reporter(now=now, member_id=process.member_id, host=gethostname(), worker=worker)
     reports = NewestQueue[Report](REPORTS_MAX)
     reporter.listen(reports.put)
     conditions = Conditions(reporter)
@@ -149,8 +149,8 @@ def parts_of(
         conditions=conditions,
         feed=ReportFeed(reporter, ReportTable(database)),
         samples=SampleRing(settings.data_dir / f"samples-{worker or 0}.json"),
-        dead_letters=DeadLetters(process.process_id, now=now),
-        refused=RefusedRequests(conditions, process.process_id, now=now),
+        dead_letters=DeadLetters(process.member_id, now=now),
+        refused=RefusedRequests(conditions, process.member_id, now=now),
         poison=NewestQueue(MESSAGES_MAX),
     )
 

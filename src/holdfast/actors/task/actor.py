@@ -239,7 +239,7 @@ class TaskActor(JournaledActor):
             tells.append(Tell(self._deps.outbox, EventsDue(before.account_id)))
         changed = TaskChangedRow(
             after,
-            self._deps.process_id,
+            self._deps.member_id,
             has_new_request=after.request is not before.request,
             has_new_usage=(after.status, after.state.error) != (before.status, before.state.error),
             kinds=kinds_of(before, after),

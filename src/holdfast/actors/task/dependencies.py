@@ -44,7 +44,7 @@ class NewTasks:
 
 @dataclass(frozen=True, slots=True)
 class TaskDependencies:
-    """Shared by the task actors of a process. ``process_id`` is written into the task's row with each step.
+    """Shared by the task actors of a process. ``member_id`` is written into the task's row with each step.
 
     ``file_url`` returns a provider's link to a file until a time; ``is_submitting`` returns whether this process is
     still submitting an attempt; ``now`` returns service time.
@@ -60,7 +60,7 @@ class TaskDependencies:
     file_url: Callable[[str, str, datetime], str]
     now: Now
     rng: random.Random
-    process_id: str
+    member_id: str
     health: Callable[[str], ProviderHealth] = ProviderHealth
     is_submitting: Callable[[str, int], bool] = lambda _request_id, _attempt: False
 

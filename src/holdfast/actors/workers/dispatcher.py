@@ -237,7 +237,7 @@ class Dispatcher(Worker):
             self._recover_soon(row.request_id)
 
     async def _follow_up(self) -> None:
-        now, me = self._now(), self._process.process_id
+        now, me = self._now(), self._process.member_id
         due = await self._database.work(claim_follow_ups, me=me, most=FOLLOW_UPS_MAX, now=now)
         for row in due:
             if row.owner_before != me:
@@ -258,7 +258,7 @@ class Dispatcher(Worker):
 
     async def wake_overdue(self) -> None:
         """Wake waiting tasks that can only fail, and release their credit: that needs no slot."""
-        now, me = self._now(), self._process.process_id
+        now, me = self._now(), self._process.member_id
         await self._wake(partial(claim_overdue, most=FOLLOW_UPS_MAX, now=now))
         listed = self._slots()
         for provider in await self._database.read(providers_waited_for):

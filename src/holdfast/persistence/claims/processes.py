@@ -78,7 +78,7 @@ _DELETE = text("delete from processes where process_id = :gone")
 class Process(msgspec.Struct, frozen=True):
     """This process, as its row describes it. ``machine`` and ``started`` are None where the system has no /proc."""
 
-    process_id: str
+    member_id: str
     machine: str | None
     pid: int
     started: str | None
@@ -102,7 +102,7 @@ JOINING: Final = Membership()
 class Member(NamedTuple):
     """Another process with a valid lease."""
 
-    process_id: str
+    member_id: str
     machine: str | None
     membership: Membership
     providers: frozenset[str] = frozenset()
@@ -134,7 +134,7 @@ def beat(
     clock.measure(rows)
     now = clock.now()
     renew_lease(rows, process, now, providers, membership)
-    members = [_member(row) for row in rows.execute(_MEMBERS, {"me": process.process_id, "now": now})]
+    members = [_member(row) for row in rows.execute(_MEMBERS, {"me": process.member_id, "now": now})]
     return Beat(members, claim_singletons(rows, process, now, wanted))
 
 
@@ -153,8 +153,8 @@ def read_ready_members(url: str) -> list[Member]:
 
 
 def _member(row: Iterable[Any]) -> Member:
-    process_id, machine, state, addresses, protocol, providers = row
-    return Member(process_id, machine, Membership(state, tuple(addresses), protocol), frozenset(providers))
+    member_id, machine, state, addresses, protocol, providers = row
+    return Member(member_id, machine, Membership(state, tuple(addresses), protocol), frozenset(providers))
 
 
 def renew_lease(
@@ -166,7 +166,7 @@ def renew_lease(
 ) -> None:
     """Extend this process's lease by :data:`LEASE_S`, and record what other processes need to know of it."""
     lease = {
-        "process_id": process.process_id,
+        "process_id": process.member_id,
         "machine": process.machine,
         "pid": process.pid,
         "started": process.started,
@@ -181,7 +181,7 @@ def renew_lease(
 
 def end_lease(rows: Connection, process: Process) -> None:
     """Record that this process has ended; the next process that checks takes over its tasks."""
-    rows.execute(_END, {"process_id": process.process_id, "ended_at": _ENDED_AT})
+    rows.execute(_END, {"process_id": process.member_id, "ended_at": _ENDED_AT})
 
 
 def claim_singletons(rows: Connection, process: Process, now: datetime, wanted: Collection[str]) -> frozenset[str]:
@@ -189,17 +189,17 @@ def claim_singletons(rows: Connection, process: Process, now: datetime, wanted: 
 
     A name is claimed from its holder only once that has ended or lost its lease.
     """
-    names = {"me": process.process_id, "wanted": sorted(wanted)}
+    names = {"me": process.member_id, "wanted": sorted(wanted)}
     rows.execute(_RELEASE_NAMES, names)
     if not wanted:
         return frozenset()
     rows.execute(_CLAIM_NAMES, names)
     claimed: set[str] = set()
     for row in rows.execute(_HOLDERS, names).all():
-        if row.process_id == process.process_id:
+        if row.process_id == process.member_id:
             claimed.add(row.name)
         elif row.lease_until is None or row.lease_until <= now or has_ended(process, row):
-            rows.execute(_MOVE_NAME, {"me": process.process_id, "name": row.name})
+            rows.execute(_MOVE_NAME, {"me": process.member_id, "name": row.name})
             claimed.add(row.name)
     return frozenset(claimed)
 
@@ -213,14 +213,14 @@ def take_over(
     processes of this machine that have ended are taken over.
     """
     taken: list[DispatchedTask] = []
-    for other in rows.execute(_OTHERS, {"me": process.process_id}).all():
+    for other in rows.execute(_OTHERS, {"me": process.member_id}).all():
         has_expired = other.lease_until <= _ENDED_AT or (leases_are_reliable and other.lease_until < now)
         if not has_expired and not has_ended(process, other):
             continue
         gone = {"gone": other.process_id}
         if rows.execute(_LOCK, gone).first() is None:
             continue
-        parameters = {"me": process.process_id, "now": now, "claim_s": CLAIM_S, "most": TAKEN_OVER_MAX}
+        parameters = {"me": process.member_id, "now": now, "claim_s": CLAIM_S, "most": TAKEN_OVER_MAX}
         found = rows.execute(_TAKE_OVER, gone | parameters).all()
         taken += map(DispatchedTask._make, found)
         if len(found) < TAKEN_OVER_MAX:

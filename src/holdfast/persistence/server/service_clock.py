@@ -75,13 +75,13 @@ class ServiceClock:
 
     def __init__(
         self,
-        process_id: str,
+        member_id: str,
         *,
         off_max_s: float = OFF_MAX_S,
         counter: Callable[[], float] = _since_boot_s,
         wall: Callable[[], datetime] = _wall,
     ) -> None:
-        self._process_id = process_id
+        self._member_id = member_id
         self._off_max_s = off_max_s
         self._counter = counter
         self._wall = wall
@@ -114,7 +114,7 @@ class ServiceClock:
         ahead_s: float = row.ahead_s
         by_database: datetime = row.database_now + timedelta(seconds=ahead_s)
         since_s = (row.database_now - row.database_at).total_seconds()
-        other_measured = row.process_id not in ("", self._process_id) and 0 <= since_s <= RECENT_S
+        other_measured = row.process_id not in ("", self._member_id) and 0 <= since_s <= RECENT_S
         if not self.is_measured:
             # Never before the last service time. Only the database's clock shows how long no process ran.
             service_at = max(by_database, row.service_at)
@@ -134,7 +134,7 @@ class ServiceClock:
         self.is_measured = True
         measured = {
             "ahead_s": ahead_s,
-            "process_id": self._process_id,
+            "process_id": self._member_id,
             "database_at": row.database_now,
             "service_at": row.database_now + timedelta(seconds=ahead_s),
         }
