@@ -31,11 +31,13 @@ _RUNNING = re.compile(r"Running on (http://[0-9.:]+)\s")
 class BucketServer:
     """A bucket, who may use it, and a look into it past the code under test."""
 
-    place: S3Bucket
+    location: S3Bucket
 
     def client(self) -> Any:
         """Another program's client of the same bucket."""
-        return _client("s3", self.place.endpoint or "", self.place.access_key_id, self.place.secret_access_key)
+        return _client(
+            "s3", self.location.endpoint or "", self.location.access_key_id, self.location.secret_access_key
+        )
 
     def objects(self) -> dict[str, int]:
         """What lies in the bucket: sizes in bytes by key."""
@@ -51,11 +53,11 @@ class BucketServer:
         """The environment of a service that keeps its results here."""
         return {
             "ASSET_STORE": "s3",
-            "S3_BUCKET": self.place.bucket,
-            "S3_REGION": self.place.region,
-            "S3_ENDPOINT": self.place.endpoint or "",
-            "S3_ACCESS_KEY_ID": self.place.access_key_id,
-            "S3_SECRET_ACCESS_KEY": self.place.secret_access_key,
+            "S3_BUCKET": self.location.bucket,
+            "S3_REGION": self.location.region,
+            "S3_ENDPOINT": self.location.endpoint or "",
+            "S3_ACCESS_KEY_ID": self.location.access_key_id,
+            "S3_SECRET_ACCESS_KEY": self.location.secret_access_key,
         }
 
 

@@ -22,7 +22,7 @@ class ModelLot:
     held: Counter[str] = field(default_factory=Counter)
 
     @property
-    def place(self) -> tuple[bool, float, int]:
+    def use_order(self) -> tuple[bool, float, int]:
         expires = float("inf") if self.expires_at is None else self.expires_at.timestamp()
         return self.is_paid, expires, self.number
 
@@ -36,7 +36,7 @@ class Model:
         self.expired: Counter[bool] = Counter()
 
     def in_order(self) -> list[ModelLot]:
-        return sorted(self.lots.values(), key=lambda lot: lot.place)
+        return sorted(self.lots.values(), key=lambda lot: lot.use_order)
 
     def usable(self, at: datetime) -> list[ModelLot]:
         return [lot for lot in self.in_order() if lot.expires_at is None or lot.expires_at > at]

@@ -150,7 +150,7 @@ def test_what_has_no_description_is_found() -> None:
         summary="",
         body=Wish,
         reply=Extended,
-        parameters=(Parameter(name="q", place="query", description=""),),
+        parameters=(Parameter(name="q", location="query", description=""),),
     )
     async def change_x(call: Call) -> Outcome:
         raise NotImplementedError

@@ -114,7 +114,7 @@ def assert_fits(route: Route, endpoint: str | None, headers: dict[str, str], bod
     }
     assert headers.get("Authorization", "").startswith("Bearer value-of-") or not needs_bearer
     for parameter in route.parameters:
-        assert parameter.name.title() in headers or not (parameter.required and parameter.place == "header")
+        assert parameter.name.title() in headers or not (parameter.required and parameter.location == "header")
     if route.files_max and route.body is None:
         parts = list(MultipartParser(io.BytesIO(body), headers["Content-Type"].partition("boundary=")[2]))
         assert [each.raw for each in parts if each.filename] == [b"a picture"]

@@ -21,7 +21,7 @@ SELECTING = [
     route
     for route in ROUTES
     if route.method == "GET"
-    and any(each.place == "query" for each in route.parameters)
+    and any(each.location == "query" for each in route.parameters)
     # Errors have another form there, which is tested with it.
     and not route.path.startswith(PROBLEMS.below)
 ]
@@ -46,7 +46,7 @@ async def test_the_unknown_parameter_and_the_known_ones_are_named(api: Api, rout
     assert error["param"] == "statuz"
     assert error["message"] == (
         "The parameter 'statuz' does not exist here. The known parameters are "
-        + ", ".join(each.shown_name for each in route.parameters if each.place == "query")
+        + ", ".join(each.shown_name for each in route.parameters if each.location == "query")
         + "."
     )
     assert "invalid_parameter" in error_codes(route)
@@ -80,7 +80,7 @@ async def test_a_change_refuses_an_unknown_parameter_unless_it_is_signed(api: Ap
     else:
         error = refused(response, 400, "invalid_parameter")
         assert error["param"] == "wiat"
-        known = [each.name for each in route.parameters if each.place == "query"]
+        known = [each.name for each in route.parameters if each.location == "query"]
         rule = f"The known parameters are {', '.join(known)}." if known else "There are none in this address."
         assert error["message"] == f"The parameter 'wiat' does not exist here. {rule}"
         assert "invalid_parameter" in error_codes(route)

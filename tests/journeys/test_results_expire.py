@@ -127,7 +127,7 @@ async def check_retention(service: Service, is_stored: IsStored, ada: Customer) 
 
 
 def test_a_bucket_that_refuses_access_prevents_the_start(bucket: BucketServer, new_service: NewService) -> None:
-    wrong = replace(bucket, place=replace(bucket.place, secret_access_key="not-the-secret"))
+    wrong = replace(bucket, location=replace(bucket.location, secret_access_key="not-the-secret"))
     service = new_service(**wrong.settings())
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", "serve"],

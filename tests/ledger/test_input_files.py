@@ -9,7 +9,7 @@ import pytest
 from holdfast.ledger.catalog.catalog import load_catalog
 from holdfast.ledger.catalog.input_files import (
     InputFile,
-    LinkPlaces,
+    LinkFields,
     addresses_of,
     file_id_of,
     name_files,
@@ -62,7 +62,7 @@ def test_files_are_found_where_the_schema_has_a_link() -> None:
         "plain": FILE, "unknown": FILE, "image": f"{BASE}/v2/files/{FILE}",
         "masks": [OTHER, "https://a.example/", 3], "audio": FILE, "inner": {"deep": OTHER, "plain": OTHER},
     }  # fmt: skip
-    named = name_files(given, LinkPlaces(schema).links_of(given), BASE)
+    named = name_files(given, LinkFields(schema).links_of(given), BASE)
     assert set(named) == {
         InputFile(("image",), FILE),
         InputFile(("masks", 0), OTHER),
@@ -76,7 +76,7 @@ def test_files_are_found_where_the_schema_has_a_link() -> None:
         "audio": "link to 1", "inner": {"deep": "link to 2", "plain": OTHER},
     }  # fmt: skip
     assert given["masks"][0] == OTHER
-    assert LinkPlaces({"type": "object", "properties": {"plain": {"type": "string"}}}).links_of(given) == {}
+    assert LinkFields({"type": "object", "properties": {"plain": {"type": "string"}}}).links_of(given) == {}
 
 
 def test_an_input_with_a_file_is_valid_and_the_same_by_id_and_link() -> None:
@@ -125,6 +125,6 @@ ALLOWED = ("https://holdfast.example/at/", "http://files.internal:9000")
     ],
 )
 def test_what_is_sent_as_an_address_is_found(schema: dict[str, Any], text: str, is_address: bool) -> None:
-    places = LinkPlaces({"type": "object", "properties": {"a": {"type": "array", "items": schema}}})
+    fields = LinkFields({"type": "object", "properties": {"a": {"type": "array", "items": schema}}})
     expected = {("a", 1): text} if is_address else {}
-    assert addresses_of(places.links_of({"a": [7, text]}), ALLOWED) == expected
+    assert addresses_of(fields.links_of({"a": [7, text]}), ALLOWED) == expected

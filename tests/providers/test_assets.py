@@ -60,7 +60,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stored]:
 
 
 def s3_store(server: BucketServer, directory: Path, **changed: Any) -> S3Store:
-    return S3Store(replace(server.place, **changed), retries_max=0)
+    return S3Store(replace(server.location, **changed), retries_max=0)
 
 
 def source_file(directory: Path, content: bytes = CONTENT) -> Path:
@@ -189,7 +189,7 @@ async def test_a_large_file_goes_up_and_comes_down_in_parts(tmp_path: Path, buck
     sha256 = hashlib.sha256(content).hexdigest()
     store = s3_store(bucket, tmp_path)
     key = await put(store, source_file(tmp_path, content), sha256, "mp4")
-    etag = bucket.client().head_object(Bucket=bucket.place.bucket, Key=key)["ETag"]
+    etag = bucket.client().head_object(Bucket=bucket.location.bucket, Key=key)["ETag"]
     assert etag.endswith('-2"')
     across = PIECE_BYTES - 10
     async with await store.open(key) as whole, await store.open(key, across, across + 20) as part:
@@ -231,7 +231,7 @@ async def test_the_error_of_an_unusable_bucket_names_no_secret(
         with pytest.raises(StoreFault, match=message) as caught:
             await ask()
         whole = "".join(traceback.format_exception(caught.value))
-        for secret in ("wrong-secret", bucket.place.secret_access_key, "AKIAUNKNOWN", "<Error>", "http://"):
+        for secret in ("wrong-secret", bucket.location.secret_access_key, "AKIAUNKNOWN", "<Error>", "http://"):
             assert secret not in whole
 
 
@@ -258,11 +258,11 @@ async def test_a_server_that_goes_silent_is_given_up(tmp_path: Path, bucket: Buc
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
-        place = replace(bucket.place, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        store = S3Store(place, request_timeout_s=0.2, retries_max=0)
+        location = replace(bucket.location, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        store = S3Store(location, request_timeout_s=0.2, retries_max=0)
         with pytest.raises(StoreFault, match="does not respond in time"):
             await store.open(asset_key(SHA, "png"))
-        patient = S3Store(place)
+        patient = S3Store(location)
         with trio.move_on_after(0.05) as hurried:
             await patient.open(asset_key(SHA, "png"))
         assert hurried.cancelled_caught

@@ -502,11 +502,11 @@ def _print_reports(
     begin = None if since is None else read_since(since)
     if since is not None and begin is None:
         fail(f"--since must be like 15m or 7d, or an RFC 3339 time with an offset: {since!r}", BAD_CONFIGURATION)
-    place = load_locations(environment())
-    if follow and place.database_url is None and database_url_of(place.data_dir) is None:
+    locations = load_locations(environment())
+    if follow and locations.database_url is None and database_url_of(locations.data_dir) is None:
         # Started for this command, it would keep the service from starting.
         fail("The embedded database does not run: there is nothing to follow.", GAVE_UP)
-    with database(place, create=False) as url:
+    with database(locations, create=False) as url:
         refuse_old_tables(url)
         printer = ReportPrinter(url, wanted, sys.stdout, warn=partial(typer.echo, err=True), form=form)
         position = printer.print_newest(limit=limit, since=begin)

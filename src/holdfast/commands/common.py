@@ -19,17 +19,17 @@ REPEATED_AFTER_S: Final = 0.5
 
 
 @contextlib.contextmanager
-def database(place: Locations, *, create: bool) -> Iterator[str]:
+def database(locations: Locations, *, create: bool) -> Iterator[str]:
     """Return the URL of the configured database; an embedded one that does not run is started for this command."""
     from holdfast.persistence.server.embedded import database_url_of, temporary_embedded
 
-    url = place.database_url or database_url_of(place.data_dir)
+    url = locations.database_url or database_url_of(locations.data_dir)
     if url is not None:
         yield url
         return
-    if not create and not (place.data_dir / "postgres").exists():
-        fail(f"There is no database in {place.data_dir}.", BAD_CONFIGURATION)
-    with temporary_embedded(place.data_dir) as url:
+    if not create and not (locations.data_dir / "postgres").exists():
+        fail(f"There is no database in {locations.data_dir}.", BAD_CONFIGURATION)
+    with temporary_embedded(locations.data_dir) as url:
         yield url
 
 

@@ -134,7 +134,7 @@ class KeyedDirectory(KeyedGroup):
         """Return the keys in quarantine."""
         return [child.key for child in self.by_key.values() if child.quarantine is not None]
 
-    def place(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         """Set the path in the tree."""
         self.path = path
 

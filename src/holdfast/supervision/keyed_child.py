@@ -217,7 +217,7 @@ class KeyedChild:
                 if not await self._may_start(delay_s):
                     return None
                 async with self.group.loading:
-                    # The place may have come in the same instant as a quarantine.
+                    # Its turn may have come in the same instant as a quarantine.
                     await trio.lowlevel.checkpoint_if_cancelled()
                     actor = self._new_actor()
                     await actor.on_start()

@@ -106,7 +106,7 @@ class Child(Protocol):
 class HasPath(Protocol):
     """A child that uses its path in the tree."""
 
-    def place(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         """Set the path, such as ``holdfast/workers``; called before ``run``."""
         ...
 

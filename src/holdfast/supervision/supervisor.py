@@ -161,7 +161,7 @@ class Supervisor:
         path = f"{self.path}/{spec.child_id}"
         self._children.append(SupervisedChild(spec, self.intensity, path, self._reporter.now()))
 
-    def place(self, path: str) -> None:
+    def set_path(self, path: str) -> None:
         """Set the path, for a supervisor below another."""
         self._reports.path = path
         for child in self._children:
@@ -347,7 +347,7 @@ class Supervisor:
             with run.scope:
                 run.instance = instance = child.spec.start()
                 if isinstance(instance, HasPath):
-                    instance.place(child.path)
+                    instance.set_path(child.path)
                 await instance.run(task_status=StartSignal(partial(self._on_started, child, run)))
         except BaseException as exc:
             fault = fault_of(exc)

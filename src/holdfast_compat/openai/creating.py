@@ -38,7 +38,7 @@ TIMEOUT_SHARE: Final = 0.9
 """The share of its client's own time-out after which a request is answered."""
 RETRY_COUNT: Final = Parameter(
     name="X-Stainless-Retry-Count",
-    place="header",
+    location="header",
     description="The number of the attempt at this request, from 0; from 1 on it joins the task of an earlier one. "
     "Anything but a number counts as none.",
 )

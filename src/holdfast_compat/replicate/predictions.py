@@ -72,7 +72,7 @@ WAIT_USED: Final = 0.95
 
 PREFER: Final = Parameter(
     name="Prefer",
-    place="header",
+    location="header",
     description="`wait` responds when the prediction has ended, or after 60 seconds; `wait=5` after 5 at most. "
     "A prediction that has not ended by then is `starting`, whatever it does.",
     schema={"type": "string", "pattern": "^wait(=[0-9]{1,2})?$"},
@@ -311,7 +311,7 @@ def _body(call: Call, task: Task) -> PredictionBody:
         ),
     ),
     parameters=(
-        Parameter(name="key", place="query", description="The API key that the link stands for.", required=True),
+        Parameter(name="key", location="query", description="The API key that the link stands for.", required=True),
         *link_parameters(required=True),
     ),
     errors=("invalid_link", "invalid_api_key", "task_not_found", "rate_limit_exceeded", "overloaded"),

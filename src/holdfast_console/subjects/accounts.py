@@ -53,7 +53,7 @@ async def account(visit: Visit) -> ViewResult:
     return Html("account.html", values, is_live=True)
 
 
-PLACES: Final = {
+PAGES: Final = {
     "acct_": "/ops/accounts/",
     "task_": "/ops/tasks/",
     "rev_": "/ops/reviews/",
@@ -68,9 +68,9 @@ async def find(visit: Visit) -> ViewResult:
     sought = visit.parameter("q")
     if not sought:
         return Redirect("/ops")
-    for prefix, place in PLACES.items():
+    for prefix, page in PAGES.items():
         if sought.startswith(prefix) and "@" not in sought:
-            return Redirect(place + quote(sought, safe=""))
+            return Redirect(page + quote(sought, safe=""))
     found = await visit.read(find_accounts, FoundList, query={"q": sought, "limit": ROWS_SHOWN})
     trace = TRACE_OR_REQUEST_ID.fullmatch(sought)
     if trace and (isinstance(found, Refusal) or not found.data):
@@ -102,7 +102,7 @@ async def _refused_or_reported(visit: Visit, sought: str, trace_id: str) -> Redi
 def _page_of(found: Found) -> str:
     """Return the page on what was found: of an operation, on its task or order."""
     subject = found.reference or ""
-    for prefix, place in PLACES.items():
+    for prefix, page in PAGES.items():
         if subject.startswith(prefix):
-            return place + quote(subject, safe="")
+            return page + quote(subject, safe="")
     return f"/ops/accounts/{found.account_id}"

@@ -74,9 +74,9 @@ def draw_title(image: Image.Image, prompt: str, ground: Ground) -> None:
         face = font(size_px)
         lines = textwrap.wrap(words, max(1, round((width - 2 * margin) / face.getlength("n"))))
         if all(face.getlength(line) <= width - 2 * margin for line in lines) and len(lines) * size_px <= height / 3:
-            place = (margin, height - margin - size_px * 1.06 * len(lines))
+            corner = (margin, height - margin - size_px * 1.06 * len(lines))
             ImageDraw.Draw(image).multiline_text(
-                place, "\n".join(lines), ground.light, face, spacing=1, stroke_width=1, stroke_fill=ground.dark
+                corner, "\n".join(lines), ground.light, face, spacing=1, stroke_width=1, stroke_fill=ground.dark
             )
             return
 
@@ -116,18 +116,18 @@ class Poster(msgspec.Struct, frozen=True):
 
 def vp8_frame(webp: bytes) -> bytes:
     """Return the VP8 key frame of a lossy WebP file. Raises ``ValueError`` if there is none."""
-    place = 12
-    while place + 8 <= len(webp):
-        size = int.from_bytes(webp[place + 4 : place + 8], "little")
-        if webp[place : place + 4] == b"VP8 ":
-            return webp[place + 8 : place + 8 + size]
-        place += 8 + size + size % 2
+    offset = 12
+    while offset + 8 <= len(webp):
+        size = int.from_bytes(webp[offset + 4 : offset + 8], "little")
+        if webp[offset : offset + 4] == b"VP8 ":
+            return webp[offset + 8 : offset + 8 + size]
+        offset += 8 + size + size % 2
     raise ValueError("not a lossy WebP file")
 
 
 def write_webm(frames: Sequence[bytes], width: int, height: int, frames_per_s: int) -> bytes:
     """Return a whole file. Clusters are one second long."""
-    groups = [frames[place : place + frames_per_s] for place in range(0, len(frames), frames_per_s)]
+    groups = [frames[offset : offset + frames_per_s] for offset in range(0, len(frames), frames_per_s)]
     clusters = []
     for second, group in enumerate(groups):
         blocks = [

@@ -157,7 +157,7 @@ class Renderer:
         oldest = self._now() - timedelta(seconds=self._keep_s)
         ended = [(job, job.ended_at) for job in self._jobs.values() if job.ended_at is not None]
         surplus = len(ended) - self._kept_max_count
-        gone = [job for place, (job, ended_at) in enumerate(ended) if place < surplus or ended_at < oldest]
+        gone = [job for number, (job, ended_at) in enumerate(ended) if number < surplus or ended_at < oldest]
         for job in gone:
             del self._jobs[job.id]
         paths = [file.path for job in gone for file in job.results]

@@ -302,8 +302,8 @@ async def read_limits(call: Call) -> Outcome:
 async def set_limits(call: Call) -> Outcome:
     """What was held and captured in each window before counts too. An operator's ceiling stays."""
     account_id, limits = call.session.account_id, []
-    for place, wanted in enumerate(call.body(LimitsRequest).limits):
-        limit = _read_limit(wanted, f"limits[{place}]")
+    for index, wanted in enumerate(call.body(LimitsRequest).limits):
+        limit = _read_limit(wanted, f"limits[{index}]")
         if isinstance(limit, Refusal):
             return limit
         limits.append(limit)

@@ -242,7 +242,7 @@ class Actions(Generic[G, R]):
         """
         assert "reason" in self.given.__struct_fields__, "each action may have a reason"
         path = self.path + below
-        places = re.findall(r"\{(\w+)\}", path)
+        names = re.findall(r"\{(\w+)\}", path)
 
         def declare(do: Do[G, P, R]) -> Action[G, P, R]:
             action = Action(name or do.__name__, do, is_urgent=self.is_urgent, needs_key=needs_key)
@@ -253,7 +253,7 @@ class Actions(Generic[G, R]):
                 run = _run_for(call)
                 if needs_key:
                     run.idempotency = call.idempotency()
-                outcome = await perform(run, call.body(self.given), *(call.path[place] for place in places))
+                outcome = await perform(run, call.body(self.given), *(call.path[name] for name in names))
                 call.is_replay = run.is_replay
                 return outcome
 

@@ -49,8 +49,8 @@ def code_samples(
     ]
 
 
-def _is_needed(parameter: Parameter, place: str) -> bool:
-    return parameter.required and parameter.place == place
+def _is_needed(parameter: Parameter, location: str) -> bool:
+    return parameter.required and parameter.location == location
 
 
 def _curl(method: str, url: str, headers: dict[str, str], body: object | None, is_stream: bool) -> str:

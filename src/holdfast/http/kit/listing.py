@@ -212,7 +212,7 @@ def read_window(call: Call, *, zone: tzinfo = UTC) -> Window | Refusal:
     filters = [
         (name, each)
         for each in route.parameters
-        if each.place == "query" and each.name not in _NO_FILTERS
+        if each.location == "query" and each.name not in _NO_FILTERS
         for name in (filter(each.is_sent_as, query) if each.has_keys else [each.name])
     ]
     for name in (*_NO_FILTERS, *(name for name, _ in filters)):

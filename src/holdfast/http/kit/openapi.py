@@ -118,7 +118,7 @@ _IN_PATHS: Final = {
 """Descriptions of parameters in paths, by name."""
 
 _WEBHOOK_HEADERS: Final = tuple(
-    Parameter(name=name, place="header", description=description, required=True)
+    Parameter(name=name, location="header", description=description, required=True)
     for name, description in (
         ("webhook-id", "The event's id, the same at each delivery."),
         ("webhook-timestamp", "When this delivery was signed, in unix seconds."),
@@ -436,7 +436,7 @@ def _response(description: str, content: JsonSchema) -> JsonSchema:
 def _parameter(parameter: Parameter) -> JsonSchema:
     return {
         "name": parameter.name,
-        "in": parameter.place,
+        "in": parameter.location,
         "description": parameter.description,
         "required": parameter.required,
         "schema": parameter.schema,
@@ -448,7 +448,7 @@ def _path_parameters(path: str) -> Iterable[Parameter]:
     for name in re.findall(r"\{(\w+)\}", path):
         yield Parameter(
             name=name,
-            place="path",
+            location="path",
             description=_IN_PATHS.get(name, f"The {name.replace('_', ' ')}."),
             schema={"type": "string", "minLength": 1},
             required=True,

@@ -67,7 +67,7 @@ def streamed(
 
 IF_NONE_MATCH: Final = Parameter(
     name="If-None-Match",
-    place="header",
+    location="header",
     description="The `ETag` of an earlier response.",
 )
 NOT_MODIFIED: Final = Media(status=304, content_types=(), description="The earlier response is current.")
@@ -130,7 +130,7 @@ def _refuse_unknown_parameter(call: Call, route: Route) -> Refusal | None:
     """
     if not call.request.query_string or not route.refuses_parameters:
         return None
-    known = [each for each in route.parameters if each.place == "query"]
+    known = [each for each in route.parameters if each.location == "query"]
     unknown = next((name for name in call.query() if not any(each.is_sent_as(name) for each in known)), None)
     return None if unknown is None else unknown_parameter(unknown, [each.shown_name for each in known])
 

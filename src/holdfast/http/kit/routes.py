@@ -41,7 +41,7 @@ class Parameter:
     """A query parameter, header or path parameter. ``schema`` is JSON Schema."""
 
     name: str
-    place: Literal["query", "header", "path"]
+    location: Literal["query", "header", "path"]
     description: str
     schema: Mapping[str, object] = field(default_factory=lambda: {"type": "string"})
     required: bool = False
@@ -111,7 +111,7 @@ class Route(Declaration):
     def refuses_parameters(self) -> bool:
         """Whether a query parameter that is not declared is refused."""
         if self.method == "GET":
-            return any(each.place == "query" for each in self.parameters)
+            return any(each.location == "query" for each in self.parameters)
         return self.auth not in SIGNED
 
     @property
@@ -122,7 +122,7 @@ class Route(Declaration):
 
 IDEMPOTENCY_KEY: Final = Parameter(
     name="Idempotency-Key",
-    place="header",
+    location="header",
     description="Makes the request safe to repeat for 24 hours. 1 to 255 printable ASCII characters.",
     schema={"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[\\x20-\\x7e]+$"},
 )

@@ -34,8 +34,8 @@ _STORE_AWAY: Final = Refusal(
 )
 INVALID_LINK: Final = Refusal(code="invalid_link", message="The link's signature is not valid.")
 
-RANGE: Final = Parameter(name="Range", place="header", description="One range of bytes, such as bytes=0-1023.")
-IF_CACHED: Final = Parameter(name="If-None-Match", place="header", description="The ETag of the cached file.")
+RANGE: Final = Parameter(name="Range", location="header", description="One range of bytes, such as bytes=0-1023.")
+IF_CACHED: Final = Parameter(name="If-None-Match", location="header", description="The ETag of the cached file.")
 LINK_ERRORS: Final = ("invalid_link", "asset_expired", "range_not_satisfiable", "temporarily_unavailable")
 """The codes of a route that serves content by a signed link."""
 
@@ -70,9 +70,9 @@ def link_parameters(*, required: bool) -> tuple[Parameter, Parameter]:
     """Return the declaration of a signed link's query."""
     return (
         Parameter(
-            name="exp", place="query", description="When the link expires, in unix seconds.", required=required
+            name="exp", location="query", description="When the link expires, in unix seconds.", required=required
         ),
-        Parameter(name="sig", place="query", description="The link's signature.", required=required),
+        Parameter(name="sig", location="query", description="The link's signature.", required=required),
     )
 
 

@@ -26,13 +26,13 @@ EVENT_STREAM: Final = "text/event-stream"
 
 WAIT: Final = Parameter(
     name="wait",
-    place="query",
+    location="query",
     description="Respond when the task has ended, or after so many seconds with the task as it is then.",
     schema={"type": "number", "minimum": 0, "maximum": WAIT_MAX_S, "default": 0},
 )
 LAST_EVENT_ID: Final = Parameter(
     name="Last-Event-ID",
-    place="header",
+    location="header",
     description="The `id` of the last event received of an earlier stream: nothing up to it is sent again.",
     schema={"type": "string", "pattern": "^[0-9]{1,18}$"},
 )

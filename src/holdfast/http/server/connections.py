@@ -64,7 +64,7 @@ class Connections:
         self._is_proxy = is_proxy
         self._sources = Sources(limits, origin_of)
         operators = limits.operators_connections_max
-        self._places = {False: max(1, limits.connections_max - operators), True: operators}
+        self._admitted_max = {False: max(1, limits.connections_max - operators), True: operators}
         """The most connections of the public listener, and of the operators' (True)."""
         self._admitted: Counter[bool] = Counter()
         self._stalled: list[ServerConnection] = []
@@ -119,8 +119,8 @@ class Connections:
             self._find_stalled(now)
 
     def _find_stalled(self, now: float) -> None:
-        """Find who could make room, where all places of a listener are taken."""
-        full = [each for each, places in self._places.items() if self._admitted[each] >= places > 0]
+        """Find who could make room, where a listener has its most connections."""
+        full = [each for each, most in self._admitted_max.items() if self._admitted[each] >= most > 0]
         stalled = [
             each for each in self._open if each.is_for_operators in full and now - each.waits_since() >= STALLED_S
         ]
@@ -156,7 +156,7 @@ class Connections:
             and not self._close_longest_idle(lambda each: each.peer == peer)
         ):
             refusal = TOO_MANY_OF_PEER
-        elif self._admitted[is_for_operators] >= self._places[is_for_operators] and not (
+        elif self._admitted[is_for_operators] >= self._admitted_max[is_for_operators] and not (
             self._close_longest_idle(lambda each: each.is_for_operators == is_for_operators)
             or self._abort_longest_stalled(is_for_operators=is_for_operators)
         ):
@@ -184,7 +184,7 @@ class Connections:
         self._nursery.start_soon(self._serve, connection, refusal)
 
     def _count(self, connection: ServerConnection, refusal: ServerRefusal | None, change: int) -> None:
-        """Count a connection; refused ones take no place of their peer or listener."""
+        """Count a connection; refused ones do not count for their peer or listener."""
         if refusal is not None:
             self._refused_count += change
         else:

@@ -49,7 +49,7 @@ class Listener:
 
     ``is_final`` distinguishes the stop of the service from a restart: only then is the socket closed, after all
     connections in its queue have been accepted. With ``is_shared`` another process has the same socket, and may
-    still accept new connections. One ``is_for_operators`` has places of its own.
+    still accept new connections. The connections of one ``is_for_operators`` are counted apart.
     """
 
     def __init__(

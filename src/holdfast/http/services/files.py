@@ -18,7 +18,7 @@ from holdfast.providers.storage.sniffing import EXTENSIONS
 
 DISPOSITION: Final = Parameter(
     name="Content-Disposition",
-    place="header",
+    location="header",
     description='The name of a file that is the whole body, as in `attachment; filename="cat.png"`.',
 )
 LINK_EXPIRED: Final = Refusal(

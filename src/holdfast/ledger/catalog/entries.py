@@ -196,16 +196,16 @@ def _check_prices(mode: str, pricing: dict[str, Any], where: str, faults: list[s
     """Check which prices the base and each tier set."""
     used = ("input_price", "output_price") if mode == "per_token" else ("unit_price",)
     tiers = pricing.get("tiers")
-    places = [(where, pricing)]
-    places += [
+    priced = [(where, pricing)]
+    priced += [
         (f"{where}: tiers {number}", tier)
         for number, tier in enumerate(tiers if isinstance(tiers, list) else [], 1)
     ]
-    for place, table in places:
+    for path, table in priced:
         if isinstance(table, dict):
-            faults += [f"{place}: {key} is missing" for key in used if key not in table]
+            faults += [f"{path}: {key} is missing" for key in used if key not in table]
             faults += [
-                f"{place}: {key} is not used by {mode}" for key in _PRICES if key in table and key not in used
+                f"{path}: {key} is not used by {mode}" for key in _PRICES if key in table and key not in used
             ]
     if mode not in {"per_token", "per_character"} and pricing.get("unit_size", 1) != 1:
         faults.append(f"{where}: unit_size must be 1 for {mode}")
@@ -214,16 +214,18 @@ def _check_prices(mode: str, pricing: dict[str, Any], where: str, faults: list[s
 def _check_tiers(pricing: Pricing, schema: InputSchema, where: str, faults: list[str]) -> None:
     seen = []
     for number, tier in enumerate(pricing.tiers, 1):
-        place = f"{where}: tiers {number}"
+        tier_path = f"{where}: tiers {number}"
         if tier.when in seen:
-            faults.append(f"{place}: repeats the condition of another tier")
+            faults.append(f"{tier_path}: repeats the condition of another tier")
         seen.append(tier.when)
         for name, value in tier.when.items():
             listed = schema.listed_values(name)
             if schema.field(name) is None:
-                faults.append(f"{place}: when.{name} is not a field of the input schema")
+                faults.append(f"{tier_path}: when.{name} is not a field of the input schema")
             elif listed is not None and value not in listed:
-                faults.append(f"{place}: when.{name} has a value that the input schema does not allow: '{value}'")
+                faults.append(
+                    f"{tier_path}: when.{name} has a value that the input schema does not allow: '{value}'"
+                )
 
 
 def _meter(pricing: Pricing, units: UnitFields, schema: InputSchema, where: str, faults: list[str]) -> Meter | None:

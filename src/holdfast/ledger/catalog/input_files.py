@@ -21,7 +21,7 @@ _FILE_PATH: Final = re.compile(r"/v[0-9]/files/(file_[0-9a-f]{32})(?:/content)?(
 _ADDRESS: Final = re.compile(r"[\s\0-\x1f]*[a-z][a-z0-9+.-]*:\S", re.ASCII | re.IGNORECASE)
 """What is an address, or is taken for one, where another text may be: bytes in base64, a name."""
 _ANY_LINK: Final = "https://example.com/file"
-"""What a schema sees in the place of a file."""
+"""What a schema sees instead of a file."""
 
 
 class InputFile(msgspec.Struct, frozen=True):
@@ -31,8 +31,8 @@ class InputFile(msgspec.Struct, frozen=True):
     file_id: str
 
 
-class LinkPlaces:
-    """The places of a schema that have a link, found once."""
+class LinkFields:
+    """The fields of a schema that have a link, found once."""
 
     __slots__ = ("_visit",)
 
@@ -78,7 +78,7 @@ def file_id_of(text: str, base_url: str | None) -> str | None:
 def with_links(
     value: Mapping[str, object], named: Iterable[InputFile], link: Callable[[str], str] = lambda _: _ANY_LINK
 ) -> dict[str, object]:
-    """Return an input with links to its files in the place of their ids."""
+    """Return an input with links to its files instead of their ids."""
     linked = copy.deepcopy(dict(value))
     for each in named:
         _put(linked, each.path, link(each.file_id))

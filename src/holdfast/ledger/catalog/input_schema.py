@@ -224,16 +224,16 @@ def _filler(schema: Mapping[str, object], root: Mapping[str, object]) -> Filler 
     return fill
 
 
-def _undescribed(schema: Mapping[str, object], root: Mapping[str, object], place: str) -> Iterator[str]:
+def _undescribed(schema: Mapping[str, object], root: Mapping[str, object], prefix: str) -> Iterator[str]:
     schema = resolve(schema, root)
     properties, items = schema.get("properties"), schema.get("items")
     for name, part in properties.items() if isinstance(properties, dict) else ():
         if isinstance(part, dict):
             if "description" not in part and "description" not in resolve(part, root):
-                yield f"{place}{name}"
-            yield from _undescribed(part, root, f"{place}{name}.")
+                yield f"{prefix}{name}"
+            yield from _undescribed(part, root, f"{prefix}{name}.")
     if isinstance(items, dict):
-        yield from _undescribed(items, root, place)
+        yield from _undescribed(items, root, prefix)
 
 
 def _plain_default(key: str, default: object) -> object:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.ledger.catalog.input_files import LinkPlaces
+from holdfast.ledger.catalog.input_files import LinkFields
 from holdfast.ledger.catalog.input_schema import InputSchema
 from holdfast.ledger.catalog.metering import Meter, UnitFields
 from holdfast.ledger.catalog.tables import Text
@@ -258,9 +258,9 @@ class Model(ModelTable, frozen=True, kw_only=True, eq=False):
         return [*missing, *(f"input.{name}" for name in self.schema.undescribed())]
 
     @cached_property
-    def link_places(self) -> LinkPlaces:
+    def link_fields(self) -> LinkFields:
         """Where an input may have links, and so files."""
-        return LinkPlaces(self.schema.document)
+        return LinkFields(self.schema.document)
 
     @cached_property
     def tier_fields(self) -> list[str]:

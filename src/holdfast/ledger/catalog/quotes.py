@@ -83,7 +83,7 @@ def price_input(
     except NotPlain as fault:
         return _invalid([Violation(fault.path, fault.reason)])
     model.schema.fill(given)
-    links = model.link_places.links_of(given)
+    links = model.link_fields.links_of(given)
     files = name_files(given, links, base_url)
     violations = model.schema.violations(with_links(given, files) if files else given)
     if not violations and is_public is not None:

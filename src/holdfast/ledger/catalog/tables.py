@@ -35,14 +35,14 @@ def read_fields(
     found: dict[str, Any] = {}
     known = set()
     for field in msgspec.structs.fields(kind):
-        key, place = field.encode_name, f"{where}: {field.encode_name}"
+        key, path = field.encode_name, f"{where}: {field.encode_name}"
         known.add(key)
         if key in table:
-            value = _read(types[field.name], table[key], place, faults, is_secret=key in secret)
+            value = _read(types[field.name], table[key], path, faults, is_secret=key in secret)
             if value is not _FAULTY:
                 found[field.name] = value
         elif field.required:
-            faults.append(f"{place} is missing")
+            faults.append(f"{path} is missing")
         else:
             found[field.name] = field.default
     faults += [f"{where}: {key} is not a known key" for key in table if key not in known]
@@ -52,21 +52,21 @@ def read_fields(
 _FAULTY: Any = object()
 
 
-def _read(kind: Any, value: object, place: str, faults: list[str], *, is_secret: bool) -> Any:
+def _read(kind: Any, value: object, path: str, faults: list[str], *, is_secret: bool) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         before = len(faults)
-        fields = read_fields(kind, value, place, faults)
+        fields = read_fields(kind, value, path, faults)
         return kind(**fields) if len(faults) == before else _FAULTY
     item = get_args(kind)[0] if get_origin(kind) is tuple else None
     if isinstance(item, type) and issubclass(item, msgspec.Struct) and isinstance(value, list):
         items = [
-            _read(item, each, f"{place} {number}", faults, is_secret=False) for number, each in enumerate(value, 1)
+            _read(item, each, f"{path} {number}", faults, is_secret=False) for number, each in enumerate(value, 1)
         ]
         return _FAULTY if _FAULTY in items else tuple(items)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        faults.append(f"{place} must be {expected_value(kind)}{'' if is_secret else _shown(value)}")
+        faults.append(f"{path} must be {expected_value(kind)}{'' if is_secret else _shown(value)}")
         return _FAULTY
 
 

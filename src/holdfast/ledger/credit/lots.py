@@ -71,8 +71,8 @@ class Lot:
         return self.reserved_micro != 0 or self.remaining_micro != self.amount_micro
 
     @property
-    def place(self) -> tuple[bool, datetime, int]:
-        """Its place in the order of use."""
+    def use_order(self) -> tuple[bool, datetime, int]:
+        """What lots are sorted by: the least is used first."""
         return self.kind == "paid", self.expires_at or _NEVER, self.number
 
     def is_expired(self, at: datetime) -> bool:
@@ -98,7 +98,7 @@ class Lots:
     __slots__ = ("_by_number", "_first_expiry", "_in_order", "_used")
 
     def __init__(self, lots: Iterable[Lot] = ()) -> None:
-        self._in_order = sorted(lots, key=_place)
+        self._in_order = sorted(lots, key=_use_order)
         self._by_number = {lot.number: lot for lot in self._in_order}
         self._used = {lot.number: lot for lot in self._in_order if lot.is_used}
         self._first_expiry = self._find_first_expiry()
@@ -150,7 +150,7 @@ class Lots:
         if opened is not None:
             lot = Lot(operation.number, opened.kind, opened.source, operation.reference, operation.amount_micro,
                       opened.expires_at)  # fmt: skip
-            insort(self._in_order, lot, key=_place)
+            insort(self._in_order, lot, key=_use_order)
             self._by_number[lot.number] = lot
             self._first_expiry = min(self._first_expiry, lot.expires_at or _NEVER)
         for ledger_account, amount_micro, number in operation.postings:
@@ -177,7 +177,7 @@ class Lots:
     def _find_first_expiry(self) -> datetime:
         """Return when the first lot expires: the first promotional or the first paid one, as they are in order."""
         lots = self._in_order
-        first_paid = bisect_left(lots, (True,), key=_place)
+        first_paid = bisect_left(lots, (True,), key=_use_order)
         return min(
             (lot.expires_at or _NEVER for lot in (*lots[:1], *lots[first_paid : first_paid + 1])), default=_NEVER
         )
@@ -214,4 +214,4 @@ def amounts_of(
 _USED = msgspec.json.Decoder(list[tuple[int, int, int]])
 
 
-_place = attrgetter("place")
+_use_order = attrgetter("use_order")

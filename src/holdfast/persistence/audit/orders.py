@@ -160,8 +160,8 @@ def check_orders(
 
     Returns the differences, and the last position of a full page; None if no order is left.
     """
-    place = tuple_(orders.c.account_id, orders.c.order_id)
-    query = _IN_ORDER.where(orders.c.account_id == any_(literal(list(scope), ARRAY(Text))), place > after)
+    key = tuple_(orders.c.account_id, orders.c.order_id)
+    query = _IN_ORDER.where(orders.c.account_id == any_(literal(list(scope), ARRAY(Text))), key > after)
     found = rows.execute(query.limit(most)).all()
     differences = [difference for row in found for difference in _differences(row)]
     return differences, (found[-1].account_id, found[-1].order_id) if len(found) == most else None

@@ -145,7 +145,7 @@ def accounts_of_key(rows: Connection, prefix: str, limit: int) -> list[FoundAcco
     return [FoundAccount._make(row) for row in rows.execute(query)]
 
 
-def operation_place(rows: Connection, operation_id: str) -> tuple[str, str] | None:
+def subject_of_operation(rows: Connection, operation_id: str) -> tuple[str, str] | None:
     """Return the account of an operation and the task or order it refers to; None if there is no such operation."""
     query = select(operations.c.account_id, operations.c.reference).where(operations.c.operation_id == operation_id)
     found = rows.execute(query).one_or_none()

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-_LAST_PLACE: Final = re.compile(r"\[(\d+)\]`")
+_LAST_INDEX: Final = re.compile(r"\[(\d+)\]`")
 
 
 class UnreadableRow(Exception):
@@ -41,8 +41,8 @@ def read_row(read: Callable[[Any], T], row: Any, table: str, key: str, *, column
     try:
         return read(row)
     except (msgspec.MsgspecError, TypeError, ValueError) as exc:
-        place = _LAST_PLACE.search(str(exc))
-        where = f"{table}.{columns[int(place[1])]}" if columns and place else table
+        index = _LAST_INDEX.search(str(exc))
+        where = f"{table}.{columns[int(index[1])]}" if columns and index else table
         log.error("row is unreadable", table=where, key=key, reason=str(exc))
         raise UnreadableRow(f"{where} {key}: {exc}") from exc
 
@@ -51,7 +51,7 @@ def read_rows(
     read: Callable[[Any], T],
     rows: Iterable[Row[*tuple[Any, ...]]],
     table: str,
-    place: Callable[[Any], tuple[datetime, str]],
+    position: Callable[[Any], tuple[datetime, str]],
 ) -> list[T | UnreadableEntry]:
     """Decode the rows of a list; one that cannot be decoded is logged and represented by its position."""
     found: list[T | UnreadableEntry] = []
@@ -59,7 +59,7 @@ def read_rows(
         try:
             found.append(read(row))
         except (msgspec.MsgspecError, TypeError, ValueError) as exc:
-            at, row_id = place(row)
+            at, row_id = position(row)
             log.error("row is unreadable", table=table, key=row_id, reason=str(exc))
             found.append(UnreadableEntry(at, row_id))
     return found

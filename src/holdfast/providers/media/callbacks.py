@@ -161,8 +161,8 @@ def parse_callback(provider: str, body: bytes) -> ProviderUpdate | Refusal:
     if raw.provider is not None and raw.provider != provider:
         return _invalid("The callback names another provider than the one that signed it.", "provider")
     outputs = []
-    for place, given in enumerate(raw.outputs or ()):
-        output = _output(given, place)
+    for number, given in enumerate(raw.outputs or ()):
+        output = _output(given, number)
         if isinstance(output, Refusal):
             return output
         outputs.append(output)
@@ -196,8 +196,8 @@ def split_data_url(url: str) -> tuple[str | None, str] | None:
     return head[5:].split(";")[0].lower() or None, data
 
 
-def _output(given: _Output, place: int) -> Output | Refusal:
-    where = f"outputs[{place}]"
+def _output(given: _Output, number: int) -> Output | Refusal:
+    where = f"outputs[{number}]"
     url, data, content_type = given.url, given.data, given.content_type
     if url is not None and url[:5].lower() == "data:":
         split = split_data_url(url)
@@ -211,7 +211,7 @@ def _output(given: _Output, place: int) -> Output | Refusal:
     if data is not None and not _is_base64(data):
         return _invalid("An output's data is base64.", f"{where}.data")
     return Output(
-        index=place if given.index is None else given.index,
+        index=number if given.index is None else given.index,
         url=url,
         data=data,
         content_type=content_type.split(";")[0].strip().lower() or None if content_type else None,

@@ -58,20 +58,20 @@ class S3Store:
 
     def __init__(
         self,
-        place: S3Bucket,
+        location: S3Bucket,
         *,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         retries_max: int = RETRIES_MAX,
     ) -> None:
-        self._place = place
+        self._location = location
         self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
-        endpoint = place.endpoint or f"https://s3.{place.region}.amazonaws.com"
+        endpoint = location.endpoint or f"https://s3.{location.region}.amazonaws.com"
         # The endpoint, the region and the credentials are all passed: the library would read what is missing from
         # the environment, where a variable may be meant for another program.
         self._bucket = Bucket(
-            place.bucket,
+            location.bucket,
             endpoint=endpoint,
-            region=place.region,
+            region=location.region,
             virtual_hosted_style_request=False,
             skip_signature=False,
             # Not every server supports deleting several objects at once, and it is not needed.
@@ -137,17 +137,17 @@ class S3Store:
         found, size_bytes = await self._run(first, key=key)
         piece = memoryview(found)
         stop = size_bytes if end is None else min(end, size_bytes)
-        place = start + len(piece)
+        offset = start + len(piece)
 
         async def read() -> bytes:
-            nonlocal piece, place
-            if not piece and place < stop:
-                upto = min(stop, place + PIECE_BYTES)
-                ask = partial(obstore.get_range, self._bucket, key, start=place, end=upto)
+            nonlocal piece, offset
+            if not piece and offset < stop:
+                upto = min(stop, offset + PIECE_BYTES)
+                ask = partial(obstore.get_range, self._bucket, key, start=offset, end=upto)
                 piece = memoryview(bytes(await self._run(ask, key=key)))
-                if len(piece) != upto - place:
+                if len(piece) != upto - offset:
                     raise StoreFault("the server sent a different part of the object than requested")
-                place = upto
+                offset = upto
             block, piece = piece[:BLOCK_BYTES], piece[BLOCK_BYTES:]
             return bytes(block)
 
@@ -162,10 +162,10 @@ class S3Store:
         """Do nothing: a rule of the bucket ends incomplete uploads."""
 
     def _credential(self) -> S3Credential:
-        place = self._place
+        location = self._location
         return {
-            "access_key_id": place.access_key_id,
-            "secret_access_key": place.secret_access_key,
+            "access_key_id": location.access_key_id,
+            "secret_access_key": location.secret_access_key,
             "token": None,
             "expires_at": None,
         }
@@ -183,7 +183,7 @@ class S3Store:
         except FileNotFoundError as fault:
             if key is not None and "<Code>NoSuchBucket</Code>" not in str(fault):
                 raise AssetMissing(key) from None
-            raise StoreFault(f"there is no bucket {self._place.bucket!r}") from _scrubbed(fault)
+            raise StoreFault(f"there is no bucket {self._location.bucket!r}") from _scrubbed(fault)
         except exceptions.BaseError as fault:
             raise StoreFault(self._reason(fault)) from _scrubbed(fault)
 
@@ -192,10 +192,12 @@ class S3Store:
         text = str(fault)
         if isinstance(fault, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
             code = next((code for code in _REFUSALS if f"<Code>{code}</Code>" in text), "AccessDenied")
-            return f"the bucket {self._place.bucket!r} refuses access: {_REFUSALS[code]}"
+            return f"the bucket {self._location.bucket!r} refuses access: {_REFUSALS[code]}"
         if "HTTP error" in text:
-            return f"the server of the bucket {self._place.bucket!r} cannot be reached or does not respond in time"
-        return f"the server of the bucket {self._place.bucket!r} failed to process the request"
+            return (
+                f"the server of the bucket {self._location.bucket!r} cannot be reached or does not respond in time"
+            )
+        return f"the server of the bucket {self._location.bucket!r} failed to process the request"
 
 
 _REFUSALS: Final = {

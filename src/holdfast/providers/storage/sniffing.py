@@ -113,7 +113,7 @@ def sniff(head: bytes) -> str | None:
     if head[:4] == b"RIFF":
         return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(head[8:12])
     if head[4:8] == b"ftyp":
-        brands = {head[8:12], *(head[place : place + 4] for place in range(16, min(_box_size(head), 64), 4))}
+        brands = {head[8:12], *(head[offset : offset + 4] for offset in range(16, min(_box_size(head), 64), 4))}
         if brands & _AVIF_BRANDS:
             return "image/avif"
         return "video/mp4" if brands & _MP4_BRANDS else None
@@ -188,11 +188,11 @@ def is_complete(data: MediaData, content_type: str) -> bool:
 
 def _png(data: MediaData) -> bool:
     """Walk the chunks to the closing one."""
-    place = 8
+    offset = 8
     while True:
-        length, name = struct.unpack_from(">I4s", data, place)
-        place += 12 + length
-        if place > len(data):
+        length, name = struct.unpack_from(">I4s", data, offset)
+        offset += 12 + length
+        if offset > len(data):
             return False
         if name == b"IEND":
             return True
@@ -200,20 +200,20 @@ def _png(data: MediaData) -> bool:
 
 def _jpeg(data: MediaData) -> bool:
     """Walk the segments to the image data, and find the end marker after it."""
-    place = 2
+    offset = 2
     while True:
-        start, mark = struct.unpack_from(">BB", data, place)
+        start, mark = struct.unpack_from(">BB", data, offset)
         if start != 0xFF:
             return False
         if mark == 0xFF:
-            place += 1
+            offset += 1
         elif mark in _JPEG_ALONE:
-            place += 2
+            offset += 2
         elif mark == 0xDA:
-            return data.rfind(b"\xff\xd9", place) >= 0
+            return data.rfind(b"\xff\xd9", offset) >= 0
         else:
-            (length,) = struct.unpack_from(">H", data, place + 2)
-            place += 2 + max(2, length)
+            (length,) = struct.unpack_from(">H", data, offset + 2)
+            offset += 2 + max(2, length)
 
 
 def _riff(data: MediaData) -> bool:
@@ -223,14 +223,14 @@ def _riff(data: MediaData) -> bool:
 
 def _boxes(data: MediaData, needed: bytes) -> bool:
     """Walk the boxes, none of which may exceed the file; other bytes after them are ignored."""
-    place, is_there = 0, False
-    while place + 8 <= len(data):
-        length, name = struct.unpack_from(">I4s", data, place)
+    offset, is_there = 0, False
+    while offset + 8 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, offset)
         if length == 1:
-            (length,) = struct.unpack_from(">Q", data, place + 8)
+            (length,) = struct.unpack_from(">Q", data, offset + 8)
         is_there = is_there or name == needed
         if length < 8:
             # 0: up to the end.
             break
-        place += length
-    return is_there and place <= len(data)
+        offset += length
+    return is_there and offset <= len(data)

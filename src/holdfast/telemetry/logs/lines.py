@@ -21,8 +21,8 @@ FIRST: Final = (
 """The fields that begin a line, in this order; all others follow in alphabetical order."""
 LAST: Final = ("logger", "stack", "exception")
 
-_PLACE: Final = {name: place for place, name in enumerate(FIRST)} | {
-    name: len(FIRST) + 1 + place for place, name in enumerate(LAST)
+_ORDER: Final = {name: number for number, name in enumerate(FIRST)} | {
+    name: len(FIRST) + 1 + number for number, name in enumerate(LAST)
 }
 _OUTSIDE_PAIRS: Final = frozenset({"time", "level", "event", "exception", "stack"})
 _PLAIN: Final = re.compile(r'[^\s"=]+')
@@ -50,7 +50,7 @@ def time_of_line() -> str:
 
 def in_order(fields: Mapping[str, object]) -> Fields:
     """Return the fields that have a value, in the order of a line."""
-    names = sorted(fields, key=lambda name: (_PLACE.get(name, len(FIRST)), name))
+    names = sorted(fields, key=lambda name: (_ORDER.get(name, len(FIRST)), name))
     return {name: fields[name] for name in names if fields[name] is not None}
 
 

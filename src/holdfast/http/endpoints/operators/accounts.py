@@ -54,7 +54,7 @@ from holdfast.persistence.queries.accounts import (
     accounts_of_address,
     accounts_of_key,
     email_of_account,
-    operation_place,
+    subject_of_operation,
 )
 from holdfast.persistence.queries.finding import made_by_request, subject_of
 from holdfast.persistence.queries.orders import top_up_of_account
@@ -362,8 +362,8 @@ async def find(call: Call) -> Outcome:
 
     def read(rows: Connection) -> list[Found]:
         if sought.startswith("op_"):
-            place = operation_place(rows, sought)
-            return [] if place is None else [Found(account_id=place[0], reference=place[1])]
+            of_operation = subject_of_operation(rows, sought)
+            return [] if of_operation is None else [Found(account_id=of_operation[0], reference=of_operation[1])]
         if trace := TRACE_OR_REQUEST_ID.fullmatch(sought):
             made = made_by_request(rows, trace[1], window.limit)
             return [Found(each.account_id, reference=each.reference) for each in made]

@@ -171,13 +171,13 @@ def _in_memory(feed: ReportFeed, wanted: ReportFilter, options: ListOptions) -> 
     parameters=(
         Parameter(
             name="Last-Event-ID",
-            place="header",
+            location="header",
             description="Begin after this position, of an earlier stream or a list; without it, with what is new.",
             schema=_POSITION_SCHEMA,
         ),
         Parameter(
             name="after",
-            place="query",
+            location="query",
             description="The same, for clients that cannot set the header of their first request.",
             schema=_POSITION_SCHEMA,
         ),

@@ -134,7 +134,7 @@ async def create_card_order(call: Call) -> Outcome:
     parameters=(
         Parameter(
             name=SIGNATURE_HEADER,
-            place="header",
+            location="header",
             description=f"t=<unix>,v1=<hex HMAC-SHA256 of t.body>[,v1=…]; also read from {PROVIDER_OWN_HEADER}.",
             required=True,
         ),

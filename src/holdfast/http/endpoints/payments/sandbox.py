@@ -66,7 +66,7 @@ async def create_sandbox_order(call: Call) -> Outcome:
     parameters=(
         Parameter(
             name=SIGNATURE_HEADER,
-            place="header",
+            location="header",
             description="The signature from the order's callback, unchanged.",
             required=True,
         ),

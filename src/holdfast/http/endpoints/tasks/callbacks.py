@@ -112,7 +112,7 @@ class _Sender(msgspec.Struct):
     parameters=(
         Parameter(
             name=SIGNATURE_HEADER,
-            place="header",
+            location="header",
             description="[k=<provider>,]t=<unix>,v1=<hex HMAC-SHA256 of t.body>[,v1=…]",
             required=True,
         ),
@@ -213,15 +213,15 @@ def _bytes_max(call: Call) -> int:
     reply=TaskBody,
     other_reply=CheckCallbackReceived,
     parameters=(
-        Parameter(name=STANDARD_ID_HEADER, place="header", description="The message's id (Standard Webhooks)."),
+        Parameter(name=STANDARD_ID_HEADER, location="header", description="The message's id (Standard Webhooks)."),
         Parameter(
             name="webhook-timestamp",
-            place="header",
+            location="header",
             description="The message's time, unix seconds (Standard Webhooks).",
         ),
-        Parameter(name="request_id", place="query", description="The task, as in the webhook's address."),
-        Parameter(name="attempt", place="query", description="The attempt, as in the webhook's address."),
-        Parameter(name="seal", place="query", description="The address's seal over both."),
+        Parameter(name="request_id", location="query", description="The task, as in the webhook's address."),
+        Parameter(name="attempt", location="query", description="The attempt, as in the webhook's address."),
+        Parameter(name="seal", location="query", description="The address's seal over both."),
     ),
     errors=(*SENDER_ERRORS, "task_not_found"),
 )

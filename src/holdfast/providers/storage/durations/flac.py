@@ -35,21 +35,21 @@ class _Frame(NamedTuple):
 
 def flac_duration_s(media: MediaBytes) -> float:
     """Return the length of all frames in seconds."""
-    place, rate = _after_metadata(media)
-    mark = media.span(place, place + 2)
+    offset, rate = _after_metadata(media)
+    mark = media.span(offset, offset + 2)
     if mark not in {b"\xff\xf8", b"\xff\xf9"}:
         raise Contradiction("the audio has no frames")
     counts_samples = mark == b"\xff\xf9"
     total, awaited = 0, None
-    while (place := media.find(mark, place)) >= 0:
+    while (offset := media.find(mark, offset)) >= 0:
         media.step()
-        frame = _frame(media.span(place, place + _HEAD_BYTES_MAX))
+        frame = _frame(media.span(offset, offset + _HEAD_BYTES_MAX))
         if frame is None or frame.number != (frame.number if awaited is None else awaited):
-            place += 1
+            offset += 1
             continue
         total += frame.samples
         awaited = frame.number + (frame.samples if counts_samples else 1)
-        place += 2
+        offset += 2
     if not total:
         raise Contradiction("the audio has no frames")
     return total / rate
@@ -57,17 +57,17 @@ def flac_duration_s(media: MediaBytes) -> float:
 
 def _after_metadata(media: MediaBytes) -> tuple[int, int]:
     """Return where the frames begin, and the sample rate."""
-    place, rate, is_last = 4, 0, False
+    offset, rate, is_last = 4, 0, False
     while not is_last:
         media.step()
-        (head,) = media.read(">I", place)
+        (head,) = media.read(">I", offset)
         is_last, kind, length = bool(head >> 31), head >> 24 & 0x7F, head & 0xFFFFFF
         if kind == 0:
-            rate = int.from_bytes(media.span(place + 14, place + 17), "big") >> 4
-        place += 4 + length
+            rate = int.from_bytes(media.span(offset + 14, offset + 17), "big") >> 4
+        offset += 4 + length
     if not rate:
         raise Contradiction("the audio has no sample rate")
-    return place, rate
+    return offset, rate
 
 
 def _frame(head: bytes) -> _Frame | None:
@@ -76,16 +76,16 @@ def _frame(head: bytes) -> _Frame | None:
     size_code, rate_code = head[2] >> 4, head[2] & 15
     if size_code == 0 or rate_code == 15 or head[3] >> 4 > 10 or head[3] & 1:
         return None
-    number, place = _coded_number(head)
-    if place < 0:
+    number, offset = _coded_number(head)
+    if offset < 0:
         return None
     samples = _BLOCK_SIZES.get(size_code, 0)
     if size_code in {6, 7}:
         width = size_code - 5
-        samples = 1 + int.from_bytes(head[place : place + width], "big")
-        place += width
-    place += {12: 1, 13: 2, 14: 2}.get(rate_code, 0)
-    if place >= len(head) or _crc(head[:place]) != head[place]:
+        samples = 1 + int.from_bytes(head[offset : offset + width], "big")
+        offset += width
+    offset += {12: 1, 13: 2, 14: 2}.get(rate_code, 0)
+    if offset >= len(head) or _crc(head[:offset]) != head[offset]:
         return None
     return _Frame(number, samples)
 

@@ -64,14 +64,14 @@ class _Walk:
                 self.described[-1].frame_ns = _number(media, begin, end)
 
     def take_block(self, media: MediaBytes, begin: int, end: int) -> None:
-        number, place, _ = _variable(media, begin)
-        if place + 3 > end:
+        number, offset, _ = _variable(media, begin)
+        if offset + 3 > end:
             raise Contradiction("the clip has a block without a header")
-        (offset,) = media.read(">h", place)
-        if place + 3 == end:
+        (since_cluster,) = media.read(">h", offset)
+        if offset + 3 == end:
             # An empty block shows nothing.
             return
-        at = self.cluster_time + offset
+        at = self.cluster_time + since_cluster
         track = self.tracks.get(number)
         if track is None:
             named = (track for track in self.described if track.number == number)
@@ -103,14 +103,14 @@ class _Walk:
 
 def webm_duration_s(media: MediaBytes) -> float:
     """Return the length in seconds of the video, or of the audio if there is no video."""
-    walk, place = _Walk(), 0
-    while place < media.size_bytes:
+    walk, offset = _Walk(), 0
+    while offset < media.size_bytes:
         media.step()
-        element, place = _identity(media, place)
+        element, offset = _identity(media, offset)
         if not element:
             # Other bytes follow the clip, or hide the rest of it from players too.
             break
-        length, begin, is_known = _variable(media, place)
+        length, begin, is_known = _variable(media, offset)
         if is_known and begin + length > media.size_bytes:
             raise Contradiction("the content is truncated")
         if element in _ENTERED:
@@ -119,32 +119,32 @@ def webm_duration_s(media: MediaBytes) -> float:
             elif element == _CLUSTER:
                 walk.cluster_time = 0
             walk.block = None
-            place = begin
+            offset = begin
         elif is_known:
             walk.take(media, element, begin, begin + length)
-            place = begin + length
+            offset = begin + length
         else:
             raise Contradiction("the clip has an element without an end")
     return walk.length_s()
 
 
-def _identity(media: MediaBytes, place: int) -> tuple[int, int]:
+def _identity(media: MediaBytes, offset: int) -> tuple[int, int]:
     """Return an element's id, with its marker bits, and where it ends; 0 if there is none."""
-    size = 9 - media.byte(place).bit_length()
-    if size > 4 or place + size >= media.size_bytes:
-        return 0, place
-    return int.from_bytes(media.span(place, place + size), "big"), place + size
+    size = 9 - media.byte(offset).bit_length()
+    if size > 4 or offset + size >= media.size_bytes:
+        return 0, offset
+    return int.from_bytes(media.span(offset, offset + size), "big"), offset + size
 
 
-def _variable(media: MediaBytes, place: int) -> tuple[int, int, bool]:
+def _variable(media: MediaBytes, offset: int) -> tuple[int, int, bool]:
     """Return a number of variable size, where it ends, and whether it is known (all ones: unknown)."""
-    first = media.byte(place)
+    first = media.byte(offset)
     size = 9 - first.bit_length()
-    if size > 8 or place + size > media.size_bytes:
+    if size > 8 or offset + size > media.size_bytes:
         raise Contradiction("the clip has a malformed length")
     ones = (1 << 7 * size) - 1
-    number = int.from_bytes(media.span(place, place + size), "big") & ones
-    return number, place + size, number != ones
+    number = int.from_bytes(media.span(offset, offset + size), "big") & ones
+    return number, offset + size, number != ones
 
 
 def _number(media: MediaBytes, begin: int, end: int) -> int:

@@ -70,22 +70,22 @@ class _Movie:
         length_s = track.ticks / track.timescale
         return min(length_s, track.shown / self.timescale) if track.shown and self.timescale else length_s
 
-    def boxes(self, place: int, end: int) -> Iterator[Box]:
+    def boxes(self, offset: int, end: int) -> Iterator[Box]:
         """Yield the boxes between two places; trailing bytes too few for a box are ignored."""
-        while place + 8 <= end:
+        while offset + 8 <= end:
             self.media.step()
-            length, name = self.media.read(">I4s", place)
-            begin = place + 8
+            length, name = self.media.read(">I4s", offset)
+            begin = offset + 8
             if length == 1:
                 (length,) = self.media.read(">Q", begin)
                 begin += 8
-            upto = end if length == 0 else place + length
+            upto = end if length == 0 else offset + length
             if upto < begin:
                 raise Contradiction("the clip has a box without a length")
             if upto > end:
                 raise Contradiction(_CUT_SHORT)
             yield name, begin, upto
-            place = upto
+            offset = upto
 
     def read_movie(self, begin: int, end: int) -> None:
         defaults = []
@@ -155,17 +155,17 @@ class _Movie:
         if start + 4 * count > stop:
             raise Contradiction(_CUT_SHORT)
         total = 0
-        for place in range(start, start + 4 * count, _BLOCK_BYTES):
-            upto = min(place + _BLOCK_BYTES, start + 4 * count)
-            self.media.step(1 + (upto - place) // _BYTES_PER_STEP)
-            sizes = array.array("I", self.media.span(place, upto))
+        for offset in range(start, start + 4 * count, _BLOCK_BYTES):
+            upto = min(offset + _BLOCK_BYTES, start + 4 * count)
+            self.media.step(1 + (upto - offset) // _BYTES_PER_STEP)
+            sizes = array.array("I", self.media.span(offset, upto))
             if sys.byteorder == "little":
                 sizes.byteswap()
             total += sum(sizes)
         return total
 
-    def count_at(self, place: int) -> int:
-        (count,) = self.media.read(">I", place)
+    def count_at(self, offset: int) -> int:
+        (count,) = self.media.read(">I", offset)
         return int(count)
 
     def entries(self, form: str, start: int, stop: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -175,10 +175,10 @@ class _Movie:
         if end > stop:
             raise Contradiction(_CUT_SHORT)
         block = _BLOCK_BYTES // size * size
-        for place in range(start, end, block):
-            upto = min(place + block, end)
-            self.media.step(1 + (upto - place) // _BYTES_PER_STEP)
-            yield from struct.iter_unpack(form, self.media.span(place, upto))
+        for offset in range(start, end, block):
+            upto = min(offset + block, end)
+            self.media.step(1 + (upto - offset) // _BYTES_PER_STEP)
+            yield from struct.iter_unpack(form, self.media.span(offset, upto))
 
     def read_fragment(self, begin: int, end: int) -> None:
         for name, start, stop in self.boxes(begin, end):
@@ -196,12 +196,12 @@ class _Movie:
         flags, number = self.media.read(">II", first)
         track = next((track for track in self.tracks if track.number == number), None)
         ticks, size = (0, 0) if track is None else (track.default_ticks, track.default_bytes)
-        place = first + 8 + (8 if flags & _BASE_DATA_OFFSET else 0) + (4 if flags & _SAMPLE_DESCRIPTION else 0)
+        offset = first + 8 + (8 if flags & _BASE_DATA_OFFSET else 0) + (4 if flags & _SAMPLE_DESCRIPTION else 0)
         if flags & _DEFAULT_DURATION:
-            (ticks,) = self.media.read(">I", place)
-            place += 4
+            (ticks,) = self.media.read(">I", offset)
+            offset += 4
         if flags & _DEFAULT_SIZE:
-            (size,) = self.media.read(">I", place)
+            (size,) = self.media.read(">I", offset)
         return track, ticks, size
 
     def read_run(self, track: _Track, first: int, last: int, ticks: int, size: int) -> None:

@@ -26,27 +26,27 @@ class _Frame(NamedTuple):
 
 def mp3_duration_s(media: MediaBytes) -> float:
     """Return the length of all whole frames in seconds."""
-    place, seconds, frames = _behind_tags(media), 0.0, 0
+    offset, seconds, frames = _behind_tags(media), 0.0, 0
     rate = trimmed = 0
-    while (place := media.find(b"\xff", place)) >= 0:
+    while (offset := media.find(b"\xff", offset)) >= 0:
         media.step()
-        frame = _frame(media, place)
-        if frame is None or not _goes_on(media, place + frame.size_bytes):
-            place += 1
+        frame = _frame(media, offset)
+        if frame is None or not _goes_on(media, offset + frame.size_bytes):
+            offset += 1
             continue
-        if place + frame.size_bytes > media.size_bytes:
+        if offset + frame.size_bytes > media.size_bytes:
             break
         if not rate:
             rate = frame.rate
-            head = media.span(place, place + min(_HEAD_BYTES, frame.size_bytes))
+            head = media.span(offset, offset + min(_HEAD_BYTES, frame.size_bytes))
             mark = max(head.find(mark) for mark in (b"Xing", b"Info", b"VBRI"))
             if mark >= 0:
                 trimmed = _trimmed_samples(head[mark:])
-                place += frame.size_bytes
+                offset += frame.size_bytes
                 continue
         frames += 1
         seconds += frame.samples / frame.rate
-        place += frame.size_bytes
+        offset += frame.size_bytes
     if not frames:
         raise Contradiction("the audio has no frames")
     return max(seconds - trimmed / rate, 0.0)
@@ -54,18 +54,18 @@ def mp3_duration_s(media: MediaBytes) -> float:
 
 def _behind_tags(media: MediaBytes) -> int:
     """Return where the audio may begin: after the tags."""
-    place = 0
-    while media.span(place, place + 3) == b"ID3":
+    offset = 0
+    while media.span(offset, offset + 3) == b"ID3":
         media.step()
         length = 0
-        for byte in media.span(place + 6, place + 10):
+        for byte in media.span(offset + 6, offset + 10):
             length = length << 7 | byte & 0x7F
-        place += 10 + length
-    return place
+        offset += 10 + length
+    return offset
 
 
-def _frame(media: MediaBytes, place: int) -> _Frame | None:
-    head = media.span(place, place + 4)
+def _frame(media: MediaBytes, offset: int) -> _Frame | None:
+    head = media.span(offset, offset + 4)
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0 or head[1] >> 1 & 3 != _LAYER_3:
         return None
     version, bitrate, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
@@ -78,10 +78,12 @@ def _frame(media: MediaBytes, place: int) -> _Frame | None:
     return _Frame(samples * kbit * 125 // hertz + (head[2] >> 1 & 1), samples, hertz)
 
 
-def _goes_on(media: MediaBytes, place: int) -> bool:
-    """Whether a frame, a tag or the end is at ``place``. After random bytes that resemble a frame there is none."""
-    rest = media.size_bytes - place
-    return rest < 4 or _frame(media, place) is not None or media.span(place, place + 3) in {b"TAG", b"APE", b"ID3"}
+def _goes_on(media: MediaBytes, offset: int) -> bool:
+    """Whether a frame, a tag or the end is at ``offset``. Behind random bytes like a frame there is none."""
+    rest = media.size_bytes - offset
+    return (
+        rest < 4 or _frame(media, offset) is not None or media.span(offset, offset + 3) in {b"TAG", b"APE", b"ID3"}
+    )
 
 
 def _trimmed_samples(head: bytes) -> int:
@@ -89,6 +91,6 @@ def _trimmed_samples(head: bytes) -> int:
     if head[:4] == b"VBRI" or len(head) < 8:
         return 0
     flags = head[7]
-    place = 8 + 4 * (flags & 1) + 4 * (flags >> 1 & 1) + 100 * (flags >> 2 & 1) + 4 * (flags >> 3 & 1) + 21
-    packed = int.from_bytes(head[place : place + 3], "big") if len(head) >= place + 3 else 0
+    offset = 8 + 4 * (flags & 1) + 4 * (flags >> 1 & 1) + 100 * (flags >> 2 & 1) + 4 * (flags >> 3 & 1) + 21
+    packed = int.from_bytes(head[offset : offset + 3], "big") if len(head) >= offset + 3 else 0
     return (packed >> 12) + (packed & 0xFFF)

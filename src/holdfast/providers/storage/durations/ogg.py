@@ -31,18 +31,18 @@ class _Stream:
 
 def ogg_duration_s(media: MediaBytes) -> float | None:
     """Return the length in seconds; None unless it contains Vorbis, Opus or FLAC."""
-    length_s, place, streams, is_begun, is_known = 0.0, 0, dict[int, _Stream](), False, False
-    while place < media.size_bytes:
+    length_s, offset, streams, is_begun, is_known = 0.0, 0, dict[int, _Stream](), False, False
+    while offset < media.size_bytes:
         media.step()
-        if place + 27 > media.size_bytes or media.span(place, place + 4) != b"OggS":
+        if offset + 27 > media.size_bytes or media.span(offset, offset + 4) != b"OggS":
             # Other bytes follow the audio, or hide the rest of it from players too.
             break
-        kind, position, serial = media.read("<BQI", place + 5)
-        count = media.byte(place + 26)
-        sizes = media.span(place + 27, place + 27 + count)
-        begin = place + 27 + count
-        place = begin + sum(sizes)
-        if place > media.size_bytes:
+        kind, position, serial = media.read("<BQI", offset + 5)
+        count = media.byte(offset + 26)
+        sizes = media.span(offset + 27, offset + 27 + count)
+        begin = offset + 27 + count
+        offset = begin + sum(sizes)
+        if offset > media.size_bytes:
             # The last page is truncated; the pages before it can be played.
             break
         if kind & _FIRST:

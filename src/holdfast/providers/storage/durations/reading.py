@@ -49,18 +49,18 @@ class MediaBytes:
             self._pause_at = self._steps_left - STEPS_BETWEEN_PAUSES
             time.sleep(PAUSE_S)
 
-    def read(self, form: str, place: int) -> tuple[Any, ...]:
-        """Unpack a ``struct`` format at ``place``."""
+    def read(self, form: str, offset: int) -> tuple[Any, ...]:
+        """Unpack a ``struct`` format at ``offset``."""
         try:
-            return struct.unpack_from(form, self._data, place)
+            return struct.unpack_from(form, self._data, offset)
         except struct.error:
             raise Contradiction("the content is truncated") from None
 
-    def byte(self, place: int) -> int:
+    def byte(self, offset: int) -> int:
         """Return one byte."""
-        if not 0 <= place < self.size_bytes:
+        if not 0 <= offset < self.size_bytes:
             raise Contradiction("the content is truncated")
-        return self._data[place]
+        return self._data[offset]
 
     def span(self, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` to before ``end``, as far as the file reaches."""

@@ -17,11 +17,11 @@ _RATE_MIN, _RATE_MAX = 1_000, 1_000_000
 
 def wave_duration_s(media: MediaBytes) -> float | None:
     """Return the length in seconds; None for encodings whose blocks do not determine it."""
-    place, form = 12, None
-    while place + 8 <= media.size_bytes:
+    offset, form = 12, None
+    while offset + 8 <= media.size_bytes:
         media.step()
-        name, length = media.read("<4sI", place)
-        begin = place + 8
+        name, length = media.read("<4sI", offset)
+        begin = offset + 8
         if name == b"fmt ":
             form = _form(media, begin, length)
         elif name == b"data":
@@ -33,7 +33,7 @@ def wave_duration_s(media: MediaBytes) -> float | None:
             if length > there:
                 raise Contradiction("the content is truncated")
             return _length_s(form, length)
-        place = begin + length + (length & 1)
+        offset = begin + length + (length & 1)
     raise Contradiction("the audio has no samples")
 
 
