@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import psycopg
 import pytest
 import trio
@@ -127,7 +128,7 @@ async def check_retention(service: Service, is_stored: IsStored, ada: Customer) 
 
 
 def test_a_bucket_that_refuses_access_prevents_the_start(bucket: BucketServer, new_service: NewService) -> None:
-    wrong = replace(bucket, location=replace(bucket.location, secret_access_key="not-the-secret"))
+    wrong = replace(bucket, location=msgspec.structs.replace(bucket.location, secret_access_key="not-the-secret"))
     service = new_service(**wrong.settings())
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", "serve"],

@@ -9,11 +9,11 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import pytest
 import trio
 from hypothesis import given
@@ -60,7 +60,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stored]:
 
 
 def s3_store(server: BucketServer, directory: Path, **changed: Any) -> S3Store:
-    return S3Store(replace(server.location, **changed), retries_max=0)
+    return S3Store(msgspec.structs.replace(server.location, **changed), retries_max=0)
 
 
 def source_file(directory: Path, content: bytes = CONTENT) -> Path:
@@ -258,7 +258,7 @@ async def test_a_server_that_goes_silent_is_given_up(tmp_path: Path, bucket: Buc
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
-        location = replace(bucket.location, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        location = msgspec.structs.replace(bucket.location, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
         store = S3Store(location, request_timeout_s=0.2, retries_max=0)
         with pytest.raises(StoreFault, match="does not respond in time"):
             await store.open(asset_key(SHA, "png"))
