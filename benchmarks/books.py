@@ -16,7 +16,7 @@ import psycopg
 
 from holdfast.http.kit.credentials import digest, mint_api_key
 from holdfast.ledger.api_keys import KeyTerms
-from holdfast.ledger.catalog.quotes import PricedInput
+from holdfast.ledger.catalog.priced_input import PricedInput
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.account import AccountState, decide_capture, decide_credit, decide_hold
 from holdfast.ledger.credit.operations import Operation

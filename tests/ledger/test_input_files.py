@@ -15,7 +15,8 @@ from holdfast.ledger.catalog.input_files import (
     name_files,
     with_links,
 )
-from holdfast.ledger.catalog.quotes import PricedInput, quote_input
+from holdfast.ledger.catalog.priced_input import PricedInput
+from holdfast.ledger.catalog.quotes import quote_input
 from holdfast.providers.media.kinds import kind_rules
 
 BASE = "https://holdfast.example/at"

@@ -1,36 +1,19 @@
-"""Quotes: the price of one input to one model, and the terms of a task created from it."""
+"""Quotes: the price of an input to a model of a catalog, or why there is none."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, cast
 
-from holdfast.ledger.catalog.input_files import InputFile, addresses_of, name_files, with_links
+from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.catalog.models import Model
-from holdfast.ledger.catalog.pricing import basis_of, choose_tariff, price_micro
-from holdfast.ledger.catalog.terms import Terms
-from holdfast.ledger.plain_json import NotPlain, canonical_json, plain_copy
-from holdfast.ledger.refusals import VIOLATIONS_MAX, Refusal, Violation, invalid_input
-
-if TYPE_CHECKING:
-    from holdfast.ledger.catalog.catalog import Catalog
+from holdfast.ledger.catalog.priced_input import PricedInput, price_input
+from holdfast.ledger.refusals import Refusal
 
 MODEL_ID_CHARS_SHOWN_MAX = 80
-_PUBLIC = "must be the id of an uploaded file, or an address that is public and https"
 MODELS_NAMED_MAX = 5
 COMPARED_MAX = 200
 """How many ids are compared with one that does not exist, which takes a few microseconds each."""
-
-
-class PricedInput(NamedTuple):
-    """An input with its defaults filled in, the terms it is priced at, and the files that it names."""
-
-    input: dict[str, object]
-    terms: Terms
-    files: tuple[InputFile, ...] = ()
 
 
 def quote_input(
@@ -61,74 +44,6 @@ def quote_input(
     return price_input(model, catalog.version, input, base_url=base_url, is_public=is_public, input_origins=allowed)
 
 
-def price_input(
-    model: Model,
-    catalog_version: str,
-    input: object,  # noqa: A002 - the API's name
-    *,
-    base_url: str | None = None,
-    is_public: Callable[[str], bool] | None = None,
-    input_origins: Sequence[str] = (),
-) -> PricedInput | Refusal:
-    """Price ``input`` for a model of this catalog, disabled or not, without changing it.
-
-    Refuses: 1. ``invalid_input`` (not an object, beyond a limit, or invalid under the model's schema once defaults
-    are filled in, or with an address that is not allowed; the message lists the violations and repeats no value);
-    2. ``quote_unavailable`` (no tier has a price for this input).
-    """
-    if not isinstance(input, dict):
-        return _invalid([Violation((), "must be an object")])
-    try:
-        given = cast(dict[str, object], plain_copy(input))
-    except NotPlain as fault:
-        return _invalid([Violation(fault.path, fault.reason)])
-    model.schema.fill(given)
-    links = model.link_fields.links_of(given)
-    files = name_files(given, links, base_url)
-    violations = model.schema.violations(with_links(given, files) if files else given)
-    if not violations and is_public is not None:
-        addresses = addresses_of(links, (*input_origins, *((base_url,) if base_url else ())))
-        refused = (path for path, address in addresses.items() if not is_public(address))
-        violations = [Violation(tuple(map(str, path)), _PUBLIC) for path in islice(refused, VIOLATIONS_MAX)]
-    if violations:
-        return _invalid(violations)
-    tariff = choose_tariff(model, given)
-    if tariff is None:
-        fields = model.tier_fields
-        return Refusal(
-            code="quote_unavailable",
-            message=f"The model '{model.id}' has no price for this {' and '.join(fields)}.",
-            param=f"input.{next(name for name in fields if name in given)}",
-            final=True,
-        )
-    smallest, estimated, largest = measured = model.meter.measure(given)
-    minimum_micro, estimate_micro, maximum_micro = [price_micro(tariff.rate, units) for units in measured]
-    terms = Terms(
-        model=model.id,
-        modality=model.modality,
-        catalog_version=catalog_version,
-        input_hash=hashlib.sha256(canonical_json(given)).hexdigest(),
-        rate=tariff.rate,
-        estimated=estimated,
-        largest=largest,
-        smallest=smallest,
-        estimate_micro=estimate_micro,
-        minimum_micro=minimum_micro,
-        maximum_micro=maximum_micro,
-        hold_micro=estimate_micro if model.hold == "estimate" else maximum_micro,
-        exact=minimum_micro == maximum_micro,
-        basis=basis_of(tariff.rate, estimated),
-        provider=model.upstream.provider,
-        upstream_model=model.upstream.model,
-        provider_quote_hash=tariff.provider_quote_hash,
-        hosting=model.hosting,
-        deadlines=model.deadlines,
-        tolerance_percent=model.charge.tolerance_percent,
-        on_mismatch=model.charge.on_mismatch,
-    )
-    return PricedInput(given, terms, files)
-
-
 def model_not_found(model_id: str, models: Mapping[str, Model]) -> Refusal:
     """Return the refusal ``model_not_found``, which names some of ``models``, those with similar ids first.
 
@@ -146,7 +61,3 @@ def some_models(model_id: str, models: Mapping[str, Model]) -> str:
     similar = get_close_matches(model_id, compared, MODELS_NAMED_MAX)
     some = list(dict.fromkeys([*similar, *usable]))[:MODELS_NAMED_MAX]
     return f"Models that exist: {', '.join(some)}{', …' if len(usable) > len(some) else ''}."
-
-
-def _invalid(violations: Sequence[Violation]) -> Refusal:
-    return invalid_input([each._replace(path=("input", *each.path)) for each in violations])
