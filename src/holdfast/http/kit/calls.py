@@ -93,35 +93,45 @@ SIGNED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The requirements of a route that are checked before its handler runs.
-
-    The body of a POST may be omitted if no field of it is required. If its ``other_fields_are_input``, it may have
-    the fields of a model's input beside its own; of any other body, unknown fields are ignored. A body has at most
-    :data:`SMALL_BODY_BYTES_MAX` bytes; if the route ``takes_input`` of a model the limit is a setting, or
-    :data:`ANONYMOUS_BODY_BYTES_MAX` for a caller without a credential. A route with ``raw_body_bytes_max``
-    receives the bytes unparsed; ``raw_body_limit`` may lower the limit of a single call. A body with up to
-    ``files_max`` files is not read before the handler runs, which authenticates the caller; if the route has a
-    ``body``, that is so of a form only. If it ``waits_for_end``, the header ``Prefer`` says how long to wait for
-    the end of a task, and not for an actor. If it ``returns_results`` of a task, the key needs the scope to read
-    these, too. ``action`` names what an operator does by it, which is then recorded; an ``is_urgent`` one is also
-    done while the database is away.
-    """
+    """The requirements of a route that are checked before its handler runs."""
 
     method: Method
     path: str
     _: KW_ONLY
+
+    # Who may call it.
     auth: Auth = Auth.NONE
     scope: str | None = None
-    body: type[msgspec.Struct] | None = None
-    other_fields_are_input: bool = False
-    takes_input: bool = False
-    raw_body_bytes_max: int | None = None
-    raw_body_limit: Callable[[Call], int] | None = None
-    files_max: int = 0
-    waits_for_end: bool = False
+    """What an API key must be allowed to do."""
     returns_results: bool = False
+    """The response has results of a task, so that the key needs the scope to read these, too."""
+
+    # A parsed body. It has at most :data:`SMALL_BODY_BYTES_MAX` bytes, and may be omitted if ``body_optional``.
+    body: type[msgspec.Struct] | None = None
+    """Its fields; unknown ones are ignored."""
+    other_fields_are_input: bool = False
+    """It may have the fields of a model's input beside its own."""
+    takes_input: bool = False
+    """It contains a model's input, and its limit is a setting, or :data:`ANONYMOUS_BODY_BYTES_MAX` for a caller
+    without a credential."""
+
+    # A body that the handler receives unparsed.
+    raw_body_bytes_max: int | None = None
+    """The limit of its bytes; None: the body is parsed."""
+    raw_body_limit: Callable[[Call], int] | None = None
+    """Returns the limit of a single call, if that may be lower."""
+
+    # A body that is read only when the handler, which authenticates the caller, asks for it.
+    files_max: int = 0
+    """How many files it may have. If the route has a ``body`` too, only a form is read so."""
+
+    # How it is handled.
+    waits_for_end: bool = False
+    """The header ``Prefer`` says how long to wait for the end of a task, and not for an actor."""
     action: str | None = None
+    """What an operator does by it, which is then recorded."""
     is_urgent: bool = False
+    """The action is done also while the database is away."""
 
     @property
     def name(self) -> str:

@@ -131,7 +131,7 @@ def task_body(
 ) -> TaskBody:
     """Render a task with its links signed as of ``now``, by default the current time.
 
-    ``for_operators`` with links to results before it has succeeded.
+    Results of a task that has not succeeded have links only ``for_operators``.
     """
     public = public_task(deps.urls, task, now=now or deps.now(), for_operators=for_operators)
     progress = [render(ProgressBody, entry) for entry in task.state.progress]

@@ -197,7 +197,7 @@ def public_task(urls: PublicUrls, task: Task, *, now: datetime, for_operators: b
 
 
 def public_output(urls: PublicUrls, task: Task, *, now: datetime, for_operators: bool = False) -> list[OutputBody]:
-    """Render a task's outputs, their links signed as of ``now``."""
+    """Render a task's outputs, their links signed as of ``now``; before success only ``for_operators``."""
     is_open = (for_operators or task.status == "succeeded") and task.state.hosting.status != "expired"
     return [_output(urls, item, now, is_open=is_open) for item in task.state.output]
 
