@@ -23,15 +23,15 @@ from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.facts import (
-    Attempt,
-    Claim,
     DisputeFacts,
     DisputeStatus,
     OrderFacts,
+    PaymentAttempt,
     PaymentEvent,
     PaymentFacts,
     ProgressStatus,
     RefundFacts,
+    StatedPayment,
 )
 from holdfast.ledger.orders.order import OrderRequest, Provider
 from holdfast.ledger.tasks.task import Task
@@ -182,8 +182,8 @@ class Payments:
 
     def paid(self, order_id: str, *, amount_micro: int | None = None, currency: str = "USD") -> PaymentEvent:
         """The order's intent was paid."""
-        claim = Claim(amount_micro=amount_micro or self.amount_micro, currency=currency)
-        paid = PaymentFacts(at=1_700_000_000, claims=(claim,), charge_ids=(f"ch_{order_id}",))
+        stated = StatedPayment(amount_micro=amount_micro or self.amount_micro, currency=currency)
+        paid = PaymentFacts(at=1_700_000_000, stated=(stated,), charge_ids=(f"ch_{order_id}",))
         facts = OrderFacts(payments={f"pi_{order_id}": paid}, charges={f"ch_{order_id}": f"pi_{order_id}"})
         return self.event("payment_intent.succeeded", facts)
 
@@ -214,5 +214,5 @@ class Payments:
 
     def attempt(self, status: ProgressStatus) -> PaymentEvent:
         """How an attempt stands."""
-        attempt = Attempt(status=status, at=1_700_000_000 + next(self._events))
+        attempt = PaymentAttempt(status=status, at=1_700_000_000 + next(self._events))
         return self.event(f"payment_intent.{status}", OrderFacts(attempt=attempt))

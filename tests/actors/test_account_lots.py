@@ -36,7 +36,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.coupons import (
     WRONG_CODES_MAX,
     WRONG_CODES_S,
-    NewClaim,
+    NewCouponClaim,
     add_coupon,
     claim_coupon,
     end_coupon,
@@ -272,7 +272,7 @@ def make_coupon(code: str = "WELCOME", **more: Any) -> CouponRow:
 
 
 async def claim(database: Database, account_id: str, code: str = "WELCOME", now: datetime | None = None) -> Any:
-    new = NewClaim(account_id, sha256_of_code(code), new_id("cpu"), now or utc_now())
+    new = NewCouponClaim(account_id, sha256_of_code(code), new_id("cpu"), now or utc_now())
     return await database.work(claim_coupon, new)
 
 
@@ -373,7 +373,7 @@ async def test_wrong_codes_are_swept_after_an_hour(system: Any) -> None:
     accounts = [(await system.open_account())[0] for _ in range(2)]
     sweeper = sweeper_of(system.database, now=clock)
     for account_id in accounts:
-        tried = NewClaim(account_id, sha256_of_code("WRONG"), new_id("cpu"), clock())
+        tried = NewCouponClaim(account_id, sha256_of_code("WRONG"), new_id("cpu"), clock())
         assert await system.database.work(claim_coupon, tried) == "unknown"
         clock.at += timedelta(minutes=31)
     assert [(await sweeper.sweep())["coupon_tries"] for _ in range(2)] == [1, 0]

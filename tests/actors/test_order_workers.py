@@ -26,7 +26,7 @@ from holdfast.actors.unfenced import UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
 from holdfast.actors.workers.reconciler import OrderSweeper, OrderWorker, Reconciler
 from holdfast.ledger.clock import utc_now
-from holdfast.ledger.orders.facts import Attempt, OrderFacts
+from holdfast.ledger.orders.facts import OrderFacts, PaymentAttempt
 from holdfast.ledger.orders.order import Order, OrderResult
 from holdfast.persistence.journal.units import NotWritten, Unit, UnitResult, Unknown
 from holdfast.persistence.queries.orders import order_by_id
@@ -173,7 +173,7 @@ async def test_an_early_cancellation_webhook_still_leaves_the_order_expired(
     canceled, after = [], []
     for order, late_s in zip(orders, (1, -10), strict=True):
         at = int(order.request.expires_at.timestamp()) + late_s
-        facts = OrderFacts(attempt=Attempt(status="canceled", at=at, reason="abandoned"))
+        facts = OrderFacts(attempt=PaymentAttempt(status="canceled", at=at, reason="abandoned"))
         event = ReceivePaymentEvent(order.order_id, setup.payments.event("payment_intent.canceled", facts), b"{}")
         canceled.append(await setup.system.ask(setup.account_id, event))
         after.append(await setup.system.ask(setup.account_id, ExpireOrder(order.order_id)))

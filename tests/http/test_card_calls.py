@@ -17,7 +17,7 @@ from tests.http.order_stand_ins import FakeCard
 
 from holdfast.actors.account.messages import RecordCustomer, RemoveCard, SaveCard, SetAutoTopUp, SwitchOffTopUp
 from holdfast.http.kit.payments import CARD_CALLS_MAX, CARD_CALLS_WAITING_MAX
-from holdfast.ledger.orders.top_ups import CARDS_MAX, Attempts, AutoTopUp, SavedCard, TopUpSettings, utc_day
+from holdfast.ledger.orders.top_ups import CARDS_MAX, AutoTopUp, SavedCard, TopUpAttempts, TopUpSettings, utc_day
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.records import tables
 from holdfast.persistence.records.rows import AutoTopUpRow
@@ -78,7 +78,7 @@ async def test_it_is_off_before_anything_is_set(api: Api) -> None:
 
 
 async def test_what_is_set_is_shown(api: Api) -> None:
-    attempts = Attempts(on=utc_day(api.now), today=1, this_month=4)
+    attempts = TopUpAttempts(on=utc_day(api.now), today=1, this_month=4)
     state = known(
         api, settings=SETTINGS, attempts=attempts, off_reason="insufficient_funds", off_at=api.now,
         open_order_id="ord_1",

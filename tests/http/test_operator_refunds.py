@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.clients import refused
 
-from holdfast.ledger.orders.facts import Claim, OrderFacts, PaymentFacts
+from holdfast.ledger.orders.facts import OrderFacts, PaymentFacts, StatedPayment
 from holdfast.providers.card.base import CardRateLimited, CardRejected, CardTimeout, CardUnavailable
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ async def refund(api: Api, order_id: str = "ord_1", **body: Any) -> httpx2.Respo
 
 async def add_paid_order(api: Api, order_id: str = "ord_1", **fields: Any) -> None:
     order = api.order(order_id, **fields)
-    paid = PaymentFacts(at=1, claims=(Claim(amount_micro=10_000_000, currency="USD"),), charge_ids=("ch_1",))
+    paid = PaymentFacts(
+        at=1, stated=(StatedPayment(amount_micro=10_000_000, currency="USD"),), charge_ids=("ch_1",)
+    )
     state = msgspec.structs.replace(order.state, payment_id="pi_1", facts=OrderFacts(payments={"pi_1": paid}))
     await api.add_order(msgspec.structs.replace(order, state=state))
 

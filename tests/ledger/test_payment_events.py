@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.ledger.orders.facts import (
-    Attempt,
     BalanceTransaction,
-    Claim,
     DisputeMoney,
     OrderFacts,
+    PaymentAttempt,
     PaymentEvent,
     PaymentFacts,
     RefundFacts,
     ReviewVerdict,
+    StatedPayment,
 )
 from holdfast.ledger.refusals import Refusal
 from holdfast.providers.card.base import micro_per_minor
@@ -35,8 +35,8 @@ def body(found: object, kind: object = "payment_intent.succeeded", **event: Any)
 
 def paid_by(charge_ids: tuple[str, ...], *, at: int, livemode: bool | None = None) -> PaymentFacts:
     """Return a payment of ten dollars."""
-    claim = Claim(amount_micro=10_000_000, currency="USD", livemode=livemode)
-    return PaymentFacts(at=at, claims=(claim,), charge_ids=charge_ids)
+    stated = StatedPayment(amount_micro=10_000_000, currency="USD", livemode=livemode)
+    return PaymentFacts(at=at, stated=(stated,), charge_ids=charge_ids)
 
 
 def test_a_paid_intent_is_read_whole(provider: CardProvider) -> None:
@@ -76,7 +76,7 @@ def test_omitted_nulls_are_accepted() -> None:
     assert card.facts == OrderFacts(payments={"pi_1": paid_by((), at=5)})
     failed = parse_card_event(body(bare | {"status": "canceled"}, "payment_intent.canceled"))
     assert isinstance(failed, PaymentEvent)
-    assert failed.facts == OrderFacts(attempt=Attempt(status="canceled", at=5))
+    assert failed.facts == OrderFacts(attempt=PaymentAttempt(status="canceled", at=5))
     assert failed.reason == "payment_canceled"
 
 
@@ -84,7 +84,7 @@ def test_livemode_is_read_from_the_event_if_the_object_has_none() -> None:
     found = {"id": "pi_1", "status": "succeeded", "amount": 1, "currency": "usd"}
     card = parse_card_event(body(found, livemode=True))
     assert isinstance(card, PaymentEvent)
-    assert card.facts.payments["pi_1"].claims[0].livemode is True
+    assert card.facts.payments["pi_1"].stated[0].livemode is True
 
 
 def test_reversals_warnings_and_reviews_name_only_their_payment(provider: CardProvider) -> None:

@@ -12,20 +12,20 @@ from tests.made_requests import make_order_request
 
 from holdfast.ledger.orders.decisions import create_order, on_create_refused, on_event
 from holdfast.ledger.orders.facts import (
-    Attempt,
-    Claim,
     DisputeFacts,
     OrderFacts,
+    PaymentAttempt,
     PaymentEvent,
     PaymentFacts,
+    StatedPayment,
 )
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import (
     CARDS_MAX,
     FAILED_PER_DAY_MAX,
-    Attempts,
     AutoTopUp,
     SavedCard,
+    TopUpAttempts,
     TopUpSettings,
     after_order,
     attempt_time,
@@ -75,12 +75,12 @@ def stated(order: Order, **facts: Any) -> Order:
 
 
 def paid(order: Order, amount_micro: int = 10 * CREDIT) -> Order:
-    claim = Claim(amount_micro=amount_micro, currency="USD")
-    return stated(order, payments={f"pi_{order.order_id}": PaymentFacts(at=1, claims=(claim,))})
+    captured = StatedPayment(amount_micro=amount_micro, currency="USD")
+    return stated(order, payments={f"pi_{order.order_id}": PaymentFacts(at=1, stated=(captured,))})
 
 
 def declined(order: Order, reason: str = "insufficient_funds") -> Order:
-    return stated(order, attempt=Attempt(status="failed", at=2, reason=reason))
+    return stated(order, attempt=PaymentAttempt(status="failed", at=2, reason=reason))
 
 
 def test_it_is_off_until_a_card_is_saved_and_it_is_set() -> None:
@@ -103,14 +103,14 @@ def test_there_is_one_open_attempt_until_its_order_is_decided() -> None:
     opened = with_attempt(switched_on(), order)
     assert not is_due(opened, 0)
     assert status_of(opened) == "open"
-    processing = stated(order, attempt=Attempt(status="processing", at=1))
+    processing = stated(order, attempt=PaymentAttempt(status="processing", at=1))
     assert not is_due(after_order(opened, order, processing), 0)
     held = paid(order, 9 * CREDIT)
     assert held.status == "held"
     assert not is_due(after_order(opened, order, held), 0)
     credited = after_order(opened, order, paid(order))
     assert is_due(credited, 0)
-    assert credited.attempts == Attempts(on=utc_day(NOON), today=1, this_month=1)
+    assert credited.attempts == TopUpAttempts(on=utc_day(NOON), today=1, this_month=1)
 
 
 def test_a_decline_switches_it_off_with_the_reason_and_does_not_count() -> None:
@@ -157,7 +157,7 @@ def test_a_declined_attempt_that_is_paid_later_counts_after_all() -> None:
     after = after_order(with_attempt(switched_on(), order), order, failed)
     late = paid(failed)
     assert late.status == "credited"
-    assert after_order(after, failed, late).attempts == Attempts(on=utc_day(NOON), today=1, this_month=1)
+    assert after_order(after, failed, late).attempts == TopUpAttempts(on=utc_day(NOON), today=1, this_month=1)
 
 
 def test_a_dispute_switches_it_off_and_a_refund_does_not() -> None:
@@ -193,7 +193,7 @@ def test_the_limits_of_a_day_and_a_month_are_those_of_utc() -> None:
     assert next_attempt_at(state, evening) == datetime(2026, 12, 1, tzinfo=UTC)
     next_day = evening + timedelta(minutes=1)
     assert next_attempt_at(state, next_day) == next_day
-    assert state.attempts.at(utc_day(next_day)) == Attempts(on=date(2026, 12, 1), today=0, this_month=0)
+    assert state.attempts.at(utc_day(next_day)) == TopUpAttempts(on=date(2026, 12, 1), today=0, this_month=0)
 
 
 def test_a_month_s_limit_lasts_until_the_next_month() -> None:

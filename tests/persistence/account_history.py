@@ -25,9 +25,9 @@ from holdfast.ledger.credit.account import (
 )
 from holdfast.ledger.credit.operations import Operation
 from holdfast.ledger.orders.decisions import create_order, on_event
-from holdfast.ledger.orders.facts import Claim, OrderFacts, PaymentEvent, PaymentFacts, RefundFacts
+from holdfast.ledger.orders.facts import OrderFacts, PaymentEvent, PaymentFacts, RefundFacts, StatedPayment
 from holdfast.ledger.orders.order import Order
-from holdfast.ledger.orders.top_ups import Attempts, AutoTopUp, utc_day
+from holdfast.ledger.orders.top_ups import AutoTopUp, TopUpAttempts, utc_day
 from holdfast.ledger.refusals import Refusal
 from holdfast.ledger.tasks.usage_totals import SPANS_S
 from holdfast.persistence.records import tables
@@ -295,7 +295,7 @@ class AccountHistory:
 
     def top_up(self, *counted: Order, open_order_id: str | None = None) -> None:
         """Write an automatic top-up that counts these attempts, all of one day."""
-        attempts = Attempts(on=utc_day(START), today=len(counted), this_month=len(counted))
+        attempts = TopUpAttempts(on=utc_day(START), today=len(counted), this_month=len(counted))
         state = AutoTopUp(account_id=self.state.account_id, attempts=attempts, open_order_id=open_order_id)
         row = AutoTopUpRow.of(state)
         self.add(
@@ -342,8 +342,8 @@ class AccountHistory:
 
 
 def payment(name: str) -> PaymentEvent:
-    claim = Claim(amount_micro=10_000_000, currency="USD")
-    paid = PaymentFacts(at=1, claims=(claim,), charge_ids=(f"ch_{name}",))
+    stated = StatedPayment(amount_micro=10_000_000, currency="USD")
+    paid = PaymentFacts(at=1, stated=(stated,), charge_ids=(f"ch_{name}",))
     facts = OrderFacts(payments={f"pi_{name}": paid}, charges={f"ch_{name}": f"pi_{name}"})
     return PaymentEvent(event_id=f"evt_{name}_1", type="payment_intent.succeeded", at=1, reason="paid", facts=facts)
 

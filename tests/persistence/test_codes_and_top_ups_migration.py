@@ -10,7 +10,7 @@ from sqlalchemy import text
 from tests.fresh_databases import drop_tables
 
 from holdfast.ledger.clock import utc_now
-from holdfast.persistence.claims.coupons import NewClaim, claim_coupon, sha256_of_code
+from holdfast.persistence.claims.coupons import NewCouponClaim, claim_coupon, sha256_of_code
 from holdfast.persistence.queries.lots import list_coupons
 from holdfast.persistence.records.credit_tables import CouponClaim
 from holdfast.persistence.server.connections import connected
@@ -51,7 +51,7 @@ def test_codes_from_before_can_be_redeemed_and_are_read_nowhere(database_url: st
         assert [coupons[f"cpn_{n}"].code_prefix for n in range(3)] == ["WELC", "SU", ""]
         assert (coupons["cpn_0"].uses, coupons["cpn_0"].amount_micro) == (1, 3_000_000)
         replies = [
-            claim_coupon(rows, NewClaim("acct_a", sha256_of_code(code.lower()), f"cpu_{code}", utc_now()))
+            claim_coupon(rows, NewCouponClaim("acct_a", sha256_of_code(code.lower()), f"cpu_{code}", utc_now()))
             for code in (*CODES, "OTHER")
         ]
         assert replies == [

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from holdfast.ledger.clock import utc_now
-from holdfast.persistence.claims.coupons import NewClaim, add_coupon, claim_coupon, end_coupon, sha256_of_code
+from holdfast.persistence.claims.coupons import NewCouponClaim, add_coupon, claim_coupon, end_coupon, sha256_of_code
 from holdfast.persistence.operators.records import write_action
 from holdfast.persistence.records.credit_tables import CouponClaim, CouponRow
 from holdfast.persistence.records.operator_tables import OperatorAction
@@ -614,7 +614,7 @@ async def test_what_requests_record_takes_few_round_trips(
     assert trips.take() == 1
     assert await database.record(partial(add_coupon, coupon=coupon))
     assert trips.take() == 1
-    claim = partial(claim_coupon, new=NewClaim("acct_1", sha256_of_code("welcome "), "cpu_1", utc_now()))
+    claim = partial(claim_coupon, new=NewCouponClaim("acct_1", sha256_of_code("welcome "), "cpu_1", utc_now()))
     assert isinstance(await database.record(in_one_transaction(claim)), CouponClaim)
     # BEGIN, the account's tries, the coupon, its use, COMMIT.
     assert trips.take() == 5

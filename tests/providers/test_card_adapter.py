@@ -13,7 +13,7 @@ from quart import Response
 from quart_trio import QuartTrio
 from tests.running_bank import CARD_KEY, RunningBank
 
-from holdfast.ledger.orders.facts import Attempt, Claim, OrderFacts, join
+from holdfast.ledger.orders.facts import OrderFacts, PaymentAttempt, StatedPayment, join
 from holdfast.ledger.orders.snapshots import ProviderSnapshot
 from holdfast.providers.card.base import (
     CardFault,
@@ -51,7 +51,9 @@ async def test_an_order_gets_an_intent_with_its_names_on_it(bank: RunningBank) -
     assert intent["metadata"] == {"order_id": "ord_1", "account_id": "acct_7", "env": "development"}
     assert not intent["livemode"]
     assert seen.state == "open"
-    assert [event.facts for event in seen.events] == [OrderFacts(attempt=Attempt(status="pending", at=AS_OF))]
+    assert [event.facts for event in seen.events] == [
+        OrderFacts(attempt=PaymentAttempt(status="pending", at=AS_OF))
+    ]
 
 
 async def test_creating_twice_for_one_order_finds_the_first_intent(bank: RunningBank) -> None:
@@ -102,7 +104,7 @@ async def test_a_payment_is_seen_with_its_charge_and_later_its_booking(start_ban
     assert before.state == "succeeded"
     ((payment_id, paid),) = facts(before).payments.items()
     assert (payment_id, paid.charge_ids, paid.at) == (intent_id, (charge_id,), AS_OF)
-    assert paid.claims == (Claim(amount_micro=10_000_000, currency="USD", livemode=False),)
+    assert paid.stated == (StatedPayment(amount_micro=10_000_000, currency="USD", livemode=False),)
     assert (facts(before).charges, facts(before).charge_balances) == ({charge_id: intent_id}, {})
     assert facts(before).balance == {}
     (booked,) = facts(after).balance.values()
@@ -123,7 +125,7 @@ async def test_an_intent_without_amount_received_is_not_read_as_zero(
     seen = await bank.provider.retrieve(intent_id, as_of=AS_OF)
     assert seen.state == "succeeded"
     (paid,) = facts(seen).payments.values()
-    assert [claim.amount_micro for claim in paid.claims] == [10_000_000]
+    assert [claim.amount_micro for claim in paid.stated] == [10_000_000]
 
 
 async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(bank: RunningBank) -> None:
@@ -133,7 +135,7 @@ async def test_a_declined_attempt_has_a_code_and_may_be_paid_later(bank: Running
     await bank.press("payment_intents", intent_id, "pay")
     paid = await bank.provider.retrieve(intent_id, as_of=AS_OF)
     assert declined.state == "open"
-    assert facts(declined).attempt == Attempt(status="failed", at=AS_OF, reason="insufficient_funds")
+    assert facts(declined).attempt == PaymentAttempt(status="failed", at=AS_OF, reason="insufficient_funds")
     assert facts(declined).payments == {}
     assert (paid.state, facts(paid).attempt) == ("succeeded", None)
     assert len(facts(paid).payments) == 1

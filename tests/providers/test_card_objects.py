@@ -18,7 +18,7 @@ CHARGE = {
 
 def amounts(facts: OrderFacts) -> set[tuple[str, int]]:
     return {
-        (payment_id, claim.amount_micro) for payment_id, paid in facts.payments.items() for claim in paid.claims
+        (payment_id, claim.amount_micro) for payment_id, paid in facts.payments.items() for claim in paid.stated
     }
 
 

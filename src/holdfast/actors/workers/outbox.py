@@ -57,7 +57,7 @@ ERROR_MAX_CHARS = 200
 
 Key = TypeVar("Key")
 
-Claim = Callable[
+ClaimDue = Callable[
     [datetime, str | None, Collection[str], Capacity, Mapping[str, bool]],
     Awaitable[tuple[list[DueEvent], str | None]],
 ]
@@ -89,7 +89,7 @@ class OutboxWorker(Worker):
         self,
         ref: WorkerRef,
         *,
-        claim: Claim,
+        claim: ClaimDue,
         journal: Journal,
         tasks: Directory,
         render: Render,

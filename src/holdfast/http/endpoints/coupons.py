@@ -17,7 +17,7 @@ from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.coupons import (
     WRONG_CODES_S,
     CouponTrouble,
-    NewClaim,
+    NewCouponClaim,
     claim_coupon,
     has_tried_too_often,
     sha256_of_code,
@@ -80,7 +80,7 @@ async def redeem(call: Call) -> Outcome:
     account_id, now = call.session.account_id, call.deps.now()
     if await call.read(partial(has_tried_too_often, account_id=account_id, now=now)):
         return _REFUSALS["too_many_tries"]
-    new = NewClaim(account_id, sha256_of_code(call.body(CouponRequest).code), new_id("cpu"), now)
+    new = NewCouponClaim(account_id, sha256_of_code(call.body(CouponRequest).code), new_id("cpu"), now)
     claim = await call.write(account_id, partial(claim_coupon, new=new))
     if isinstance(claim, str):
         return _REFUSALS[claim]

@@ -37,7 +37,7 @@ def make_tariffs(pricing: Pricing, markup_multiplier: str, upstream: Upstream) -
             output_price=_marked_up(base.output_price, markup_multiplier),
             minimum_micro=_minimum_micro(pricing.minimum, markup_multiplier),
         )
-        origin = {
+        quoted = {
             "provider": upstream.provider,
             "model": upstream.model,
             "pricing": msgspec.to_builtins(msgspec.structs.replace(pricing, tiers=())),
@@ -46,7 +46,7 @@ def make_tariffs(pricing: Pricing, markup_multiplier: str, upstream: Upstream) -
         return Tariff(
             when={} if tier is None else tier.when,
             rate=rate,
-            provider_quote_hash=hashlib.sha256(canonical_json(origin)).hexdigest(),
+            provider_quote_hash=hashlib.sha256(canonical_json(quoted)).hexdigest(),
         )
 
     return [tariff(None), *map(tariff, pricing.tiers)]

@@ -13,12 +13,12 @@ import msgspec
 
 from holdfast.ledger.money import format_amount
 from holdfast.ledger.orders.facts import (
-    Attempt,
-    Claim,
     OrderFacts,
     OrderResolution,
+    PaymentAttempt,
     PaymentEvent,
     PaymentFacts,
+    StatedPayment,
     join,
     provider_objects_of,
 )
@@ -75,7 +75,7 @@ def on_create_refused(order: Order, reason: str, now: datetime) -> OrderResult:
     """Record that the provider finally refused to create an intent; ``reason`` is its code."""
     if order.state.intent_id is not None or order.status != "pending":
         return OrderResult(order, "ignored")
-    attempt = Attempt(status="failed", at=int(now.timestamp()), reason=reason)
+    attempt = PaymentAttempt(status="failed", at=int(now.timestamp()), reason=reason)
     implied = assess(order.request, join(order.state.facts, OrderFacts(attempt=attempt)))
     return with_assessment(order, implied, now, source="api", reason=f"create_refused: {reason}")
 
@@ -156,10 +156,12 @@ def on_sandbox_callback(order: Order, values: SandboxValues, now: datetime) -> O
         )
     at = int(now.timestamp())
     if values.status == "paid":
-        claim = Claim(amount_micro=request.amount_micro, currency=request.currency)
-        facts = OrderFacts(payments={request.order_id: PaymentFacts(at=at, claims=(claim,))})
+        stated = StatedPayment(amount_micro=request.amount_micro, currency=request.currency)
+        facts = OrderFacts(payments={request.order_id: PaymentFacts(at=at, stated=(stated,))})
     else:
-        facts = OrderFacts(attempt=Attempt(status="failed" if values.status == "failed" else "canceled", at=at))
+        facts = OrderFacts(
+            attempt=PaymentAttempt(status="failed" if values.status == "failed" else "canceled", at=at)
+        )
     event = PaymentEvent(
         event_id=event_id,
         type=f"{SANDBOX_EVENT_TYPE}.{values.status}",

@@ -36,7 +36,7 @@ LIVE_REFUND: frozenset[RefundStatus] = frozenset({"pending", "requires_action", 
 """A refund counts from its request until it fails or is canceled."""
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PaymentAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The status of the newest attempt to pay; never money. ``reason`` is the decline or cancellation code."""
 
     status: ProgressStatus
@@ -44,7 +44,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StatedPayment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one event says was captured for a payment."""
 
     amount_micro: int
@@ -54,10 +54,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PaymentFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A succeeded payment. ``at`` is the time of its first report; ``charge_ids`` are the charges that paid it."""
+    """A succeeded payment. ``at`` is the time of its first report; ``charge_ids`` are the charges that paid it.
+
+    ``stated``, in rows ``claims``, is what its events say was captured.
+    """
 
     at: int
-    claims: tuple[Claim, ...]
+    stated: tuple[StatedPayment, ...] = msgspec.field(name="claims")
     charge_ids: tuple[str, ...] = ()
 
 
@@ -143,7 +146,7 @@ class OrderFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     payments: dict[str, PaymentFacts] = {}
     charges: dict[str, str] = {}
-    attempt: Attempt | None = None
+    attempt: PaymentAttempt | None = None
     refunds: dict[str, RefundFacts] = {}
     totals: dict[str, RefundedTotal] = {}
     disputes: dict[str, DisputeFacts] = {}
@@ -203,7 +206,7 @@ def join_payments(one: PaymentFacts, other: PaymentFacts) -> PaymentFacts:
     """Return what two reports state about one payment."""
     return PaymentFacts(
         at=min(one.at, other.at),
-        claims=_union(one.claims, other.claims),
+        stated=_union(one.stated, other.stated),
         charge_ids=_union(one.charge_ids, other.charge_ids),
     )
 
@@ -232,7 +235,7 @@ def _join(known: OrderFacts, more: OrderFacts) -> OrderFacts:
     )
 
 
-def _attempt_rank(attempt: Attempt) -> tuple[int, int, str]:
+def _attempt_rank(attempt: PaymentAttempt) -> tuple[int, int, str]:
     return (attempt.at, get_args(ProgressStatus).index(attempt.status), attempt.reason or "")
 
 

@@ -82,6 +82,6 @@ def _single_facts(facts: OrderFacts, attempt_of: str) -> Iterator[tuple[str, str
         reason = f"dispute_{dispute.status or 'changed'}"
         yield "dispute", each, dispute.status or "", dispute.amount_micro, reason, one
     for each, paid in facts.payments.items():
-        for (currency, amount_micro), claims in groupby(paid.claims, attrgetter("currency", "amount_micro")):
-            one = OrderFacts(payments={each: msgspec.structs.replace(paid, claims=tuple(claims))})
+        for (currency, amount_micro), stated in groupby(paid.stated, attrgetter("currency", "amount_micro")):
+            one = OrderFacts(payments={each: msgspec.structs.replace(paid, stated=tuple(stated))})
             yield "paid", each, f"succeeded:{currency}", amount_micro, CREDIT_REASON, one

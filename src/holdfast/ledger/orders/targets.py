@@ -134,8 +134,8 @@ def taken_micro(dispute: DisputeFacts) -> int:
 
 def received_micro(request: OrderRequest, facts: OrderFacts) -> int | None:
     """Return what was captured in the order's own currency; None if nothing was."""
-    claims = (claim for payment in facts.payments.values() for claim in payment.claims)
-    return max((claim.amount_micro for claim in claims if claim.currency == request.currency), default=None)
+    stated = (each for payment in facts.payments.values() for each in payment.stated)
+    return max((each.amount_micro for each in stated if each.currency == request.currency), default=None)
 
 
 def _by_payment(facts: OrderFacts) -> dict[str, OrderFacts]:
@@ -175,16 +175,16 @@ def _by_payment(facts: OrderFacts) -> dict[str, OrderFacts]:
 
 def _matches(request: OrderRequest, payment: PaymentFacts) -> bool:
     return any(
-        claim.amount_micro == request.amount_micro
-        and claim.currency == request.currency
-        and (claim.livemode is None or request.livemode is None or claim.livemode == request.livemode)
-        and (claim.account is None or claim.account == request.provider_account_id)
-        for claim in payment.claims
+        each.amount_micro == request.amount_micro
+        and each.currency == request.currency
+        and (each.livemode is None or request.livemode is None or each.livemode == request.livemode)
+        and (each.account is None or each.account == request.provider_account_id)
+        for each in payment.stated
     )
 
 
 def _received_micro(payment: PaymentFacts) -> int:
-    return max(claim.amount_micro for claim in payment.claims)
+    return max(each.amount_micro for each in payment.stated)
 
 
 def _worth_micro(
@@ -218,7 +218,7 @@ def _left_micro(request: OrderRequest, own: OrderFacts, accepted_micro: int) -> 
     (payment,) = own.payments.values()
     received = _received_micro(payment)
     gone = _refunded_micro(own) + sum(map(taken_micro, own.disputes.values()))
-    if any(claim.currency == request.currency for claim in payment.claims):
+    if any(each.currency == request.currency for each in payment.stated):
         return min(accepted_micro, max(0, received - gone))
     # Amounts in another currency only show which share was returned.
     return accepted_micro - min(accepted_micro, -(-accepted_micro * gone // received) if received else 0)

@@ -59,25 +59,25 @@ class TopUpSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_per_month: int
 
 
-class Attempts(msgspec.Struct, frozen=True, kw_only=True):
+class TopUpAttempts(msgspec.Struct, frozen=True, kw_only=True):
     """How many attempts count towards the limits of the UTC day ``on`` and of its month."""
 
     on: date = date.min
     today: int = 0
     this_month: int = 0
 
-    def at(self, day: date) -> Attempts:
+    def at(self, day: date) -> TopUpAttempts:
         """Return the numbers of a day, of ``on`` itself for an earlier day."""
         if day <= self.on:
             return self
         is_same_month = (day.year, day.month) == (self.on.year, self.on.month)
-        return Attempts(on=day, today=0, this_month=self.this_month if is_same_month else 0)
+        return TopUpAttempts(on=day, today=0, this_month=self.this_month if is_same_month else 0)
 
-    def counted(self, opened_on: date, by: int) -> Attempts:
+    def counted(self, opened_on: date, by: int) -> TopUpAttempts:
         """Count one attempt more or less of those opened on a day, as far as that day is not forgotten."""
         now = self.at(opened_on)
         is_same_month = (opened_on.year, opened_on.month) == (now.on.year, now.on.month)
-        return Attempts(
+        return TopUpAttempts(
             on=now.on,
             today=now.today + (by if opened_on == now.on else 0),
             this_month=now.this_month + (by if is_same_month else 0),
@@ -102,7 +102,7 @@ class AutoTopUp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     off_reason: str | None = None
     off_at: datetime | None = None
     open_order_id: str | None = None
-    attempts: Attempts = Attempts()
+    attempts: TopUpAttempts = TopUpAttempts()
     failed_on: date = date.min
     failed_today: int = 0
     resume_at: datetime | None = None

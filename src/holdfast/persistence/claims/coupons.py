@@ -57,7 +57,7 @@ _USE = text(
 _CLAIM = select(coupon_uses, coupons.c.credit_days).join(coupons, coupons.c.coupon_id == coupon_uses.c.coupon_id)
 
 
-class NewClaim(NamedTuple):
+class NewCouponClaim(NamedTuple):
     """Who redeems a code, and the id that the claim gets if it is a new one."""
 
     account_id: str
@@ -79,7 +79,7 @@ def has_tried_too_often(rows: Connection, *, account_id: str, now: datetime) -> 
     return wrong is not None and wrong >= WRONG_CODES_MAX
 
 
-def claim_coupon(rows: Connection, new: NewClaim) -> CouponClaim | CouponTrouble:
+def claim_coupon(rows: Connection, new: NewCouponClaim) -> CouponClaim | CouponTrouble:
     """Claim a use of the coupon with this code, or return the account's claim that has not ended yet."""
     account_id, code_sha256, claim_id, now = new
     oldest = now - timedelta(seconds=WRONG_CODES_S)

@@ -13,19 +13,19 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, cast, get_args
 
 from holdfast.ledger.orders.facts import (
-    Attempt,
     BalanceTransaction,
-    Claim,
     DisputeFacts,
     DisputeMoney,
     DisputeStatus,
     OrderFacts,
+    PaymentAttempt,
     PaymentFacts,
     ProgressStatus,
     RefundedTotal,
     RefundFacts,
     RefundStatus,
     ReviewVerdict,
+    StatedPayment,
     join,
 )
 from holdfast.ledger.orders.snapshots import ProviderSnapshot, SnapshotState, synthetic_events
@@ -110,16 +110,16 @@ def intent_facts(intent: Object, *, at: int, account: str | None) -> OrderFacts:
 def captured(found: Object, key: str, charge_id: str | None, *, at: int, account: str | None) -> PaymentFacts:
     """Return what an intent or a charge says was captured: its ``key``, or else its whole amount."""
     currency = currency_of(found)
-    claim = Claim(
+    stated = StatedPayment(
         amount_micro=amount_of(found, "amount" if found.get(key) is None else key, currency),
         currency=currency,
         livemode=flag(found, "livemode"),
         account=account,
     )
-    return PaymentFacts(at=at, claims=(claim,), charge_ids=() if charge_id is None else (charge_id,))
+    return PaymentFacts(at=at, stated=(stated,), charge_ids=() if charge_id is None else (charge_id,))
 
 
-def attempt_fact(intent: Object, *, at: int) -> Attempt:
+def attempt_fact(intent: Object, *, at: int) -> PaymentAttempt:
     """Return how an unpaid intent's attempt stands, with the provider's code if it failed or was canceled."""
     reason, error = None, intent.get("last_payment_error")
     status = _INTENT_ATTEMPTS.get(intent_status(intent), "pending")
@@ -128,7 +128,7 @@ def attempt_fact(intent: Object, *, at: int) -> Attempt:
         reason = code(error.get("decline_code")) or code(error.get("code")) or code(error.get("type"))
     elif status == "canceled":
         reason = code(intent.get("cancellation_reason"))
-    return Attempt(status=status, at=at, reason=reason)
+    return PaymentAttempt(status=status, at=at, reason=reason)
 
 
 def charge_facts(charge: Object, *, at: int, account: str | None, payment_id: str | None = None) -> OrderFacts:

@@ -49,7 +49,7 @@ class Reporter:
     ) -> None:
         self.now = now
         self._log: FilteringBoundLogger = logger or structlog.get_logger("holdfast.telemetry.reports")
-        self._origin = {"member_id": member_id, "host": host, "worker": worker}
+        self._emitter = {"member_id": member_id, "host": host, "worker": worker}
         self._number = 0
         self._bursts = Repetitions[Report](lambda: self.now().timestamp(), ALONE_MAX, [PERIOD_S])
         self._ring: deque[Report] = deque(maxlen=ring_records)
@@ -120,7 +120,7 @@ class Reporter:
             level=level_of(report),
             report_id=new_id("rep"),
             number=self._number,
-            **self._origin,
+            **self._emitter,
         )
 
     def _write(self, report: Report, fault: BaseException | None) -> None:

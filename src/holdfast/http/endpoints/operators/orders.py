@@ -131,9 +131,9 @@ def _position(found: TroubledOrder) -> Position:
 def _details(found: TroubledOrder) -> OrderDetails:
     order = found.order
     received = [
-        ReceivedPayment(payment_id, in_units(claim.amount_micro, claim.currency), claim.currency)
+        ReceivedPayment(payment_id, in_units(each.amount_micro, each.currency), each.currency)
         for payment_id, payment in order.state.facts.payments.items()
-        for claim in payment.claims
+        for each in payment.stated
     ]
     return OrderDetails(
         account_id=order.account_id, email=found.email, order=payment_order_body(order), received=received
