@@ -147,7 +147,8 @@ def find_differences(connection: Connection, rule: Rule, scope: Sequence[str]) -
     A value that the rule cannot read breaks it too, in the account that has it.
     """
     query = (
-        "select * from (select found.*, count(*) over of_account as total, row_number() over of_account as example_number "
+        "select * from (select found.*, count(*) over of_account as total, "
+        "row_number() over of_account as example_number "
         f"from ({rule.breaking}) found window of_account as (partition by account_id)) numbered "
         f"where example_number <= {EXAMPLES_MAX}"
     )
