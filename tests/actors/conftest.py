@@ -59,7 +59,8 @@ async def setup(system: ActorSystem, nursery: trio.Nursery, tmp_path: Path) -> S
     """A running setup with one account."""
     account_id, _ = await system.open_account()
     setup = Setup(system, SlowStore(tmp_path / "data"), account_id, nursery, tmp_path)
-    about = task_dependencies(accounts=system.accounts, now=setup.now)
+    workers = dict.fromkeys(("dispatcher", "provider_calls", "hosting", "outbox"), setup.messages.ref(""))
+    about = task_dependencies(accounts=system.accounts, now=setup.now, **workers)
 
     async def load(request_id: str) -> Any:
         return await system.database.read(load_task_and_events, request_id)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from datetime import date, datetime
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
@@ -47,3 +47,21 @@ class SpendingLimit(msgspec.Struct, frozen=True):
 def time_or_none(at: datetime | None) -> str | None:
     """Format a time; None stays None."""
     return None if at is None else format_time(at)
+
+
+def expected_value(kind: Any) -> str:
+    """Describe the values that a field's type allows."""
+    if get_origin(kind) is Annotated:
+        kind, meta, *_ = get_args(kind)
+        if isinstance(meta, msgspec.Meta):
+            return meta.description or f"an integer from {meta.ge} to {meta.le}"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(str(each) for each in get_args(kind))}"
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        return "a list of tables" if isinstance(item, type) else f"a list, each item {expected_value(item)}"
+    options = [each for each in get_args(kind) if each is not type(None)]
+    return _NAMES[kind] if kind in _NAMES else expected_value(options[0])
+
+
+_NAMES: dict[Any, str] = {bool: "true or false", date: "a date YYYY-MM-DD"}

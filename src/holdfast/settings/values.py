@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from holdfast.ledger.catalog.tables import expected_value
 from holdfast.ledger.money import parse_amount
+from holdfast.ledger.public_types import expected_value
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 ProxyHeader = Literal["X-Forwarded-For", "Forwarded"]

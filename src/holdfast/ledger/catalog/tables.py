@@ -5,10 +5,11 @@ A field's type says what is allowed; the description of its ``msgspec.Meta`` com
 
 from __future__ import annotations
 
-from datetime import date
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
+
+from holdfast.ledger.public_types import expected_value
 
 Text = Annotated[str, msgspec.Meta(min_length=1, description="a string that is not empty")]
 
@@ -68,24 +69,6 @@ def _read(kind: Any, value: object, path: str, faults: list[str], *, is_secret: 
     except msgspec.ValidationError:
         faults.append(f"{path} must be {expected_value(kind)}{'' if is_secret else _shown(value)}")
         return _FAULTY
-
-
-def expected_value(kind: Any) -> str:
-    """Describe the values that a field's type allows."""
-    if get_origin(kind) is Annotated:
-        kind, meta, *_ = get_args(kind)
-        if isinstance(meta, msgspec.Meta):
-            return meta.description or f"an integer from {meta.ge} to {meta.le}"
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(str(each) for each in get_args(kind))}"
-    if get_origin(kind) is tuple:
-        item = get_args(kind)[0]
-        return "a list of tables" if isinstance(item, type) else f"a list, each item {expected_value(item)}"
-    options = [each for each in get_args(kind) if each is not type(None)]
-    return _NAMES[kind] if kind in _NAMES else expected_value(options[0])
-
-
-_NAMES: dict[Any, str] = {bool: "true or false", date: "a date YYYY-MM-DD"}
 
 
 def _shown(value: object) -> str:
