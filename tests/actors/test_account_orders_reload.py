@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from holdfast.actors.account.messages import Recharge
 from holdfast.persistence.queries.orders import read_for_event
+from holdfast.persistence.records.unreadable import UnreadableRow
 from holdfast.persistence.server.database import Database
 from holdfast.persistence.server.database_faults import DatabaseAway
 
@@ -40,6 +41,23 @@ async def test_a_message_waits_until_its_order_can_be_read(
     assert failures < 0
     assert after.status == "credited"
     assert await read_totals(system.database, account_id) == (11 * CREDIT, 0, 2)
+    assert system.reporter.recent() == ()
+
+
+async def test_an_event_of_an_unreadable_order_fails_alone(system: Any, payments: Any) -> None:
+    account_id, _ = await system.open_account()
+    order = await new_order(system, payments, account_id)
+    # Another incarnation, which does not remember the order.
+    change = text("update accounts set version = version + 1 where id = :id")
+    damage = text("update orders set state = '[]' where order_id = :order_id")
+    await system.database.work(lambda connection: connection.execute(change, {"id": account_id}))
+    await system.database.work(lambda connection: connection.execute(damage, {"order_id": order.order_id}))
+    await system.ask(account_id, Recharge(CREDIT))
+    for _ in range(10):  # The provider sends it again and again.
+        with pytest.raises(UnreadableRow, match="orders"):
+            await system.ask(account_id, received(payments.paid(order.order_id), order.order_id))
+    await system.ask(account_id, Recharge(CREDIT))
+    assert await read_totals(system.database, account_id) == (2 * CREDIT, 0, 2)
     assert system.reporter.recent() == ()
 
 
