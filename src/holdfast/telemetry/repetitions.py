@@ -52,7 +52,8 @@ class Repetitions(Generic[T]):
             now_s = self.clock()
             if period is None or self._is_over(period, now_s):
                 if len(self._periods) >= KEYS_MAX:
-                    self._forgotten.append(self._periods.pop(next(iter(self._periods))))
+                    oldest = self._periods.pop(next(iter(self._periods)))
+                    self._forgotten += [oldest] if oldest.count else []
                 period = self._periods[key] = Period(now_s, one)
             if len(period.passed) < self.alone_max and (name is None or name not in period.passed):
                 period.passed.append(name)
