@@ -10,12 +10,8 @@ from tests.clients import ok
 from holdfast.actors.account.messages import AdjustCredit, CreditChanged, SetAccess
 from holdfast.actors.runtime.faults import OutcomeUnknown
 from holdfast.actors.runtime.messages import IdempotencyKey, Replayed
-from holdfast.http.endpoints.operators.accounts import (
-    AccessBody,
-    Adjustment,
-    adjust_credit,
-    disable_account,
-)
+from holdfast.http.endpoints.operators.accounts import AccessBody, disable_account
+from holdfast.http.endpoints.operators.credit import Adjustment, adjust_credit
 from holdfast.http.endpoints.operators.processes import ChildRequest, stop_child
 from holdfast.http.kit.actions import ActionRun
 from holdfast.http.kit.operators import Operator

@@ -6,20 +6,21 @@ from typing import Final
 from urllib.parse import quote, urlencode
 
 from holdfast.http.endpoints.credit_lots import CreditLotList
-from holdfast.http.endpoints.operators.account_webhooks import WebhooksAndAlerts, read_webhooks_and_alerts
 from holdfast.http.endpoints.operators.accounts import (
     TRACE_OR_REQUEST_ID,
     AccountDetails,
     Found,
     FoundList,
+    WebhooksAndAlerts,
     read_account_details,
+    read_webhooks_and_alerts,
+    sum_usage_of_account,
 )
 from holdfast.http.endpoints.operators.accounts import find as find_accounts
 from holdfast.http.endpoints.operators.actors import read_actor
 from holdfast.http.endpoints.operators.credit import list_account_lots
-from holdfast.http.endpoints.operators.refused_requests import RefusedRequestPage, list_refused_requests
+from holdfast.http.endpoints.operators.processes import RefusedRequestPage, list_refused_requests
 from holdfast.http.endpoints.operators.time_lines import read_account_time_line
-from holdfast.http.endpoints.operators.usage import sum_usage_of_account
 from holdfast.http.endpoints.tasks.usage_totals import UsageTotals
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal

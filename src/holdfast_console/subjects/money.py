@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast.http.endpoints.operators.accounts import list_switched_off_top_ups
 from holdfast.http.endpoints.operators.actions import ActionList, list_operator_actions
 from holdfast.http.endpoints.operators.books import (
     LiabilitiesBody,
@@ -18,7 +19,6 @@ from holdfast.http.endpoints.operators.orders import (
     list_troubled_orders,
     read_order_details,
 )
-from holdfast.http.endpoints.operators.top_ups import list_switched_off_top_ups
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.rendering import Html
 from holdfast_console.views import ROWS_SHOWN, ViewResult, ViewTable, Visit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.http.endpoints.operators.actions import list_operator_actions
-from holdfast.http.endpoints.operators.refused_requests import list_refused_requests
+from holdfast.http.endpoints.operators.processes import list_refused_requests
 from holdfast.http.endpoints.operators.reports import list_reports
 from holdfast.telemetry.reports.report import REPORT_KINDS
 from holdfast_console.formats import tone_of

@@ -8,11 +8,10 @@ report is the record. An action is done for a request, or by :meth:`Action.perfo
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, get_args, get_type_hints
 
 import msgspec
 import structlog
@@ -183,10 +182,22 @@ class Action(Generic[G, P, R]):
 
 
 class OperatorRoutes(RouteTable):
-    """The routes of a module for operators: what it shows them, and the actions it has for them."""
+    """The routes of a module for operators: what it shows them, and the actions it has for them.
 
-    def __init__(self) -> None:
+    Those :meth:`below` one path may have in common what they refuse with, and that the actions are urgent.
+    """
+
+    def __init__(self, path: str = "", *, errors: tuple[str, ...] = (), is_urgent: bool = False) -> None:
         super().__init__("Operators")
+        self._path, self._errors, self._is_urgent = path, errors, is_urgent
+
+    def below(self, path: str, *, errors: tuple[str, ...], is_urgent: bool = False) -> OperatorRoutes:
+        """Return what declares routes of this module whose paths go on with ``path``."""
+        found = OperatorRoutes(
+            self._path + path, errors=(*self._errors, *errors), is_urgent=is_urgent or self._is_urgent
+        )
+        found.routes = self.routes
+        return found
 
     def read(
         self,
@@ -199,53 +210,30 @@ class OperatorRoutes(RouteTable):
     ) -> Callable[[Handler], Handler]:
         """Declare the decorated handler as a route that every operator may read."""
         return self(
-            "GET", path, summary=summary, auth=Auth.OPERATOR_READ, reply=reply, parameters=parameters, errors=errors
+            "GET",
+            self._path + path,
+            summary=summary,
+            auth=Auth.OPERATOR_READ,
+            reply=reply,
+            parameters=parameters,
+            errors=(*self._errors, *errors),
         )
 
     def action(
-        self,
-        path: str,
-        summary: str,
-        given: type[G],
-        reply: type[R],
-        *,
-        name: str = "",
-        errors: tuple[str, ...] = (),
-        is_urgent: bool = False,
-        needs_key: bool = False,
-    ) -> Callable[[Do[G, P, R]], Action[G, P, R]]:
-        """Declare the decorated function as an action, as :class:`Actions` does, that has nothing in common."""
-        alone = Actions(self, path, given, reply, errors=errors, is_urgent=is_urgent)
-        return alone("", summary, name=name, needs_key=needs_key)
-
-
-@dataclass(frozen=True, slots=True)
-class Actions(Generic[G, R]):
-    """What some actions have in common: where their paths begin, what they are given, and what they return."""
-
-    routes: OperatorRoutes
-    path: str
-    given: type[G]
-    reply: type[R]
-    _: KW_ONLY
-    errors: tuple[str, ...] = ()
-    is_urgent: bool = False
-
-    def __call__(
-        self, below: str, summary: str, *, errors: tuple[str, ...] = (), name: str = "", needs_key: bool = False
+        self, path: str, summary: str, *, errors: tuple[str, ...] = (), name: str = "", needs_key: bool = False
     ) -> Callable[[Do[G, P, R]], Action[G, P, R]]:
         """Declare what the decorated function does as an action, by operators who may act.
 
-        The function has the action's ``name``, unless another is given. It is called with the run, what was
-        ``given``, and the values of the path; its docstring describes it. What ``needs_key`` gives or takes money,
-        and is done once for each Idempotency-Key.
+        The function has the action's ``name``, unless another is given. It is called with the run, the body and
+        the values of the path, which have its parameters' names. Its signature says what the body and the reply
+        are, its docstring describes the action. What ``needs_key`` gives or takes money, and is done once for each
+        Idempotency-Key.
         """
-        assert "reason" in self.given.__struct_fields__, "each action may have a reason"
-        path = self.path + below
-        names = re.findall(r"\{(\w+)\}", path)
 
         def declare(do: Do[G, P, R]) -> Action[G, P, R]:
-            action = Action(name or do.__name__, do, is_urgent=self.is_urgent, needs_key=needs_key)
+            _, (_, given), *target, (_, returned) = get_type_hints(do).items()
+            assert "reason" in given.__struct_fields__, "each action may have a reason"
+            action = Action(name or do.__name__, do, is_urgent=self._is_urgent, needs_key=needs_key)
             perform: Callable[..., Awaitable[R | Refusal]] = action.perform
 
             @functools.wraps(do)
@@ -253,21 +241,21 @@ class Actions(Generic[G, R]):
                 run = _run_for(call)
                 if needs_key:
                     run.idempotency = call.idempotency()
-                outcome = await perform(run, call.body(self.given), *(call.path[name] for name in names))
+                outcome = await perform(run, call.body(given), *(call.path[part] for part, _ in target))
                 call.is_replay = run.is_replay
                 return outcome
 
-            self.routes(
+            self(
                 "POST",
-                path,
+                self._path + path,
                 summary=summary,
                 auth=Auth.OPERATOR_ACT,
                 action=action.name,
-                is_urgent=self.is_urgent,
-                body=self.given,
-                reply=self.reply,
+                is_urgent=self._is_urgent,
+                body=given,
+                reply=next(each for each in get_args(returned) if each is not Refusal),
                 parameters=(REQUIRED_IDEMPOTENCY_KEY,) if needs_key else (),
-                errors=(*self.errors, *errors),
+                errors=(*self._errors, *errors),
             )(handler)
             return action
 

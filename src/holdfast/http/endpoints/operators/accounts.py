@@ -1,4 +1,4 @@
-"""Accounts as operators see and change them: look-up, adjustments of credit, disabling and enabling."""
+"""Accounts as operators see and change them, but for their credit."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ import re
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.actors.account.messages import (
-    AdjustCredit,
-    GrantCredit,
-    SetAccess,
-    SetCeiling,
-    SwitchOffTopUp,
-)
-from holdfast.actors.runtime.messages import Command, Replayed
+from holdfast.actors.account.messages import AllowMail, SetAccess, SetCeiling, SwitchOffTopUp
+from holdfast.actors.runtime.messages import Command
 from holdfast.http.endpoints.api_keys import (
     AccountLimit,
     AccountLimitList,
@@ -29,22 +23,35 @@ from holdfast.http.endpoints.api_keys import (
     shown_limits,
 )
 from holdfast.http.endpoints.sign_in import read_email
-from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
+from holdfast.http.endpoints.tasks.usage_totals import (
+    FILTERS,
+    GROUP_BY,
+    PERIOD,
+    TIME_ZONE,
+    UsageTotals,
+    answer,
+    read_question,
+)
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.credentials import API_KEY_START, KEY_PREFIX_CHARS
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import LIMIT, filter_by, read_window
+from holdfast.http.kit.listing import (
+    LIMIT,
+    PAGE,
+    Position,
+    StoredListBody,
+    filter_by,
+    list_for_operators,
+    read_window,
+)
 from holdfast.http.kit.routes import Outcome, Parameter
 from holdfast.http.kit.values import missing_parameter, read_amount, shown
 from holdfast.http.schemas.cards import AutoTopUpBody, auto_top_up_body
-from holdfast.http.schemas.common import (
-    AmountGiven,
-    CreditChangedBody,
-    credit_changed_body,
-    render,
-)
-from holdfast.http.schemas.operators import ActionWithReason, Note, Reason, text_of
-from holdfast.ledger.money import format_amount, parse_amount
+from holdfast.http.schemas.common import AmountGiven, render
+from holdfast.http.schemas.events import AlertsBody, WebhookBody, alerts_body, webhook_body
+from holdfast.http.schemas.operators import ActionWithReason, Reason
+from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, Role, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.files import files_total
@@ -57,7 +64,8 @@ from holdfast.persistence.queries.accounts import (
     subject_of_operation,
 )
 from holdfast.persistence.queries.finding import made_by_request, subject_of
-from holdfast.persistence.queries.orders import top_up_of_account
+from holdfast.persistence.queries.orders import SwitchedOffTopUp, switched_off_top_ups, top_up_of_account
+from holdfast.persistence.queries.webhooks import mail_recipient, webhooks_of_account
 
 T = TypeVar("T")
 
@@ -70,15 +78,6 @@ _EMAIL: Final = Parameter(
     schema={"type": "string", "minLength": 1, "examples": ["ada@example.com"]},
     required=True,
 )
-NOTE: Final = "adjusted by the operator"
-
-SignedAmount = Annotated[
-    str,
-    msgspec.Meta(
-        description="A plain decimal string of credits, other than zero with at most 6 decimals.",
-        extra_json_schema={"pattern": r"^-?(0|[1-9][0-9]*)(\.[0-9]{1,6})?$", "examples": ["-2.50"]},
-    ),
-]
 
 
 class AccountDetails(msgspec.Struct, frozen=True):
@@ -119,16 +118,6 @@ class AccountDetails(msgspec.Struct, frozen=True):
     """Its automatic top-up; null if it has never saved a card or set one."""
 
 
-class Adjustment(msgspec.Struct, frozen=True):
-    """Credit to give or to take."""
-
-    amount: SignedAmount
-    """The credit to give, or to take if it is below zero."""
-    reason: Reason
-    note: Note | None = None
-    """What the account's owner reads in the statement; null or omitted: `adjusted by the operator`."""
-
-
 class AccessBody(msgspec.Struct, frozen=True):
     """Whether the account is disabled."""
 
@@ -160,58 +149,17 @@ async def find_account(call: Call) -> Outcome:
     return await call.deps.database.read(read) or account_not_found(email)
 
 
-@route.read(
-    "/ops/api/accounts/{account_id}",
-    "Retrieve an account: its totals, its state and its keys",
-    AccountDetails,
-    errors=("account_not_found", "record_unreadable"),
+_on_account: Final = route.below("/ops/api/accounts/{account_id}", errors=("account_not_found",))
+
+
+@_on_account.read(
+    "", "Retrieve an account: its totals, its state and its keys", AccountDetails, errors=("record_unreadable",)
 )
 async def read_account_details(call: Call) -> Outcome:
     """A disabled account is shown too."""
     account_id = call.path["account_id"]
     found = await call.deps.find_by_id(partial(_read_account, now=call.deps.now()), account_id)
     return found or account_not_found(account_id)
-
-
-@route.action(
-    "/ops/api/accounts/{account_id}/adjustments",
-    "Adjust an account's credit; what is held cannot be taken",
-    Adjustment,
-    CreditChangedBody,
-    errors=("account_not_found", "invalid_amount", "amount_too_large", "insufficient_credit", "lot_limit_reached"),
-    needs_key=True,
-)
-async def adjust_credit(run: ActionRun, given: Adjustment, account_id: str) -> CreditChangedBody | Refusal:
-    """A repeat with the same Idempotency-Key returns the adjustment that was made."""
-    amount_micro = parse_amount(given.amount.removeprefix("-"), decimals_max=6)
-    if amount_micro is None:
-        return Refusal(
-            code="invalid_amount",
-            message=f"The amount {shown(given.amount)} is not a plain decimal other than zero, "
-            "below a billion and with at most 6 decimals.",
-            param="amount",
-        )
-    command = AdjustCredit(
-        amount_micro=-amount_micro if given.amount.startswith("-") else amount_micro,
-        action_id=run.record.action_id,
-        note=text_of(given.note) or NOTE,
-        idempotency=run.key,
-    )
-    return await change_credit(run, account_id, command)
-
-
-async def change_credit(
-    run: ActionRun, account_id: str, command: AdjustCredit | GrantCredit
-) -> CreditChangedBody | Refusal:
-    """Give or take credit, and note what was done for the action's record."""
-    reply = await ask_account(run, account_id, command)
-    if isinstance(reply, Replayed):
-        run.is_replay = True
-        return reply.reply if isinstance(reply.reply, Refusal) else credit_changed_body(reply.reply)
-    if isinstance(reply, Refusal):
-        return reply
-    run.note(amount=format_amount(reply.amount_micro), operation_id=reply.operation_id)
-    return credit_changed_body(reply)
 
 
 class CeilingRequest(msgspec.Struct, frozen=True):
@@ -224,12 +172,8 @@ class CeilingRequest(msgspec.Struct, frozen=True):
     """The most that may be spent in each window; null or omitted: the ceiling is removed."""
 
 
-@route.action(
-    "/ops/api/accounts/{account_id}/ceilings",
-    "Set or remove the ceiling of what an account may spend in a window",
-    CeilingRequest,
-    AccountLimitList,
-    errors=("account_not_found", "invalid_amount"),
+@_on_account.action(
+    "/ceilings", "Set or remove the ceiling of what an account may spend in a window", errors=("invalid_amount",)
 )
 async def set_ceiling(run: ActionRun, given: CeilingRequest, account_id: str) -> AccountLimitList | Refusal:
     """It counts whatever limit the owner has set, who cannot set a higher one."""
@@ -246,34 +190,112 @@ async def set_ceiling(run: ActionRun, given: CeilingRequest, account_id: str) ->
     return await run.deps.database.read(partial(shown_limits, account_id=account_id, now=run.deps.now()))
 
 
-_access: Final = Actions(
-    route, "/ops/api/accounts/{account_id}/", ActionWithReason, AccessBody, errors=("account_not_found",)
+@_on_account.action(
+    "/disable", "Disable an account: its sessions, keys and new work are refused; what runs is finished"
 )
-
-
-@_access("disable", "Disable an account: its sessions, keys and new work are refused; what runs is finished")
 async def disable_account(run: ActionRun, _: ActionWithReason, account_id: str) -> AccessBody | Refusal:
     """The account's next request sees the change."""
     return await _set_access(run, account_id, is_disabled=True)
 
 
-@_access("enable", "Enable an account again; its keys are valid as before")
+@_on_account.action("/enable", "Enable an account again; its keys are valid as before")
 async def enable_account(run: ActionRun, _: ActionWithReason, account_id: str) -> AccessBody | Refusal:
     """The account's next request sees the change."""
     return await _set_access(run, account_id, is_disabled=False)
 
 
-@route.action(
-    "/ops/api/accounts/{account_id}/auto-top-up/disable",
+@_on_account.action(
+    "/auto-top-up/disable",
     "Switch an account's automatic top-up off; a charge whose outcome is not known is finished",
-    ActionWithReason,
-    AutoTopUpBody,
-    errors=("account_not_found",),
 )
 async def disable_auto_top_up(run: ActionRun, _: ActionWithReason, account_id: str) -> AutoTopUpBody | Refusal:
     """The account's owner sees that an operator has switched it off, and may switch it on again."""
     top_up = await ask_account(run, account_id, SwitchOffTopUp())
     return top_up if isinstance(top_up, Refusal) else auto_top_up_body(top_up, run.deps.now())
+
+
+class WebhooksAndAlerts(msgspec.Struct, frozen=True):
+    """What is announced to an account's owner, and where."""
+
+    webhooks: list[WebhookBody]
+    """The webhooks, newest first."""
+    alerts: AlertsBody
+    """What is announced, and whether by mail too."""
+
+
+@_on_account.read("/webhooks", "Retrieve an account's webhooks and alerts", WebhooksAndAlerts)
+async def read_webhooks_and_alerts(call: Call) -> Outcome:
+    """Events that are not delivered are in the list of failed events."""
+
+    def read(rows: Connection, account_id: str) -> WebhooksAndAlerts | None:
+        recipient = mail_recipient(rows, account_id)
+        if recipient is None:
+            return None
+        webhooks = [webhook_body(each) for each in webhooks_of_account(rows, account_id)]
+        return WebhooksAndAlerts(webhooks, alerts_body(recipient.alerts))
+
+    account_id = call.path["account_id"]
+    return await call.deps.find_by_id(read, account_id) or account_not_found(account_id)
+
+
+@_on_account.action(
+    "/allow-mail", "Send an account mail again, although it unsubscribed or its address was refused"
+)
+async def allow_mail(run: ActionRun, _: ActionWithReason, account_id: str) -> AlertsBody | Refusal:
+    """For an address that works again. Mail that was given up meanwhile is not sent."""
+    reply = await ask_account(run, account_id, AllowMail())
+    return reply if isinstance(reply, Refusal) else alerts_body(reply)
+
+
+@_on_account.read(
+    "/usage/totals",
+    "Sum an account's usage by day, model, API key, status or end user, or by two of them",
+    UsageTotals,
+    parameters=(GROUP_BY, *FILTERS, TIME_ZONE, *PERIOD),
+)
+async def sum_usage_of_account(call: Call) -> Outcome:
+    """What the account's owner reads."""
+    asked = read_question(call)
+    if isinstance(asked, Refusal):
+        return asked
+    account_id = call.path["account_id"]
+    refusal = await refuse_unknown_account(call.deps, account_id)
+    return refusal or await answer(asked, account_id, call.deps.database.read)
+
+
+class SwitchedOffTopUpBody(msgspec.Struct, frozen=True):
+    """An account whose automatic top-up was switched off."""
+
+    account_id: AccountId
+    email: str
+    """The e-mail address that signs in."""
+    auto_top_up: AutoTopUpBody
+    """The automatic top-up, with why and when it was switched off."""
+
+
+class SwitchedOffTopUpList(StoredListBody[SwitchedOffTopUpBody], frozen=True):
+    """A page of automatic top-ups that were switched off, the latest first."""
+
+
+@route.read(
+    "/ops/api/switched-off-top-ups",
+    "List the accounts whose automatic top-up was switched off, the latest first",
+    SwitchedOffTopUpList,
+    parameters=PAGE,
+)
+async def list_switched_off_top_ups(call: Call) -> Outcome:
+    """Those that their owners have switched off, or on again, are not listed."""
+    return await list_for_operators(call, switched_off_top_ups, partial(_body, call), _position)
+
+
+def _body(call: Call, found: SwitchedOffTopUp) -> SwitchedOffTopUpBody:
+    top_up = found.top_up
+    return SwitchedOffTopUpBody(top_up.account_id, found.email, auto_top_up_body(top_up, call.deps.now()))
+
+
+def _position(found: SwitchedOffTopUp) -> Position:
+    assert found.top_up.off_at is not None
+    return Position(found.top_up.off_at, found.top_up.account_id)
 
 
 async def refuse_unknown_account(deps: Dependencies, account_id: str) -> Refusal | None:

@@ -14,7 +14,7 @@ from typing import Annotated, Final, get_args
 import msgspec
 
 from holdfast.http.endpoints.operators.processes import ask_all, ask_control
-from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import CURSOR, LIMIT, filter_by, read_window
@@ -45,7 +45,6 @@ route = OperatorRoutes()
 
 QUARANTINE_DEFAULT_S: Final = 3_600.0
 QUARANTINE_MAX_S: Final = 30 * 86_400.0
-_ERRORS: Final = ("group_not_found", "actor_not_found")
 _GROUP: Final = replace(filter_by("group", "The group of actors.", GROUPS), required=True)
 _STATE: Final = filter_by("state", "Only actors in this state.", get_args(ActorState))
 _ORDER: Final = filter_by(
@@ -65,8 +64,8 @@ _DEAD_REASON: Final = filter_by(
 )
 
 
-_on_actor: Final = Actions(
-    route, "/ops/api/actors/{group}/{key}/", ActionWithReason, KeyDescription, errors=_ERRORS, is_urgent=True
+_on_actor: Final = route.below(
+    "/ops/api/actors/{group}/{key}", errors=("group_not_found", "actor_not_found"), is_urgent=True
 )
 
 
@@ -130,19 +129,16 @@ async def list_actors(call: Call) -> Outcome:
     )
 
 
-@route.read(
-    "/ops/api/actors/{group}/{key}",
-    "Retrieve an actor: its state, mailbox, present turn with its await stack, and restarts",
-    KeyDescription,
-    errors=_ERRORS,
+@_on_actor.read(
+    "", "Retrieve an actor: its state, mailbox, present turn with its await stack, and restarts", KeyDescription
 )
 async def read_actor(call: Call) -> Outcome:
     """The account's or task's owner is asked first, then the other members."""
     return await _find(call.deps, call.path["group"], call.path["key"])
 
 
-@_on_actor(
-    "restart",
+@_on_actor.action(
+    "/restart",
     "Restart an actor: it reads its rows again, and its waiting messages stay",
     errors=("actor_not_active",),
 )
@@ -151,8 +147,8 @@ async def restart_actor(run: ActionRun, given: ActionWithReason, group: str, key
     return await _act(run.deps, RestartKey(group, key, given.reason))
 
 
-@_on_actor(
-    "crash",
+@_on_actor.action(
+    "/crash",
     "End an actor as a crash in its handler would, to see how it recovers; in development only",
     errors=("actor_not_active", "development_only"),
 )
@@ -163,14 +159,7 @@ async def crash_actor(run: ActionRun, given: ActionWithReason, group: str, key: 
     return await _act(run.deps, CrashKey(group, key, given.reason))
 
 
-@route.action(
-    "/ops/api/actors/{group}/{key}/quarantine",
-    "Quarantine an actor: its messages are refused for a while, and no other's",
-    QuarantineRequest,
-    KeyDescription,
-    errors=_ERRORS,
-    is_urgent=True,
-)
+@_on_actor.action("/quarantine", "Quarantine an actor: its messages are refused for a while, and no other's")
 async def quarantine_actor(
     run: ActionRun, given: QuarantineRequest, group: str, key: str
 ) -> KeyDescription | Refusal:
@@ -178,7 +167,7 @@ async def quarantine_actor(
     return await _act(run.deps, QuarantineKey(group, key, given.reason, given.for_s))
 
 
-@_on_actor("release", "Release an actor from quarantine", errors=("actor_not_quarantined",))
+@_on_actor.action("/release", "Release an actor from quarantine", errors=("actor_not_quarantined",))
 async def release_actor(run: ActionRun, given: ActionWithReason, group: str, key: str) -> KeyDescription | Refusal:
     """Its restart budget starts over."""
     return await _act(run.deps, ReleaseKey(group, key, given.reason))

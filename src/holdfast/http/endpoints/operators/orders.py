@@ -177,13 +177,14 @@ class RefundBody(msgspec.Struct, frozen=True):
     """The order afterwards."""
 
 
-@route.action(
-    "/ops/api/payments/{order_id}/resolve",
+_on_payment: Final = route.below("/ops/api/payments/{order_id}", errors=("payment_order_not_found",))
+
+
+@_on_payment.action(
+    "/resolve",
     "Resolve a held payment order: give credit for its payment, or none",
-    Resolution,
-    PaymentOrderBody,
     name="resolve_payment",
-    errors=("payment_order_not_found", "payment_order_not_payable", "invalid_amount", "amount_too_large"),
+    errors=("payment_order_not_payable", "invalid_amount", "amount_too_large"),
 )
 async def resolve_payment_order(run: ActionRun, given: Resolution, order_id: str) -> PaymentOrderBody | Refusal:
     """The order's account decides; the response is the order afterwards."""
@@ -208,18 +209,10 @@ async def resolve_payment_order(run: ActionRun, given: Resolution, order_id: str
     return payment_order_body(reply.order)
 
 
-@route.action(
-    "/ops/api/payments/{order_id}/refund",
+@_on_payment.action(
+    "/refund",
     "Refund a card payment, or a part of it; the credit is reversed",
-    RefundRequest,
-    RefundBody,
-    errors=(
-        "payment_order_not_found",
-        *CARD_ERRORS,
-        "payment_order_not_refundable",
-        "invalid_amount",
-        "idempotency_key_reused",
-    ),
+    errors=(*CARD_ERRORS, "payment_order_not_refundable", "invalid_amount", "idempotency_key_reused"),
     needs_key=True,
 )
 async def refund_payment(run: ActionRun, given: RefundRequest, order_id: str) -> RefundBody | Refusal:
@@ -264,12 +257,8 @@ async def refund_payment(run: ActionRun, given: RefundRequest, order_id: str) ->
     )
 
 
-@route.action(
-    "/ops/api/payments/{order_id}/reconcile",
-    "Compare a payment order with the card provider now",
-    ActionRequest,
-    PaymentOrderBody,
-    errors=("payment_order_not_found", "provider_not_configured"),
+@_on_payment.action(
+    "/reconcile", "Compare a payment order with the card provider now", errors=("provider_not_configured",)
 )
 async def reconcile_payment(run: ActionRun, _: ActionRequest, order_id: str) -> PaymentOrderBody | Refusal:
     """The response is the order afterwards; ``reconcile_status`` is ``error`` if the provider did not answer."""

@@ -6,7 +6,7 @@ from typing import Annotated, Final, get_args
 
 import msgspec
 
-from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome
@@ -87,32 +87,21 @@ async def list_poison_messages(call: Call) -> Outcome:
     )
 
 
-@route.read(
-    "/ops/api/poison/{poison_id}",
-    "Retrieve a message whose handling crashed its actor",
-    PoisonBody,
-    errors=("poison_not_found",),
-)
+_on_message: Final = route.below("/ops/api/poison/{poison_id}", errors=("poison_not_found",))
+
+
+@_on_message.read("", "Retrieve a message whose handling crashed its actor", PoisonBody)
 async def read_poison_message(call: Call) -> Outcome:
     """The message is shown without its content."""
     found = await call.deps.database.read(lambda rows: poison_by_id(rows, call.path["poison_id"]))
     return NOT_FOUND if found is None else poison_body(found)
 
 
-_on_message: Final = Actions(
-    route,
-    "/ops/api/poison/{poison_id}/",
-    ActionWithReason,
-    PoisonBody,
-    errors=("poison_not_found", "poison_not_open"),
-)
-
-
-@_on_message(
-    "replay",
+@_on_message.action(
+    "/replay",
     "Replay a poison message once: its actor handles it as if it had just been sent",
     name="replay_poison",
-    errors=("poison_not_replayable", "quarantined"),
+    errors=("poison_not_open", "poison_not_replayable", "quarantined"),
 )
 async def replay_poison_message(run: ActionRun, _: ActionWithReason, poison_id: str) -> PoisonBody | Refusal:
     """If it crashes its actor again it is kept, and counted."""
@@ -120,7 +109,12 @@ async def replay_poison_message(run: ActionRun, _: ActionWithReason, poison_id: 
     return found if isinstance(found, Refusal) else poison_body(found)
 
 
-@_on_message("discard", "Discard a poison message: its content is deleted", name="discard_poison")
+@_on_message.action(
+    "/discard",
+    "Discard a poison message: its content is deleted",
+    name="discard_poison",
+    errors=("poison_not_open",),
+)
 async def discard_poison_message(run: ActionRun, _: ActionWithReason, poison_id: str) -> PoisonBody | Refusal:
     """The row stays until its retention is over."""
     found = await run.deps.operating.poison.discard(poison_id)

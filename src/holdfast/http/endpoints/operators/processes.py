@@ -1,7 +1,8 @@
-"""The processes that serve the database: their trees as they live, and what operators do with them."""
+"""The processes that serve the database: their trees, what they remember, and what operators do with them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from typing import Annotated, Final, Generic, NamedTuple, TypeVar
 
@@ -10,10 +11,10 @@ import trio
 
 from holdfast.actors.runtime.faults import AskFault
 from holdfast.actors.runtime.messages import Command
-from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
-from holdfast.http.kit.listing import FROM, read_window
+from holdfast.http.kit.listing import FROM, LIMIT, filter_by, read_window
 from holdfast.http.kit.routes import Outcome
 from holdfast.http.schemas.operators import ActionWithReason, Reason
 from holdfast.ledger.refusals import Refusal
@@ -22,6 +23,7 @@ from holdfast.supervision.control.messages import (
     Draining,
     DrainProcess,
     GroupDescription,
+    ListRefusedRequests,
     MemberView,
     PauseGroup,
     ProcessDescription,
@@ -33,6 +35,7 @@ from holdfast.supervision.control.messages import (
     StopChild,
 )
 from holdfast.supervision.status import ChildStatus
+from holdfast.telemetry.refused_requests import RefusedCaller, RefusedRequest, most_refused
 
 T = TypeVar("T")
 
@@ -83,22 +86,11 @@ class ChildRequest(msgspec.Struct, frozen=True):
     reason: Reason
 
 
-_on_child: Final = Actions(
-    route,
-    "/ops/api/processes/{member_id}/children/",
-    ChildRequest,
-    ChildStatus,
-    errors=("member_not_found", "child_not_found", "child_not_stoppable", "child_running"),
-    is_urgent=True,
+_on_process: Final = route.below("/ops/api/processes/{member_id}", errors=("member_not_found",), is_urgent=True)
+_on_child: Final = _on_process.below(
+    "/children", errors=("child_not_found", "child_not_stoppable", "child_running")
 )
-_on_group: Final = Actions(
-    route,
-    "/ops/api/processes/{member_id}/groups/{group}/",
-    ActionWithReason,
-    GroupDescription,
-    errors=("member_not_found", "group_not_found"),
-    is_urgent=True,
-)
+_on_group: Final = _on_process.below("/groups/{group}", errors=("group_not_found",))
 
 
 class ProcessBody(MemberView, frozen=True, kw_only=True):
@@ -127,25 +119,27 @@ async def read_tree(call: Call) -> Outcome:
     )
 
 
-@_on_child("stop", "Stop a child of a process's tree until it is started")
+@_on_child.action("/stop", "Stop a child of a process's tree until it is started")
 async def stop_child(run: ActionRun, given: ChildRequest, member_id: str) -> ChildStatus | Refusal:
     """The response is the child afterwards."""
     return await ask_control(run.deps, member_id, StopChild(given.path, given.reason))
 
 
-@_on_child("start", "Start a child of a process's tree that was stopped or has ended")
+@_on_child.action("/start", "Start a child of a process's tree that was stopped or has ended")
 async def start_child(run: ActionRun, given: ChildRequest, member_id: str) -> ChildStatus | Refusal:
     """The response is the child afterwards."""
     return await ask_control(run.deps, member_id, StartChild(given.path, given.reason))
 
 
-@_on_child("restart", "Restart a child of a process's tree, with the siblings that its supervisor restarts with it")
+@_on_child.action(
+    "/restart", "Restart a child of a process's tree, with the siblings that its supervisor restarts with it"
+)
 async def restart_child(run: ActionRun, given: ChildRequest, member_id: str) -> ChildStatus | Refusal:
     """It does not count against the restart budget."""
     return await ask_control(run.deps, member_id, RestartChild(given.path, given.reason))
 
 
-@_on_group("pause", "Pause a group of actors in one process: its requests get 503 until it is resumed")
+@_on_group.action("/pause", "Pause a group of actors in one process: its requests get 503 until it is resumed")
 async def pause_group(
     run: ActionRun, given: ActionWithReason, member_id: str, group: str
 ) -> GroupDescription | Refusal:
@@ -153,7 +147,7 @@ async def pause_group(
     return await ask_control(run.deps, member_id, PauseGroup(group, given.reason))
 
 
-@_on_group("resume", "Resume a group of actors in one process")
+@_on_group.action("/resume", "Resume a group of actors in one process")
 async def resume_group(
     run: ActionRun, given: ActionWithReason, member_id: str, group: str
 ) -> GroupDescription | Refusal:
@@ -161,14 +155,7 @@ async def resume_group(
     return await ask_control(run.deps, member_id, ResumeGroup(group, given.reason))
 
 
-@route.action(
-    "/ops/api/processes/{member_id}/drain",
-    "Stop a process in order, as at SIGTERM; a parent starts another in its place",
-    ActionWithReason,
-    Draining,
-    errors=("member_not_found",),
-    is_urgent=True,
-)
+@_on_process.action("/drain", "Stop a process in order, as at SIGTERM; a parent starts another in its place")
 async def drain_process(run: ActionRun, given: ActionWithReason, member_id: str) -> Draining | Refusal:
     """It gives its accounts to the other members and finishes what it has accepted."""
     return await ask_control(run.deps, member_id, DrainProcess(given.reason))
@@ -199,3 +186,43 @@ async def list_samples(call: Call) -> Outcome:
         processes=[*answers.by_member.values()],
         unreachable=answers.unreachable,
     )
+
+
+_SOUGHT: Final = filter_by(
+    "about",
+    "Only this request, by its `X-Request-Id`; or those of this trace, account, operator, origin, or API key by "
+    "its first 12 characters.",
+)
+
+
+class RefusedRequestPage(msgspec.Struct, frozen=True):
+    """The newest refused requests of all processes, from their memory."""
+
+    data: list[RefusedRequest]
+    """The newest, newest first; each process remembers a thousand."""
+    callers: list[RefusedCaller]
+    """Who was refused most in the last ten minutes, the most often refused first."""
+    unreachable: list[str]
+    """The members that did not answer."""
+
+
+@route.read(
+    "/ops/api/refused-requests",
+    "List the newest refused requests, and who sent most of them",
+    RefusedRequestPage,
+    parameters=(_SOUGHT, LIMIT),
+)
+async def list_refused_requests(call: Call) -> Outcome:
+    """Answered from memory, also while the database is away."""
+    window = read_window(call)
+    if isinstance(window, Refusal):
+        return window
+    answers = await ask_all(call.deps, ListRefusedRequests(window.filters.get("about"), window.limit))
+    found: list[RefusedRequest] = []
+    codes: dict[str, Counter[str]] = {}
+    for answer in answers.by_member.values():
+        found += answer.data
+        for each in answer.callers:
+            codes.setdefault(each.caller, Counter()).update(each.codes)
+    found.sort(key=lambda each: (each.at, each.request_id), reverse=True)
+    return RefusedRequestPage(found[: window.limit], most_refused(codes), answers.unreachable)

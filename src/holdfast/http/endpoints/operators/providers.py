@@ -155,8 +155,6 @@ class ProviderCheckBody(msgspec.Struct, frozen=True):
 @route.action(
     "/ops/api/providers/{provider}/check",
     "Check a provider by a real job: connection, submission, callback, poll, outputs",
-    ProviderCheckRequest,
-    ProviderCheckBody,
     errors=(
         "provider_not_found",
         "cost_not_accepted",

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.actors.task.messages import DecideReview
 from holdfast.http.endpoints.operators.tasks import input_of, position_of_task
-from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.dependencies import Dependencies
 from holdfast.http.kit.listing import PAGE, StoredListBody, filter_by, list_for_operators
@@ -100,12 +100,10 @@ async def list_reviews(call: Call) -> Outcome:
     return await list_for_operators(call, open_reviews, partial(review_body, call.deps), position_of_task)
 
 
-@route.read(
-    "/ops/api/reviews/{review_case_id}",
-    "Retrieve a review, open or decided",
-    ReviewRecord,
-    errors=("review_not_found",),
-)
+_on_review: Final = route.below("/ops/api/reviews/{review_case_id}", errors=("review_not_found",))
+
+
+@_on_review.read("", "Retrieve a review, open or decided", ReviewRecord)
 async def read_review(call: Call) -> Outcome:
     """It has the provider's own outputs, for the operator to look at before a decision."""
     task = await _task_of(call.deps, call.path["review_case_id"])
@@ -115,22 +113,19 @@ async def read_review(call: Call) -> Outcome:
     return render(ReviewRecord, body, input=input_of(task), provider_job_id=task.state.provider_ref)
 
 
-_decision: Final = Actions(
-    route,
-    "/ops/api/reviews/{review_case_id}/",
-    Decision,
-    ReviewBody,
-    errors=("review_not_found", "review_not_open"),
+@_on_review.action(
+    "/approve",
+    "Approve a review: store the results not stored yet, then capture the charge",
+    errors=("review_not_open",),
 )
-
-
-@_decision("approve", "Approve a review: store the results not stored yet, then capture the charge")
 async def approve_review(run: ActionRun, given: Decision, review_case_id: str) -> ReviewBody | Refusal:
     """The response may still have the status ``review``: the task succeeds when its results are stored."""
     return await _decide(run, review_case_id, approve=True, note=given.note)
 
 
-@_decision("reject", "Reject a review: the task fails and its whole hold is released")
+@_on_review.action(
+    "/reject", "Reject a review: the task fails and its whole hold is released", errors=("review_not_open",)
+)
 async def reject_review(run: ActionRun, given: Decision, review_case_id: str) -> ReviewBody | Refusal:
     """The task's status and the credit change in one commit."""
     return await _decide(run, review_case_id, approve=False, note=given.note)

@@ -100,12 +100,10 @@ def position_of_task(task: Task) -> Position:
     return Position(task.created_at, task.request_id)
 
 
-@route.read(
-    "/ops/api/tasks/{request_id}",
-    "Retrieve a task of any account",
-    TaskRecord,
-    errors=("task_not_found", "record_unreadable"),
-)
+_of_task: Final = route.below("/ops/api/tasks/{request_id}", errors=("task_not_found",))
+
+
+@_of_task.read("", "Retrieve a task of any account", TaskRecord, errors=("record_unreadable",))
 async def read_task_details(call: Call) -> Outcome:
     """The task may have ended or not; its results can be fetched before it has succeeded."""
     task_id = call.path["request_id"]
@@ -146,12 +144,7 @@ class TaskRow(msgspec.Struct, frozen=True):
     """Its hold; null if there is none."""
 
 
-@route.read(
-    "/ops/api/tasks/{request_id}/row",
-    "Retrieve what is stored of a task, also if it cannot be read as a task",
-    TaskRow,
-    errors=("task_not_found",),
-)
+@_of_task.read("/row", "Retrieve what is stored of a task, also if it cannot be read as a task", TaskRow)
 async def read_task_row(call: Call) -> Outcome:
     """Shows an operator the row that must be repaired."""
     task_id = call.path["request_id"]

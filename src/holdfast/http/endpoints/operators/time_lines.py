@@ -27,12 +27,7 @@ from holdfast.http.schemas.common import render
 from holdfast.http.services.tasks import task_not_found
 from holdfast.ledger.public_types import Amount, Time
 from holdfast.ledger.refusals import Refusal
-from holdfast.persistence.queries.time_lines import (
-    Source,
-    TimeLineEntry,
-    time_line_of_account,
-    time_line_of_task,
-)
+from holdfast.persistence.queries.time_lines import Source, TimeLineEntry, time_line_of_account, time_line_of_task
 
 route = OperatorRoutes()
 

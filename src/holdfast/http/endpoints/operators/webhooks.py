@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from sqlalchemy import Connection
 
-from holdfast.http.kit.actions import ActionRun, Actions, OperatorRoutes
+from holdfast.http.kit.actions import ActionRun, OperatorRoutes
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.listing import PAGE, ListBody, Position, filter_by, list_for_operators
 from holdfast.http.kit.routes import Outcome
@@ -111,16 +111,20 @@ async def summarise_webhooks(call: Call) -> Outcome:
     return WebhookSummary(found.failing, found.given_up, [FailingHost(*each) for each in found.hosts])
 
 
-_retry: Final = Actions(route, "/ops/api/webhooks/", ActionRequest, EventsRetried, errors=("event_not_found",))
+_on_failing: Final = route.below("/ops/api/webhooks", errors=("event_not_found",))
 
 
-@_retry("{account_id}/retry", "Deliver the failed events of an account again now", name="retry_account_webhooks")
+@_on_failing.action(
+    "/{account_id}/retry", "Deliver the failed events of an account again now", name="retry_account_webhooks"
+)
 async def retry_of_account(run: ActionRun, _: ActionRequest, account_id: str) -> EventsRetried | Refusal:
     """Up to 500 events become due, the oldest first, also those that were given up."""
     return await _retry_all(run, account_id=account_id)
 
 
-@_retry("hosts/{host}/retry", "Deliver the failed events for a host again now", name="retry_host_webhooks")
+@_on_failing.action(
+    "/hosts/{host}/retry", "Deliver the failed events for a host again now", name="retry_host_webhooks"
+)
 async def retry_of_host(run: ActionRun, _: ActionRequest, host: str) -> EventsRetried | Refusal:
     """As for an account, for events of any accounts."""
     return await _retry_all(run, host=host)
@@ -141,13 +145,8 @@ async def _retry_all(
     return EventsRetried(len(found), has_more=len(found) == RETRIED_MAX)
 
 
-@route.action(
-    "/ops/api/webhooks/{account_id}/{event_id}/retry",
-    "Deliver an event again now, under the same id",
-    ActionRequest,
-    FailedEventBody,
-    name="retry_webhook",
-    errors=("event_not_found",),
+@_on_failing.action(
+    "/{account_id}/{event_id}/retry", "Deliver an event again now, under the same id", name="retry_webhook"
 )
 async def retry_event(
     run: ActionRun, _: ActionRequest, account_id: str, event_id: str
