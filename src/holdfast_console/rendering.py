@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.resources import files
 from typing import Final, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from quart import Response
 
+from holdfast.http.endpoints import all_routes
+from holdfast.http.kit.routes import Route
 from holdfast.ledger.refusals import Refusal
 from holdfast_console import formats
-from holdfast_console.forms import Message
+from holdfast_console.forms import API, Message
 
 CONTENT_TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -89,6 +93,30 @@ class Redirect:
     headers: Headers = ()
 
 
+class ActionForm(NamedTuple):
+    """Where the form of an action is sent, and whether it has an Idempotency-Key."""
+
+    path: str
+    needs_key: bool
+
+
+@functools.cache
+def _actions() -> dict[str, Route]:
+    return {route.action: route for route in all_routes() if route.action is not None}
+
+
+def form_path(route: Route) -> str:
+    """Return the path of an endpoint's form: ``/ops/reviews/{id}/approve`` of that below ``/ops/api``."""
+    return route.path.replace(API, "/ops/", 1)
+
+
+def form_of(action: str, target: Sequence[str]) -> ActionForm:
+    """Return the form of an action, as its endpoint is declared, on the ``target`` that the path names."""
+    route, parts = _actions()[action], iter(target)
+    path = re.sub(r"\{\w+\}", lambda _: quote(next(parts), safe=""), form_path(route))
+    return ActionForm(path, route.idempotent)
+
+
 @functools.cache
 def environment() -> Environment:
     """Return the templates' environment."""
@@ -110,7 +138,12 @@ def environment() -> Environment:
         "json": formats.json_text,
         "exact": formats.exact_text,
     }
-    made.globals |= {"static": static_path, "identifier": formats.identifier, "new_key": _new_key}
+    made.globals |= {
+        "static": static_path,
+        "identifier": formats.identifier,
+        "new_key": _new_key,
+        "form_of": form_of,
+    }
     made.tests["refused"] = lambda value: isinstance(value, Refusal)
     return made
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from uuid_utils import uuid7
 
-from holdfast.persistence.queries.finding import CLOCKS_APART_MS, made_by_request
+from holdfast.persistence.queries.finding import CLOCKS_APART_MS, Found, made_by_request
 from holdfast.persistence.records import tables
 from holdfast.supervision.control.messages import ListRefusedRequests, RefusedRequestList
 from holdfast.telemetry.refused_requests import RefusedRequest
@@ -117,7 +117,7 @@ async def test_a_task_made_long_after_a_request_is_not_searched_for_it(api: Api)
         request = msgspec.structs.replace(task.request, traceparent=f"00-{digits}-{digits[16:]}-00")
         await api.add_task(msgspec.structs.replace(task, request=request))
     made_by = await api.database.read(lambda rows: made_by_request(rows, digits, 10))
-    assert made_by == [(api.account_id, task_id)]
+    assert made_by == [Found(api.account_id, reference=task_id)]
 
 
 async def test_a_callers_trace_that_looks_like_our_ids_is_found(api: Api) -> None:
@@ -126,7 +126,7 @@ async def test_a_callers_trace_that_looks_like_our_ids_is_found(api: Api) -> Non
     request = msgspec.structs.replace(task.request, traceparent=f"00-{trace}-{'c' * 16}-01")
     await api.add_task(msgspec.structs.replace(task, request=request))
     made_by = await api.database.read(lambda rows: made_by_request(rows, trace, 10))
-    assert made_by == [(api.account_id, task.request_id)]
+    assert made_by == [Found(api.account_id, reference=task.request_id)]
 
 
 async def test_a_refused_request_leads_to_its_refusal(api: Api, browser: PageReader) -> None:

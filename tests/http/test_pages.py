@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -17,6 +18,7 @@ from tests.strict_html import StrictHtml
 
 from holdfast.actors.account.messages import SetCeiling
 from holdfast.actors.task.messages import DecideReview, TaskReply
+from holdfast.http.endpoints import all_routes
 from holdfast.http.kit.calls import Auth
 from holdfast.http.kit.operating import Readiness
 from holdfast.ledger.refusals import Refusal
@@ -89,6 +91,17 @@ async def test_a_form_needs_the_session_and_its_token(api: Api, browser: PageRea
         answer = await browser.send("/ops/reviews/rev_1/approve", headers, **{"reason": "it is fine", **sent})
         assert answer.status_code == 403
     assert api.tasks.asked == []
+
+
+def test_every_form_names_an_action_and_what_its_path_needs() -> None:
+    templates = files("holdfast_console") / "templates"
+    text = "".join(each.read_text() for each in templates.iterdir())
+    forms = re.findall(r"""(?:ui\.act\("[^"]+", |form_of\()["'](\w+)["'], \[([^]]+)\]""", text)
+    assert len(forms) == len(re.findall(r"ui\.act\(|form_of\('", text)) > 20
+    actions = {route.action: route for route in all_routes()}
+    for action, target in forms:
+        path = rendering.form_of(action, ["a/b"] * len(target.split(","))).path
+        assert path == re.sub(r"{\w+}", "a%2Fb", actions[action].path.replace("/ops/api", "/ops"))
 
 
 async def test_a_form_does_what_its_endpoint_does_and_says_so(api: Api, browser: PageReader) -> None:

@@ -19,8 +19,8 @@ from holdfast.persistence.claims.expired import delete_expired
 from holdfast.persistence.claims.lots import accounts_with_expired_lots
 from holdfast.persistence.claims.processes import renew_lease, take_over, this_process
 from holdfast.persistence.claims.tasks import claim_follow_ups, claim_of_silent, claim_overdue
-from holdfast.persistence.queries.accounts import accounts_of_address, accounts_of_key
 from holdfast.persistence.queries.backlog import operator_backlog
+from holdfast.persistence.queries.finding import Found, accounts_of_address, accounts_of_key
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database import Database
 
@@ -239,8 +239,8 @@ def test_a_search_reads_none_but_what_it_finds(rows: Connection) -> None:
         {"number": WAITING},
     )
     rows.execute(text("analyze accounts, api_keys"))
-    assert accounts_of_address(rows, "user77@", 50) == [("acct_77", "user77@example.com")]
-    assert accounts_of_key(rows, "hk_live_77", 50) == [("acct_77", "user77@example.com")]
+    assert accounts_of_address(rows, "user77@", 50) == [Found("acct_77", "user77@example.com")]
+    assert accounts_of_key(rows, "hk_live_77", 50) == [Found("acct_77", "user77@example.com")]
     for search in (
         lambda rows: accounts_of_address(rows, "user", 50),
         lambda rows: accounts_of_address(rows, "user77@", 50),

@@ -9,7 +9,6 @@ from holdfast.http.endpoints.credit_lots import CreditLotList
 from holdfast.http.endpoints.operators.accounts import (
     TRACE_OR_REQUEST_ID,
     AccountDetails,
-    Found,
     FoundList,
     WebhooksAndAlerts,
     read_account_details,
@@ -24,6 +23,7 @@ from holdfast.http.endpoints.operators.time_lines import read_account_time_line
 from holdfast.http.endpoints.tasks.usage_totals import UsageTotals
 from holdfast.http.kit.values import shown
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.finding import Found
 from holdfast.supervision.control.messages import KeyDescription
 from holdfast_console.rendering import Html, Redirect
 from holdfast_console.views import ROWS_SHOWN, ViewResult, ViewTable, Visit

@@ -14,7 +14,7 @@ from holdfast.http.kit.routes import Route
 from holdfast.ledger.refusals import Refusal
 from holdfast_console.formats import duration_text, words_of
 from holdfast_console.forms import API, Message, local_path
-from holdfast_console.rendering import Redirect
+from holdfast_console.rendering import Redirect, form_path
 from holdfast_console.views import View, ViewHandler, ViewResult, ViewTable, Visit
 
 view = ViewTable()
@@ -51,7 +51,7 @@ for _route in all_routes():
         view.views.append(
             View(
                 method="POST",
-                path=_route.path.replace(API, "/ops/", 1),
+                path=form_path(_route),
                 handler=_action_of(_route),
                 auth=_route.auth,
                 action=_route.action,

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from holdfast.http.endpoints.operators.actors import read_actor
-from holdfast.http.endpoints.operators.reviews import (
-    ReviewRecord,
-    list_reviews,
-    read_review,
-)
+from holdfast.http.endpoints.operators.reviews import ReviewRecord, list_reviews, read_review
 from holdfast.http.endpoints.operators.tasks import (
     TaskRecord,
     TaskRow,
@@ -17,13 +13,10 @@ from holdfast.http.endpoints.operators.tasks import (
     read_task_row,
 )
 from holdfast.http.endpoints.operators.time_lines import read_task_time_line
-from holdfast.http.endpoints.operators.webhooks import (
-    WebhookSummary,
-    list_failed_events,
-    summarise_webhooks,
-)
+from holdfast.http.endpoints.operators.webhooks import list_failed_events, summarise_webhooks
 from holdfast.http.kit.errors import UNREADABLE
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.events import WebhookSummary
 from holdfast.supervision.control.messages import KeyDescription
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit

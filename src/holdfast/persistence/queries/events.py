@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Unpack
 
+import msgspec
 from sqlalchemy import Connection, Row, exists, func, select, tuple_
 
 from holdfast.ledger.alerts.account_events import AnyEventKind
@@ -61,20 +62,26 @@ class EventRecord(NamedTuple):
         return EventAddress(self.account_id, self.event_id, self.receiver)
 
 
-class HostFailures(NamedTuple):
-    """How many events of how many accounts a host does not accept."""
+class FailingHost(msgspec.Struct, frozen=True):
+    """A host that does not accept events."""
 
     host: str
+    """Its name, with its port unless that is the usual one."""
     accounts: int
+    """How many accounts send to it."""
     events: int
+    """How many events it has not accepted."""
 
 
-class FailureCounts(NamedTuple):
-    """How many events are failing, and how many were given up; ``hosts`` has those with most events first."""
+class WebhookSummary(msgspec.Struct, frozen=True):
+    """How many events are not delivered, ten thousand in all at most."""
 
     failing: int
+    """How many are tried again."""
     given_up: int
-    hosts: tuple[HostFailures, ...]
+    """How many were given up."""
+    hosts: list[FailingHost]
+    """The hosts with most of them, at most twenty."""
 
 
 EVENT = selected(outbox, [name for name in EventRecord._fields if name != "attempts"])
@@ -143,7 +150,7 @@ def failed_event_addresses(
     return [EventAddress(*row) for row in found]
 
 
-def failure_counts(rows: Connection, *, hosts_max: int = 20) -> FailureCounts:
+def failure_counts(rows: Connection, *, hosts_max: int = 20) -> WebhookSummary:
     """Count the events whose delivery fails or was given up, at most :data:`COUNTED_MAX` in all."""
     columns = (outbox.c.account_id, outbox.c.status, _HOST.label("host"))
     failed = select(*columns).where(_FAILED).limit(COUNTED_MAX).subquery()
@@ -156,8 +163,8 @@ def failure_counts(rows: Connection, *, hosts_max: int = 20) -> FailureCounts:
         .order_by(number.desc(), failed.c.host)
         .limit(hosts_max)
     )
-    hosts = tuple(HostFailures(*row) for row in by_host)
-    return FailureCounts(by_status.get("pending", 0), by_status.get("given_up", 0), hosts)
+    hosts = [FailingHost(*row) for row in by_host]
+    return WebhookSummary(by_status.get("pending", 0), by_status.get("given_up", 0), hosts)
 
 
 def with_attempts(rows: Connection, found: Sequence[Row[*tuple[Any, ...]]]) -> list[EventRecord]:

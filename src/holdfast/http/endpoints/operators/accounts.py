@@ -55,15 +55,14 @@ from holdfast.ledger.money import format_amount
 from holdfast.ledger.public_types import AccountId, Amount, Role, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.claims.files import files_total
-from holdfast.persistence.queries.accounts import (
-    account_of_email,
-    account_overview,
+from holdfast.persistence.queries.accounts import account_of_email, account_overview, email_of_account
+from holdfast.persistence.queries.finding import (
+    Found,
     accounts_of_address,
     accounts_of_key,
-    email_of_account,
-    subject_of_operation,
+    made_by_request,
+    subject_of,
 )
-from holdfast.persistence.queries.finding import made_by_request, subject_of
 from holdfast.persistence.queries.orders import SwitchedOffTopUp, switched_off_top_ups, top_up_of_account
 from holdfast.persistence.queries.webhooks import mail_recipient, webhooks_of_account
 
@@ -351,16 +350,6 @@ _SOUGHT: Final = replace(
 TRACE_OR_REQUEST_ID: Final = re.compile(r"(?:req_)?([0-9a-f]{32})", re.ASCII)
 
 
-class Found(msgspec.Struct, frozen=True):
-    """An account that was found."""
-
-    account_id: AccountId
-    email: str | None = None
-    """Its e-mail address; null where an id was sought."""
-    reference: str | None = None
-    """The task or order that the id is about; null if it is about the account alone."""
-
-
 class FoundList(msgspec.Struct, frozen=True):
     """What was found, at most as many as asked for."""
 
@@ -383,19 +372,12 @@ async def find(call: Call) -> Outcome:
     sought = window.filters["q"].strip()
 
     def read(rows: Connection) -> list[Found]:
-        if sought.startswith("op_"):
-            of_operation = subject_of_operation(rows, sought)
-            return [] if of_operation is None else [Found(account_id=of_operation[0], reference=of_operation[1])]
         if trace := TRACE_OR_REQUEST_ID.fullmatch(sought):
-            made = made_by_request(rows, trace[1], window.limit)
-            return [Found(each.account_id, reference=each.reference) for each in made]
+            return made_by_request(rows, trace[1], window.limit)
         if sought.startswith(API_KEY_START):
-            found = accounts_of_key(rows, sought[:KEY_PREFIX_CHARS], window.limit)
-        else:
-            subject = None if "@" in sought else subject_of(rows, sought)
-            if subject is not None:
-                return [Found(subject.account_id, reference=subject.reference)]
-            found = accounts_of_address(rows, sought.lower(), window.limit)
-        return [Found(each.account_id, each.email) for each in found]
+            return accounts_of_key(rows, sought[:KEY_PREFIX_CHARS], window.limit)
+        if "@" not in sought and (subject := subject_of(rows, sought)) is not None:
+            return [subject]
+        return accounts_of_address(rows, sought.lower(), window.limit)
 
     return FoundList(await call.deps.database.read(read) if sought else [])
