@@ -17,11 +17,12 @@ from tests.event_streams import STREAM, StreamReader, reading
 from trio.testing import MockClock
 
 from holdfast.http.endpoints.operators import reports as endpoint
-from holdfast.http.endpoints.operators.reports import EventStream
+from holdfast.http.endpoints.operators.reports import event_stream
 from holdfast.http.kit.calls import Call
 from holdfast.http.kit.operator_access import begin_session, end_session
 from holdfast.http.kit.operators import cookie_name
 from holdfast.http.kit.requests import HoldfastRequest
+from holdfast.http.kit.waiting import STREAM_S
 from holdfast.ledger.clock import utc_now
 from holdfast.persistence.claims.reports import write_reports
 from holdfast.persistence.queries.reports import reports_after
@@ -265,12 +266,12 @@ async def test_silence_is_broken_by_comments(stage: Stage, autojump_clock: MockC
     call = Call(stage.deps, route_of(endpoint.stream_reports), request, {})
     assert await call.prepare() is None
     begun = trio.current_time()
-    async with EventStream(call, None) as parts:
+    async with event_stream(call, None) as parts:
         assert await anext(parts) == b"retry: 1000\n\n"
         assert await anext(parts) == b": idle\n\n"
         assert trio.current_time() - begun == pytest.approx(endpoint.CHECK_S)
-        assert len([part async for part in parts]) == endpoint.STREAM_S / endpoint.CHECK_S - 1
-    assert trio.current_time() - begun == pytest.approx(endpoint.STREAM_S)
+        assert len([part async for part in parts]) == STREAM_S / endpoint.CHECK_S - 1
+    assert trio.current_time() - begun == pytest.approx(STREAM_S)
     assert not stage.deps.operating.reports._readers
 
 

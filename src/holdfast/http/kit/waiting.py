@@ -52,12 +52,12 @@ def read_wait(sent: list[str]) -> float | Refusal:
     return float(sent[0])
 
 
-def read_last_event_id(sent: str | None) -> int | Refusal | None:
-    """Parse the header ``Last-Event-ID``, None without one. Refuses with ``invalid_parameter``."""
+def read_last_event_id(sent: str | None, name: str = LAST_EVENT_ID.name) -> int | Refusal | None:
+    """Parse the header, or the parameter ``name``, None without one. Refuses with ``invalid_parameter``."""
     if not sent:
         return None
     if not _NUMBER.fullmatch(sent):
-        return invalid_parameter("Last-Event-ID", "must be the id of an event", sent)
+        return invalid_parameter(name, "must be the id of an event", sent)
     return int(sent)
 
 

@@ -62,18 +62,19 @@ async def sent(events: AsyncGenerator[bytes], opened: ExitStack) -> AsyncIterato
 
 
 class StreamClock:
-    """When a stream checks its credential again, and when it ends."""
+    """When a stream checks its credential again, each time after ``check_s``, and when it ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, check_s: float = CHECK_S) -> None:
+        self._check_s = check_s
         self.ends_at = trio.current_time() + STREAM_S
-        self.check_at = trio.current_time() + CHECK_S
+        self.check_at = trio.current_time() + check_s
 
     def is_check_due(self) -> bool:
-        """Whether the time of a check has come; the next one is :data:`CHECK_S` later."""
+        """Whether the time of a check has come; the next one is ``check_s`` later."""
         now = trio.current_time()
         if now < self.check_at:
             return False
-        self.check_at = now + CHECK_S
+        self.check_at = now + self._check_s
         return True
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import lru_cache
-from types import TracebackType
 from typing import Final
 
 import msgspec
 import trio
-from quart import Response
-from quart.wrappers.response import ResponseBody
 from sqlalchemy import Connection
 
 from holdfast.actors.runtime.faults import AskFault
@@ -30,9 +28,10 @@ from holdfast.http.kit.listing import (
     read_window,
     write_cursor,
 )
-from holdfast.http.kit.routes import Media, Outcome, Parameter
-from holdfast.http.kit.values import invalid_parameter
+from holdfast.http.kit.routes import Outcome
+from holdfast.http.kit.waiting import LAST_EVENT_ID, RETRY_MS, read_last_event_id, stream_media, stream_response
 from holdfast.http.schemas.common import render
+from holdfast.http.services.following import StreamClock
 from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.reports import newest_position, reports_page
@@ -85,16 +84,8 @@ def report_event(report: Report) -> bytes:
 
 route = OperatorRoutes()
 
-EVENT_STREAM: Final = "text/event-stream"
 CHECK_S: Final = 5.0
 """How often the credential of a stream is checked again; a silent stream then has a comment."""
-STREAM_S: Final = 900.0
-"""After this long the stream ends, so that its reader connects to whichever process is there then."""
-RETRY_MS: Final = 1_000
-
-_POSITION: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
-_POSITION_SCHEMA: Final = {"type": "string", "pattern": "^[0-9]{1,18}$"}
-
 
 _FILTERS: Final = (
     filter_by("kind", "Only reports of this kind.", REPORT_KINDS),
@@ -161,32 +152,30 @@ def _in_memory(feed: ReportFeed, wanted: ReportFilter, options: ListOptions) -> 
     summary="Follow the reports of all processes",
     auth=Auth.OPERATOR_READ,
     media=(
-        Media(
-            status=200,
-            content_types=(EVENT_STREAM,),
-            description="Server-sent events: `event` is the kind, `data` a report of the list, `id` the position "
-            "to resume from. An event `skipped` says how many reports a slow reader has lost.",
+        stream_media(
+            "`event` is the kind, `data` a report of the list, `id` the position to resume from. An event "
+            "`skipped` says how many reports a slow reader has lost."
         ),
     ),
     parameters=(
-        Parameter(
-            name="Last-Event-ID",
-            location="header",
+        replace(
+            LAST_EVENT_ID,
             description="Begin after this position, of an earlier stream or a list; without it, with what is new.",
-            schema=_POSITION_SCHEMA,
         ),
-        Parameter(
+        replace(
+            LAST_EVENT_ID,
             name="after",
             location="query",
             description="The same, for clients that cannot set the header of their first request.",
-            schema=_POSITION_SCHEMA,
         ),
     ),
     errors=("rate_limit_exceeded",),
 )
 async def stream_reports(call: Call) -> Outcome:
     """A report may come twice, before and after a new connection: its ``report_id`` is the same."""
-    after = read_position(call)
+    # A browser that reconnects sends the header, which is newer than the query.
+    header = call.request.headers.get(LAST_EVENT_ID.name)
+    after = read_last_event_id(header) if header else read_last_event_id(call.request.args.get("after"), "after")
     if isinstance(after, Refusal):
         return after
     feed = call.deps.operating.reports
@@ -200,11 +189,7 @@ async def stream_reports(call: Call) -> Outcome:
             code="rate_limit_exceeded",
             message=f"This operator has {READERS_PER_OPERATOR_MAX} streams of reports open; close one first.",
         )
-    response = Response(
-        None, content_type=EVENT_STREAM, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    )
-    response.response = EventStream(call, after)
-    return response
+    return stream_response(event_stream(call, after))
 
 
 def _position_of(report: Report) -> Position:
@@ -212,73 +197,49 @@ def _position_of(report: Report) -> Position:
     return Position(report.at, report.report_id)
 
 
-def read_position(call: Call) -> int | Refusal | None:
-    """Return where to begin; the header, which a reconnecting browser sends, is newer than the query."""
-    sent = call.request.headers.get("Last-Event-ID")
-    name, given = ("Last-Event-ID", sent) if sent else ("after", call.request.args.get("after"))
-    if not given:
-        return None
-    if not _POSITION.fullmatch(given):
-        return invalid_parameter(name, "must be a position", given)
-    return int(given)
-
-
-class EventStream(ResponseBody):
-    """The body of a stream.
+@asynccontextmanager
+async def event_stream(call: Call, after: int | None) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Open the body of a stream.
 
     It ends in order when the process stops or the credential is no longer valid; cancelled with its connection.
     """
+    assert call.operator is not None
+    feed = call.deps.operating.reports
+    reader = feed.open(after, operator=call.operator.name)
+    try:
+        async with aclosing(_events(call, reader)) as events:
+            yield events
+    finally:
+        feed.close(reader)
 
-    def __init__(self, call: Call, after: int | None) -> None:
-        self._call = call
-        self._feed = call.deps.operating.reports
-        self._after = after
-        self._reader: ReportReader | None = None
-        self._running: AsyncGenerator[bytes] | None = None
 
-    async def __aenter__(self) -> AsyncIterator[bytes]:
-        assert self._call.operator is not None
-        self._reader = self._feed.open(self._after, operator=self._call.operator.name)
-        self._running = self._events(self._reader)
-        return self._running
+async def _events(call: Call, reader: ReportReader) -> AsyncGenerator[bytes]:
+    yield b"retry: %d\n\n" % RETRY_MS
+    clock = StreamClock(CHECK_S)
+    while True:
+        if clock.is_check_due() and (trio.current_time() >= clock.ends_at or not await _is_allowed(call)):
+            return
+        taken = None
+        with trio.move_on_at(clock.check_at) as waiting:
+            taken = await reader.next()
+        if waiting.cancelled_caught:
+            # A comment; the id moves on with reports that came here directly and have been stored since.
+            yield b": idle\n" + _id(reader.position if reader.has_all else None) + b"\n"
+            continue
+        if taken is None:
+            return
+        if taken.skipped_count:
+            yield b'event: skipped\ndata: {"count": %d}\n\n' % taken.skipped_count
+        for report, position in taken.found:
+            yield _id(position) + report_event(report) + b"\n"
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._reader is not None
-        assert self._running is not None
-        self._feed.close(self._reader)
-        await self._running.aclose()
 
-    async def _events(self, reader: ReportReader) -> AsyncGenerator[bytes]:
-        yield b"retry: %d\n\n" % RETRY_MS
-        until = trio.current_time() + STREAM_S
-        check_at = trio.current_time() + CHECK_S
-        while True:
-            if trio.current_time() >= check_at:
-                if check_at >= until or not await self._is_allowed():
-                    return
-                check_at = trio.current_time() + CHECK_S
-            taken = None
-            with trio.move_on_at(check_at) as waiting:
-                taken = await reader.next()
-            if waiting.cancelled_caught:
-                # A comment; the id moves on with reports that came here directly and have been stored since.
-                yield b": idle\n" + _id(reader.position if reader.has_all else None) + b"\n"
-                continue
-            if taken is None:
-                return
-            if taken.skipped_count:
-                yield b'event: skipped\ndata: {"count": %d}\n\n' % taken.skipped_count
-            for report, position in taken.found:
-                yield _id(position) + report_event(report) + b"\n"
-
-    async def _is_allowed(self) -> bool:
-        """Whether the credential is still valid; yes while that is not known, as in an outage."""
-        try:
-            return await self._call.identify_operator() is None
-        except (DatabaseAway, AskFault):
-            return True
+async def _is_allowed(call: Call) -> bool:
+    """Whether the credential is still valid; yes while that is not known, as in an outage."""
+    try:
+        return await call.identify_operator() is None
+    except (DatabaseAway, AskFault):
+        return True
 
 
 def _id(position: int | None) -> bytes:
