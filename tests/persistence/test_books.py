@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import date, timedelta
+from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from sqlalchemy import Connection, select
@@ -17,9 +18,13 @@ from holdfast.persistence.server.connections import connected
 from .account_history import START, write_books
 
 
+def micro(amount: str) -> int:
+    return int(Decimal(amount) * 1_000_000)
+
+
 def test_a_trial_balance_has_every_ledger_account_and_sums_to_zero(database_url: str) -> None:
     with connected(database_url) as connection:
-        assert trial_balance(connection).ledger_accounts == ()
+        assert trial_balance(connection).ledger_accounts == []
         connection.rollback()
         write_books(connection)
         found = trial_balance(connection)
@@ -28,9 +33,10 @@ def test_a_trial_balance_has_every_ledger_account_and_sums_to_zero(database_url:
         for row in connection.execute(select(tables.postings)):
             sums[row.ledger_account] += row.amount_micro
             counts[row.ledger_account] += 1
-        assert {name: (balance, count) for name, balance, count in found.ledger_accounts} == {
+        assert {each.ledger_account: (micro(each.balance), each.postings) for each in found.ledger_accounts} == {
             name: (sums[name], counts[name]) for name in sums
         }
+        assert found.is_balanced
         assert sum(sums.values()) == 0
         assert {
             "available",
@@ -43,11 +49,11 @@ def test_a_trial_balance_has_every_ledger_account_and_sums_to_zero(database_url:
         } == set(sums)
         stored = connection.execute(select(tables.accounts)).all()
         assert (
-            found.stored_balance_micro
+            micro(found.stored_balance)
             == sum(row.balance_micro for row in stored)
             == sums["available"] + sums["held"]
         )
-        assert found.stored_held_micro == sum(row.held_micro for row in stored) == sums["held"]
+        assert micro(found.stored_held) == sum(row.held_micro for row in stored) == sums["held"]
         connection.rollback()
         assert run_audit(connection) == {}
 
@@ -58,30 +64,31 @@ def test_liabilities_are_the_accounts_balances_and_open_holds(database_url: str)
         found = liabilities(connection)
         balances = [row.balance_micro for row in connection.execute(select(tables.accounts))]
     assert found.accounts == len(balances)
-    assert found.credit_micro == sum(each for each in balances if each > 0)
-    assert found.overdrawn_micro == sum(each for each in balances if each < 0) < 0
+    assert micro(found.credit) == sum(each for each in balances if each > 0)
+    assert micro(found.overdrawn) == sum(each for each in balances if each < 0) < 0
     assert (found.accounts_with_credit, found.accounts_overdrawn) == (
         sum(each > 0 for each in balances), sum(each < 0 for each in balances)
     )  # fmt: skip
-    assert (found.holds_open, found.holds_open_micro) == (2, found.held_micro) == (2, 1_500_000)
+    assert (found.holds_open, found.holds_open_total, found.held) == (2, "1.50", "1.50")
 
 
 @pytest.mark.parametrize(("by", "names"), [("day", {""}), ("model", {"studio/still"}), ("provider", {"studio"})])
 def test_revenue_is_what_was_captured_in_the_time(database_url: str, by: RevenueBy, names: set[str]) -> None:
     def total(connection: Connection, **time: int) -> int:
         until = START + timedelta(**time)
-        return sum(each.amount_micro for each in revenue(connection, by, since=START, until=until))
+        return micro(revenue(connection, by, since=START, until=until).total)
 
     with connected(database_url) as connection:
         write_books(connection)
-        lines = revenue(connection, by, since=START, until=START + timedelta(days=1))
-        assert {(line.day, line.name) for line in lines} == {(date(2026, 11, 20), name) for name in names}
+        found = revenue(connection, by, since=START, until=START + timedelta(days=1))
+        assert {(line.day, line.name) for line in found.data} == {("2026-11-20", name) for name in names}
         captured = connection.execute(
             select(tables.operations).where(tables.operations.c.kind == OperationKind.CAPTURE)
         ).all()
-        assert sum(line.captures for line in lines) == len(captured) == 3
-        assert sum(line.amount_micro for line in lines) == sum(row.amount_micro for row in captured) == 3_500_000
-        balances = {each.ledger_account: each.balance_micro for each in trial_balance(connection).ledger_accounts}
-        assert total(connection, days=1) == balances["revenue"]
+        assert found.captures == sum(line.captures for line in found.data) == len(captured) == 3
+        lines_micro = sum(micro(line.amount) for line in found.data)
+        assert micro(found.total) == lines_micro == sum(row.amount_micro for row in captured) == 3_500_000
+        balances = {each.ledger_account: each.balance for each in trial_balance(connection).ledger_accounts}
+        assert found.total == balances["revenue"]
         first = min(row.at for row in captured)
         assert total(connection, milliseconds=(first - START) // timedelta(milliseconds=1)) == 0

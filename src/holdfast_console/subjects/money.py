@@ -6,20 +6,14 @@ from typing import Final
 
 from holdfast.http.endpoints.operators.accounts import list_switched_off_top_ups
 from holdfast.http.endpoints.operators.actions import ActionList, list_operator_actions
-from holdfast.http.endpoints.operators.books import (
-    LiabilitiesBody,
-    RevenueBody,
-    TrialBalanceBody,
-    read_liabilities,
-    read_revenue,
-    read_trial_balance,
-)
+from holdfast.http.endpoints.operators.books import read_liabilities, read_revenue, read_trial_balance
 from holdfast.http.endpoints.operators.orders import (
     OrderDetails,
     list_troubled_orders,
     read_order_details,
 )
 from holdfast.ledger.refusals import Refusal
+from holdfast.persistence.queries.books import LiabilitiesBody, RevenueBody, TrialBalanceBody
 from holdfast_console.rendering import Html
 from holdfast_console.views import ROWS_SHOWN, ViewResult, ViewTable, Visit
 

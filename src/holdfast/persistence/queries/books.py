@@ -1,53 +1,103 @@
-"""The books over all accounts: exact sums of rows, each in one statement and so of one snapshot."""
+"""The books over all accounts, as operators see them: exact sums of rows, each of one statement and snapshot."""
 
 from __future__ import annotations
 
-from datetime import date, datetime
-from typing import Literal, NamedTuple
+from datetime import datetime
+from typing import Literal
 
+import msgspec
 from sqlalchemy import Connection, text
+
+from holdfast.ledger.clock import format_time
+from holdfast.ledger.credit.operations import AVAILABLE, HELD
+from holdfast.ledger.money import CURRENCY, format_amount
+from holdfast.ledger.public_types import Amount, Currency, Time
 
 RevenueBy = Literal["day", "model", "provider"]
 
 
-class LedgerAccountTotal(NamedTuple):
-    """The balance of one ledger account over all accounts, and how many postings it sums."""
+class LedgerAccountBody(msgspec.Struct, frozen=True):
+    """The balance of one ledger account over all accounts."""
 
     ledger_account: str
-    balance_micro: int
+    """Its name, such as `available`, `held`, `revenue` or `cash:sandbox`."""
+    balance: Amount
+    """The sum of its postings."""
     postings: int
+    """How many postings it sums."""
 
 
-class TrialBalance(NamedTuple):
-    """Every ledger account's balance, and the totals that the accounts themselves store, at one time."""
+class TrialBalanceBody(msgspec.Struct, frozen=True):
+    """Every ledger account's balance."""
 
-    at: datetime
-    ledger_accounts: tuple[LedgerAccountTotal, ...]
-    stored_balance_micro: int
-    stored_held_micro: int
-
-
-class Liabilities(NamedTuple):
-    """What accounts have: credit that is owed to them, and what overdrawn accounts owe; holds are part of it."""
-
-    at: datetime
-    accounts: int
-    accounts_with_credit: int
-    accounts_overdrawn: int
-    credit_micro: int
-    overdrawn_micro: int
-    held_micro: int
-    holds_open: int
-    holds_open_micro: int
+    at: Time
+    """When the postings were summed."""
+    currency: Currency
+    ledger_accounts: list[LedgerAccountBody]
+    """Every ledger account."""
+    total: Amount
+    """The sum of their balances, which must be zero."""
+    stored_balance: Amount
+    """The sum of the balances stored with the accounts."""
+    stored_held: Amount
+    """The sum of the held totals stored with the accounts."""
+    is_balanced: bool
+    """Whether the total is zero and the postings agree with what is stored."""
 
 
-class Revenue(NamedTuple):
-    """What was captured on one day (in UTC), for all or for one model or provider."""
+class RevenueLine(msgspec.Struct, frozen=True):
+    """What was captured on one day."""
 
-    day: date
+    day: str
+    """The day in UTC, `YYYY-MM-DD`."""
     name: str
+    """The model or provider; empty for all."""
     captures: int
-    amount_micro: int
+    """How many charges were captured."""
+    amount: Amount
+    """Their sum."""
+
+
+class RevenueBody(msgspec.Struct, frozen=True):
+    """Revenue from ``since`` on and before ``until``, the earliest day first, and its sum."""
+
+    since: Time
+    """The first moment that is summed."""
+    until: Time
+    """The first moment that is not summed any more."""
+    by: RevenueBy
+    """What each line is for."""
+    currency: Currency
+    data: list[RevenueLine]
+    """The lines, the earliest day first."""
+    captures: int
+    """How many charges were captured in all."""
+    total: Amount
+    """Their sum."""
+
+
+class LiabilitiesBody(msgspec.Struct, frozen=True):
+    """The credit of all accounts."""
+
+    at: Time
+    """When it was summed."""
+    currency: Currency
+    accounts: int
+    """How many accounts there are."""
+    accounts_with_credit: int
+    """How many have a balance above zero."""
+    accounts_overdrawn: int
+    """How many have a balance below zero."""
+    credit: Amount
+    """The sum of the balances above zero."""
+    overdrawn: Amount
+    """The sum of the balances below zero."""
+    held: Amount
+    """The held credit, which is part of the balances."""
+    holds_open: int
+    """How many holds are open."""
+    holds_open_total: Amount
+    """Their sum, which is what is held."""
 
 
 _TRIAL_BALANCE = text(
@@ -92,29 +142,57 @@ _REVENUE_BY = {
 }
 
 
-def trial_balance(rows: Connection) -> TrialBalance:
+def trial_balance(rows: Connection) -> TrialBalanceBody:
     """Sum all postings by ledger account. Reads every posting there is."""
     found = rows.execute(_TRIAL_BALANCE).all()
-    return TrialBalance(
-        found[0].at,
-        tuple(
-            LedgerAccountTotal(row.ledger_account, int(row.balance_micro), row.postings)
-            for row in found
-            if row.ledger_account is not None
-        ),
-        int(found[0].stored_balance_micro),
-        int(found[0].stored_held_micro),
+    totals = {row.ledger_account: row for row in found if row.ledger_account is not None}
+    balances_micro = {name: int(row.balance_micro) for name, row in totals.items()}
+    total_micro, held_micro = sum(balances_micro.values()), balances_micro.get(HELD, 0)
+    stored_micro = (int(found[0].stored_balance_micro), int(found[0].stored_held_micro))
+    return TrialBalanceBody(
+        at=format_time(found[0].at),
+        currency=CURRENCY,
+        ledger_accounts=[
+            LedgerAccountBody(name, format_amount(balances_micro[name]), row.postings)
+            for name, row in totals.items()
+        ],
+        total=format_amount(total_micro),
+        stored_balance=format_amount(stored_micro[0]),
+        stored_held=format_amount(stored_micro[1]),
+        is_balanced=total_micro == 0
+        and stored_micro == (balances_micro.get(AVAILABLE, 0) + held_micro, held_micro),
     )
 
 
-def liabilities(rows: Connection) -> Liabilities:
+def liabilities(rows: Connection) -> LiabilitiesBody:
     """Sum the accounts' balances and open holds. Reads every account, and of the holds the open ones."""
-    return Liabilities._make(
-        value if isinstance(value, datetime) else int(value) for value in rows.execute(_LIABILITIES).one()
+    found = rows.execute(_LIABILITIES).one()
+    return LiabilitiesBody(
+        at=format_time(found.at),
+        currency=CURRENCY,
+        accounts=found.accounts,
+        accounts_with_credit=found.accounts_with_credit,
+        accounts_overdrawn=found.accounts_overdrawn,
+        credit=format_amount(int(found.credit_micro)),
+        overdrawn=format_amount(int(found.overdrawn_micro)),
+        held=format_amount(int(found.held_micro)),
+        holds_open=found.holds_open,
+        holds_open_total=format_amount(int(found.holds_open_micro)),
     )
 
 
-def revenue(rows: Connection, by: RevenueBy, *, since: datetime, until: datetime) -> list[Revenue]:
+def revenue(rows: Connection, by: RevenueBy, *, since: datetime, until: datetime) -> RevenueBody:
     """Sum captures from ``since`` on and before ``until``. Reads the operations of that time."""
-    found = rows.execute(_REVENUE_BY[by], {"since": since, "until": until})
-    return [Revenue(row.day, row.name, row.captures, int(row.amount_micro)) for row in found]
+    found = rows.execute(_REVENUE_BY[by], {"since": since, "until": until}).all()
+    return RevenueBody(
+        since=format_time(since),
+        until=format_time(until),
+        by=by,
+        currency=CURRENCY,
+        data=[
+            RevenueLine(row.day.isoformat(), row.name, row.captures, format_amount(int(row.amount_micro)))
+            for row in found
+        ],
+        captures=sum(row.captures for row in found),
+        total=format_amount(sum(int(row.amount_micro) for row in found)),
+    )

@@ -18,13 +18,18 @@ from holdfast.http.kit.listing import FROM, TO, read_window
 from holdfast.http.kit.routes import Outcome, Parameter
 from holdfast.http.kit.values import invalid_parameter
 from holdfast.http.schemas.common import render
-from holdfast.ledger.clock import format_time
-from holdfast.ledger.credit.operations import AVAILABLE, HELD
-from holdfast.ledger.money import CURRENCY, format_amount
-from holdfast.ledger.public_types import AccountId, Amount, Currency, Time
+from holdfast.ledger.public_types import AccountId, Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.audit.progress import count_differences, known_differences, load_progress
-from holdfast.persistence.queries.books import RevenueBy, liabilities, revenue, trial_balance
+from holdfast.persistence.queries.books import (
+    LiabilitiesBody,
+    RevenueBody,
+    RevenueBy,
+    TrialBalanceBody,
+    liabilities,
+    revenue,
+    trial_balance,
+)
 from holdfast.persistence.records.rows import AuditProgress, KnownDifference
 
 route = OperatorRoutes()
@@ -41,106 +46,10 @@ _BY: Final = Parameter(
 )
 
 
-class LedgerAccountBody(msgspec.Struct, frozen=True):
-    """The balance of one ledger account over all accounts."""
-
-    ledger_account: str
-    """Its name, such as `available`, `held`, `revenue` or `cash:sandbox`."""
-    balance: Amount
-    """The sum of its postings."""
-    postings: int
-    """How many postings it sums."""
-
-
-class TrialBalanceBody(msgspec.Struct, frozen=True):
-    """Every ledger account's balance."""
-
-    at: Time
-    """When the postings were summed."""
-    currency: Currency
-    ledger_accounts: list[LedgerAccountBody]
-    """Every ledger account."""
-    total: Amount
-    """The sum of their balances, which must be zero."""
-    stored_balance: Amount
-    """The sum of the balances stored with the accounts."""
-    stored_held: Amount
-    """The sum of the held totals stored with the accounts."""
-    is_balanced: bool
-    """Whether the total is zero and the postings agree with what is stored."""
-
-
-class RevenueLine(msgspec.Struct, frozen=True):
-    """What was captured on one day."""
-
-    day: str
-    """The day in UTC, `YYYY-MM-DD`."""
-    name: str
-    """The model or provider; empty for all."""
-    captures: int
-    """How many charges were captured."""
-    amount: Amount
-    """Their sum."""
-
-
-class RevenueBody(msgspec.Struct, frozen=True):
-    """Revenue from ``since`` on and before ``until``, the earliest day first, and its sum."""
-
-    since: Time
-    """The first moment that is summed."""
-    until: Time
-    """The first moment that is not summed any more."""
-    by: RevenueBy
-    """What each line is for."""
-    currency: Currency
-    data: list[RevenueLine]
-    """The lines, the earliest day first."""
-    captures: int
-    """How many charges were captured in all."""
-    total: Amount
-    """Their sum."""
-
-
-class LiabilitiesBody(msgspec.Struct, frozen=True):
-    """The credit of all accounts."""
-
-    at: Time
-    """When it was summed."""
-    currency: Currency
-    accounts: int
-    """How many accounts there are."""
-    accounts_with_credit: int
-    """How many have a balance above zero."""
-    accounts_overdrawn: int
-    """How many have a balance below zero."""
-    credit: Amount
-    """The sum of the balances above zero."""
-    overdrawn: Amount
-    """The sum of the balances below zero."""
-    held: Amount
-    """The held credit, which is part of the balances."""
-    holds_open: int
-    """How many holds are open."""
-    holds_open_total: Amount
-    """Their sum, which is what is held."""
-
-
 @route.read("/ops/api/books/trial-balance", "Sum all postings by ledger account", TrialBalanceBody)
 async def read_trial_balance(call: Call) -> Outcome:
     """Sums all postings by one statement."""
-    found = await call.deps.database.scan(trial_balance)
-    balances = {each.ledger_account: each.balance_micro for each in found.ledger_accounts}
-    total_micro, held_micro = sum(balances.values()), balances.get(HELD, 0)
-    stored = (found.stored_balance_micro, found.stored_held_micro)
-    return TrialBalanceBody(
-        at=format_time(found.at),
-        currency=CURRENCY,
-        ledger_accounts=[render(LedgerAccountBody, each) for each in found.ledger_accounts],
-        total=format_amount(total_micro),
-        stored_balance=format_amount(found.stored_balance_micro),
-        stored_held=format_amount(found.stored_held_micro),
-        is_balanced=total_micro == 0 and stored == (balances.get(AVAILABLE, 0) + held_micro, held_micro),
-    )
+    return await call.deps.database.scan(trial_balance)
 
 
 @route.read(
@@ -160,23 +69,13 @@ async def read_revenue(call: Call) -> Outcome:
     if not timedelta(0) < until - since <= timedelta(days=REVENUE_DAYS_MAX):
         return invalid_parameter("from", f"must be at most {REVENUE_DAYS_MAX} days before to")
     by = msgspec.convert(window.filters.get("by", "day"), RevenueBy)
-    found = await call.deps.database.scan(lambda rows: revenue(rows, by, since=since, until=until))
-    return RevenueBody(
-        since=format_time(since),
-        until=format_time(until),
-        by=by,
-        currency=CURRENCY,
-        data=[render(RevenueLine, each, day=each.day.isoformat()) for each in found],
-        captures=sum(each.captures for each in found),
-        total=format_amount(sum(each.amount_micro for each in found)),
-    )
+    return await call.deps.database.scan(lambda rows: revenue(rows, by, since=since, until=until))
 
 
 @route.read("/ops/api/books/liabilities", "Sum all accounts' balances and open holds", LiabilitiesBody)
 async def read_liabilities(call: Call) -> Outcome:
     """Reads all accounts by one statement."""
-    found = await call.deps.database.scan(liabilities)
-    return render(LiabilitiesBody, found, currency=CURRENCY, holds_open_total=format_amount(found.holds_open_micro))
+    return await call.deps.database.scan(liabilities)
 
 
 DIFFERENCES_SHOWN: Final = 20
