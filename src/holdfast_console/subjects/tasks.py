@@ -6,7 +6,6 @@ from holdfast.http.endpoints.operators.actors import read_actor
 from holdfast.http.endpoints.operators.reviews import ReviewRecord, list_reviews, read_review
 from holdfast.http.endpoints.operators.tasks import (
     TaskRecord,
-    TaskRow,
     list_failed_tasks,
     list_unfinished_tasks,
     read_task_details,
@@ -17,6 +16,7 @@ from holdfast.http.endpoints.operators.webhooks import list_failed_events, summa
 from holdfast.http.kit.errors import UNREADABLE
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.events import WebhookSummary
+from holdfast.persistence.queries.tasks import TaskRow
 from holdfast.supervision.control.messages import KeyDescription
 from holdfast_console.rendering import Html
 from holdfast_console.views import ViewResult, ViewTable, Visit

@@ -7,10 +7,13 @@ not ended, so ended tasks cost nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
+import msgspec
 from sqlalchemy import Connection, Text, bindparam, cast, func, literal_column, not_, select
 
+from holdfast.ledger.money import format_amount
+from holdfast.ledger.public_types import AccountId, Amount, TaskId
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.transitions import task_of_review_case
 from holdfast.persistence.queries.filtered_usage import scan_usage
@@ -21,6 +24,7 @@ from holdfast.persistence.records.tables import assets, holds, tasks
 from holdfast.persistence.records.tables import usage_entries as usage
 from holdfast.persistence.records.unreadable import UnreadableEntry, UnreadableRow, read_row, read_rows
 from holdfast.persistence.server.repeated_queries import RepeatedQuery, one_of
+from holdfast.telemetry.scrubbing import scrub
 
 _ORDER = (tasks.c.created_at, tasks.c.request_id)
 _BY_IDS = RepeatedQuery(TASK.where(tasks.c.request_id == one_of("request_ids", Text())))
@@ -33,7 +37,7 @@ _STORED = select(
     *(cast(column, Text).label(column.name) for column in tasks.c),
     func.json_extract_path_text(tasks.c.request, "hold_id").label("hold_id"),
 ).where(tasks.c.request_id == bindparam("request_id"))
-_HOLD = select(holds.c.amount_micro, holds.c.settled_number).where(
+_HOLD = select(holds.c.amount_micro, holds.c.settled_number.is_(None).label("is_open")).where(
     holds.c.account_id == bindparam("account_id"), holds.c.hold_id == bindparam("hold_id")
 )
 _STORED_INPUTS = select(func.coalesce(func.sum(func.pg_column_size(tasks.c.input)), 0)).where(
@@ -48,20 +52,28 @@ _TEXTS_OF_INPUTS = select(
 _ASSET_BY_ID = ASSET.where(assets.c.asset_id == bindparam("asset_id"))
 
 
-class StoredHold(NamedTuple):
-    """The credit that a task held at first, and the number of the operation that settled it."""
+class HoldState(msgspec.Struct, frozen=True):
+    """The credit that a task held at first, and whether it is held still."""
 
-    amount_micro: int
-    settled_number: int | None
+    hold_id: str
+    """The hold's id, `hold_…`."""
+    credits: Amount
+    """The credit held at first."""
+    is_open: bool
+    """Whether it is held still."""
 
 
-class StoredTask(NamedTuple):
-    """The columns of a task's row as text, and its hold, as far as it is found."""
+class TaskRow(msgspec.Struct, frozen=True):
+    """What is stored of a task."""
 
-    account_id: str
+    request_id: TaskId
+    account_id: AccountId
+    fault: str | None
+    """Why the row cannot be read as a task; null if it can."""
     columns: dict[str, str | None]
-    hold_id: str | None
-    hold: StoredHold | None
+    """The columns as text, by name."""
+    hold: HoldState | None
+    """Its hold; null if there is none."""
 
 
 def task_by_id(rows: Connection, request_id: str) -> Task | None:
@@ -98,15 +110,20 @@ def stored_input_bytes(rows: Connection, account_id: str) -> int:
     return int(rows.execute(_STORED_INPUTS, {"account_id": account_id}).scalar_one())
 
 
-def stored_task(rows: Connection, request_id: str) -> StoredTask | None:
-    """Return what is stored of the task with this id, whether or not it can be read."""
+def stored_task(rows: Connection, request_id: str, fault: str | None = None) -> TaskRow | None:
+    """Return what is stored of the task with this id, whether or not it can be read; ``fault`` is why it cannot."""
     row = rows.execute(_STORED, {"request_id": request_id}).one_or_none()
     if row is None:
         return None
     *columns, hold_id = row
     hold = rows.execute(_HOLD, {"account_id": row.account_id, "hold_id": hold_id}).one_or_none()
-    columns_by_name = dict(zip(row._fields, columns, strict=False))
-    return StoredTask(row.account_id, columns_by_name, hold_id, None if hold is None else StoredHold._make(hold))
+    return TaskRow(
+        request_id,
+        row.account_id,
+        None if fault is None else scrub(fault),
+        {name: None if text is None else scrub(text) for name, text in zip(row._fields, columns, strict=False)},
+        None if hold is None else HoldState(hold_id, format_amount(hold.amount_micro), hold.is_open),
+    )
 
 
 def tasks_of_account(

@@ -144,7 +144,11 @@ def time_line_of_task(rows: Connection, task_id: str) -> list[TimeLineEntry] | N
     stored = stored_task(rows, task_id)
     if stored is None:
         return None
-    parameters = {"account_id": stored.account_id, "task_id": task_id, "hold_id": stored.hold_id}
+    parameters = {
+        "account_id": stored.account_id,
+        "task_id": task_id,
+        "hold_id": stored.hold and stored.hold.hold_id,
+    }
     found = [_entry(TimeLineEntry._make(row)) for row in rows.execute(_TASK, parameters)]
     with suppress(UnreadableRow):
         task = task_by_id(rows, task_id)

@@ -17,11 +17,10 @@ from holdfast.http.schemas.common import render
 from holdfast.http.schemas.tasks import TaskBody, task_body
 from holdfast.http.services.tasks import task_not_found
 from holdfast.ledger.money import format_amount
-from holdfast.ledger.public_types import AccountId, Amount, FreeForm, TaskId, Time
+from holdfast.ledger.public_types import AccountId, Amount, FreeForm, Time
 from holdfast.ledger.tasks.task import Task
-from holdfast.persistence.queries.tasks import StoredTask, failed_tasks, stored_task, task_by_id, unfinished_tasks
+from holdfast.persistence.queries.tasks import TaskRow, failed_tasks, stored_task, task_by_id, unfinished_tasks
 from holdfast.persistence.records.unreadable import UnreadableRow
-from holdfast.telemetry.scrubbing import scrub
 from holdfast.telemetry.traces import trace_id_in
 
 route = OperatorRoutes()
@@ -120,51 +119,20 @@ async def read_task_details(call: Call) -> Outcome:
     )
 
 
-class HoldState(msgspec.Struct, frozen=True):
-    """The credit that a task held at first, and whether it is held still."""
-
-    hold_id: str
-    """The hold's id, `hold_…`."""
-    credits: Amount
-    """The credit held at first."""
-    is_open: bool
-    """Whether it is held still."""
-
-
-class TaskRow(msgspec.Struct, frozen=True):
-    """What is stored of a task."""
-
-    request_id: TaskId
-    account_id: AccountId
-    fault: str | None
-    """Why the row cannot be read as a task; null if it can."""
-    columns: dict[str, str | None]
-    """The columns as text, by name."""
-    hold: HoldState | None
-    """Its hold; null if there is none."""
-
-
 @_of_task.read("/row", "Retrieve what is stored of a task, also if it cannot be read as a task", TaskRow)
 async def read_task_row(call: Call) -> Outcome:
     """Shows an operator the row that must be repaired."""
     task_id = call.path["request_id"]
 
-    def read(rows: Connection) -> tuple[StoredTask | None, str | None]:
+    def read(rows: Connection) -> TaskRow | None:
+        fault = None
         try:
             task_by_id(rows, task_id)
-        except UnreadableRow as fault:
-            return stored_task(rows, task_id), scrub(str(fault))
-        return stored_task(rows, task_id), None
+        except UnreadableRow as unreadable:
+            fault = str(unreadable)
+        return stored_task(rows, task_id, fault)
 
-    stored, fault = await call.deps.database.read(read)
-    if stored is None:
-        return task_not_found(task_id)
-    hold = None
-    if stored.hold is not None and stored.hold_id is not None:
-        held = format_amount(stored.hold.amount_micro)
-        hold = HoldState(stored.hold_id, held, stored.hold.settled_number is None)
-    columns = {name: None if text is None else scrub(text) for name, text in stored.columns.items()}
-    return TaskRow(task_id, stored.account_id, fault, columns, hold)
+    return await call.deps.database.read(read) or task_not_found(task_id)
 
 
 def input_of(task: Task) -> FreeForm | None:
