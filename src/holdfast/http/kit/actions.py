@@ -8,6 +8,7 @@ report is the record. An action is done for a request, or by :meth:`Action.perfo
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -231,8 +232,11 @@ class OperatorRoutes(RouteTable):
         """
 
         def declare(do: Do[G, P, R]) -> Action[G, P, R]:
-            _, (_, given), *target, (_, returned) = get_type_hints(do).items()
+            hints = get_type_hints(do)
+            _, sent, *target, returned = hints
+            given, [reply] = hints[sent], [each for each in get_args(hints[returned]) if each is not Refusal]
             assert "reason" in given.__struct_fields__, "each action may have a reason"
+            assert target == re.findall(r"\{(\w+)\}", self._path + path), "the parameters have the path's names"
             action = Action(name or do.__name__, do, is_urgent=self._is_urgent, needs_key=needs_key)
             perform: Callable[..., Awaitable[R | Refusal]] = action.perform
 
@@ -241,7 +245,7 @@ class OperatorRoutes(RouteTable):
                 run = _run_for(call)
                 if needs_key:
                     run.idempotency = call.idempotency()
-                outcome = await perform(run, call.body(given), *(call.path[part] for part, _ in target))
+                outcome = await perform(run, call.body(given), *(call.path[part] for part in target))
                 call.is_replay = run.is_replay
                 return outcome
 
@@ -253,7 +257,7 @@ class OperatorRoutes(RouteTable):
                 action=action.name,
                 is_urgent=self._is_urgent,
                 body=given,
-                reply=next(each for each in get_args(returned) if each is not Refusal),
+                reply=reply,
                 parameters=(REQUIRED_IDEMPOTENCY_KEY,) if needs_key else (),
                 errors=(*self._errors, *errors),
             )(handler)
