@@ -284,15 +284,15 @@ class SwitchedOffTopUpList(StoredListBody[SwitchedOffTopUpBody], frozen=True):
 )
 async def list_switched_off_top_ups(call: Call) -> Outcome:
     """Those that their owners have switched off, or on again, are not listed."""
-    return await list_for_operators(call, switched_off_top_ups, partial(_body, call), _position)
+    return await list_for_operators(call, switched_off_top_ups, partial(_top_up_body, call), _position_of_top_up)
 
 
-def _body(call: Call, found: SwitchedOffTopUp) -> SwitchedOffTopUpBody:
+def _top_up_body(call: Call, found: SwitchedOffTopUp) -> SwitchedOffTopUpBody:
     top_up = found.top_up
     return SwitchedOffTopUpBody(top_up.account_id, found.email, auto_top_up_body(top_up, call.deps.now()))
 
 
-def _position(found: SwitchedOffTopUp) -> Position:
+def _position_of_top_up(found: SwitchedOffTopUp) -> Position:
     assert found.top_up.off_at is not None
     return Position(found.top_up.off_at, found.top_up.account_id)
 
