@@ -12,6 +12,7 @@ INSTALLED := $(VENV)/.installed
 TESTABLE  := $(VENV)/.testable
 BENCHABLE := $(VENV)/.benchable
 CLIENTS   := $(VENV)/clients/.made
+WHEELS    := $(VENV)/wheels/.made
 
 # The distributions beside the core.
 BESIDE := src/holdfast_compat src/holdfast_console src/holdfast_emulators
@@ -19,7 +20,7 @@ BESIDE := src/holdfast_compat src/holdfast_console src/holdfast_emulators
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all newest check format bench torture fuzz audit lock clean
+.PHONY: help run demo test test-all newest check format bench torture fuzz audit dist lock clean
 
 help:  ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,7 +35,7 @@ test: $(TESTABLE)  ## Run the tests in minutes: each promise once (ARGS="-k name
 	@sh .ci/tools $(VENV)
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: $(TESTABLE) $(CLIENTS)  ## Run every test, also those of the clients and generators, as before a release
+test-all: $(TESTABLE) $(CLIENTS) $(WHEELS)  ## Run every test, also those of the clients and generators, as before a release
 	@sh .ci/tools $(VENV) required
 	$(PYTEST) $(ARGS)
 
@@ -74,6 +75,9 @@ fuzz: $(TESTABLE)  ## Search for inputs that break parsers and verifiers (ARGS="
 
 audit: $(INSTALLED)  ## Check every promise about credit against the rows
 	$(BIN)/python -m holdfast audit
+
+dist: $(INSTALLED)  ## Build the wheels and source archives into ./dist, with their bills of materials
+	$(BIN)/python .ci/dist.py dist
 
 lock:  ## Choose the newest fitting versions of everything and pin them
 	PYTHON="$(PYTHON)" sh .ci/lock
@@ -116,4 +120,11 @@ $(CLIENTS): $(MADE) requirements/clients.lock tests/clients/package.json tests/c
 		ci --ignore-scripts --no-audit --no-fund --silent
 	@# Go compiles its own packages into a cache once, here and not in a test.
 	$(VENV)/clients/bin/go build net/http net/http/httputil encoding/xml
+	@touch $@
+
+# What an installation of all distributions needs, for the tests that make some in empty environments.
+$(WHEELS): $(MADE) requirements/development.lock requirements/options.lock
+	rm -rf $(@D)
+	$(PIP) download --quiet --require-hashes --only-binary :all: --dest $(@D) \
+		-r requirements/development.lock -r requirements/options.lock
 	@touch $@

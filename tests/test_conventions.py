@@ -133,14 +133,32 @@ def locked(name: str) -> set[str]:
 
 
 def test_no_file_advises_to_install_what_another_package_is_called() -> None:
-    """Another package has that name, so the service is installed from a clone or a built wheel."""
+    """Another package is called holdfast; the core is holdfast-credits, whose program and import are called holdfast."""
     installs = re.compile(
-        r"""(?:pip3?|pipx|uv(?:\ tool)?)\s+(?:install|add|run)[\s'"\\]+(?:-\S+[\s'"]+)*holdfast\b(?![-_./])"""
+        r"""(?:
+            (?:pip3?|pipx|uv(?:\ tool)?)\s+(?:install|add|inject|download|wheel)\b
+            | (?:uvx|pipx\s+run|uv\s+tool\s+run)[^\n]*?\s--(?:from|spec|with)\b
+        )[\s'"\\=]+(?:-\S+[\s'"]+)*holdfast\b(?![-_./])
+        | \bholdfast(?:\[[a-z]|[<>=~]=\d)""",
+        re.VERBOSE,
     )
-    assert installs.search("pip install -q --no-deps 'holdfast[s3]'")
-    assert installs.search("""or pip install "\n    "'holdfast[embedded]'""")
-    assert installs.search("pip install holdfast")
-    assert not installs.search("pip install -q --no-deps dist/holdfast-*.whl")
+    for wrong in (
+        "pip install -q --no-deps 'holdfast[s3]'",
+        """or pip install "\n    "'holdfast[embedded]'""",
+        "pip install holdfast",
+        "uvx --from holdfast holdfast demo",
+        "pipx run --spec=holdfast holdfast",
+        "the extra `holdfast[s3]`",
+        'dependencies = ["holdfast==0.1.0"]',
+    ):
+        assert installs.search(wrong), wrong
+    for right in (
+        "pip install -q --no-deps dist/holdfast_credits-*.whl",
+        "uvx --find-links dist --from 'holdfast-credits[all]' holdfast demo",
+        "pip install holdfast-credits",
+        "ln -sfn holdfast-0.1.0 /opt/holdfast",
+    ):
+        assert not installs.search(right), right
     this = Path(__file__)
     assert [each for each in written_files() if each != this and installs.search(text_of(each))] == []
 

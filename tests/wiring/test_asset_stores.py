@@ -39,7 +39,7 @@ def test_s3_without_its_library_is_a_settings_fault(tmp_path: Path, monkeypatch:
         asset_store(settings_of(tmp_path, **BUCKET))
     (line,) = caught.value.lines
     assert line.startswith("HOLDFAST_ASSET_STORE: ")
-    assert "pip install '.[s3]'" in line
+    assert "run pip install 'obstore<0.13,>=0.12', or" in line
 
 
 def test_folders_of_results_are_private(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, requires
 from itertools import combinations
 from urllib.parse import parse_qs, urlsplit
 
@@ -32,6 +33,8 @@ _CARD_PUBLIC_KEY = re.compile(r"pk_(?:live|test)_[A-Za-z0-9_]{16,}", re.ASCII)
 
 EMULATORS = "holdfast.emulators"
 """The group of their entry points."""
+CORE = "holdfast-credits"
+"""The distribution of the core."""
 INSTALL_EMULATORS = "install the package holdfast-emulators to use it"
 
 Fault = tuple[str, str]
@@ -41,6 +44,14 @@ Fault = tuple[str, str]
 def has_emulators() -> bool:
     """Whether the emulators of external systems are installed: a wheel of its own, which production leaves out."""
     return bool(entry_points(group=EMULATORS))
+
+
+def install_extra(extra: str) -> str:
+    """Return the command that installs what an extra of the core needs, by the metadata of the installed core."""
+    lines = (line.partition(";") for line in requires(CORE) or ())
+    needed = [requirement for requirement, _, marker in lines if f"extra == '{extra}'" in marker]
+    assert needed, f"the installed {CORE} has no extra {extra}"
+    return shlex.join(["pip", "install", *needed])
 
 
 def is_local(host: str) -> bool:

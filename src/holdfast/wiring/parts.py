@@ -28,6 +28,7 @@ from holdfast.persistence.server.service_clock import ServiceClock
 from holdfast.providers.mail import DevelopmentMailer, Mailer, NoMailer, SmtpMailer
 from holdfast.providers.storage.base import AssetStore
 from holdfast.providers.storage.local import LocalStore
+from holdfast.settings.checks import install_extra
 from holdfast.settings.settings import PREFIX, Settings, SettingsFault
 from holdfast.supervision.dead_letters import DeadLetters
 from holdfast.telemetry.metrics.samples import SampleRing
@@ -181,8 +182,8 @@ def asset_store(settings: Settings) -> AssetStore:
         if fault.name != "obstore":
             raise
         line = (
-            f"{PREFIX}ASSET_STORE: s3 needs a library that is not installed: run pip install '.[s3]' in a clone of "
-            "the service, or install requirements/options.lock"
+            f"{PREFIX}ASSET_STORE: s3 needs a library that is not installed: run {install_extra('s3')}, "
+            "or install requirements/options.lock"
         )
         raise SettingsFault((line,)) from None
     return S3Store(settings.s3)

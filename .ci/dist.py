@@ -1,0 +1,99 @@
+"""Build every distribution: a wheel, a source archive, and a bill of materials (CycloneDX) of what the wheel runs with.
+
+Usage: python .ci/dist.py FOLDER. A commit always gives the same bytes: times in the files are those of the commit, or
+of the variable SOURCE_DATE_EPOCH. A wheel that is built from a source archive is the same wheel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import LicenseExpression
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+ROOT = Path(__file__).parents[1]
+CORE = "holdfast-credits"
+# A line of a lock: a package, its version, and where it is needed.
+PIN = re.compile(r"^([\w.-]+)==([^\s;]+)(?: ; (.+?))? \\$", re.MULTILINE)
+# A script of others, named after its npm package and version.
+SCRIPT = re.compile(r"([a-z-]+)-(\d+(?:\.\d+)+)(?:\.min)?\.js")
+
+
+def build(folder: Path) -> None:
+    """Write everything into a folder, which is made."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH") or _commit_time()
+    for project in (ROOT, *sorted((ROOT / "src").glob("holdfast_*"))):
+        described = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["project"]
+        subprocess.run(
+            [sys.executable, "-m", "hatchling", "build", "--directory", folder.absolute()],
+            cwd=project,
+            env={**os.environ, "SOURCE_DATE_EPOCH": epoch},
+            check=True,
+        )
+        stem = f"{described['name'].replace('-', '_')}-{described['version']}"
+        wheel = folder / f"{stem}-py3-none-any.whl"
+        made = datetime.fromtimestamp(int(epoch), UTC)
+        (folder / f"{stem}.cdx.json").write_text(bill_of_materials(described, wheel, made), "utf-8")
+
+
+def bill_of_materials(described: dict[str, Any], wheel: Path, made: datetime) -> str:
+    """Return the bill of a wheel: what production installs, by the lock, and the scripts that the core contains."""
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    root = _component(described["name"], described["version"], ComponentType.APPLICATION)
+    root.description = described["description"]
+    root.licenses.add(LicenseExpression(described["license"]))
+    root.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=digest))
+    parts = list(_locked())
+    if described["name"] == CORE:
+        found = (SCRIPT.fullmatch(file.name) for file in sorted((ROOT / "src" / "holdfast").rglob("*.js")))
+        parts += [_component(each[1], each[2], kind="npm") for each in found if each is not None]
+    else:
+        parts.append(_component(CORE, described["version"]))
+    bill = Bom(
+        components=parts,
+        metadata=BomMetaData(component=root, timestamp=made),
+        serial_number=uuid.uuid5(uuid.NAMESPACE_OID, digest),
+    )
+    bill.register_dependency(root, parts)
+    return JsonV1Dot6(bill).output_as_string(indent=2) + "\n"
+
+
+def _locked() -> Iterator[Component]:
+    """Yield the packages of the lock of production; one that some Pythons or systems need says which."""
+    for name, version, marker in PIN.findall((ROOT / "requirements" / "runtime.lock").read_text("utf-8")):
+        part = _component(name, version)
+        if marker:
+            part.properties.add(Property(name="python:marker", value=marker))
+        yield part
+
+
+def _component(
+    name: str, version: str, type_: ComponentType = ComponentType.LIBRARY, *, kind: str = "pypi"
+) -> Component:
+    address = PackageURL(kind, name=name, version=version)
+    return Component(name=name, version=version, type=type_, purl=address, bom_ref=str(address))
+
+
+def _commit_time() -> str:
+    shown = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return shown.stdout.strip()
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))
