@@ -77,7 +77,7 @@ audit: $(INSTALLED)  ## Check every promise about credit against the rows
 	$(BIN)/python -m holdfast audit
 
 dist: $(INSTALLED)  ## Build the wheels and source archives into ./dist, with their bills of materials
-	$(BIN)/python .ci/dist.py dist
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python .ci/dist.py dist
 
 lock:  ## Choose the newest fitting versions of everything and pin them
 	PYTHON="$(PYTHON)" sh .ci/lock

@@ -1,7 +1,7 @@
-"""Build every distribution: a wheel, a source archive, and a bill of materials (CycloneDX) of what the wheel runs with.
+"""Build every distribution: a wheel, a source archive, and a bill of materials in the form of CycloneDX.
 
-Usage: python .ci/dist.py FOLDER. A commit always gives the same bytes: times in the files are those of the commit, or
-of the variable SOURCE_DATE_EPOCH. A wheel that is built from a source archive is the same wheel.
+Usage: SOURCE_DATE_EPOCH=SECONDS python .ci/dist.py FOLDER. All times in the files are that one: the same tree and time
+give the same bytes. A wheel that is built from a source archive is the same wheel.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
 import sys
 import tomllib
 import uuid
@@ -23,6 +22,8 @@ from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.model.license import LicenseExpression
 from cyclonedx.output.json import JsonV1Dot6
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
 from packageurl import PackageURL
 
 ROOT = Path(__file__).parents[1]
@@ -35,19 +36,14 @@ SCRIPT = re.compile(r"([a-z-]+)-(\d+(?:\.\d+)+)(?:\.min)?\.js")
 
 def build(folder: Path) -> None:
     """Write everything into a folder, which is made."""
-    epoch = os.environ.get("SOURCE_DATE_EPOCH") or _commit_time()
+    made = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC)
     for project in (ROOT, *sorted((ROOT / "src").glob("holdfast_*"))):
         described = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["project"]
-        subprocess.run(
-            [sys.executable, "-m", "hatchling", "build", "--directory", folder.absolute()],
-            cwd=project,
-            env={**os.environ, "SOURCE_DATE_EPOCH": epoch},
-            check=True,
-        )
-        stem = f"{described['name'].replace('-', '_')}-{described['version']}"
-        wheel = folder / f"{stem}-py3-none-any.whl"
-        made = datetime.fromtimestamp(int(epoch), UTC)
-        (folder / f"{stem}.cdx.json").write_text(bill_of_materials(described, wheel, made), "utf-8")
+        for builder in (SdistBuilder, WheelBuilder):
+            [file] = builder(str(project)).build(directory=str(folder), versions=["standard"])
+        wheel = Path(file)
+        bill = folder / f"{wheel.name.removesuffix('-py3-none-any.whl')}.cdx.json"
+        bill.write_text(bill_of_materials(described, wheel, made), "utf-8")
 
 
 def bill_of_materials(described: dict[str, Any], wheel: Path, made: datetime) -> str:
@@ -86,13 +82,6 @@ def _component(
 ) -> Component:
     address = PackageURL(kind, name=name, version=version)
     return Component(name=name, version=version, type=type_, purl=address, bom_ref=str(address))
-
-
-def _commit_time() -> str:
-    shown = subprocess.run(
-        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return shown.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def locked(name: str) -> set[str]:
 
 
 def test_no_file_advises_to_install_what_another_package_is_called() -> None:
-    """Another package is called holdfast; the core is holdfast-credits, whose program and import are called holdfast."""
+    """Another package is called holdfast; the core is holdfast-credits, whose program is called holdfast."""
     installs = re.compile(
         r"""(?:
             (?:pip3?|pipx|uv(?:\ tool)?)\s+(?:install|add|inject|download|wheel)\b

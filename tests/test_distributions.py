@@ -80,7 +80,7 @@ def test_the_wheels_share_no_file_and_miss_none(tmp_path: Path) -> None:
     for name, wheel in zip(BESIDE, beside, strict=True):
         folder = ROOT / "src" / name
         there = {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-        there.remove(folder / "pyproject.toml")
+        there -= {folder / outside for outside in ("LICENSE", "README.md", "pyproject.toml")}
         assert names_in(wheel) == {path.relative_to(ROOT / "src").as_posix() for path in there}
 
 
@@ -88,7 +88,7 @@ def test_the_distributions_are_of_the_cores_version_and_installed() -> None:
     core, *beside = (tomllib.loads((each / "pyproject.toml").read_text())["project"] for each in PROJECTS)
     for project in beside:
         assert project["version"] == core["version"]
-        assert f"holdfast=={core['version']}" in project["dependencies"]
+        assert f"holdfast-credits=={core['version']}" in project["dependencies"]
         found = {(each.group, each.name): each.value for each in distribution(project["name"]).entry_points}
         wanted = {(g, name): place for g, each in project["entry-points"].items() for name, place in each.items()}
         assert found == wanted
