@@ -1,7 +1,7 @@
 """Build every distribution: a wheel, a source archive, and a bill of materials in the form of CycloneDX.
 
-Usage: SOURCE_DATE_EPOCH=SECONDS python .ci/dist.py FOLDER. All times in the files are that one: the same tree and time
-give the same bytes. A wheel that is built from a source archive is the same wheel.
+Usage: SOURCE_DATE_EPOCH=SECONDS python .ci/dist.py FOLDER. All times in the files are that one: the same tree and
+time give the same bytes. A wheel that is built from a source archive is the same wheel.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -12,10 +13,12 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 import pytest
+from packaging.requirements import Requirement
 from tests.hidden_distributions import BESIDE, hidden
 
+import holdfast
 from holdfast.http.kit.extensions import EXTENSIONS, GROUP
-from holdfast.settings.checks import REQUIRED_SECRETS
+from holdfast.settings.checks import REQUIRED_SECRETS, install_extra
 
 from .journeys.service_process import Service
 
@@ -86,13 +89,23 @@ def test_the_wheels_share_no_file_and_miss_none(tmp_path: Path) -> None:
 
 def test_the_distributions_are_of_the_cores_version_and_installed() -> None:
     core, *beside = (tomllib.loads((each / "pyproject.toml").read_text())["project"] for each in PROJECTS)
+    assert core["version"] == holdfast.__version__
     for project in beside:
         assert project["version"] == core["version"]
+        assert f"{project['name']}=={core['version']}" in core["optional-dependencies"]["all"]
         assert f"holdfast-credits=={core['version']}" in project["dependencies"]
         found = {(each.group, each.name): each.value for each in distribution(project["name"]).entry_points}
         wanted = {(g, name): place for g, each in project["entry-points"].items() for name, place in each.items()}
         assert found == wanted
     assert {each.name for each in entry_points(group=GROUP)} == EXTENSIONS.keys()
+
+
+@pytest.mark.parametrize("extra", ["embedded", "s3", "otel"])
+def test_what_installs_an_extra_is_what_the_core_needs_for_it(extra: str) -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
+    program, command, *named = shlex.split(install_extra(extra))
+    assert (program, command) == ("pip", "install")
+    assert {Requirement(each) for each in named} == {Requirement(each) for each in declared}
 
 
 @pytest.mark.parametrize("command", [("catalog", "check"), pytest.param(("serve",), marks=pytest.mark.slow)])
