@@ -20,7 +20,7 @@ from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.clock import utc_now
 from holdfast.ledger.credit.operations import NewLot, OperationKind
 from holdfast.ledger.orders.top_ups import AutoTopUp
-from holdfast.persistence.journal.statements import STATEMENTS, WRITTEN_KINDS, _Source
+from holdfast.persistence.journal.statements import STATEMENTS, WRITTEN_KINDS, RowStatement
 from holdfast.persistence.journal.units import (
     Broken,
     Committed,
@@ -29,7 +29,7 @@ from holdfast.persistence.journal.units import (
 )
 from holdfast.persistence.journal.writer import BatchWriter
 from holdfast.persistence.records import tables
-from holdfast.persistence.records.event_rows import AccountEventRow, AlertsRow, WebhookDeletedRow, WebhookRow
+from holdfast.persistence.records.event_rows import AlertsRow, WebhookDeletedRow, WebhookRow
 from holdfast.persistence.records.rows import (
     AccountAccessRow,
     AccountHead,
@@ -183,12 +183,12 @@ def hostile_values(t: Any, i: int) -> list[Any]:
         OrderPaymentRow(t, f"pi{i}{t}", a, f"ord{i}{t}"),
         PaymentEventRow(t, f"evt{i}", None, t, t, AT, t, b"\x00"),
         PaymentEventRow(t, f"evt{i}", a, t, t, AT, "applied", t.encode()),
-        OutboxRow(a, f"evt{i}{t}", r, t, t, AT, AT, AT, task, status=t),
+        OutboxRow(a, t, t, t, AT, AT, AT, task, f"evt{i}{t}", r, status=t),
         OutboxOutcomeRow(a, f"evt{i}{t}", 0, AT, later, t, later, t),
         OutboxResendRow(a, f"evt{i}{t}", None, later, t + "!", 7, None, t),
         OutboxAttemptRow(a, f"evt{i}{t}", 1, AT, None, t, 12),
         WebhookSecretRow(a, 1, AT),
-        AccountEventRow(a, f"evw{i}{t}", t, t, t, t, AT, None, AT, AccountDisabled(t, t), t),
+        OutboxRow(a, t, t, t, AT, None, AT, AccountDisabled(t, t), f"evw{i}{t}", webhook_id=t),
         WebhookRow(a, f"wh{i}{t}", t, (t, "", "x,y", '{"', "\\"), True, AT, later),
         WebhookDeletedRow(a, f"gone{i}{t}"),
         AlertsRow(a, Alerts(announced={t: t}, mail_stopped_at=AT)),
@@ -220,7 +220,7 @@ class Misspelt(JournaledRow, frozen=True):
 
 def test_a_field_that_is_no_column_is_found_when_the_statements_are_made() -> None:
     with pytest.raises(AssertionError, match="revoked is no column of api_keys"):
-        _Source(tables.api_keys, Misspelt)
+        RowStatement(tables.api_keys, Misspelt)
 
 
 def test_changes_of_one_row_by_different_types_write_different_columns() -> None:

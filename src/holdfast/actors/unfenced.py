@@ -9,14 +9,14 @@ from holdfast.actors.runtime.refs import TellRef
 from holdfast.actors.task.messages import EventsDue
 from holdfast.ledger.alerts.account_events import TEST, WebhookTest
 from holdfast.ledger.clock import Now
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.tasks.webhook_secrets import Rotation
 from holdfast.persistence.journal.journal import Journal
 from holdfast.persistence.journal.units import Committed, Unit, Unknown
 from holdfast.persistence.queries.events import EventAddress
-from holdfast.persistence.records.event_rows import AccountEventRow, WebhookRow
+from holdfast.persistence.records.event_rows import WebhookRow
 from holdfast.persistence.records.rows import (
     OutboxResendRow,
+    OutboxRow,
     PaymentEventRow,
     Row,
     WebhookSecretRow,
@@ -51,12 +51,11 @@ class EventCommands:
         for receiver in {each.receiver for each in events}:
             self._outbox.tell(EventsDue(receiver))
 
-    async def send_test(self, webhook: WebhookRow) -> AccountEventRow:
+    async def send_test(self, webhook: WebhookRow) -> OutboxRow:
         """Send a test event to a webhook now, whatever that subscribes to."""
         at, webhook_id = self._now(), webhook.webhook_id
-        row = AccountEventRow(
+        row = OutboxRow(
             account_id=webhook.account_id,
-            event_id=new_id("evt"),
             webhook_id=webhook_id,
             receiver=webhook_id,
             kind=TEST,

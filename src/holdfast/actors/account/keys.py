@@ -55,8 +55,6 @@ KeyCommand: TypeAlias = CreateApiKey | ChangeApiKey | RevokeApiKey | SetLimits |
 
 
 _NO_LIVE_KEY = Refusal(code="api_key_not_found", message="This account has no such live API key.")
-
-
 _EXCEEDED = " exceeded"
 """The end of the marker of a limit's alert if a hold was refused before the set share was spent."""
 
@@ -145,11 +143,7 @@ class AccountKeys:
             return self._units.refuse(command, refusal)
         at, limit = self._now(), command.limit
         key = ApiKeyRecord(
-            self._units.state.account_id,
-            command.key_id,
-            command.prefix,
-            command.terms,
-            at,
+            self._units.state.account_id, command.key_id, command.prefix, command.terms, created_at=at
         )
         if limit is not None:
             start = window_start(limit.window, at)
@@ -246,24 +240,11 @@ class AccountKeys:
 
     def _limit_row(self, spending: Spending) -> ApiKeyLimitRow | AccountLimitRow:
         """Return the row of a limit as it is now."""
-        account_id = self._units.state.account_id
+        account_id, of_window = self._units.state.account_id, (spending.starts_at, spending.captured_micro)
         if spending.key_id != WHOLE_ACCOUNT:
-            return ApiKeyLimitRow(
-                account_id,
-                spending.key_id,
-                spending.limit_micro,
-                spending.window,
-                spending.starts_at,
-                spending.captured_micro,
-            )
-        return AccountLimitRow(
-            account_id,
-            spending.window,
-            spending.limit_micro,
-            spending.ceiling_micro,
-            spending.starts_at,
-            spending.captured_micro,
-        )
+            return ApiKeyLimitRow(account_id, spending.key_id, spending.limit_micro, spending.window, *of_window)
+        ceiling_micro = spending.ceiling_micro
+        return AccountLimitRow(account_id, spending.window, spending.limit_micro, ceiling_micro, *of_window)
 
     def _forget(self, spending: Spending) -> tuple[Row, ...]:
         """Count no more for a limit; return the rows of its alert."""

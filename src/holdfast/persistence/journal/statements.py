@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
-import msgspec
 from sqlalchemy import Table
 from sqlalchemy.dialects.postgresql import ARRAY
 
@@ -23,7 +22,7 @@ from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.events import public_snapshot
 from holdfast.ledger.tasks.task import Task
 from holdfast.ledger.tasks.usage_totals import SPANS_S
-from holdfast.persistence.journal.literals import ColumnCodec, array_literals, codec_of, copy_cells, text_array
+from holdfast.persistence.journal.literals import array_literals, codec_of, copy_cells, text_array
 from holdfast.persistence.journal.units import FenceKind, Unit
 from holdfast.persistence.records import event_rows, rows, tables
 from holdfast.persistence.records.rows import APPLIED_VERDICTS, IdempotencyProbe, TaskChangedRow
@@ -39,42 +38,15 @@ Cells: TypeAlias = tuple[Any, ...]
 """A row: the value of each column."""
 
 
-class RowStatement(msgspec.Struct, frozen=True, kw_only=True):
-    """How values of one kind are written: SQL for arrays of columns, and COPY for many new rows.
-
-    ``rows_of`` returns the rows that values become; a value of a JSON column is encoded when it is written. Of
-    several changes to one row, which ``key`` finds, only the last is written: it includes the others.
-    """
-
-    kind: type[Any]
-    table: Table
-    columns: tuple[str, ...]
-    rows_of: Callable[[Sequence[Any]], Sequence[Cells]]
-    codecs: tuple[ColumnCodec, ...]
-    sql: str
-    key: Callable[[Cells], Any] | None = None
-    copy_sql: str | None = None
-
-    def parameters(self, rows: Sequence[Cells]) -> list[str]:
-        """Return one array literal for each column."""
-        if self.key is not None and len(rows) > 1:
-            rows = list({self.key(row): row for row in rows}.values())
-        return array_literals(self.codecs, zip(*rows, strict=True))
-
-    def copy_text(self, rows: Sequence[Cells]) -> str:
-        """Return the input of ``copy_sql``: one line for each row."""
-        cells = [
-            copy_cells(codec, column) for codec, column in zip(self.codecs, zip(*rows, strict=True), strict=True)
-        ]
-        return "\n".join(map("\t".join, zip(*cells, strict=True))) + "\n"
-
-
-class _Source:
-    """The rows of ``table`` that values of ``kind`` become, and the table ``v`` that the arrays of a batch make.
+class RowStatement:
+    """How values of ``kind`` are written to ``table``: SQL for arrays of columns, and COPY for many new rows.
 
     A column is read from the attribute of its name, or from one of ``paths``, which may be dotted, or ``renamed``.
     Without any of these, the columns are the kind's fields, with those of the values in them. Values for which
-    ``where`` is False have no row. ``rows_of`` is given where a value has several rows; ``paths`` are then columns.
+    ``where`` is False have no row. ``rows_of`` returns the rows that values become; it is given where a value has
+    several, and ``paths`` are columns then. A value of a JSON column is encoded when it is written.
+
+    One of the methods that return the statement has to be called: it sets the SQL.
     """
 
     def __init__(
@@ -83,79 +55,78 @@ class _Source:
         kind: type[Any],
         paths: Iterable[str] = (),
         *,
-        where: Callable[[Any], bool] | None = None,
+        where: Callable[[Any], bool] = bool,
         rows_of: Callable[[Sequence[Any]], Sequence[Cells]] | None = None,
         **renamed: str,
     ) -> None:
         columns = {path.rpartition(".")[2]: path for path in (paths or _fields(table, kind))} | renamed
+        read = attrgetter(*columns.values())
         self.table, self.kind, self.columns = table, kind, tuple(columns)
-        self.rows_of = rows_of or _reader(attrgetter(*columns.values()), where)
-        self.codecs = tuple(codec_of(table.c[name]) for name in columns)
-        casts = ", ".join(f"%s::{codec.pg_type}[]" for codec in self.codecs)
-        self.arrays = f"unnest({casts}) as v({', '.join(columns)})"
+        self.rows_of = rows_of or (lambda values: list(map(read, filter(where, values))))
+        self._codecs = tuple(codec_of(table.c[name]) for name in columns)
+        casts = ", ".join(f"%s::{codec.pg_type}[]" for codec in self._codecs)
+        self._arrays = f"unnest({casts}) as v({', '.join(columns)})"
+        self._primary = [column.name for column in table.primary_key]
+        self._key: Callable[[Cells], Any] | None = None
+        self.sql = ""
+        self.copy_sql: str | None = None
+
+    def parameters(self, rows: Sequence[Cells]) -> list[str]:
+        """Return one array literal for each column."""
+        if self._key is not None and len(rows) > 1:
+            rows = list({self._key(row): row for row in rows}.values())
+        return array_literals(self._codecs, zip(*rows, strict=True))
+
+    def copy_text(self, rows: Sequence[Cells]) -> str:
+        """Return the input of ``copy_sql``: one line for each row."""
+        cells = map(copy_cells, self._codecs, zip(*rows, strict=True))
+        return "\n".join(map("\t".join, zip(*cells, strict=True))) + "\n"
 
     def insert(self, on_conflict: str = "", *, once_by: Sequence[str] = ()) -> RowStatement:
         """Return the statement for new rows."""
         name, columns = self.table.name, ", ".join(self.columns)
         picks = ", ".join(map(self._cell, self.columns))
-        sql = f"insert into {name} ({columns}) select {picks} from {self.arrays} {on_conflict}".strip()
-        return self._statement(sql, once_by, None if on_conflict else f"copy {name} ({columns}) from stdin")
+        if not on_conflict:
+            self.copy_sql = f"copy {name} ({columns}) from stdin"
+        return self.using(
+            f"insert into {name} ({columns}) select {picks} from {{arrays}} {on_conflict}".strip(), once_by
+        )
 
     def upsert(self, **more: str) -> RowStatement:
         """Return the statement for rows that are new or replace the one with their primary key.
 
         ``more`` are expressions for further columns of a row that is replaced.
         """
-        by = [column.name for column in self.table.primary_key]
-        changes = {name: f"excluded.{name}" for name in self.columns if name not in by} | more
+        changes = {name: f"excluded.{name}" for name in self.columns if name not in self._primary} | more
         replaced = ", ".join(f"{name} = {value}" for name, value in changes.items())
-        return self.insert(f"on conflict ({', '.join(by)}) do update set {replaced}", once_by=by)
+        on_conflict = f"on conflict ({', '.join(self._primary)}) do update set {replaced}"
+        return self.insert(on_conflict, once_by=self._primary)
 
     def update(self, by: Sequence[str] = ()) -> RowStatement:
-        """Return the statement for changes of the rows that the columns ``by`` find, else the primary key's."""
-        by = by or [column.name for column in self.table.primary_key]
-        changes = ", ".join(f"{name} = {self._cell(name)}" for name in self.columns if name not in by)
-        return self._statement(f"update {self.table.name} t set {changes} from {self.arrays} where {_same(by)}", by)
+        """Return the statement for changes of the rows that the columns ``by`` find, else the primary key's.
 
-    def count(self) -> RowStatement:
-        """Return the statement that adds usage to its totals."""
-        return self._statement(_COUNT.format(arrays=self.arrays))
+        Of several changes to one row the last includes the others.
+        """
+        by = by or self._primary
+        changes = ", ".join(f"{name} = {self._cell(name)}" for name in self.columns if name not in by)
+        return self.using(f"update {self.table.name} t set {changes} from {{arrays}} where {_same(by)}", by)
 
     def delete(self) -> RowStatement:
         """Return the statement that deletes all rows with these values."""
-        return self._statement(f"delete from {self.table.name} t using {self.arrays} where {_same(self.columns)}")
+        return self.using(f"delete from {self.table.name} t using {{arrays}} where {_same(self.columns)}")
+
+    def using(self, sql: str, key: Sequence[str] = ()) -> RowStatement:
+        """Set the SQL, in which ``{arrays}`` stands for the table ``v`` that the arrays of a batch make.
+
+        Of several rows with the same ``key`` only the last is written.
+        """
+        self.sql = sql.format(arrays=self._arrays)
+        self._key = itemgetter(*map(self.columns.index, key)) if key else None
+        return self
 
     def _cell(self, name: str) -> str:
         """Return the expression for a column of ``v``; an array in it is text."""
         return f"v.{name}::text[]" if isinstance(self.table.c[name].type, ARRAY) else f"v.{name}"
-
-    def insert_for_webhooks(self) -> RowStatement:
-        """Return the statement that inserts these events once for each webhook of the account that receives them.
-
-        Each gets an id of its own, with the same time in it.
-        """
-        columns = ", ".join(self.columns)
-        own_id = "left(v.event_id, 16) || left(md5(v.event_id || w.webhook_id), 20)"
-        picks = ", ".join(own_id if each == "event_id" else f"v.{each}" for each in self.columns)
-        return self._statement(
-            f"insert into {self.table.name} ({columns}, due_at, round_at, webhook_id, receiver, url, "
-            "status, attempts, tries) "
-            f"select {picks}, v.created_at, v.created_at, w.webhook_id, w.webhook_id, w.url, 'pending', 0, 0 "
-            f"from {self.arrays} join webhooks w on w.account_id = v.account_id "
-            f"where w.enabled and w.events && array[v.kind, '{ALL_OF_TASKS}', '{ALL}']"
-        )
-
-    def _statement(self, sql: str, key: Sequence[str] = (), copy_sql: str | None = None) -> RowStatement:
-        return RowStatement(
-            kind=self.kind,
-            table=self.table,
-            columns=self.columns,
-            rows_of=self.rows_of,
-            codecs=self.codecs,
-            sql=sql,
-            key=itemgetter(*(self.columns.index(name) for name in key)) if key else None,
-            copy_sql=copy_sql,
-        )
 
 
 def _fields(table: Table, kind: type[Any], prefix: str = "") -> Iterator[str]:
@@ -166,14 +137,6 @@ def _fields(table: Table, kind: type[Any], prefix: str = "") -> Iterator[str]:
         else:
             assert getattr(hint, "__annotations__", None), f"{prefix}{name} is no column of {table.name}"
             yield from _fields(table, hint, f"{prefix}{name}.")
-
-
-def _reader(
-    read: Callable[[Any], Cells], where: Callable[[Any], bool] | None
-) -> Callable[[Sequence[Any]], Sequence[Cells]]:
-    if where is None:
-        return lambda values: list(map(read, values))
-    return lambda values: list(map(read, filter(where, values)))
 
 
 def _same(names: Sequence[str]) -> str:
@@ -238,63 +201,64 @@ group by 1, 2, 3, 4, 5, 6, 7, 8 order by 1, 2, 3, 4, 5, 6, 7, 8
 on conflict on constraint pk_usage_totals do update
     set count = t.count + excluded.count, cost_micro = t.cost_micro + excluded.cost_micro
 """
+# Each webhook that receives an event gets one with an id of its own, with the same time in it.
+_FOR_WEBHOOKS = f"""
+insert into outbox (account_id, event_id, request_id, kind, created_at, snapshot, due_at, round_at,
+    webhook_id, receiver, url, status, attempts, tries)
+select v.account_id, left(v.event_id, 16) || left(md5(v.event_id || w.webhook_id), 20), v.request_id, v.kind,
+    v.created_at, v.snapshot, v.created_at, v.created_at, w.webhook_id, w.webhook_id, w.url, 'pending', 0, 0
+from {{arrays}} join webhooks w on w.account_id = v.account_id
+where w.enabled and w.events && array[v.kind, '{ALL_OF_TASKS}', '{ALL}']
+"""
 
 STATEMENTS: tuple[RowStatement, ...] = (
     # New rows precede their changes. Otherwise the order is free: the tables have no foreign keys.
-    _Source(tables.accounts, rows.AccountRow).insert(),
-    _Source(tables.accounts, rows.AccountHead).update(),
-    _Source(tables.accounts, rows.AccountAccessRow).update(),
-    _Source(tables.operations, Operation, tables.operations.c.keys()).insert(),
-    _Source(
-        tables.postings,
-        Operation,
-        ("account_id", "number", "line", "ledger_account", "amount_micro", "lot"),
-        rows_of=_postings,
-    ).insert(),
-    _Source(
+    RowStatement(tables.accounts, rows.AccountRow).insert(),
+    RowStatement(tables.accounts, rows.AccountHead).update(),
+    RowStatement(tables.accounts, rows.AccountAccessRow).update(),
+    RowStatement(tables.operations, Operation, tables.operations.c.keys()).insert(),
+    RowStatement(tables.postings, Operation, tables.postings.c.keys(), rows_of=_postings).insert(),
+    RowStatement(
         tables.credit_lots,
         Operation,
         ("account_id", "number", "lot.kind", "lot.source", "reference", "amount_micro", "lot.expires_at"),
         where=lambda operation: operation.lot is not None,
         created_at="at",
     ).insert(),
-    _Source(
-        tables.credit_lots,
-        Operation,
-        ("account_id", "number", "closed_number"),
-        rows_of=_emptied_lots,
+    RowStatement(
+        tables.credit_lots, Operation, ("account_id", "number", "closed_number"), rows_of=_emptied_lots
     ).update(),
-    _Source(tables.credit_lots, rows.LotAnnouncedRow).update(),
-    _Source(
+    RowStatement(tables.credit_lots, rows.LotAnnouncedRow).update(),
+    RowStatement(
         tables.holds,
         Operation,
         ("account_id", "hold_id", "amount_micro", "reference"),
         where=lambda operation: operation.kind is OperationKind.HOLD,
         opened_number="number",
     ).insert(),
-    _Source(
+    RowStatement(
         tables.holds,
         Operation,
         ("account_id", "hold_id"),
         where=lambda operation: operation.kind in SETTLING,
         settled_number="number",
     ).update(),
-    _Source(tables.tasks, Task, _NEW_TASK, request="request.without_input").insert(),
+    RowStatement(tables.tasks, Task, _NEW_TASK, request="request.without_input").insert(),
     # Found by its id alone: with the account, the plan might read all of its tasks.
-    _Source(tables.tasks, rows.TaskChangedRow, _CHANGED_TASK).update(["request_id"]),
-    _Source(
+    RowStatement(tables.tasks, rows.TaskChangedRow, _CHANGED_TASK).update(["request_id"]),
+    RowStatement(
         tables.tasks,
         rows.TaskChangedRow,
         ("task.request_id", "task.request.input"),
         where=attrgetter("has_new_request"),
         request="task.request.without_input",
     ).update(["request_id"]),
-    _Source(tables.task_events, rows.TaskEventRow).insert("on conflict do nothing"),
-    _Source(tables.orders, Order, _NEW_ORDER, where=lambda order: order.version == 1).insert(),
-    _Source(tables.orders, Order, _ORDER, where=lambda order: order.version > 1).update(),
-    _Source(tables.auto_top_ups, rows.AutoTopUpRow).upsert(),
-    _Source(tables.order_payments, rows.OrderPaymentRow).insert(),
-    _Source(
+    RowStatement(tables.task_events, rows.TaskEventRow).insert("on conflict do nothing"),
+    RowStatement(tables.orders, Order, _NEW_ORDER, where=lambda order: order.version == 1).insert(),
+    RowStatement(tables.orders, Order, _ORDER, where=lambda order: order.version > 1).update(),
+    RowStatement(tables.auto_top_ups, rows.AutoTopUpRow).upsert(),
+    RowStatement(tables.order_payments, rows.OrderPaymentRow).insert(),
+    RowStatement(
         tables.payment_events, rows.PaymentEventRow, where=lambda event: event.verdict in APPLIED_VERDICTS
     ).insert(
         "on conflict (provider, event_id) do update set account_id = excluded.account_id, "
@@ -304,53 +268,51 @@ STATEMENTS: tuple[RowStatement, ...] = (
         "or payment_events.order_id is distinct from excluded.order_id",
         once_by=["provider", "event_id", "order_id"],
     ),
-    _Source(
+    RowStatement(
         tables.payment_events, rows.PaymentEventRow, where=lambda event: event.verdict not in APPLIED_VERDICTS
     ).insert("on conflict do nothing"),
-    _Source(tables.usage_entries, Task, _NEW_USAGE, ts="created_at").insert(),
-    _Source(
+    RowStatement(tables.usage_entries, Task, _NEW_USAGE, ts="created_at").insert(),
+    RowStatement(
         tables.usage_entries,
         rows.TaskChangedRow,
         [f"task.{path}" for path in _USAGE],
         where=attrgetter("has_new_usage"),
         ts="task.created_at",
     ).update(),
-    _Source(tables.usage_entries, rows.UsageCountedRow).count(),
-    _Source(tables.assets, rows.AssetRow).insert(),
-    _Source(tables.assets, rows.AssetsExpiryRow).update(["account_id", "request_id"]),
-    _Source(tables.assets, rows.AssetsDeletedRow).delete(),
-    _Source(tables.api_keys, rows.ApiKeyRow).insert(),
-    _Source(tables.api_keys, rows.ApiKeyTermsRow).update(),
-    _Source(tables.api_keys, rows.ApiKeyLimitRow).update(),
-    _Source(tables.api_keys, rows.ApiKeyRevokedRow).update(),
-    _Source(tables.api_keys, rows.ApiKeyUsedRow).update(),
-    _Source(tables.account_limits, rows.AccountLimitRow).upsert(),
-    _Source(tables.coupon_uses, rows.CouponGrantedRow).update(),
-    _Source(tables.sessions, rows.SessionRow).insert(),
-    _Source(tables.sessions, rows.SessionRevokedRow).update(),
-    _Source(tables.sign_ins, rows.SignInRow).update(),
-    _Source(tables.idempotency_records, rows.IdempotencyRow).upsert(),
-    # A task's own webhook_url has the account's turn.
-    _Source(tables.outbox, rows.OutboxRow, receiver="account_id").insert(),
-    _Source(tables.outbox, event_rows.AccountEventRow).insert(),
-    _Source(tables.outbox, rows.OutboxOutcomeRow).update(["account_id", "event_id", "attempts", "round_at"]),
-    _Source(tables.outbox, rows.OutboxResendRow).update(),
-    _Source(tables.outbox_attempts, rows.OutboxAttemptRow).insert("on conflict do nothing"),
-    _Source(tables.webhook_secrets, rows.WebhookSecretRow).insert("on conflict do nothing"),
-    _Source(tables.webhooks, event_rows.WebhookRow).upsert(
+    RowStatement(tables.usage_entries, rows.UsageCountedRow).using(_COUNT),
+    RowStatement(tables.assets, rows.AssetRow).insert(),
+    RowStatement(tables.assets, rows.AssetsExpiryRow).update(["account_id", "request_id"]),
+    RowStatement(tables.assets, rows.AssetsDeletedRow).delete(),
+    RowStatement(tables.api_keys, rows.ApiKeyRow).insert(),
+    RowStatement(tables.api_keys, rows.ApiKeyTermsRow).update(),
+    RowStatement(tables.api_keys, rows.ApiKeyLimitRow).update(),
+    RowStatement(tables.api_keys, rows.ApiKeyRevokedRow).update(),
+    RowStatement(tables.api_keys, rows.ApiKeyUsedRow).update(),
+    RowStatement(tables.account_limits, rows.AccountLimitRow).upsert(),
+    RowStatement(tables.coupon_uses, rows.CouponGrantedRow).update(),
+    RowStatement(tables.sessions, rows.SessionRow).insert(),
+    RowStatement(tables.sessions, rows.SessionRevokedRow).update(),
+    RowStatement(tables.sign_ins, rows.SignInRow).update(),
+    RowStatement(tables.idempotency_records, rows.IdempotencyRow).upsert(),
+    RowStatement(tables.outbox, rows.OutboxRow).insert(),
+    RowStatement(tables.outbox, rows.OutboxOutcomeRow).update(["account_id", "event_id", "attempts", "round_at"]),
+    RowStatement(tables.outbox, rows.OutboxResendRow).update(),
+    RowStatement(tables.outbox_attempts, rows.OutboxAttemptRow).insert("on conflict do nothing"),
+    RowStatement(tables.webhook_secrets, rows.WebhookSecretRow).insert("on conflict do nothing"),
+    RowStatement(tables.webhooks, event_rows.WebhookRow).upsert(
         is_silent="webhooks.is_silent or webhooks.url <> excluded.url"
     ),
-    _Source(tables.webhooks, event_rows.WebhookDeletedRow).delete(),
-    _Source(tables.alerts, event_rows.AlertsRow).upsert(),
+    RowStatement(tables.webhooks, event_rows.WebhookDeletedRow).delete(),
+    RowStatement(tables.alerts, event_rows.AlertsRow).upsert(),
 )
 """Every statement of the write path, in the order a batch runs them."""
 
-EVENTS_FOR_WEBHOOKS = _Source(
+EVENTS_FOR_WEBHOOKS = RowStatement(
     tables.outbox,
     rows.TaskChangedRow,
     ("account_id", "event_id", "request_id", "kind", "created_at", "snapshot"),
     rows_of=_task_events,
-).insert_for_webhooks()
+).using(_FOR_WEBHOOKS)
 """The events of tasks for the webhooks of their accounts: run only if some account of the batch has webhooks."""
 
 WRITTEN_KINDS = frozenset(statement.kind for statement in STATEMENTS)

@@ -6,9 +6,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import BigInteger, Column, Integer, PrimaryKeyConstraint, Table, Text
 
-from holdfast.persistence.records.table_base import Int32, columns, columns_of, index, metadata
+from holdfast.persistence.records.table_base import Int32, columns, columns_of, index, table
 
 
 class CouponRow(NamedTuple):
@@ -31,7 +30,7 @@ class CouponRow(NamedTuple):
 
 
 class CouponClaim(msgspec.Struct, frozen=True):
-    """A claimed use of a coupon by an account, which has yet to be given the credit."""
+    """A claimed use of a coupon by an account, which has yet to be given the credit. Its lot names ``claim_id``."""
 
     account_id: str
     coupon_id: str
@@ -40,17 +39,14 @@ class CouponClaim(msgspec.Struct, frozen=True):
     credit_days: int | None
 
 
-credit_lots = Table(
+credit_lots = table(
     "credit_lots",
-    metadata,
+    ["account_id", "number"],
     # What an operation has opened, numbered as the operation; its hash covers the facts.
     *columns(account_id=str, number=int, kind=str, source=str, reference=str, amount_micro=int),
     *columns(created_at=datetime, expires_at=datetime | None),
-    # The operation that left nothing of it.
-    Column("closed_number", BigInteger),
-    # How many days before its expiry the owner was last notified.
-    Column("announced_days", Integer),
-    PrimaryKeyConstraint("account_id", "number"),
+    # The operation that left nothing of it. How many days before its expiry the owner was last notified.
+    *columns(closed_number=int | None, announced_days=Int32 | None),
     index("ix_credit_lots_open", "account_id", where="closed_number is null"),
     # The last guard against giving the credit of one claim twice; the account's stored replies come first.
     index("uq_credit_lots_claim", "account_id", "reference", unique=True, where="source = 'coupon'"),
@@ -58,28 +54,25 @@ credit_lots = Table(
 )
 
 # Written without the journal: the credit that a coupon gives is decided by its account, which ends the claim.
-coupons = Table(
+coupons = table(
     "coupons",
-    metadata,
-    *columns_of(CouponRow, key=["coupon_id"]),
+    ["coupon_id"],
+    *columns_of(CouponRow),
     index("uq_coupons_code", "code_sha256", unique=True),
     index("ix_coupons_created_at", "created_at", "coupon_id"),
 )
 
-coupon_uses = Table(
+coupon_uses = table(
     "coupon_uses",
-    metadata,
-    *columns(account_id=str, coupon_id=str),
-    # What the lot of the credit refers to.
-    *columns(claim_id=str, amount_micro=int, claimed_at=datetime, granted_at=datetime | None),
-    PrimaryKeyConstraint("account_id", "coupon_id"),
+    ["account_id", "coupon_id"],
+    *columns_of(CouponClaim, without=["credit_days"]),
+    *columns(claimed_at=datetime, granted_at=datetime | None),
     index("ix_coupon_uses_claimed_at", "claimed_at", where="granted_at is null"),
 )
 
-coupon_tries = Table(
+coupon_tries = table(
     "coupon_tries",
-    metadata,
+    ["account_id"],
     # The wrong codes that an account has sent since a time.
-    Column("account_id", Text, primary_key=True),
-    *columns(since=datetime, wrong=Int32),
+    *columns(account_id=str, since=datetime, wrong=Int32),
 )

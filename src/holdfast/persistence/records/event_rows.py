@@ -6,34 +6,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
-from holdfast.ledger.alerts.account_events import AccountEventData, AccountEventKind, kind_of, receives
+from holdfast.ledger.alerts.account_events import AccountEventData, kind_of, receives
 from holdfast.ledger.alerts.alerts import Alerts
-from holdfast.ledger.ids import new_id
-from holdfast.persistence.records.rows import JournaledRow
+from holdfast.persistence.records.rows import JournaledRow, OutboxRow
 
 MAIL_URL: Final = "mailto:owner"
 """The URL of an event for the account's owner by mail, whose address is looked up for each attempt."""
-
-
-class AccountEventRow(JournaledRow, frozen=True):
-    """A new event of an account, for one of its webhooks, or by mail to its owner without ``webhook_id``.
-
-    ``receiver`` is whom deliveries wait for: those to one never delay those to another.
-    """
-
-    account_id: str
-    event_id: str
-    webhook_id: str | None
-    receiver: str
-    kind: AccountEventKind
-    url: str
-    created_at: datetime
-    due_at: datetime | None
-    round_at: datetime
-    snapshot: AccountEventData
-    status: str = "pending"
-    attempts: int = 0
-    tries: int = 0
 
 
 class WebhookRow(JournaledRow, frozen=True):
@@ -64,7 +42,7 @@ class AlertsRow(JournaledRow, frozen=True):
 
 def account_event_rows(
     account_id: str, webhooks: Iterable[WebhookRow], data: AccountEventData, at: datetime, *, is_mailed: bool
-) -> tuple[AccountEventRow, ...]:
+) -> tuple[OutboxRow, ...]:
     """Return an event of an account, due immediately: for each webhook that receives it, and if so by mail."""
     kind = kind_of(data)
     receivers = [
@@ -74,9 +52,8 @@ def account_event_rows(
     ]
     mail = [(None, f"mail:{account_id}", MAIL_URL)] if is_mailed else []
     return tuple(
-        AccountEventRow(
+        OutboxRow(
             account_id=account_id,
-            event_id=new_id("evt"),
             webhook_id=webhook_id,
             receiver=receiver,
             kind=kind,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from sqlalchemy import Table
-
-from holdfast.persistence.records.table_base import Int32, columns_of, index, metadata
+from holdfast.persistence.records.table_base import Int32, columns_of, index, table
 
 ActionResult = Literal["done", "refused", "failed", "unknown"]
 """``unknown``: its caller stopped waiting, so the effect may have happened or not."""
@@ -95,27 +93,27 @@ class CheckCallbackRow(NamedTuple):
 
 
 # Rows are never deleted: a trigger rejects it.
-operator_actions = Table(
+operator_actions = table(
     "operator_actions",
-    metadata,
-    *columns_of(OperatorAction, key=["action_id"]),
+    ["action_id"],
+    *columns_of(OperatorAction),
     index("ix_operator_actions_at", "at", "action_id"),
     index("ix_operator_actions_account", "account_id", "at", "action_id", where="account_id is not null"),
     index("ix_operator_actions_task", "task_id", "at", "action_id", where="task_id is not null"),
 )
 
 # The key is an HMAC of the cookie under a key derived from the operators' token: with a new token all sessions end.
-operator_sessions = Table(
+operator_sessions = table(
     "operator_sessions",
-    metadata,
-    *columns_of(OperatorSession, key=["cookie_mac"], without=["disabled_at"]),
+    ["cookie_mac"],
+    *columns_of(OperatorSession, without=["disabled_at"]),
     index("ix_operator_sessions_expires_at", "expires_at"),
 )
 
-poison_messages = Table(
+poison_messages = table(
     "poison_messages",
-    metadata,
-    *columns_of(PoisonRecord, key=["poison_id"]),
+    ["poison_id"],
+    *columns_of(PoisonRecord),
     index(
         "uq_poison_messages_open",
         "group_name",
@@ -129,10 +127,10 @@ poison_messages = Table(
     index("ix_poison_messages_first_at", "first_at", "poison_id"),
 )
 
-check_callbacks = Table(
+check_callbacks = table(
     "check_callbacks",
-    metadata,
-    *columns_of(CheckCallbackRow, key=["callback_id"]),
+    ["callback_id"],
+    *columns_of(CheckCallbackRow),
     index("ix_check_callbacks_check", "check_id", "at"),
     index("ix_check_callbacks_at", "at"),
 )

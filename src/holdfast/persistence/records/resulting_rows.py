@@ -7,7 +7,6 @@ from datetime import datetime
 
 import msgspec
 
-from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.tasks.events import events_of, public_snapshot
@@ -106,8 +105,9 @@ def new_event_rows(before: Task, after: Task) -> tuple[OutboxRow, ...]:
     return tuple(
         OutboxRow(
             account_id=after.account_id,
-            event_id=new_id("evt"),
             request_id=after.request_id,
+            # All tasks of the account have one turn at their own webhook_url.
+            receiver=after.account_id,
             kind=kind,
             url=url,
             created_at=at,

@@ -6,6 +6,7 @@ Most fields are the columns of a table. New operations, orders and tasks are wri
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from holdfast.ledger.api_keys import KeyTerms
 from holdfast.ledger.credit.limits import BEGINNING
 from holdfast.ledger.credit.operations import CHAIN_START, Operation
+from holdfast.ledger.ids import new_id
 from holdfast.ledger.orders.order import Order
 from holdfast.ledger.orders.top_ups import AutoTopUp
 from holdfast.ledger.public_types import LimitWindow
@@ -32,6 +34,7 @@ class AccountHead(JournaledRow, frozen=True):
     """An account's version and totals after a unit of work; the fence of every account unit.
 
     ``lots`` are the amounts of its open lots, as :meth:`holdfast.ledger.credit.lots.Lots.encoded` returns them.
+    Those of a lone lot follow from the totals, so that an operation on it changes nothing there.
     """
 
     id: str
@@ -151,7 +154,7 @@ class SessionRevokedRow(JournaledRow, frozen=True):
 
 
 class SignInRow(JournaledRow, frozen=True):
-    """The sign-in state of an e-mail address or an origin; ``state`` is written as JSON."""
+    """The sign-in state of ``email:ada@example.com`` or ``origin:127.0.0.1``; ``state`` is written as JSON."""
 
     key: str
     version: int
@@ -168,7 +171,7 @@ class IdempotencyProbe(NamedTuple):
 
 
 class StoredReply(NamedTuple):
-    """The content of an idempotency record: the fingerprint of the first request, and its reply as JSON."""
+    """The content of an idempotency record: the fingerprint of the first request, and its typed reply as JSON."""
 
     fingerprint: bytes
     reply: bytes
@@ -365,24 +368,28 @@ class AssetsDeletedRow(JournaledRow, frozen=True):
 
 
 class OutboxRow(JournaledRow, frozen=True):
-    """A new event. ``snapshot`` is the task at the time of the event.
+    """A new event of a task, or of the account itself without ``request_id``.
 
-    ``attempts`` counts all its delivery attempts, ``tries`` those since ``round_at``, when it was created or last
-    resent.
+    ``receiver`` is whose deliveries wait for each other: a webhook of the account, which ``webhook_id`` names too,
+    the account for the ``webhook_url`` of its tasks, or ``mail:`` and the account. ``snapshot`` is the task as it
+    was, or the data of the account's event, as JSON. ``attempts`` counts all its delivery attempts, ``tries`` those
+    since ``round_at``, when it was created or last resent. ``due_at`` is None once no attempt is left.
     """
 
     account_id: str
-    event_id: str
-    request_id: str
+    receiver: str
     kind: str
     url: str
     created_at: datetime
     due_at: datetime | None
     round_at: datetime
-    snapshot: Task
+    snapshot: object
+    event_id: str = msgspec.field(default_factory=partial(new_id, "evt"))
+    request_id: str | None = None
+    webhook_id: str | None = None
     status: str = "pending"
-    attempts: int = 0
-    tries: int = 0
+    attempts: Int32 = 0
+    tries: Int32 = 0
 
 
 class OutboxOutcomeRow(JournaledRow, frozen=True):

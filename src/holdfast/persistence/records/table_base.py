@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-import msgspec
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -17,6 +16,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     Select,
     SmallInteger,
     Table,
@@ -44,22 +44,27 @@ Int16: TypeAlias = Annotated[int, SmallInteger()]
 
 _TYPES: dict[Any, Any] = {
     str: Text, bytes: LargeBinary, datetime: Time, bool: Boolean, int: BigInteger, float: Double, Literal: Text,
-    msgspec.Struct: JSON, tuple: JSON, dict: JSON(none_as_null=True),
+    tuple: JSON, dict: JSON(none_as_null=True), object: JSON,
 }  # fmt: skip
 
 
-def columns_of(kind: type[Any], *, key: Collection[str] = (), without: Collection[str] = ()) -> list[Column[Any]]:
-    """Return a column for each field of a row's type, by the field's type; those of ``key`` are the primary key."""
+def table(name: str, key: Sequence[str], *parts: Column[Any] | Index, **options: Any) -> Table:
+    """Return a table of these columns and indexes, of which the columns ``key`` are the primary key."""
+    return Table(name, metadata, *parts, PrimaryKeyConstraint(*key), **options)
+
+
+def columns_of(kind: type[Any], *, without: Collection[str] = ()) -> list[Column[Any]]:
+    """Return a column for each field of a row's type, by the field's type."""
     hints = get_type_hints(kind, include_extras=True)
-    return [_column(name, hint, is_key=name in key) for name, hint in hints.items() if name not in without]
+    return columns(**{name: hint for name, hint in hints.items() if name not in without})
 
 
 def columns(**types: Any) -> list[Column[Any]]:
     """Return a column of each name for values of that type."""
-    return [_column(name, hint, is_key=False) for name, hint in types.items()]
+    return [_column(name, hint) for name, hint in types.items()]
 
 
-def _column(name: str, hint: Any, *, is_key: bool) -> Column[Any]:
+def _column(name: str, hint: Any) -> Column[Any]:
     alternatives = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
     [found] = [each for each in alternatives if each is not NoneType]
     if get_origin(found) is Annotated:
@@ -69,7 +74,7 @@ def _column(name: str, hint: Any, *, is_key: bool) -> Column[Any]:
     else:
         origin = get_origin(found)
         sql_type = next(_TYPES[each] for each in (found.__mro__ if origin is None else (origin,)) if each in _TYPES)
-    return Column(name, sql_type, primary_key=is_key, nullable=NoneType in alternatives)
+    return Column(name, sql_type, nullable=NoneType in alternatives)
 
 
 def index(name: str, *columns: str, where: str | None = None, unique: bool = False, **options: Any) -> Index:
