@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.settings.settings import S3Bucket
+from holdfast.settings.settings import Settings
 
 BUCKET = "results"
 NO_BUCKET = "nowhere"
@@ -31,13 +31,12 @@ _RUNNING = re.compile(r"Running on (http://[0-9.:]+)\s")
 class BucketServer:
     """A bucket, who may use it, and a look into it past the code under test."""
 
-    location: S3Bucket
+    location: Settings
 
     def client(self) -> Any:
         """Another program's client of the same bucket."""
-        return _client(
-            "s3", self.location.endpoint or "", self.location.access_key_id, self.location.secret_access_key
-        )
+        found = self.location
+        return _client("s3", found.s3_endpoint or "", found.s3_access_key_id, found.s3_secret_access_key)
 
     def objects(self) -> dict[str, int]:
         """What lies in the bucket: sizes in bytes by key."""
@@ -53,11 +52,11 @@ class BucketServer:
         """The environment of a service that keeps its results here."""
         return {
             "ASSET_STORE": "s3",
-            "S3_BUCKET": self.location.bucket,
-            "S3_REGION": self.location.region,
-            "S3_ENDPOINT": self.location.endpoint or "",
-            "S3_ACCESS_KEY_ID": self.location.access_key_id,
-            "S3_SECRET_ACCESS_KEY": self.location.secret_access_key,
+            "S3_BUCKET": self.location.s3_bucket,
+            "S3_REGION": self.location.s3_region,
+            "S3_ENDPOINT": self.location.s3_endpoint or "",
+            "S3_ACCESS_KEY_ID": self.location.s3_access_key_id,
+            "S3_SECRET_ACCESS_KEY": self.location.s3_secret_access_key,
         }
 
 
@@ -87,7 +86,7 @@ def bucket_server() -> Iterator[BucketServer]:
             process.wait(START_S)
 
 
-def _bucket_at(url: str) -> S3Bucket:
+def _bucket_at(url: str) -> Settings:
     iam = _client("iam", url, "anonymous", "none")
     iam.create_user(UserName="holdfast")
     key = iam.create_access_key(UserName="holdfast")["AccessKey"]
@@ -99,7 +98,9 @@ def _bucket_at(url: str) -> S3Bucket:
     key_id, secret = key["AccessKeyId"], key["SecretAccessKey"]
     s3 = _client("s3", url, key_id, secret)
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
-    return S3Bucket(bucket=BUCKET, region=REGION, endpoint=url, access_key_id=key_id, secret_access_key=secret)
+    return Settings(
+        s3_bucket=BUCKET, s3_region=REGION, s3_endpoint=url, s3_access_key_id=key_id, s3_secret_access_key=secret
+    )
 
 
 def _client(service: str, url: str, key_id: str, secret: str) -> Any:

@@ -128,7 +128,8 @@ async def check_retention(service: Service, is_stored: IsStored, ada: Customer) 
 
 
 def test_a_bucket_that_refuses_access_prevents_the_start(bucket: BucketServer, new_service: NewService) -> None:
-    wrong = replace(bucket, location=msgspec.structs.replace(bucket.location, secret_access_key="not-the-secret"))
+    location = msgspec.structs.replace(bucket.location, s3_secret_access_key="not-the-secret")
+    wrong = replace(bucket, location=location)
     service = new_service(**wrong.settings())
     done = subprocess.run(
         [sys.executable, "-m", "holdfast", "serve"],

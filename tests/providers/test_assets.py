@@ -189,7 +189,7 @@ async def test_a_large_file_goes_up_and_comes_down_in_parts(tmp_path: Path, buck
     sha256 = hashlib.sha256(content).hexdigest()
     store = s3_store(bucket, tmp_path)
     key = await put(store, source_file(tmp_path, content), sha256, "mp4")
-    etag = bucket.client().head_object(Bucket=bucket.location.bucket, Key=key)["ETag"]
+    etag = bucket.client().head_object(Bucket=bucket.location.s3_bucket, Key=key)["ETag"]
     assert etag.endswith('-2"')
     across = PIECE_BYTES - 10
     async with await store.open(key) as whole, await store.open(key, across, across + 20) as part:
@@ -215,11 +215,11 @@ async def test_an_object_that_goes_while_it_is_read_breaks_the_reading(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"secret_access_key": "wrong-secret"}, "the secret of the access key is wrong"),
-        ({"access_key_id": "AKIAUNKNOWN"}, "the access key does not exist"),
-        ({"bucket": "elsewhere"}, "the access key may not"),
-        ({"bucket": "nowhere"}, "there is no bucket 'nowhere'"),
-        ({"endpoint": "http://127.0.0.1:1"}, "cannot be reached"),
+        ({"s3_secret_access_key": "wrong-secret"}, "the secret of the access key is wrong"),
+        ({"s3_access_key_id": "AKIAUNKNOWN"}, "the access key does not exist"),
+        ({"s3_bucket": "elsewhere"}, "the access key may not"),
+        ({"s3_bucket": "nowhere"}, "there is no bucket 'nowhere'"),
+        ({"s3_endpoint": "http://127.0.0.1:1"}, "cannot be reached"),
     ],
 )
 async def test_the_error_of_an_unusable_bucket_names_no_secret(
@@ -231,7 +231,7 @@ async def test_the_error_of_an_unusable_bucket_names_no_secret(
         with pytest.raises(StoreFault, match=message) as caught:
             await ask()
         whole = "".join(traceback.format_exception(caught.value))
-        for secret in ("wrong-secret", bucket.location.secret_access_key, "AKIAUNKNOWN", "<Error>", "http://"):
+        for secret in ("wrong-secret", bucket.location.s3_secret_access_key, "AKIAUNKNOWN", "<Error>", "http://"):
             assert secret not in whole
 
 
@@ -258,7 +258,7 @@ async def test_a_server_that_goes_silent_is_given_up(tmp_path: Path, bucket: Buc
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
-        location = msgspec.structs.replace(bucket.location, endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        location = msgspec.structs.replace(bucket.location, s3_endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
         store = S3Store(location, request_timeout_s=0.2, retries_max=0)
         with pytest.raises(StoreFault, match="does not respond in time"):
             await store.open(asset_key(SHA, "png"))

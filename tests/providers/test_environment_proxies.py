@@ -14,7 +14,7 @@ from tests.threaded_server import serving
 from holdfast.commands.provider_check import ServiceFault, check_provider
 from holdfast.providers.storage.base import StoreFault
 from holdfast.providers.storage.s3 import S3Store
-from holdfast.settings.settings import S3Bucket, ServiceLocation
+from holdfast.settings.settings import ServiceLocation, Settings
 
 TOKEN = "op-Zq3vN8xKfT2mWc7RbY5hJd9LsA4eGuPi"
 
@@ -82,7 +82,8 @@ def test_the_commands_send_the_token_to_the_service_alone(
 async def test_results_go_to_the_bucket_alone(proxy: Recorder, target: tuple[Recorder, str]) -> None:
     recorder, url = target
     store = S3Store(
-        S3Bucket(bucket="b", region="x", endpoint=url, access_key_id="a", secret_access_key="s"), retries_max=0
+        Settings(s3_bucket="b", s3_region="x", s3_endpoint=url, s3_access_key_id="a", s3_secret_access_key="s"),
+        retries_max=0,
     )
     with pytest.raises(StoreFault):
         await store.prepare()

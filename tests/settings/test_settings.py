@@ -121,7 +121,7 @@ def test_processes_started_together_agree_on_generated_secrets(development: dict
     for thread in threads:
         thread.join()
     assert len(found) == 8
-    assert len({(each.operator_token, each.server_secret) for each in found}) == 1
+    assert len({(each.operator_token, each.server_key) for each in found}) == 1
     assert len(list((found[0].data_dir / "secrets").iterdir())) == 4
 
 
@@ -295,13 +295,13 @@ def test_a_secret_with_blanks_inside_is_refused(development: dict[str, str]) -> 
 
 
 def test_the_server_key_follows_the_operator_token_unless_given(production: dict[str, str]) -> None:
-    derived = load_settings(production).server_secret
+    derived = load_settings(production).server_key
     other_token = {**production, "HOLDFAST_OPERATOR_TOKEN": "op-Nw5cRk8vQz2mTb7xYd4hLf9sGj3pEa6U"}
     own = {"HOLDFAST_SERVER_KEY": "sk-Vt6bWm9qXc3nRz8kPd5hJf2sLg7yEa4T"}
     assert len(derived) == 64
-    assert load_settings(production).server_secret == derived
-    assert load_settings(other_token).server_secret != derived
-    assert load_settings({**production, **own}).server_secret == load_settings({**other_token, **own}).server_secret
+    assert load_settings(production).server_key == derived
+    assert load_settings(other_token).server_key != derived
+    assert load_settings({**production, **own}).server_key == load_settings({**other_token, **own}).server_key
 
 
 def test_the_previous_server_key_opens_and_makes_nothing_new(production: dict[str, str]) -> None:
@@ -550,7 +550,6 @@ def test_commands_that_read_only_locations_refuse_unknown_names_too(load: Callab
 
 
 def test_an_s3_store_needs_a_bucket_and_keys(development: dict[str, str]) -> None:
-    assert load_settings(development).s3 is None
     assert faults({**development, "HOLDFAST_ASSET_STORE": "s3", "HOLDFAST_S3_BUCKET": "results"}) == (
         "HOLDFAST_S3_ACCESS_KEY_ID is missing; HOLDFAST_ASSET_STORE=s3 needs it",
         "HOLDFAST_S3_SECRET_ACCESS_KEY is missing; HOLDFAST_ASSET_STORE=s3 needs it",
@@ -568,9 +567,8 @@ def test_s3_settings_are_read_and_the_key_is_not_shown(development: dict[str, st
             "HOLDFAST_S3_SECRET_ACCESS_KEY": "s3-secret",
         }
     )
-    assert settings.s3 is not None
-    assert (settings.s3.bucket, settings.s3.region) == ("results", "us-east-1")
-    assert settings.s3.endpoint == "https://s3.example.org"
+    assert (settings.s3_bucket, settings.s3_region) == ("results", "us-east-1")
+    assert settings.s3_endpoint == "https://s3.example.org"
     assert "s3-secret" not in repr(settings)
     assert "s3-secret" in settings.secret_values()
 

@@ -178,8 +178,6 @@ def _sends_mail_in_clear(smtp_url: str) -> bool:
 
 
 def _named_secrets(given: Mapping[str, str]) -> list[Fault]:
-    single = (*OWN_SECRETS, PREVIOUS_SERVER_KEY, "CARD_API_KEY", "S3_SECRET_ACCESS_KEY")
+    names = (*OWN_SECRETS, PREVIOUS_SERVER_KEY, "CARD_API_KEY", "S3_SECRET_ACCESS_KEY")
     several = split_list(given.get("CARD_WEBHOOK_SECRET", ""))
-    return [(name, given[name]) for name in single if name in given] + [
-        ("CARD_WEBHOOK_SECRET", secret) for secret in several
-    ]
+    return [(name, given[name]) for name in names if name in given] + [("CARD_WEBHOOK_SECRET", s) for s in several]

@@ -109,31 +109,17 @@ class ServiceLocation(Locations, frozen=True, kw_only=True, rename="upper"):
             return None
 
 
-class S3Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """A bucket for stored results. ``endpoint`` None: Amazon's own for the region."""
-
-    bucket: str
-    region: str
-    endpoint: str | None
-    access_key_id: str
-    secret_access_key: str
-
-    def __repr__(self) -> str:
-        """The key is not shown."""
-        return f"<S3Bucket {self.bucket}>"
-
-
 class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     """Every setting. Seconds, bytes, milliseconds and micro-credits are in the names.
 
     ``SERVER_KEY`` seals quotes and asset links and peppers one-time codes; :meth:`derived_key` returns a key for
-    each purpose. ``public_url`` None: the address that the service listens on. ``s3`` None: results are
-    stored in ``data_dir``. ``member_address``: where members on other machines reach this one. ``trusted_proxies``:
-    the peers whose ``proxy_header`` names the client's address. ``ops_port`` None: operators' routes are on the
-    public port. ``processes``: worker processes below a parent; 0 is one process without a parent.
-    ``waiting_per_account_max``: how many requests of an account may wait, or stream, at one process.
-    ``file_bytes_max``: the largest file; ``files_max`` and ``files_bytes_max``: those of one account together.
-    ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
+    each purpose. ``public_url`` None: the address that the service listens on. ``asset_store`` local: results are
+    stored in ``data_dir``. ``s3_endpoint`` None: Amazon's own for the region. ``member_address``: where members on
+    other machines reach this one. ``trusted_proxies``: the peers whose ``proxy_header`` names the client's address.
+    ``ops_port`` None: operators' routes are on the public port. ``processes``: worker processes below a parent; 0
+    is one process without a parent. ``waiting_per_account_max``: how many requests of an account may wait, or
+    stream, at one process. ``file_bytes_max``: the largest file; ``files_max`` and ``files_bytes_max``: those of an
+    account together. ``checker_share``: the share of the time that the checker of the ledger takes; 0 is none.
     ``webhook_local_allowed``: events may go to http and to private addresses. The repr shows no value.
     """
 
@@ -149,7 +135,7 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
     public_url: BaseUrl | None = None
     callback_secret: Secret = ""
     sandbox_secret: Secret = ""
-    server_secret: Secret = msgspec.field(default="", name="SERVER_KEY")
+    server_key: Secret = ""
     server_key_previous: Secret = ""
     card_api_key: str | None = None
     card_api_base: BaseUrl | None = None
@@ -242,19 +228,6 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
         return not self.is_production and self.token_file.exists()
 
     @property
-    def s3(self) -> S3Bucket | None:
-        """The bucket for results if ``asset_store`` is ``s3``, else None."""
-        if self.asset_store == "local":
-            return None
-        return S3Bucket(
-            bucket=self.s3_bucket,
-            region=self.s3_region,
-            endpoint=self.s3_endpoint,
-            access_key_id=self.s3_access_key_id,
-            secret_access_key=self.s3_secret_access_key,
-        )
-
-    @property
     def waiting_max(self) -> int:
         """How many requests may wait, or stream, at one process: the others have half of the connections."""
         return max(1, self.connections_max // 2)
@@ -276,12 +249,13 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
 
     def derived_key(self, purpose: str) -> bytes:
         """Derive a 32-byte key for one purpose: what is sealed for one purpose cannot be opened for another."""
-        return _derived_key(self.server_secret, purpose)
+        return self.derived_keys(purpose)[0]
 
     def derived_keys(self, purpose: str) -> tuple[bytes, ...]:
         """Return the key for one purpose and that of the previous server key, if any, which makes nothing new."""
-        secrets = (self.server_secret, self.server_key_previous)
-        return tuple(_derived_key(secret, purpose) for secret in secrets if secret)
+        secrets = [secret.encode() for secret in (self.server_key, self.server_key_previous) if secret]
+        server_keys = [hmac.digest(secret, b"holdfast server key", "sha256") for secret in secrets]
+        return tuple(hmac.digest(key, b"holdfast " + purpose.encode(), "sha256") for key in server_keys)
 
     def secret_values(self) -> tuple[str, ...]:
         """Return every secret in clear, for the scrubber that removes them from logs and reports.
@@ -289,16 +263,10 @@ class Settings(ServiceLocation, frozen=True, kw_only=True, rename="upper"):
         Of a URL it is the password, both percent-encoded and decoded.
         """
         own = (self.operator_token, self.callback_secret, self.sandbox_secret)
-        several = (*own, self.server_secret, self.server_key_previous, *self.card_webhook_secrets)
-        bucket_key = self.s3_secret_access_key if self.s3 is not None else None
+        keys = (self.server_key, self.server_key_previous, self.card_api_key, self.s3_secret_access_key)
         passwords = [word for url in (self.database_url, self.smtp_url) if url for word in _passwords(url)]
-        given = (*several, self.card_api_key, bucket_key, *passwords)
+        given = (*own, *keys, *self.card_webhook_secrets, *passwords)
         return tuple(dict.fromkeys(value for value in given if value))
-
-
-def _derived_key(secret: str, purpose: str) -> bytes:
-    server_key = hmac.digest(secret.encode(), b"holdfast server key", "sha256")
-    return hmac.digest(server_key, b"holdfast " + purpose.encode(), "sha256")
 
 
 _NAMES: Final = tuple(field.encode_name for field in msgspec.structs.fields(Settings))
@@ -344,10 +312,10 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     settings = _read(Settings, given, find_faults(given))
     if not settings.is_production:
         return msgspec.structs.replace(settings, **_development_secrets(settings))
-    if not settings.server_secret:
+    if not settings.server_key:
         # Derived from the operators' token if it is not set, so it changes when that token does.
         derived = hmac.digest(settings.operator_token.encode(), b"holdfast server key material", "sha256").hex()
-        return msgspec.structs.replace(settings, server_secret=derived)
+        return msgspec.structs.replace(settings, server_key=derived)
     return settings
 
 
@@ -404,14 +372,13 @@ def _passwords(url: str) -> tuple[str, ...]:
 def _development_secrets(settings: Settings) -> dict[str, str]:
     """Return the stored value of each missing secret; one that is not stored yet is generated."""
     folder = settings.data_dir / "secrets"
-    fields = {name: "server_secret" if name == "SERVER_KEY" else name.lower() for name in OWN_SECRETS}
     try:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         return {
-            attribute: read_or_create_secret(folder / name.lower())
-            for name, attribute in fields.items()
-            if not getattr(settings, attribute)
+            name: read_or_create_secret(folder / name)
+            for name in map(str.lower, OWN_SECRETS)
+            if not getattr(settings, name)
         }
     except OSError as exc:
         raise SettingsFault((f"{PREFIX}DATA_DIR: cannot store secrets in {folder}: {exc.strerror}",)) from exc

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from holdfast.settings.checks import has_emulators, is_local
+from holdfast.settings.checks import OWN_SECRETS, has_emulators, is_local
 from holdfast.settings.secret_strength import is_plainly_weak
 from holdfast.settings.settings import PREFIX, Settings
 from holdfast.settings.values import trusts_the_public
@@ -40,14 +40,8 @@ def _production_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _development_warnings(settings: Settings) -> Iterator[tuple[str, str]]:
-    secrets = {
-        "OPERATOR_TOKEN": settings.operator_token,
-        "CALLBACK_SECRET": settings.callback_secret,
-        "SANDBOX_SECRET": settings.sandbox_secret,
-        "SERVER_KEY": settings.server_secret,
-    }
-    for name, secret in secrets.items():
-        if is_plainly_weak(secret):
+    for name in OWN_SECRETS:
+        if is_plainly_weak(getattr(settings, name.lower())):
             yield name, "is weak: production refuses it"
     if settings.card_api_key is None and not has_emulators():
         yield "CARD_API_KEY", "is not set, and the card emulator is not installed: there are no card payments"

@@ -174,7 +174,7 @@ class ReportTable:
 
 def asset_store(settings: Settings) -> AssetStore:
     """Return the store for results. Raises :class:`SettingsFault` if the library for buckets is not installed."""
-    if settings.s3 is None:
+    if settings.asset_store == "local":
         return LocalStore(settings.data_dir)
     try:
         from holdfast.providers.storage.s3 import S3Store
@@ -186,7 +186,7 @@ def asset_store(settings: Settings) -> AssetStore:
             "or install requirements/options.lock"
         )
         raise SettingsFault((line,)) from None
-    return S3Store(settings.s3)
+    return S3Store(settings)
 
 
 def _mailer(settings: Settings) -> Mailer:

@@ -33,7 +33,7 @@ from holdfast.providers.storage.base import (
     checked_key,
 )
 from holdfast.providers.storage.spool import Content
-from holdfast.settings.settings import S3Bucket
+from holdfast.settings.settings import Settings
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -58,20 +58,20 @@ class S3Store:
 
     def __init__(
         self,
-        location: S3Bucket,
+        settings: Settings,
         *,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         retries_max: int = RETRIES_MAX,
     ) -> None:
-        self._location = location
+        self._settings, self._name = settings, settings.s3_bucket
         self._threads = trio.CapacityLimiter(THREADS_MAX_COUNT)
-        endpoint = location.endpoint or f"https://s3.{location.region}.amazonaws.com"
+        endpoint = settings.s3_endpoint or f"https://s3.{settings.s3_region}.amazonaws.com"
         # The endpoint, the region and the credentials are all passed: the library would read what is missing from
         # the environment, where a variable may be meant for another program.
         self._bucket = Bucket(
-            location.bucket,
+            settings.s3_bucket,
             endpoint=endpoint,
-            region=location.region,
+            region=settings.s3_region,
             virtual_hosted_style_request=False,
             skip_signature=False,
             # Not every server supports deleting several objects at once, and it is not needed.
@@ -162,10 +162,10 @@ class S3Store:
         """Do nothing: a rule of the bucket ends incomplete uploads."""
 
     def _credential(self) -> S3Credential:
-        location = self._location
+        settings = self._settings
         return {
-            "access_key_id": location.access_key_id,
-            "secret_access_key": location.secret_access_key,
+            "access_key_id": settings.s3_access_key_id,
+            "secret_access_key": settings.s3_secret_access_key,
             "token": None,
             "expires_at": None,
         }
@@ -183,7 +183,7 @@ class S3Store:
         except FileNotFoundError as fault:
             if key is not None and "<Code>NoSuchBucket</Code>" not in str(fault):
                 raise AssetMissing(key) from None
-            raise StoreFault(f"there is no bucket {self._location.bucket!r}") from _scrubbed(fault)
+            raise StoreFault(f"there is no bucket {self._name!r}") from _scrubbed(fault)
         except exceptions.BaseError as fault:
             raise StoreFault(self._reason(fault)) from _scrubbed(fault)
 
@@ -192,12 +192,10 @@ class S3Store:
         text = str(fault)
         if isinstance(fault, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
             code = next((code for code in _REFUSALS if f"<Code>{code}</Code>" in text), "AccessDenied")
-            return f"the bucket {self._location.bucket!r} refuses access: {_REFUSALS[code]}"
+            return f"the bucket {self._name!r} refuses access: {_REFUSALS[code]}"
         if "HTTP error" in text:
-            return (
-                f"the server of the bucket {self._location.bucket!r} cannot be reached or does not respond in time"
-            )
-        return f"the server of the bucket {self._location.bucket!r} failed to process the request"
+            return f"the server of the bucket {self._name!r} cannot be reached or does not respond in time"
+        return f"the server of the bucket {self._name!r} failed to process the request"
 
 
 _REFUSALS: Final = {
