@@ -84,7 +84,12 @@ class Credit(RuleBasedStateMachine):
         self.model.give(ModelLot(self.state.number + 1, False, until, "act", amount))
         self.happen(
             decide_grant(
-                self.state, amount_micro=amount, origin="grant", expires_at=until, reference="act", **self.details
+                self.state,
+                amount_micro=amount,
+                lot_source="grant",
+                expires_at=until,
+                reference="act",
+                **self.details,
             )
         )
 
@@ -272,7 +277,7 @@ def test_a_grant_that_would_have_expired_is_refused() -> None:
     refused = decide_grant(
         AccountState("acct_1"),
         amount_micro=1,
-        origin="grant",
+        lot_source="grant",
         expires_at=NOON,
         operation_id="op_1",
         reference="act_1",
@@ -289,8 +294,8 @@ def test_an_account_with_too_many_lots_is_given_no_more_but_its_payments() -> No
 
     def given() -> list[Operation | Refusal]:
         return [
-            decide_credit(state, amount_micro=1, source="sandbox", origin="recharge", **details),
-            decide_grant(state, amount_micro=1, origin="coupon", expires_at=None, **details),
+            decide_credit(state, amount_micro=1, source="sandbox", lot_source="recharge", **details),
+            decide_grant(state, amount_micro=1, lot_source="coupon", expires_at=None, **details),
             decide_adjustment(state, amount_micro=1, **details),
         ]
 

@@ -155,7 +155,7 @@ class AccountHistory:
         self.decide(
             decide_grant,
             amount_micro=amount_micro,
-            origin="grant",
+            lot_source="grant",
             expires_at=expires_at,
             reference=self.act(),
             reason="granted",

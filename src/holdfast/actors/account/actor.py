@@ -285,7 +285,7 @@ class AccountActor(JournaledActor):
                     state,
                     amount_micro=amount_micro,
                     source="sandbox",
-                    origin="recharge",
+                    lot_source="recharge",
                     expires_at=self._units.paid_until(at),
                     operation_id=operation_id,
                     reference=operation_id,
@@ -300,7 +300,7 @@ class AccountActor(JournaledActor):
                 details = OperationDetails(operation_id=operation_id, reference=action_id, reason=note, at=at)
                 until = command.expires_at
                 operation = decide_grant(
-                    state, amount_micro=amount_micro, origin="grant", expires_at=until, **details
+                    state, amount_micro=amount_micro, lot_source="grant", expires_at=until, **details
                 )
                 return operation, LogEvent("credit granted", fields)
             case RedeemCoupon(claim=claim):
@@ -309,7 +309,7 @@ class AccountActor(JournaledActor):
                 )
                 until = None if claim.credit_days is None else at + timedelta(days=claim.credit_days)
                 operation = decide_grant(
-                    state, amount_micro=amount_micro, origin="coupon", expires_at=until, **details
+                    state, amount_micro=amount_micro, lot_source="coupon", expires_at=until, **details
                 )
                 return operation, LogEvent("coupon redeemed", fields)
 

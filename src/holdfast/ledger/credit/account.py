@@ -121,7 +121,7 @@ def decide_credit(
     *,
     amount_micro: int,
     source: str,
-    origin: LotSource = "order",
+    lot_source: LotSource = "order",
     expires_at: datetime | None = None,
     **details: Unpack[OperationDetails],
 ) -> Operation | Refusal:
@@ -134,14 +134,14 @@ def decide_credit(
         return _not_above_zero(amount_micro)
     if state.balance_micro + amount_micro > AMOUNT_MICRO_MAX:
         return _too_large(amount_micro)
-    if origin != "order" and len(state.lots) >= LOTS_MAX:
+    if lot_source != "order" and len(state.lots) >= LOTS_MAX:
         return _TOO_MANY_LOTS
     return _given(
         state,
         OperationKind.CREDIT,
         amount_micro,
         cash_account(source),
-        NewLot("paid", origin, expires_at),
+        NewLot("paid", lot_source, expires_at),
         **details,
     )
 
@@ -150,7 +150,7 @@ def decide_grant(
     state: AccountState,
     *,
     amount_micro: int,
-    origin: LotSource,
+    lot_source: LotSource,
     expires_at: datetime | None,
     **details: Unpack[OperationDetails],
 ) -> Operation | Refusal:
@@ -168,7 +168,7 @@ def decide_grant(
         return _too_large(amount_micro)
     if len(state.lots) >= LOTS_MAX:
         return _TOO_MANY_LOTS
-    lot = NewLot("promotional", origin, expires_at)
+    lot = NewLot("promotional", lot_source, expires_at)
     return _given(state, OperationKind.GRANT, amount_micro, PROMOTIONS, lot, **details)
 
 
