@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from holdfast.http.kit.calls import Auth, Call
 from holdfast.http.kit.credentials import TASKS_READ, TASKS_WRITE
-from holdfast.http.kit.listing import PAGE, Position, list_of_account
+from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.listing import PAGE, ListBody, Position, list_of_account
 from holdfast.http.kit.routes import Outcome, RouteTable
 from holdfast.http.kit.stored_content import (
     IF_CACHED,
@@ -19,14 +22,56 @@ from holdfast.http.kit.stored_content import (
     serve_content,
 )
 from holdfast.http.kit.uploads import receive_file
-from holdfast.http.schemas.files import FileBody, FileDeleted, FileList, file_body
+from holdfast.http.schemas.common import render
 from holdfast.http.services.files import DISPOSITION, delete_own_file, file_not_found, own_file
+from holdfast.ledger.public_types import Time
 from holdfast.ledger.refusals import Refusal
 from holdfast.persistence.queries.files import file_by_id, files_of_account
 from holdfast.persistence.records.rows import FileRow
 from holdfast.providers.storage.sniffing import UNKNOWN_TYPE
 
 route = RouteTable("Files")
+
+
+class FileBody(msgspec.Struct, frozen=True):
+    """An uploaded file. Its id may be sent in a model's input, where the model takes a link."""
+
+    file_id: str
+    """The file's id, `file_` and 32 characters."""
+    filename: str
+    """The name that was sent, without folders; `file` with an extension if none was."""
+    content_type: str
+    """The type that the first bytes show, whatever was sent; `application/octet-stream` if they show none."""
+    bytes: int
+    """The file's length in bytes."""
+    sha256: str
+    """The hash of the file's bytes, in hexadecimal digits."""
+    url: str
+    """A signed link to the file, valid for an hour from this response, at most until `expires_at`."""
+    created_at: Time
+    """When the file was stored."""
+    expires_at: Time
+    """When the file is deleted; providers of unfinished tasks that name it can fetch it until these have ended."""
+
+
+class FileList(ListBody[FileBody], frozen=True):
+    """A page of files, newest first."""
+
+
+class FileDeleted(msgspec.Struct, frozen=True):
+    """The file is deleted."""
+
+    file_id: str
+    """The file's id."""
+    deleted: bool
+    """Always true."""
+
+
+def file_body(deps: Dependencies, file: FileRow) -> FileBody:
+    """Render a file, with a link that is signed as of now."""
+    url = deps.urls.file_url(file.file_id, deps.urls.link_expiry(deps.now(), file.expires_at))
+    return render(FileBody, file, url=url)
+
 
 _GONE: Final = Refusal(
     code="asset_expired", message="The link has expired. Retrieve the file for a new one while it is stored."
