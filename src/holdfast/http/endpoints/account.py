@@ -38,7 +38,7 @@ async def read_account(call: Call) -> Outcome:
     assert totals is not None, "a credential names an account that exists"
     if isinstance(totals, Refusal):
         return totals
-    tag = f'W/"{totals.account_id}.{totals.balance_micro}.{totals.held_micro}"'
+    tag = f"{totals.account_id}.{totals.balance_micro}.{totals.held_micro}"
     return cacheable(call, tag, lambda: account_body(totals))
 
 

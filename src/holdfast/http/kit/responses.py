@@ -74,19 +74,11 @@ NOT_MODIFIED: Final = Media(status=304, content_types=(), description="The earli
 
 
 def cacheable(call: Call, tag: str, body: Callable[[], msgspec.Struct]) -> Outcome:
-    """Respond with a body that the caller may keep, and must ask for again by its ``tag``; 304 if it has it."""
-    headers = (("ETag", tag), ("Cache-Control", "private, no-cache"))
-    if has_entity_tag(call.request.headers.get("If-None-Match"), tag):
+    """Respond with a body that the caller may keep, and ask for again by its weak ``tag``; 304 if it has it."""
+    headers = (("ETag", f'W/"{tag}"'), ("Cache-Control", "private, no-cache"))
+    if call.request.if_none_match.contains_weak(tag):
         return Response(b"", status=304, headers=dict(headers), content_type="application/json")
     return BodyResponse(body(), headers=headers)
-
-
-def has_entity_tag(header: str | None, tag: str) -> bool:
-    """Whether the header ``If-None-Match`` has a tag, by the weak comparison (RFC 9110, 13.1.2)."""
-    if header is None:
-        return False
-    sent = {each.strip().removeprefix("W/") for each in header.split(",")}
-    return "*" in sent or tag.removeprefix("W/") in sent
 
 
 async def serve_call(deps: Dependencies, route: Route, request: HoldfastRequest, path: dict[str, str]) -> Response:

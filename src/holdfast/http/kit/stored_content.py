@@ -14,7 +14,7 @@ from urllib.parse import quote
 from quart import Response
 
 from holdfast.http.kit.calls import Call
-from holdfast.http.kit.responses import has_entity_tag, refusal_response, streamed
+from holdfast.http.kit.responses import refusal_response, streamed
 from holdfast.http.kit.routes import Media, Outcome, Parameter
 from holdfast.http.kit.values import shown
 from holdfast.ledger.links import check_link
@@ -97,7 +97,7 @@ async def serve_content(
     """
     request = call.request
     headers = _headers(stored, filename)
-    if has_entity_tag(request.headers.get("If-None-Match"), headers["ETag"]):
+    if request.if_none_match.contains_weak(stored.sha256):
         return Response(b"", status=304, headers=headers)
     span = None
     if request.headers.get("If-Range", headers["ETag"]) == headers["ETag"]:

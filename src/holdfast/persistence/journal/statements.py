@@ -55,14 +55,16 @@ class RowStatement:
         kind: type[Any],
         paths: Iterable[str] = (),
         *,
-        where: Callable[[Any], bool] = bool,
+        where: Callable[[Any], bool] | None = None,
         rows_of: Callable[[Sequence[Any]], Sequence[Cells]] | None = None,
         **renamed: str,
     ) -> None:
         columns = {path.rpartition(".")[2]: path for path in (paths or _fields(table, kind))} | renamed
         read = attrgetter(*columns.values())
         self.table, self.kind, self.columns = table, kind, tuple(columns)
-        self.rows_of = rows_of or (lambda values: list(map(read, filter(where, values))))
+        self.rows_of = rows_of or (
+            lambda values: list(map(read, values if where is None else filter(where, values)))
+        )
         self._codecs = tuple(codec_of(table.c[name]) for name in columns)
         casts = ", ".join(f"%s::{codec.pg_type}[]" for codec in self._codecs)
         self._arrays = f"unnest({casts}) as v({', '.join(columns)})"

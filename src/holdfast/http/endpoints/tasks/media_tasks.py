@@ -103,7 +103,7 @@ def _entity_tag(deps: Dependencies, task: Task, now: datetime) -> str:
     if task.status == "succeeded" and task.state.output:
         links[0] = int(now.timestamp() // (deps.urls.link_ttl_s / 2))
         links[1] = sum(each.expires_at is not None and each.expires_at > now for each in task.state.output)
-    return f'W/"{task.version}.{links[0]}.{links[1]}"'
+    return f"{task.version}.{links[0]}.{links[1]}"
 
 
 @route(
