@@ -222,15 +222,17 @@ class AccountActor(JournaledActor):
             case CreateTask():
                 return self._create_task(message)
             case BeginAttempt():
-                return self._begin_attempt(message)
+                begun = self._replies.begin(message.attempt, self._now())
+                return self._units.change(message, None, rows=(begun,))
             case RefuseTask():
-                return self._refuse_task(message)
+                return self._units.refuse(message, message.refusal)
             case SettleTask():
                 return self._settle_task(message)
             case CreateApiKey() | ChangeApiKey() | RevokeApiKey() | SetLimits() | SetCeiling():
                 return self._keys.decide(message)
             case RecordKeyUse():
-                return self._record_key_use(message)
+                used = ApiKeyUsedRow(self._account_id, message.key_id, message.at)
+                return Commit(Unit(rows=(used,)), None)
             case SignOut():
                 return self._sign_out(message)
             case Recharge() | AdjustCredit() | GrantCredit() | RedeemCoupon() | ExpireLots():
@@ -410,14 +412,6 @@ class AccountActor(JournaledActor):
             unless=None if after is None else self._replies.unless_superseded(after),
         )
 
-    def _begin_attempt(self, command: BeginAttempt) -> Turn[None]:
-        """Refuses nothing more."""
-        return self._units.change(command, None, rows=(self._replies.begin(command.attempt, self._now()),))
-
-    def _refuse_task(self, command: RefuseTask) -> Turn[TaskAccepted]:
-        """Refuses as the command says."""
-        return self._units.refuse(command, command.refusal)
-
     def _settle_task(self, command: SettleTask) -> Turn[Settlement]:
         """Refuses: 1. the ledger's refusals of a capture or release."""
         state, settlement = self._units.state, command.settlement
@@ -482,9 +476,6 @@ class AccountActor(JournaledActor):
         return await self._orders.decide(command)
 
     # --------------------------------------------------------------------------------------- keys and sessions
-
-    def _record_key_use(self, command: RecordKeyUse) -> Turn[None]:
-        return Commit(Unit(rows=(ApiKeyUsedRow(self._account_id, command.key_id, command.at),)), None)
 
     def _sign_out(self, command: SignOut) -> Turn[SessionRevokedRow]:
         row = SessionRevokedRow(self._account_id, command.session_id, self._now())

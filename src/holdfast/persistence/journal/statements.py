@@ -90,9 +90,7 @@ class RowStatement:
         picks = ", ".join(map(self._cell, self.columns))
         if not on_conflict:
             self.copy_sql = f"copy {name} ({columns}) from stdin"
-        return self.using(
-            f"insert into {name} ({columns}) select {picks} from {{arrays}} {on_conflict}".strip(), once_by
-        )
+        return self.using(f"insert into {name} ({columns}) select {picks} from {{arrays}} {on_conflict}", once_by)
 
     def upsert(self, **more: str) -> RowStatement:
         """Return the statement for rows that are new or replace the one with their primary key.
@@ -122,7 +120,7 @@ class RowStatement:
 
         Of several rows with the same ``key`` only the last is written.
         """
-        self.sql = sql.format(arrays=self._arrays)
+        self.sql = sql.strip().format(arrays=self._arrays)
         self._key = itemgetter(*map(self.columns.index, key)) if key else None
         return self
 

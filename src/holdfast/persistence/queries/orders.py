@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple, Unpack
+from typing import Final, Literal, NamedTuple, Unpack
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, func, select, text
+from sqlalchemy import ColumnElement, Connection, exists, func, select, text
 
 from holdfast.ledger.orders.facts import PaymentEvent
 from holdfast.ledger.orders.order import Order
@@ -128,7 +128,8 @@ def orders_of_account(
     rows: Connection, account_id: str, **page: Unpack[AccountPageOptions]
 ) -> list[Order | UnreadableEntry]:
     """Return a page of the account's orders, newest first by (created_at, order_id)."""
-    return _listed(page_of_account(rows, ORDER, _ORDERING, account_id, **page))
+    found = page_of_account(rows, ORDER, _ORDERING, account_id, **page)
+    return read_rows(order_of, found, "orders", lambda row: (row.created_at, row.order_id))
 
 
 def troubled_orders(
@@ -198,7 +199,3 @@ def are_of_another_order(rows: Connection, provider: str, object_ids: Iterable[s
 def _one(rows: Connection, *conditions: ColumnElement[bool]) -> Order | None:
     found = rows.execute(ORDER.where(*conditions).limit(1)).one_or_none()
     return None if found is None else read_row(order_of, found, "orders", found.order_id)
-
-
-def _listed(page: Iterable[Row[*tuple[Any, ...]]]) -> list[Order | UnreadableEntry]:
-    return read_rows(order_of, page, "orders", lambda row: (row.created_at, row.order_id))
