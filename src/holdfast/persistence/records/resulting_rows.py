@@ -52,29 +52,13 @@ def synthetic_event_rows(
 
 def new_asset_rows(before: Task, after: Task) -> tuple[AssetRow, ...]:
     """Return the rows of the assets that a step added to the task's output."""
-    known = {item.asset_id for item in before.state.output}
-    rows = []
-    for item in after.state.output:
-        if item.asset_id is None or item.asset_id in known:
-            continue
-        assert item.sha256 is not None
-        assert item.bytes is not None
-        assert item.content_type is not None
-        assert item.expires_at is not None
-        rows.append(
-            AssetRow(
-                after.account_id,
-                after.request_id,
-                item.index,
-                item.asset_id,
-                item.sha256,
-                item.bytes,
-                item.content_type,
-                after.updated_at,
-                item.expires_at,
-            )
-        )
-    return tuple(rows)
+    known = {None, *(item.asset_id for item in before.state.output)}
+    task = {"account_id": after.account_id, "request_id": after.request_id, "created_at": after.updated_at}
+    return tuple(
+        msgspec.convert({**msgspec.structs.asdict(item), **task, "position": item.index}, AssetRow)
+        for item in after.state.output
+        if item.asset_id not in known
+    )
 
 
 def usage_counted_row(task: Task) -> UsageCountedRow:
