@@ -11,11 +11,9 @@ import pytest
 
 from holdfast.actors.sign_in.messages import OriginAdmitted
 from holdfast.http.app import SERVED, HoldfastApp
-from holdfast.http.kit.access import Access
 from holdfast.http.kit.credentials import mint_api_key
-from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.dependencies import Access, Dependencies, Payments
 from holdfast.http.kit.operating import Operating
-from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.kit.waiting_calls import Following, WaitingCalls

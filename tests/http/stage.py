@@ -18,11 +18,9 @@ from tests.clients import Caller
 from tests.made_requests import make_request
 
 from holdfast.http.app import HoldfastApp
-from holdfast.http.kit.access import Access
 from holdfast.http.kit.credentials import SCOPES, KnownKey, MintedKey
-from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.dependencies import Access, Dependencies, Payments
 from holdfast.http.kit.operating import Operating
-from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.responses import server_response
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage

@@ -16,7 +16,7 @@ from tests.clients import code_of, refused
 from tests.http.order_stand_ins import FakeCard
 
 from holdfast.actors.account.messages import RecordCustomer, RemoveCard, SaveCard, SetAutoTopUp, SwitchOffTopUp
-from holdfast.http.kit.payments import CARD_CALLS_MAX, CARD_CALLS_WAITING_MAX
+from holdfast.http.kit.dependencies import CARD_CALLS_MAX, CARD_CALLS_WAITING_MAX
 from holdfast.ledger.orders.top_ups import CARDS_MAX, AutoTopUp, SavedCard, TopUpAttempts, TopUpSettings, utc_day
 from holdfast.ledger.refusals import ACCOUNT_DISABLED, Refusal
 from holdfast.persistence.records import tables

@@ -8,10 +8,8 @@ from functools import partial
 
 from holdfast.actors.unfenced import EventCommands, UnmatchedEventStore
 from holdfast.actors.workers.order_checks import OrderChecks
-from holdfast.http.kit.access import Access
-from holdfast.http.kit.dependencies import Dependencies
+from holdfast.http.kit.dependencies import Access, Dependencies, Payments
 from holdfast.http.kit.operating import Operating, Readiness
-from holdfast.http.kit.payments import Payments
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.kit.waiting_calls import Following, WaitingCalls

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
 from holdfast.actors.runtime.refs import Directory
-from holdfast.http.kit.access import Access
+from holdfast.actors.unfenced import UnmatchedEventStore
+from holdfast.actors.workers.order_checks import OrderChecks
+from holdfast.http.kit.body_memory import BodyMemory
+from holdfast.http.kit.credentials import KeyCache
+from holdfast.http.kit.fair_shares import FairShares, FairThreads, TokenTries
 from holdfast.http.kit.operating import Operating
-from holdfast.http.kit.payments import Payments
+from holdfast.http.kit.operators import SeenSessions
 from holdfast.http.kit.sending import Sending
 from holdfast.http.kit.upload_shares import Storage
 from holdfast.http.kit.waiting_calls import Following
@@ -19,10 +23,16 @@ from holdfast.ledger.catalog.catalog import Catalog
 from holdfast.ledger.clock import Now, utc_now
 from holdfast.ledger.ids import is_id
 from holdfast.ledger.links import PublicUrls
+from holdfast.persistence.server.lookups import GroupedLookups
+from holdfast.providers.card.base import CardPayments
 from holdfast.settings.settings import Settings
 from holdfast.telemetry.reports.conditions import Conditions
 
 T = TypeVar("T")
+
+CARD_CALLS_MAX: Final = 2
+CARD_CALLS_WAITING_MAX: Final = 8
+"""With those that are made: each may take as long as the provider's timeouts allow."""
 
 
 class Reads(Protocol):
@@ -49,6 +59,41 @@ class Writes(Protocol):
         Raises :class:`~holdfast.persistence.server.database_faults.DatabaseAway`.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What finds out who calls, and what each caller may use at once.
+
+    ``read_shares`` are those of accounts, and of origins for credentials that have not been verified;
+    ``write_shares`` are those of what accounts have written as records. ``lookups`` find rows by their keys, those
+    of credentials among them.
+    """
+
+    lookups: GroupedLookups
+    key_cache: KeyCache = field(default_factory=KeyCache)
+    seen_sessions: SeenSessions = field(default_factory=SeenSessions)
+    token_tries: TokenTries = field(default_factory=TokenTries)
+    body_memory: BodyMemory = field(default_factory=BodyMemory)
+    threads: FairThreads = field(default_factory=FairThreads)
+    read_shares: FairShares = field(default_factory=FairShares)
+    write_shares: FairShares = field(default_factory=lambda: FairShares(at_once_max=1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payments:
+    """The card provider, and what is known of its payments.
+
+    ``card`` is None if no card provider is configured. ``card_shares`` are those of the calls to it that accounts
+    cause. ``order_checks`` compare an order with the provider, for operators.
+    """
+
+    card: CardPayments | None
+    unmatched_events: UnmatchedEventStore
+    order_checks: OrderChecks
+    card_shares: FairShares = field(
+        default_factory=lambda: FairShares(at_once_max=CARD_CALLS_MAX, jobs_max=CARD_CALLS_WAITING_MAX)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
