@@ -493,7 +493,7 @@ def test_the_command_prints_or_writes_the_map(
         connection.execute(text("delete from alembic_version"))
     code, output = run()
     assert code == 1
-    assert output.startswith("The database lacks 0100")
+    assert output.startswith("The database lacks 1000")
 
 
 def test_the_command_needs_a_role_that_reads_the_members_alone(

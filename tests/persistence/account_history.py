@@ -38,14 +38,12 @@ START = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
 class AccountHistory:
-    """Writes one account's history as the service would, from its first operation, or on from a loaded state."""
+    """Writes one account's history as the service would, from its first operation."""
 
-    def __init__(self, connection: Connection, account_id: str, loaded: AccountState | None = None) -> None:
+    def __init__(self, connection: Connection, account_id: str) -> None:
         self.connection = connection
-        self.state = loaded or AccountState(account_id)
+        self.state = AccountState(account_id)
         self.tasks: dict[str, str] = {}
-        if loaded is not None:
-            return
         connection.execute(
             insert(tables.accounts).values(
                 id=account_id,

@@ -166,5 +166,4 @@ def test_a_history_of_several_pages_is_checked_to_its_end(books_url: str, monkey
 def test_the_valid_history_has_every_kind_of_operation(books_url: str) -> None:
     with connected(books_url) as connection:
         kinds = set(connection.execute(text("select distinct kind from operations")).scalars())
-    # An opening balance is posted by a migration: test_lots_migration.py.
-    assert kinds == {str(kind) for kind in OperationKind} - {"opening_balance"}
+    assert kinds == {str(kind) for kind in OperationKind}

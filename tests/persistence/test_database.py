@@ -342,10 +342,10 @@ async def test_a_server_too_old_ends_the_watcher(database_url: str, monkeypatch:
         ("9999", None, False),
         ("9999", "9999", False),
         ("9999", RELEASE, True),
-        ("9999", "0100", True),
+        ("9999", "0900", True),
         (RELEASE, None, True),
         # As while a release is rolled back.
-        ("0100", "0100", True),
+        ("0900", "0900", True),
     ],
 )
 async def test_a_process_too_old_for_the_schema_ends_the_watcher(

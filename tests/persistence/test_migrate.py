@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,17 +15,38 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from tests.fresh_databases import drop_tables
 
 from holdfast.persistence.records.tables import metadata
 from holdfast.persistence.server import migrate as migrate_module
+from holdfast.persistence.server import revisions as revisions_module
+from holdfast.persistence.server import upgrade as upgrade_module
 from holdfast.persistence.server.connections import connected
 from holdfast.persistence.server.database_faults import DatabaseAway
-from holdfast.persistence.server.migrate import MigrationRefused, MigrationReport, migrate, pending
+from holdfast.persistence.server.migrate import (
+    MigrationBlocked,
+    MigrationRefused,
+    MigrationReport,
+    migrate,
+    pending,
+)
 from holdfast.persistence.server.revisions import installed_revisions, is_migrated, schema_of
 from holdfast.persistence.server.upgrade import alembic_config
 
-REVISIONS = ("0100", "0110", "0120", "0130", "0140")
+REVISIONS = ("1000",)
+NEXT_REVISION = """
+from alembic import op
+
+revision = "1010"
+down_revision = "1000"
+serves_from = "1000"
+
+
+def upgrade():
+    op.execute("alter table sign_ins add note text")
+    op.execute("{}")
+"""
 
 
 @pytest.fixture
@@ -30,6 +54,20 @@ def empty_url(database_url: str) -> str:
     """An empty database."""
     drop_tables(database_url)
     return database_url
+
+
+@pytest.fixture
+def add_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function that makes this release one with a further revision, whose last statement it is given."""
+
+    def add(statement: str) -> None:
+        folder = tmp_path / "migrations"
+        shutil.copytree(upgrade_module.FOLDER, folder)
+        (folder / "versions" / "v1010_note.py").write_text(NEXT_REVISION.format(statement))
+        monkeypatch.setattr(upgrade_module, "FOLDER", folder)
+        monkeypatch.setattr(revisions_module, "VERSIONS", folder / "versions")
+
+    return add
 
 
 def test_the_migrated_schema_equals_the_tables_of_the_code(database_url: str) -> None:
@@ -72,10 +110,46 @@ def test_an_empty_database_is_migrated_once(empty_url: str) -> None:
     assert pending(empty_url) == REVISIONS
     assert migrate(empty_url) == MigrationReport(before=None, after=REVISIONS[-1], applied=REVISIONS)
     with psycopg.connect(empty_url) as connection:
-        # Processes of the release before it may go on.
-        assert schema_of(connection) == ("0140", "0110")
+        assert schema_of(connection) == ("1000", "1000")
     assert pending(empty_url) == ()
     assert migrate(empty_url) == MigrationReport(before=REVISIONS[-1], after=REVISIONS[-1], applied=())
+
+
+def test_a_later_revision_changes_tables_with_their_rows(
+    database_url: str, add_revision: Callable[[str], None]
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("insert into sign_ins values ('a@b.c', 1, now(), '{}')")
+    add_revision("update sign_ins set note = 'kept'")
+    assert pending(database_url) == ("1010",)
+    assert is_migrated(database_url) is False
+    assert migrate(database_url) == MigrationReport(before="1000", after="1010", applied=("1010",))
+    with psycopg.connect(database_url) as connection:
+        # Processes of the release before it may go on.
+        assert schema_of(connection) == ("1010", "1000")
+        assert connection.execute("select key, note from sign_ins").fetchall() == [("a@b.c", "kept")]
+    assert migrate(database_url).applied == ()
+
+
+def test_a_migration_that_fails_changes_nothing(database_url: str, add_revision: Callable[[str], None]) -> None:
+    add_revision("select 1 / 0")
+    with pytest.raises(DBAPIError, match="division by zero"):
+        migrate(database_url)
+    assert pending(database_url) == ("1010",)
+    with psycopg.connect(database_url) as connection, pytest.raises(psycopg.errors.UndefinedColumn):
+        connection.execute("select note from sign_ins")
+
+
+def test_a_migration_is_refused_while_a_table_is_read(
+    database_url: str, add_revision: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_revision("select")
+    monkeypatch.setattr(migrate_module, "DDL_LOCK_S", 0.05)
+    with psycopg.connect(database_url) as backup:
+        backup.execute("select from sign_ins")
+        with pytest.raises(MigrationBlocked, match="such as a backup"):
+            migrate(database_url)
+    assert pending(database_url) == ("1010",)
 
 
 def test_revisions_are_named_and_ordered_as_alembic_applies_them() -> None:
@@ -173,11 +247,13 @@ def test_a_database_of_a_newer_release_is_refused(database_url: str) -> None:
         migrate(database_url)
 
 
-@pytest.mark.parametrize("revision", ["0001", "0022"])
+@pytest.mark.parametrize("revision", ["0001", "0140"])
 def test_a_database_of_before_the_first_release_is_refused_in_one_line(database_url: str, revision: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("update alembic_version set version_num = %s", (revision,))
-    with pytest.raises(MigrationRefused, match="before the first release") as refused:
+    with pytest.raises(
+        MigrationRefused, match=f"{revision}, of before the first release, .* [0-9a-f]{{40}}"
+    ) as refused:
         migrate(database_url)
     assert "\n" not in str(refused.value)
     assert is_migrated(database_url) is False

@@ -10,17 +10,16 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
-from sqlalchemy import text
 from tests.fresh_databases import drop_tables
 from trio.testing import MockClock
 
-from holdfast.persistence.server.connections import connected
+from holdfast.persistence.server import migrate as migrate_module
 from holdfast.persistence.server.revisions import is_migrated
-from holdfast.persistence.server.upgrade import upgrade
 from holdfast.settings.settings import load_settings
 from holdfast.sockets.emulator_sockets import EmulatorSockets
 from holdfast.sockets.listening import SlotSockets, Sockets
-from holdfast.start.exit_codes import CLEAN, GAVE_UP
+from holdfast.start.children import migration
+from holdfast.start.exit_codes import BAD_CONFIGURATION, CLEAN, GAVE_UP
 from holdfast.start.parent.parent import Parent
 
 from .fake_processes import FakeProcess, FakeStarter
@@ -54,22 +53,26 @@ async def test_a_process_migrates_what_is_not_up_to_date(parent: Parent, databas
     assert is_migrated(database_url)
 
 
-async def test_a_migration_that_other_sessions_block_may_be_started_again(
+async def test_a_database_of_before_the_first_release_is_not_tried_again(
     parent: Parent, database_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("update alembic_version set version_num = '0140'")
+    assert await parent._migrate() == BAD_CONFIGURATION
+    assert "before the first release" in capfd.readouterr().err
+
+
+def test_a_migration_that_other_sessions_block_may_be_started_again(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     drop_tables(database_url)
-    with connected(database_url) as rows:
-        upgrade(rows, "0100")
-        rows.execute(
-            text(
-                "insert into accounts (id, email, role, brand_id, created_at, version, operation_count, "
-                "balance_micro, held_micro, chain_head) values ('a', 'a@b.c', 'Owner', 'b', now(), 1, 0, 0, 0, '')"
-            )
-        )
-        rows.commit()
-        # The connection that these rows were written on is one of a process that serves.
-        assert await parent._migrate() == GAVE_UP
-    assert "stop all of them" in capfd.readouterr().err
+    monkeypatch.setattr(migrate_module, "DDL_LOCK_S", 0.05)
+    monkeypatch.setenv("HOLDFAST_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_DATABASE_URL", database_url)
+    with psycopg.connect(database_url) as other:
+        other.execute("create table accounts (id text)")
+        assert migration.main() == GAVE_UP
+    assert "Another session" in capsys.readouterr().err
 
 
 async def test_a_process_that_cannot_be_started_is_a_failure(

@@ -15,7 +15,7 @@ import trio
 
 from holdfast.persistence.journal.changes import Change
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 1
 """The version of frames and of the messages in them. Members of different versions open no links."""
 
 LENGTH_BYTES: Final = 4

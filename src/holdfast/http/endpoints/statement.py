@@ -50,10 +50,8 @@ class StatementEntryBody(msgspec.Struct, frozen=True):
     """The operation's id, `op_…`."""
     number: int
     """Counts the account's operations from 1, without gaps."""
-    kind: Literal[
-        "credit", "hold", "capture", "release", "reversal", "adjustment", "grant", "expiry", "opening_balance"
-    ]
-    """What the operation does; an `opening_balance` made a lot of the credit from before there were lots."""
+    kind: Literal["credit", "hold", "capture", "release", "reversal", "adjustment", "grant", "expiry"]
+    """What the operation does."""
     amount: Amount
     """Its amount; below zero only for an adjustment that takes credit."""
     balance_change: Amount

@@ -26,7 +26,7 @@ BREAKAGE = "breakage"
 """The income from paid credit that has expired."""
 
 LotKind: TypeAlias = Literal["paid", "promotional"]
-LotSource: TypeAlias = Literal["order", "recharge", "adjustment", "grant", "coupon", "opening_balance"]
+LotSource: TypeAlias = Literal["order", "recharge", "adjustment", "grant", "coupon"]
 
 
 def cash_account(provider: str) -> str:
@@ -35,10 +35,7 @@ def cash_account(provider: str) -> str:
 
 
 class OperationKind(StrEnum):
-    """What an operation does to an account.
-
-    An opening balance is posted by the migration to lots alone: what the account had becomes a lot.
-    """
+    """What an operation does to an account."""
 
     CREDIT = "credit"
     HOLD = "hold"
@@ -48,7 +45,6 @@ class OperationKind(StrEnum):
     ADJUSTMENT = "adjustment"
     GRANT = "grant"
     EXPIRY = "expiry"
-    OPENING_BALANCE = "opening_balance"
 
 
 SETTLING = (OperationKind.CAPTURE, OperationKind.RELEASE)
@@ -102,28 +98,26 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     emptied: tuple[int, ...] = ()
 
     def hash_after(self, previous: bytes) -> bytes:
-        """Return the SHA-256 of ``previous`` and this operation with its lot's facts, times in milliseconds.
-
-        An operation without lots has the hash that it had before there were lots.
-        """
-        lot = self.lot
-        fields: tuple[object, ...] = (
+        """Return the SHA-256 of ``previous`` and this operation with its lot's facts, times in milliseconds."""
+        lot, lot_facts = self.lot, None
+        if lot is not None:
+            expires_at = None if lot.expires_at is None else int(lot.expires_at.timestamp() * 1000)
+            lot_facts = (lot.kind, lot.source, expires_at)
+        fields = (
             self.account_id,
             self.number,
             self.operation_id,
             self.kind,
             self.amount_micro,
-            [posting if posting.lot is not None else posting[:2] for posting in self.postings],
+            self.postings,
             self.balance_after_micro,
             self.held_after_micro,
             self.hold_id,
             self.reference,
             self.reason,
             int(self.at.timestamp() * 1000),
+            lot_facts,
         )
-        if lot is not None:
-            expires_at = None if lot.expires_at is None else int(lot.expires_at.timestamp() * 1000)
-            fields = (*fields, (lot.kind, lot.source, expires_at))
         return hashlib.sha256(previous + _encoder.encode(fields)).digest()
 
 

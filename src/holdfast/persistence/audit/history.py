@@ -149,9 +149,6 @@ def _is_well_formed(operation: Operation) -> bool:
         case OperationKind.EXPIRY:
             expired_micro = _posted(operation, BREAKAGE) + _posted(operation, PROMOTIONS)
             return (-available_micro, held_micro, expired_micro) == (amount_micro, 0, amount_micro) > (0, 0, 0)
-        case OperationKind.OPENING_BALANCE:
-            opened_micro = sum(posting.amount_micro for posting in operation.postings if posting.lot is not None)
-            return (available_micro, held_micro, opened_micro) == (0, 0, amount_micro) >= (0, 0, 0)
         case OperationKind.HOLD:
             return (available_micro, held_micro, revenue_micro) == (-amount_micro, amount_micro, 0)
         case OperationKind.RELEASE:

@@ -61,20 +61,12 @@ LOT_RULES: tuple[Rule, ...] = (
                l.kind, l.source, l.amount_micro, l.reference, o.kind as opening, o.amount_micro as opening_micro,
                o.reference as opening_reference
         from credit_lots l full join (
-            select o.* from operations o left join (
-                select account_id, max(number) as number from credit_lots
-                where source = 'opening_balance' group by account_id
-            ) b on b.account_id = o.account_id
-            where (o.kind in ('credit', 'grant', 'opening_balance')
-                   or (o.kind = 'adjustment' and o.amount_micro > 0))
-                -- What was given before the account's opening balance opened no lot.
-                and (b.number is null or o.number >= b.number)
+            select * from operations where kind in ('credit', 'grant') or (kind = 'adjustment' and amount_micro > 0)
         ) o on (o.account_id, o.number) = (l.account_id, l.number)
         where (l.amount_micro, l.reference, l.created_at) is distinct from (o.amount_micro, o.reference, o.at)
            or (l.kind = 'promotional') <> (o.kind = 'grant')
            or l.source <> all(case o.kind when 'credit' then array['order', 'recharge']
                                           when 'grant' then array['grant', 'coupon']
-                                          when 'opening_balance' then array['opening_balance']
                                           else array['adjustment'] end)
         """,
         "lot {number} is {kind} credit of {amount_micro} from {source} {reference}; "
@@ -104,11 +96,9 @@ LOT_RULES: tuple[Rule, ...] = (
             select account_id, coalesce(lot, 0) as lot, sum(amount_micro) as reserved_micro from postings
             where ledger_account = 'held' group by account_id, lot having sum(amount_micro) <> 0
         ) r full join (
-            -- What holds of no lot had reserved became a part of the lot of the account's opening balance.
-            select p.account_id, coalesce(p.lot, b.number, 0) as lot, sum(p.amount_micro) as open_micro
+            select p.account_id, coalesce(p.lot, 0) as lot, sum(p.amount_micro) as open_micro
             from holds h join postings p
                 on p.account_id = h.account_id and p.number = h.opened_number and p.ledger_account = 'held'
-            left join credit_lots b on b.account_id = h.account_id and b.source = 'opening_balance'
             where h.settled_number is null group by 1, 2 having sum(p.amount_micro) <> 0
         ) h on (h.account_id, h.lot) = (r.account_id, r.lot)
         where r.reserved_micro is distinct from h.open_micro
@@ -118,10 +108,9 @@ LOT_RULES: tuple[Rule, ...] = (
     Rule(
         "each settled hold leaves each lot that it reserved",
         """
-        select h.account_id, h.hold_id, coalesce(p.lot, b.number) as lot, sum(p.amount_micro) as left_micro
+        select h.account_id, h.hold_id, p.lot, sum(p.amount_micro) as left_micro
         from holds h join postings p on p.account_id = h.account_id
             and p.number in (h.opened_number, h.settled_number) and p.ledger_account = 'held'
-        left join credit_lots b on b.account_id = h.account_id and b.source = 'opening_balance'
         where h.settled_number is not null
         group by 1, 2, 3 having sum(p.amount_micro) <> 0
         """,

@@ -137,10 +137,7 @@ def load_account(connection: Connection, account_id: str) -> LoadedAccount:
     for hold_id, amount_micro, lot, part_micro in _HOLDS.decode(head.open_holds or "[]"):
         state.holds[hold_id] = amount_micro
         if lot is None and part_micro:
-            # A hold from before the account's opening balance, whose lot has what it had reserved.
-            lot = next((each.number for each in state.lots if each.source == "opening_balance"), None)  # noqa: PLW2901
-            if lot is None:
-                raise UnreadableRow(f"postings.lot {account_id}: the hold {hold_id} has reserved no lot")
+            raise UnreadableRow(f"postings.lot {account_id}: the hold {hold_id} has reserved no lot")
         parts = state.reservations.get(hold_id, ())
         state.reservations[hold_id] = parts if lot is None else (*parts, LotPart(lot, part_micro))
     spending = account_spending(connection, account_id, keys, limits_of(account_id, head.limits))

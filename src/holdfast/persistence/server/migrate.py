@@ -36,6 +36,8 @@ STATEMENT_S = 300
 DATABASE_START_S = 30.0
 """How long a start waits for its database: longer than a restart or a failover takes."""
 DATABASE_RETRY_S = 1.0
+UNRELEASED_COMMIT = "dc25a491996b20a2dba81541a19aede73a5ea6eb"
+"""The last commit that reads databases of before the first release, from revision 0100 on."""
 
 
 _CLIENT_MUST_LIVE = (
@@ -91,7 +93,8 @@ def migrate(url: str) -> MigrationReport:
     except (DBAPIError, psycopg.Error) as exc:
         if is_away(exc):
             raise DatabaseAway(str(exc)) from exc
-        if isinstance(exc, psycopg.errors.LockNotAvailable):
+        # A revision's script runs on the driver's connection, its other statements on SQLAlchemy's.
+        if isinstance(exc.orig if isinstance(exc, DBAPIError) else exc, psycopg.errors.LockNotAvailable):
             raise MigrationBlocked(
                 f"Another session, such as a backup, has used a table for more than {DDL_LOCK_S} s; try again."
             ) from exc
@@ -200,8 +203,8 @@ def _pending(connection: Connection) -> tuple[str | None, tuple[str, ...]]:
         return None, installed
     if current < installed[0]:
         raise MigrationRefused(
-            "The database was made by a version before the first release, whose tables cannot be migrated. "
-            "Start with an empty database, or an empty data folder."
+            f"The database is at revision {current}, of before the first release, and cannot be migrated: start "
+            f"with an empty database or data folder. The last commit that reads it is {UNRELEASED_COMMIT}."
         )
     if current not in installed:
         raise MigrationRefused(

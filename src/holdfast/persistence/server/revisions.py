@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 
 CONNECT_S: Final = 5
-_VERSIONS: Final = Path(__file__).with_name("migrations") / "versions"
+VERSIONS: Final = Path(__file__).with_name("migrations") / "versions"
 
 
 _SCHEMA: Final = (
@@ -30,7 +30,7 @@ class Schema(NamedTuple):
 
 def installed_revisions() -> tuple[str, ...]:
     """Return the revisions of the release that is installed now, oldest first: one file ``vNNNN_….py`` each."""
-    return tuple(sorted(file.name[1:5] for file in _VERSIONS.glob("v[0-9][0-9][0-9][0-9]_*.py")))
+    return tuple(sorted(file.name[1:5] for file in VERSIONS.glob("v[0-9][0-9][0-9][0-9]_*.py")))
 
 
 def revision_of(connection: psycopg.Connection[Any]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.persistence.server.upgrade import run_script
 
-revision = "0100"
+revision = "1000"
 down_revision = None
 serves_from = revision
 

@@ -1,6 +1,16 @@
 -- The tables of the first release, and the triggers that protect some of them. A test compares them with
 -- holdfast.persistence.records.tables, where columns and indexes are explained.
 
+create table account_limits (
+    account_id text not null,
+    limit_window text not null,
+    limit_micro bigint,
+    ceiling_micro bigint,
+    window_start timestamptz not null,
+    captured_micro bigint not null,
+    constraint pk_account_limits primary key (account_id, limit_window)
+);
+
 create table accounts (
     id text not null,
     email text not null,
@@ -13,25 +23,39 @@ create table accounts (
     balance_micro bigint not null,
     held_micro bigint not null,
     chain_head bytea not null,
+    lots text,
     constraint pk_accounts primary key (id)
 ) with (fillfactor = 60);
 create unique index uq_accounts_email on accounts (email text_pattern_ops);
 
+create table alerts (
+    account_id text not null,
+    alerts json not null,
+    constraint pk_alerts primary key (account_id)
+);
+
 create table api_keys (
     account_id text not null,
     key_id text not null,
-    secret_sha256 bytea not null,
     prefix text not null,
-    name text not null,
-    scopes text[] not null,
     created_at timestamptz not null,
     last_used_at timestamptz,
     revoked_at timestamptz,
+    limit_micro bigint,
+    limit_window text,
+    window_start timestamptz not null,
+    captured_micro bigint not null,
+    name text not null,
+    scopes text[] not null,
+    models text[] not null,
+    expires_at timestamptz,
+    is_paused boolean not null,
+    secret_sha256 bytea not null,
     constraint pk_api_keys primary key (account_id, key_id)
 );
+create index ix_api_keys_prefix on api_keys (prefix);
 create index ix_api_keys_revoked_at on api_keys (revoked_at) where revoked_at is not null;
 create unique index uq_api_keys_secret_sha256 on api_keys (secret_sha256);
-create index ix_api_keys_prefix on api_keys (prefix);
 
 create table assets (
     account_id text not null,
@@ -75,6 +99,17 @@ create table audit_progress (
     constraint pk_audit_progress primary key (id)
 );
 
+create table auto_top_ups (
+    account_id text not null,
+    open_order_id text,
+    wake_at timestamptz,
+    off_at timestamptz,
+    state json not null,
+    constraint pk_auto_top_ups primary key (account_id)
+);
+create index ix_auto_top_ups_due on auto_top_ups (wake_at) where wake_at is not null;
+create index ix_auto_top_ups_off_at on auto_top_ups (off_at, account_id) where off_at is not null;
+
 create table check_callbacks (
     callback_id text not null,
     check_id text not null,
@@ -99,10 +134,62 @@ create table checkpoints (
 create table contents (
     sha256 text not null,
     content_type text not null,
-    claimed_at timestamptz not null,
+    claimed_until timestamptz not null,
     marked_at timestamptz,
     constraint pk_contents primary key (sha256, content_type)
 );
+
+create table coupon_tries (
+    account_id text not null,
+    since timestamptz not null,
+    wrong integer not null,
+    constraint pk_coupon_tries primary key (account_id)
+);
+
+create table coupon_uses (
+    account_id text not null,
+    coupon_id text not null,
+    claim_id text not null,
+    amount_micro bigint not null,
+    claimed_at timestamptz not null,
+    granted_at timestamptz,
+    constraint pk_coupon_uses primary key (account_id, coupon_id)
+);
+create index ix_coupon_uses_claimed_at on coupon_uses (claimed_at) where granted_at is null;
+
+create table coupons (
+    coupon_id text not null,
+    code_sha256 bytea not null,
+    code_prefix text not null,
+    amount_micro bigint not null,
+    uses_max bigint not null,
+    credit_days bigint,
+    redeem_until timestamptz,
+    created_at timestamptz not null,
+    uses bigint not null,
+    disabled_at timestamptz,
+    constraint pk_coupons primary key (coupon_id)
+);
+create index ix_coupons_created_at on coupons (created_at, coupon_id);
+create unique index uq_coupons_code on coupons (code_sha256);
+
+create table credit_lots (
+    account_id text not null,
+    number bigint not null,
+    kind text not null,
+    source text not null,
+    reference text not null,
+    amount_micro bigint not null,
+    created_at timestamptz not null,
+    expires_at timestamptz,
+    closed_number bigint,
+    announced_days integer,
+    constraint pk_credit_lots primary key (account_id, number)
+);
+create index ix_credit_lots_expires_at on credit_lots (expires_at)
+    where closed_number is null and expires_at is not null;
+create index ix_credit_lots_open on credit_lots (account_id) where closed_number is null;
+create unique index uq_credit_lots_claim on credit_lots (account_id, reference) where source = 'coupon';
 
 create table file_uses (
     account_id text not null,
@@ -151,7 +238,7 @@ create index ix_idempotency_records_created_at on idempotency_records (created_a
 
 create table journal_batches (
     batch_id text not null,
-    units integer not null,
+    unit_count integer not null,
     committed boolean not null,
     at timestamptz not null,
     constraint pk_journal_batches primary key (batch_id)
@@ -227,6 +314,7 @@ create table orders (
     order_id text not null,
     version bigint not null,
     provider text not null,
+    origin text not null,
     status text not null,
     reconcile_status text not null,
     created_at timestamptz not null,
@@ -245,7 +333,9 @@ create unique index uq_orders_order_id on orders (order_id);
 create table outbox (
     account_id text not null,
     event_id text not null,
-    request_id text not null,
+    request_id text,
+    webhook_id text,
+    receiver text not null,
     kind text not null,
     url text not null,
     created_at timestamptz not null,
@@ -260,11 +350,14 @@ create table outbox (
     constraint pk_outbox primary key (account_id, event_id)
 ) with (fillfactor = 80);
 create index ix_outbox_done on outbox (done_at) where done_at is not null;
+create index ix_outbox_event_id on outbox (event_id);
 create index ix_outbox_given_up on outbox (created_at, event_id) where status = 'given_up';
-create index ix_outbox_pending on outbox (account_id, due_at) where due_at is not null;
+create index ix_outbox_pending on outbox (receiver, due_at) where due_at is not null;
 create index ix_outbox_retried on outbox (account_id, created_at, event_id)
     where status = 'given_up' or tries > 1;
 create index ix_outbox_task on outbox (account_id, request_id);
+create index ix_outbox_webhook on outbox (account_id, webhook_id, created_at, event_id)
+    where webhook_id is not null;
 
 create table outbox_attempts (
     account_id text not null,
@@ -324,9 +417,10 @@ create unique index uq_poison_messages_open on poison_messages (group_name, key,
 create table postings (
     account_id text not null,
     number bigint not null,
-    line smallint not null,
+    line integer not null,
     ledger_account text not null,
     amount_micro bigint not null,
+    lot bigint,
     constraint pk_postings primary key (account_id, number, line)
 );
 
@@ -400,9 +494,9 @@ create index ix_sign_ins_unproven on sign_ins (updated_at) where (state -> 'prov
 create index ix_sign_ins_updated_at on sign_ins (updated_at);
 
 create table silent_receivers (
-    account_id text not null,
+    receiver text not null,
     since timestamptz not null,
-    constraint pk_silent_receivers primary key (account_id)
+    constraint pk_silent_receivers primary key (receiver)
 );
 
 create table singletons (
@@ -473,7 +567,25 @@ create table usage_entries (
     error text,
     operation_id text,
     status_history json not null,
+    end_user text,
     constraint pk_usage_entries primary key (account_id, ts, request_id)
+) with (fillfactor = 80);
+create index ix_usage_entries_end_user on usage_entries (account_id, end_user, ts, request_id)
+    where end_user is not null;
+
+create table usage_totals (
+    account_id text not null,
+    end_user_by text not null,
+    span_s integer not null,
+    start_at timestamptz not null,
+    model text not null,
+    api_key_id text not null,
+    status text not null,
+    end_user text not null,
+    count bigint not null,
+    cost_micro bigint not null,
+    constraint pk_usage_totals
+        primary key (account_id, end_user_by, span_s, start_at, model, api_key_id, status, end_user)
 ) with (fillfactor = 80);
 
 create table webhook_secrets (
@@ -482,6 +594,19 @@ create table webhook_secrets (
     rotated_at timestamptz not null,
     constraint pk_webhook_secrets primary key (account_id, generation)
 );
+
+create table webhooks (
+    account_id text not null,
+    webhook_id text not null,
+    url text not null,
+    events text[] not null,
+    enabled boolean not null,
+    created_at timestamptz not null,
+    updated_at timestamptz not null,
+    is_silent boolean not null default true,
+    constraint pk_webhooks primary key (account_id, webhook_id)
+);
+create index ix_webhooks_webhook_id on webhooks (webhook_id);
 
 -- The journal, the audit's checkpoints and what operators did are never changed, also not by replication.
 create function refuse_journal_change() returns trigger language plpgsql as $$
