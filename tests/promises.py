@@ -48,7 +48,7 @@ def promised() -> dict[str, set[str]]:
         },
         "commands": set(command_lines("holdfast", typer.main.get_command(app))),
         "exit_codes": {f"{name} {code}" for name, code in vars(exit_codes).items() if isinstance(code, int)},
-        "links": {f"protocol {PROTOCOL}: {line}" for line in link_lines()},
+        f"links_{PROTOCOL}": set(link_lines()),
         "metrics": {
             f"{each._name} ({each._type}) {' '.join(each._labelnames)}".rstrip()
             for each in vars(metrics).values()
@@ -98,7 +98,10 @@ def schema_lines(name: str, schema: Mapping[str, Any], is_received: bool) -> Ite
 
 
 def link_lines() -> Iterator[str]:
-    """Yield the fields of all frames, and of the commands and replies in them."""
+    """Yield the fields of all frames, and of the commands and replies in them.
+
+    Members of one protocol understand each other, so a new command, or a new field that is required, needs another.
+    """
     coded = [decoder.type for codec in codecs().values() for pair in codec._decoders.values() for decoder in pair]
     types = [*get_args(Frame), *coded]
     ref = "#/components/schemas/{name}"
