@@ -21,6 +21,7 @@ from holdfast.commands.cli import app
 from holdfast.http.app import EXTENSIONS, ROUTES
 from holdfast.http.kit.errors import ERROR_TABLE
 from holdfast.http.kit.openapi import describe
+from holdfast.ledger.catalog.models import CatalogTable, ModelTable, ProviderConfig
 from holdfast.settings.settings import PREFIX, Settings
 from holdfast.start import exit_codes
 from holdfast.telemetry import metrics
@@ -41,6 +42,7 @@ def promised() -> dict[str, set[str]]:
             *(line for name, schema in schemas.items() for line in schema_lines(name, schema, name in received)),
             *(f"error {code}: {row.status} {row.type}" for code, row in ERROR_TABLE.items()),
         },
+        "catalog": received_lines([CatalogTable, ProviderConfig, ModelTable]),
         "events": {
             f"{kind}: {type_of(schema)}"
             for kind, methods in document["webhooks"].items()
@@ -48,7 +50,7 @@ def promised() -> dict[str, set[str]]:
         },
         "commands": set(command_lines("holdfast", typer.main.get_command(app))),
         "exit_codes": {f"{name} {code}" for name, code in vars(exit_codes).items() if isinstance(code, int)},
-        f"links_{PROTOCOL}": set(link_lines()),
+        f"links_{PROTOCOL}": received_lines(link_types()),
         "metrics": {
             f"{each._name} ({each._type}) {' '.join(each._labelnames)}".rstrip()
             for each in vars(metrics).values()
@@ -97,17 +99,20 @@ def schema_lines(name: str, schema: Mapping[str, Any], is_received: bool) -> Ite
         yield f"{name}: {type_of(schema)}"
 
 
-def link_lines() -> Iterator[str]:
-    """Yield the fields of all frames, and of the commands and replies in them.
+def link_types() -> list[Any]:
+    """Return the types of all frames, and of the commands and replies in them.
 
     Members of one protocol understand each other, so a new command, or a new field that is required, needs another.
     """
     coded = [decoder.type for codec in codecs().values() for pair in codec._decoders.values() for decoder in pair]
-    types = [*get_args(Frame), *coded]
+    return [*get_args(Frame), *coded]
+
+
+def received_lines(types: Iterable[Any]) -> set[str]:
+    """Return the fields of types that are read, and of the types in them."""
     ref = "#/components/schemas/{name}"
     _, schemas = msgspec.json.schema_components(types, schema_hook=lambda _: {"type": "any"}, ref_template=ref)
-    for name, schema in schemas.items():
-        yield from schema_lines(name, schema, True)
+    return {line for name, schema in schemas.items() for line in schema_lines(name, schema, True)}
 
 
 def reached(found: Iterable[Any], schemas: Mapping[str, Any]) -> set[str]:

@@ -27,7 +27,7 @@ def test_the_licences_are_those_that_packages_state() -> None:
     stated = {}
     for package in LICENCES:
         try:
-            stated[package] = metadata(package).get("License-Expression")
+            stated[package] = metadata(package).json.get("license_expression")
         except PackageNotFoundError:
             continue  # of another Python or platform
     assert len(stated) > 60

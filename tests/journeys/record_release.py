@@ -199,12 +199,17 @@ def main() -> None:
                     [sys.executable, "-m", "holdfast", "audit", "--checkpoint"], env=service.environment, check=True
                 )
                 with psycopg.connect(postgres.url, autocommit=True) as rows:
-                    while (empty := tables_without_rows(rows)) != EMPTY:
-                        print("waiting for rows of", *sorted(empty - EMPTY))  # noqa: T201
+                    while missing := tables_without_rows(rows) - EMPTY:
+                        sys.stdout.write(f"waiting for rows of {', '.join(sorted(missing))}\n")
                         time.sleep(5)
                 kept = shutil.copytree(service.data_dir / "assets", new_folder() / "assets")
         ledger, known = (kept.parent / name for name in ("ledger.sql", "facts.json"))
-        command = [programs(postgres) / "pg_dump", "--no-owner", f"--file={ledger}", f"--dbname={postgres.url}"]
+        command = [
+            str(programs(postgres) / "pg_dump"),
+            "--no-owner",
+            f"--file={ledger}",
+            f"--dbname={postgres.url}",
+        ]
         subprocess.run(command, check=True)
         known.write_text(json.dumps(facts, indent=1))
         with tarfile.open(RELEASES / f"{__version__}.tar.gz", "w:gz") as archive:

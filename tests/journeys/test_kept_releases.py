@@ -50,7 +50,7 @@ def kept(request: pytest.FixtureRequest, postgres: EmbeddedPostgres, tmp_path: P
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="data")
     drop_tables(postgres.url)
-    command = [programs(postgres) / "psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", postgres.url]
+    command = [str(programs(postgres) / "psql"), "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", postgres.url]
     subprocess.run([*command, f"--file={tmp_path / 'ledger.sql'}"], check=True, stdout=subprocess.DEVNULL)
     return tmp_path
 
