@@ -28,7 +28,7 @@ from holdfast.persistence.server.server_folders import _binaries, cluster_folder
 from .card_provider import CardProviderProcess, Payer, run_card_provider, save_card
 from .conftest import running_postgres
 from .receiver import Receiver, receiver
-from .scripted_provider import IMAGE, NARROW, PICTURE, Script, ScriptedProvider, scripted_provider
+from .scripted_provider import IMAGE, NARROW, PICTURE, Script, ScriptedProvider, prediction, scripted_provider
 from .service_process import OPERATOR_TOKEN, SERVER_KEY, Service, new_folder, running_service
 from .task_scenarios import TaskRun
 
@@ -67,7 +67,8 @@ class Recorder:
 
     async def create(self, name: str, model: str = IMAGE, image: str | None = None, **more: object) -> TaskRun:
         """Create a task, with its name as prompt and Idempotency-Key."""
-        self.provider.scripts[name] = Script()
+        # Polls change nothing, however long the record takes.
+        self.provider.scripts[name] = Script(get=prediction("starting"))
         given = {"prompt": name} if image is None else {"prompt": name, "image": image}
         run = TaskRun(name, self.service, self.provider, self.customer)
         body = {"model": model, "input": given, **more}
